@@ -1,0 +1,1 @@
+"""Storage of keys and values: one contract (`base`), one file per kind of store."""

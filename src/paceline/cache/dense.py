@@ -1,0 +1,111 @@
+"""Dense slabs: per sequence and layer one tensor [K, capacity, D] for keys and one for values, grown by doubling.
+
+Slots [0, length) hold the committed prefix in order, so that slot and position agree; slots behind it are scratch for the
+staged rows. Shapes are learnt from the first write of a layer: layers may differ, and values may be narrower than keys (MLA).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Many
+
+import torch
+
+from paceline.cache.base import Branching, KVCache, check_starts, kept_slots
+from paceline.step import Segment, Step, Verdict
+
+_FIRST_CAPACITY = 128
+
+
+class _Slab:
+    """One sequence: its layers' keys and values, and how many slots are committed."""
+
+    def __init__(self) -> None:
+        self.layers: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        self.length = 0
+        self.capacity = _FIRST_CAPACITY
+
+
+def _grown(old: torch.Tensor, length: int, capacity: int) -> torch.Tensor:
+    new = old.new_empty(old.shape[0], capacity, old.shape[2])
+    new[:, :length] = old[:, :length]
+    return new
+
+
+class DenseCache(KVCache):
+    """Branching: TREE. Commit moves the accepted nodes' slots together; keys carry their rotation, so moving is exact."""
+
+    branching = Branching.TREE
+
+    def __init__(self) -> None:
+        self._slabs: dict[int, _Slab] = {}
+        self._staged: Step | None = None
+
+    def length(self, key: int) -> int:
+        slab = self._slabs.get(key)
+        return slab.length if slab else 0
+
+    def stage(self, step: Step) -> None:
+        check_starts(step, self)
+        for segment in step.segments:
+            slab = self._slabs.setdefault(segment.sequence.key, _Slab())
+            if segment.end > slab.capacity:
+                while slab.capacity < segment.end:
+                    slab.capacity *= 2
+                for layer, (keys, values) in slab.layers.items():
+                    slab.layers[layer] = (
+                        _grown(keys, slab.length, slab.capacity),
+                        _grown(values, slab.length, slab.capacity),
+                    )
+        self._staged = step
+
+    def store(
+        self, layer: int, segment: Segment, keys: torch.Tensor, values: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Write the fresh rows of one layer and return all that the segment may attend to.
+
+        keys: [K, rows, D]; values: [K, rows, D']. Returns views [K, end, D] and [K, end, D'].
+        """
+        slab = self._slabs[segment.sequence.key]
+        pair = slab.layers.get(layer)
+        if pair is None:
+            pair = slab.layers[layer] = (
+                keys.new_empty(keys.shape[0], slab.capacity, keys.shape[2]),
+                values.new_empty(values.shape[0], slab.capacity, values.shape[2]),
+            )
+        all_keys, all_values = pair[0][:, : segment.end], pair[1][:, : segment.end]
+        all_keys[:, segment.start :] = keys
+        all_values[:, segment.start :] = values
+        return all_keys, all_values
+
+    # a forward in inference mode makes the tensors, and such tensors can only be written to in inference mode
+    @torch.inference_mode()
+    def commit(self, verdicts: Many[Verdict]) -> None:
+        if self._staged is None:
+            raise ValueError("nothing is staged")
+        for segment, (length, slots) in zip(self._staged.segments, kept_slots(self._staged, verdicts), strict=True):
+            slab = self._slabs[segment.sequence.key]
+            slab.length = length + len(slots)
+            if slots != list(range(length, slab.length)):
+                for pair in slab.layers.values():
+                    for store in pair:
+                        store[:, length : slab.length] = store[:, slots]
+        self._staged = None
+
+    def truncate(self, key: int, length: int) -> None:
+        slab = self._slabs.get(key)
+        if slab is not None:
+            slab.length = min(slab.length, length)
+
+    def fork(self, key: int, new_key: int) -> None:
+        source, copy = self._slabs.get(key), _Slab()
+        if source is not None:
+            copy.length, copy.capacity = source.length, source.capacity
+            copy.layers = {layer: (keys.clone(), values.clone()) for layer, (keys, values) in source.layers.items()}
+        self._slabs[new_key] = copy
+
+    def release(self, key: int) -> None:
+        self._slabs.pop(key, None)
+
+    @property
+    def held_bytes(self) -> int:
+        return sum(t.nbytes for slab in self._slabs.values() for pair in slab.layers.values() for t in pair)

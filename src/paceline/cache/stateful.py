@@ -1,0 +1,103 @@
+"""Whole states: the cache of a model that keeps its own per-sequence state and can take tokens back in place.
+
+The state is opaque here; whoever makes the cache brings the few operations on it. Branching: TREE or CHAIN, as the model can.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Many
+from typing import Generic, Protocol, TypeVar
+
+from paceline.cache.base import Branching, KVCache, check_chains, check_starts, kept_slots
+from paceline.step import Step, Verdict
+
+State = TypeVar("State")
+
+
+class States(Protocol[State]):
+    """What can be done to the state of one sequence."""
+
+    def new(self) -> State:
+        """A state that has seen nothing."""
+        ...
+
+    def copy(self, state: State) -> State:
+        """A state that later forwards on the first do not touch."""
+        ...
+
+    def keep(self, state: State, length: int, slots: Many[int]) -> None:
+        """Keep, in place, the first `length` slots and then `slots` in that order; there may be fewer than `length`."""
+        ...
+
+    def nbytes(self, state: State) -> int:
+        """Bytes of device memory it holds."""
+        ...
+
+
+class StatefulCache(KVCache, Generic[State]):
+    """Per sequence one state, whose first `length` slots are committed; what lies behind them is taken back when it matters."""
+
+    def __init__(self, states: States[State], branching: Branching) -> None:
+        self.branching = branching
+        self._operations = states
+        self._states: dict[int, State] = {}
+        self._lengths: dict[int, int] = {}
+        self._written: set[int] = set()
+        self._staged: Step | None = None
+
+    def length(self, key: int) -> int:
+        return self._lengths.get(key, 0)
+
+    def state(self, key: int) -> State:
+        """The state of a staged sequence, for the forward to grow by that segment's rows."""
+        self._written.add(key)
+        return self._states[key]
+
+    def stage(self, step: Step) -> None:
+        check_starts(step, self)
+        if self.branching < Branching.TREE:
+            check_chains(step)
+        for segment in step.segments:
+            key = segment.sequence.key
+            if key not in self._states:
+                self._states[key], self._lengths[key] = self._operations.new(), 0
+            self._settle(key)
+        self._staged = step
+
+    def _settle(self, key: int) -> None:
+        """Take back what a step that was never committed left in the state."""
+        if key in self._written:
+            self._operations.keep(self._states[key], self._lengths[key], ())
+            self._written.discard(key)
+
+    def commit(self, verdicts: Many[Verdict]) -> None:
+        if self._staged is None:
+            raise ValueError("nothing is staged")
+        for segment, (length, slots) in zip(self._staged.segments, kept_slots(self._staged, verdicts), strict=True):
+            key = segment.sequence.key
+            self._lengths[key] = length + len(slots)
+            if len(slots) < segment.end - length:
+                self._operations.keep(self._states[key], length, slots)
+            self._written.discard(key)
+        self._staged = None
+
+    def truncate(self, key: int, length: int) -> None:
+        if length < self.length(key):
+            self._lengths[key] = length
+            self._operations.keep(self._states[key], length, ())
+
+    def fork(self, key: int, new_key: int) -> None:
+        self.release(new_key)
+        if key in self._states:
+            self._settle(key)
+            self._states[new_key] = self._operations.copy(self._states[key])
+            self._lengths[new_key] = self._lengths[key]
+
+    def release(self, key: int) -> None:
+        self._states.pop(key, None)
+        self._lengths.pop(key, None)
+        self._written.discard(key)
+
+    @property
+    def held_bytes(self) -> int:
+        return sum(self._operations.nbytes(state) for state in self._states.values())

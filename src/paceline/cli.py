@@ -1,0 +1,313 @@
+"""The command line. Every error a user can cause is one sentence on stderr and exit code 2."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from time import perf_counter
+from typing import Annotated, Any
+
+import typer
+from pydantic import ValidationError
+from rich.console import Console
+from rich.progress import Progress as Bar
+
+from paceline.models.base import ModelError
+from paceline.registry import UnknownMethod
+from paceline.sampling import SamplingParams
+from paceline.spec import SpecError
+
+app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help=__import__("paceline").__doc__)
+out, err = Console(), Console(stderr=True)
+
+Model = Annotated[str | None, typer.Argument(help="A directory, a Hub id or an embedded name; the embedded default if left out.")]
+Draft = Annotated[str, typer.Option("--draft", help="What drafts: a spec string such as ngram, model:PATH, a+b, none.")]
+Verify = Annotated[str, typer.Option("--verify", help="The rule that accepts drafts.")]
+Lossy = Annotated[bool, typer.Option("--lossy", help="Allow rules that change the text or its distribution.")]
+MaxTokens = Annotated[int, typer.Option("--max-tokens", help="Longest answer, in tokens.")]
+Temperature = Annotated[float, typer.Option("--temperature", help="0 is greedy.")]
+TopP = Annotated[float, typer.Option("--top-p", help="Keep the most probable tokens that hold this share.")]
+Seed = Annotated[int | None, typer.Option("--seed", help="Same seed, same text; drawn and reported if left out.")]
+Json = Annotated[bool, typer.Option("--json", help="One JSON object on one line.")]
+
+
+def _fail(message: str) -> None:
+    sys.stderr.write(f"paceline: {message}\n")
+    raise typer.Exit(2)
+
+
+def _params(**fields: Any) -> SamplingParams:
+    try:
+        return SamplingParams(**fields)
+    except ValidationError as error:
+        first = error.errors()[0]
+        option = str(first["loc"][0]).replace("_", "-")
+        return _fail(f"--{option} {first['input']}: {first['msg'].lower()}")  # pyright: ignore[reportReturnType]
+
+
+def _loaded(model: str | None, draft: str, verify: str, lossy: bool, quiet: bool) -> Any:
+    """Load a target with its drafter, a spinner beside it where a person is watching."""
+    from paceline.engine.llm import LLM
+
+    if quiet or not err.is_terminal:
+        return LLM(model, draft, verify=verify, lossy=lossy)
+    with err.status("loading the model"):
+        return LLM(model, draft, verify=verify, lossy=lossy)
+
+
+def _answer_json(llm: Any, completion: Any, params: SamplingParams, wall_s: float) -> dict[str, Any]:
+    from paceline.display import speculation_json
+
+    speculative = llm.engine.speculative
+    return {
+        "text": completion.text,
+        "token_ids": completion.token_ids,
+        "finish_reason": completion.finish_reason,
+        "seed": completion.seed,
+        "usage": {
+            "prompt_tokens": completion.prompt_tokens,
+            "completion_tokens": len(completion.token_ids),
+            "total_tokens": completion.prompt_tokens + len(completion.token_ids),
+        },
+        "speculation": {
+            "drafter": speculative.drafter.name,
+            "verifier": speculative.verifier.name,
+            "lossless": llm.lossless(params) is not None,
+            "target": f"{llm.target.name} ({llm.target.weights})",
+            **speculation_json(completion.speculation),
+            "wall_s": round(wall_s, 6),
+        },
+    }
+
+
+@app.command()
+def generate(
+    model: Model = None,
+    prompt: Annotated[str, typer.Option("-p", "--prompt", help="Raw text; special tokens are added once.")] = "",
+    draft: Draft = "auto",
+    verify: Verify = "match",
+    lossy: Lossy = False,
+    max_tokens: MaxTokens = 256,
+    temperature: Temperature = 0.0,
+    top_k: Annotated[int, typer.Option("--top-k", help="Keep this many tokens; 0 keeps all.")] = 0,
+    top_p: TopP = 1.0,
+    seed: Seed = None,
+    stop: Annotated[list[str] | None, typer.Option("--stop", help="End before this text; may be repeated.")] = None,
+    as_json: Json = False,
+    trace: Annotated[bool, typer.Option("--trace", help="Colour tokens by their drafter; show what was drafted in vain.")] = False,
+) -> None:
+    """Complete a prompt."""
+    from paceline.display import Trace, summary
+    from paceline.engine.llm import completed
+
+    if not prompt:
+        _fail("a prompt is needed: -p TEXT")
+    params = _params(
+        max_tokens=max_tokens, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed, stop=tuple(stop or ())
+    )
+    llm = _loaded(model, draft, verify, lossy, as_json)
+    tracer = Trace(out, llm.tokenizer) if trace and not as_json else None
+    began, shown, last = perf_counter(), 0, None
+    for last in llm.stream(prompt, params):
+        if tracer:
+            tracer.show(last)
+        elif not as_json:
+            out.file.write(last.text[shown:])
+            out.file.flush()
+            shown = len(last.text)
+    wall_s = perf_counter() - began
+    assert last is not None
+    completion = completed(last.sequence, last.text)
+    if as_json:
+        print(json.dumps(_answer_json(llm, completion, params, wall_s), ensure_ascii=False))
+        return
+    if tracer:
+        tracer.legend()
+    out.file.write("\n")
+    err.print(summary(completion, llm.draft_name, wall_s), style="dim", highlight=False, soft_wrap=True)
+
+
+@app.command()
+def chat(
+    model: Model = None,
+    draft: Draft = "auto",
+    verify: Verify = "match",
+    lossy: Lossy = False,
+    max_tokens: MaxTokens = 256,
+    temperature: Temperature = 0.0,
+    top_p: TopP = 1.0,
+    seed: Seed = None,
+) -> None:
+    """Talk with a model through its own chat template; an empty line or end of input ends it."""
+    from paceline.display import summary
+    from paceline.engine.llm import completed
+
+    params = _params(max_tokens=max_tokens, temperature=temperature, top_p=top_p, seed=seed)
+    llm = _loaded(model, draft, verify, lossy, False)
+    messages: list[dict[str, str]] = []
+    before = None
+    while True:
+        try:
+            said = (out.input("[bold]> [/bold]") if sys.stdin.isatty() else sys.stdin.readline()).strip()
+        except EOFError:
+            said = ""
+        if not said:
+            return
+        messages.append({"role": "user", "content": said})
+        began, shown, last = perf_counter(), 0, None
+        for last in llm.stream(llm.tokenizer.chat(messages), params, keep=True, after=before):
+            out.file.write(last.text[shown:])
+            out.file.flush()
+            shown = len(last.text)
+        assert last is not None
+        before = last.sequence
+        completion = completed(last.sequence, last.text)
+        messages.append({"role": "assistant", "content": completion.text})
+        out.file.write("\n")
+        line = summary(completion, llm.draft_name, perf_counter() - began)
+        err.print(line, style="dim", highlight=False, soft_wrap=True)
+
+
+@app.command()
+def check(
+    model: Model = None,
+    draft: Draft = "auto",
+    verify: Verify = "match",
+    lossy: Lossy = False,
+    prompts: Annotated[Path | None, typer.Option("--prompts", help="One prompt per line, or JSONL rows with 'prompt'.")] = None,
+    max_tokens: MaxTokens = 64,
+    temperature: Temperature = 1.0,
+    top_p: TopP = 1.0,
+    seed: Seed = 0,
+    as_json: Json = False,
+) -> None:
+    """Compare with plain decoding, greedy and at a temperature. Exit code 0: lossless, 1: not, 3: inconclusive."""
+    from paceline.engine.check import compare, verdict
+    from paceline.engine.prompts import all_prompts
+
+    asked = _read_prompts(prompts) if prompts else all_prompts()
+    greedy = _params(max_tokens=max_tokens, seed=seed)
+    settings = [greedy]
+    if temperature > 0:
+        settings.append(_params(max_tokens=max_tokens, temperature=temperature, top_p=top_p, seed=seed))
+    llm = _loaded(model, draft, verify, lossy, as_json)
+    rows = []
+    with Bar(console=err, transient=True, disable=as_json or not err.is_terminal) as bar:
+        task = bar.add_task("checking", total=len(asked) * len(settings))
+        for params in settings:
+            for row in compare(llm, draft, asked, params):
+                rows.append(row)
+                bar.advance(task)
+    answer = verdict(rows)
+    if as_json:
+        print(json.dumps(_check_json(llm, rows, answer), ensure_ascii=False))
+    else:
+        _show_check(llm, rows, answer)
+    raise typer.Exit({"lossless": 0, "not lossless": 1, "inconclusive": 3}[answer])
+
+
+def _read_prompts(path: Path) -> list[str]:
+    try:
+        lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+        return [json.loads(line)["prompt"] if line.lstrip().startswith("{") else line for line in lines]
+    except (OSError, UnicodeDecodeError) as error:
+        _fail(f"cannot read {path}: {getattr(error, 'strerror', None) or 'it is not UTF-8 text'}")
+    except (ValueError, KeyError, TypeError):
+        _fail(f"{path} holds a row that is neither a prompt nor JSON with a 'prompt'")
+    return []
+
+
+def _check_json(llm: Any, rows: list[Any], answer: str) -> dict[str, Any]:
+    accepted = sum(row.speculative.speculation.accepted_tokens for row in rows)
+    return {
+        "verdict": answer,
+        "drafter": llm.draft_name,
+        "verifier": llm.engine.speculative.verifier.name,
+        "runs": len(rows),
+        "tokens": sum(len(row.plain.token_ids) for row in rows),
+        "accepted_tokens": accepted,
+        "divergences": [
+            {
+                "prompt": row.prompt,
+                "temperature": row.temperature,
+                "position": row.divergence.position,
+                "plain": row.divergence.plain,
+                "speculative": row.divergence.speculative,
+                "logit_gap": row.divergence.logit_gap,
+            }
+            for row in rows
+            if row.divergence is not None
+        ],
+    }
+
+
+def _show_check(llm: Any, rows: list[Any], answer: str) -> None:
+    for row in rows:
+        parted = row.divergence
+        if parted is not None:
+            names = [repr(llm.tokenizer.decode([t])) if t >= 0 else "the end" for t in (parted.plain, parted.speculative)]
+            tie = ", a near-tie" if parted.near_tie else ""
+            out.print(
+                f"temperature {row.temperature:g}, token {parted.position}: plain {names[0]}, speculative {names[1]},"
+                f" logit gap {parted.logit_gap:.2g}{tie}   in {row.prompt[:60]!r}",
+                highlight=False, markup=False,
+            )
+    tokens = sum(len(row.plain.token_ids) for row in rows)
+    accepted = sum(row.speculative.speculation.accepted_tokens for row in rows)
+    out.print(f"{answer}: {len(rows)} runs, {tokens} tokens, {accepted} of them drafted and accepted ({llm.draft_name})", highlight=False)
+
+
+@app.command()
+def methods(as_json: Json = False) -> None:
+    """List drafters, verifiers, policies and approximations, and what each says of itself."""
+    from paceline.display import methods_table
+    from paceline.methods import FAMILIES, described
+
+    found = {family: described(registry) for family, registry in FAMILIES.items()}
+    if as_json:
+        print(json.dumps(found, ensure_ascii=False))
+        return
+    for family, rows in found.items():
+        if rows:
+            out.print(methods_table(family, rows))
+
+
+@app.command()
+def models(as_json: Json = False) -> None:
+    """List the embedded models."""
+    from rich.table import Table
+
+    from paceline.models.embedded import embedded_models
+
+    found = embedded_models()
+    if as_json:
+        rows = [
+            {"name": m.name, "role": m.role, "parameters": m.parameters, "size_bytes": m.size_bytes, "draft": m.draft}
+            for m in found
+        ]
+        print(json.dumps({"models": rows}))
+        return
+    table = Table(header_style="dim")
+    for column in ("name", "role", "parameters", "size", "draft"):
+        table.add_column(column)
+    for m in found:
+        table.add_row(m.name, m.role, f"{m.parameters / 1e6:.1f}M", f"{m.size_bytes / 1e6:.1f} MB", m.draft or "")
+    out.print(table if found else "no embedded models are installed")
+
+
+def main() -> None:
+    """Entry point: turns every error a user can cause into one sentence and exit code 2."""
+    try:
+        app(standalone_mode=True)
+    except _user_errors() as error:
+        sys.stderr.write(f"paceline: {error}\n")
+        raise SystemExit(2) from None
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None
+
+
+def _user_errors() -> tuple[type[Exception], ...]:
+    from paceline.engine.engine import RequestError
+
+    return (ModelError, SpecError, UnknownMethod, RequestError)

@@ -1,0 +1,86 @@
+"""What the terminal shows: summary lines, coloured traces, tables."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from paceline.engine.engine import Progress
+from paceline.engine.llm import Completion
+from paceline.models.tokenizer import Tokenizer
+from paceline.sequence import Speculation
+
+_COLOURS = ("green", "cyan", "magenta", "yellow", "blue", "bright_red")
+
+
+class Trace:
+    """Colours every token by the drafter that proposed it; what was drafted in vain follows, struck out."""
+
+    def __init__(self, console: Console, tokenizer: Tokenizer) -> None:
+        self._console, self._tokenizer = console, tokenizer
+        self._colours: dict[str, str] = {}
+
+    def show(self, progress: Progress) -> None:
+        """Print one step."""
+        tree, verdict = progress.outcome.tree, progress.outcome.verdict
+        if tree is None:
+            return
+        line = Text()
+        for index, token in enumerate(verdict.tokens):
+            source = tree.sources[verdict.path[index]] if index < len(verdict.path) else ""
+            line.append(self._tokenizer.decode([token]), style=self._colour(source))
+        accepted = set(verdict.path)
+        for node in range(1, len(tree)):
+            if node not in accepted:
+                style = f"dim strike {self._colour(tree.sources[node])}"
+                line.append(self._tokenizer.decode([tree.tokens[node]]).replace("\n", "⏎"), style=style)
+        self._console.print(line, end="", soft_wrap=True, highlight=False)
+
+    def legend(self) -> None:
+        """Say which colour is whose; the target's own tokens are plain."""
+        line = Text("\ntarget", style="bold")
+        for source, colour in self._colours.items():
+            line.append(f"  {source}", style=f"bold {colour}")
+        line.append("  drafted in vain", style="dim strike")
+        self._console.print(line)
+
+    def _colour(self, source: str) -> str:
+        if not source:
+            return "default"
+        return self._colours.setdefault(source, _COLOURS[len(self._colours) % len(_COLOURS)])
+
+
+def summary(completion: Completion, drafter: str, wall_s: float) -> str:
+    """One line: speed, tau, acceptance. It claims nothing about equality, which nobody has checked here."""
+    count = completion.speculation
+    rate = len(completion.token_ids) / wall_s if wall_s else 0.0
+    line = f"{len(completion.token_ids)} tokens, {rate:.1f} tokens/s, tau {count.tau:.2f}"
+    if count.draft_tokens:
+        line += f", acceptance {count.accepted_tokens / count.draft_tokens:.2f}"
+    return f"{line} ({drafter})"
+
+
+def speculation_json(count: Speculation) -> dict[str, Any]:
+    """The counts of one answer, for `--json`."""
+    return {
+        "steps": count.steps,
+        "draft_tokens": count.draft_tokens,
+        "accepted_tokens": count.accepted_tokens,
+        "tau": round(count.tau, 4),
+        "acceptance_by_depth": [round(share, 4) for share in count.acceptance_by_depth],
+        "target_forwards": count.target_forwards,
+    }
+
+
+def methods_table(family: str, rows: list[dict[str, str]]) -> Table:
+    """One registry as a table: its columns are what the rows say of themselves."""
+    table = Table(title=family, title_justify="left", title_style="bold", header_style="dim")
+    columns = [name for name in rows[0] if name != "description"] if rows else []
+    for name in columns:
+        table.add_column(name, overflow="fold")
+    for row in rows:
+        table.add_row(*(row[name] for name in columns))
+    return table

@@ -1,0 +1,1 @@
+"""Drafters: one contract (`base`), one file per method."""

@@ -1,0 +1,36 @@
+"""No drafting: plain decoding is the tree of one node.
+
+Source: none; the baseline of every measurement.
+Proposals: POINT
+Taps: none
+Branching: NONE
+Trained: no
+Cost: nothing
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Many
+
+from pydantic import BaseModel
+
+from paceline.drafters.base import Drafter, Surroundings
+from paceline.sequence import Sequence
+from paceline.tree import Budget, DraftTree, Proposal
+
+
+class Options(BaseModel):
+    """None."""
+
+
+class NullDrafter(Drafter):
+    name = "none"
+    kinds = frozenset({Proposal.POINT})
+    budget = Budget(nodes=0, depth=0)
+
+    def propose(self, sequences: Many[Sequence], budgets: Many[Budget]) -> list[DraftTree]:
+        return [DraftTree.root(sequence.root) for sequence in sequences]
+
+
+def build(options: Options, surroundings: Surroundings) -> NullDrafter:
+    return NullDrafter()

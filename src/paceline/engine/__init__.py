@@ -1,0 +1,1 @@
+"""The engine: the only place that knows about many requests over time."""

@@ -1,0 +1,122 @@
+"""Engine: requests in, steps, results out. Many sequences over time, one step at a time."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence as Many
+from dataclasses import dataclass
+
+from paceline.engine.scheduler import Limits, Scheduler
+from paceline.engine.stops import StopChecker
+from paceline.models.tokenizer import Tokenizer
+from paceline.sampling import SamplingParams
+from paceline.sequence import Sequence
+from paceline.speculative import Outcome, Speculative
+
+
+class RequestError(Exception):
+    """A request that cannot be served; the message is one sentence for the user."""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What one step brought for one sequence: final text that may be shown, and the draft and verdict behind it."""
+
+    outcome: Outcome
+    text: str
+    """Everything that may be shown so far; it only grows."""
+
+    @property
+    def sequence(self) -> Sequence:
+        return self.outcome.sequence
+
+    @property
+    def finished(self) -> bool:
+        return self.sequence.finish_reason is not None
+
+
+class Engine:
+    """One target with its drafter, and the requests in flight."""
+
+    def __init__(self, speculative: Speculative, tokenizer: Tokenizer, limits: Limits) -> None:
+        self.speculative, self.tokenizer, self.limits = speculative, tokenizer, limits
+        self.longest = min(speculative.target.context_length, limits.cache_tokens)
+        self.stops = StopChecker(tokenizer, self.longest)
+        self.scheduler = Scheduler(limits, self.longest, speculative.cache.length, speculative.release)
+        self._keys = 0
+        self._kept: dict[int, Sequence] = {}
+
+    def add(
+        self, prompt: Many[int], params: SamplingParams, *, keep: bool = False, after: Sequence | None = None
+    ) -> Sequence:
+        """Admit a request. prompt: token ids. Raises RequestError where it is empty, too long, or names unknown tokens.
+
+        keep: hold on to its cache when it ends. after: a kept sequence whose text begins this prompt as far as the tokens
+        agree; its cache is taken over, and it is kept no longer.
+        """
+        size = self.speculative.target.vocab_size
+        if not prompt:
+            raise RequestError("the prompt is empty")
+        if any(not 0 <= token < size for token in prompt):
+            raise RequestError(f"the prompt holds a token id outside the vocabulary of {size}")
+        for field in ("logit_bias", "stop_token_ids"):
+            if any(token >= size for token in getattr(params, field)):
+                raise RequestError(f"{field} holds a token id outside the vocabulary of {size}")
+        if len(prompt) >= self.longest:
+            raise RequestError(f"the prompt has {len(prompt)} tokens, but only {self.longest - 1} fit")
+        eos = frozenset[int]() if params.ignore_eos else self.speculative.target.eos_token_ids
+        seed = params.seed if params.seed is not None else secrets.randbits(63)
+        sequence = Sequence(self._keys, tuple(prompt), params, seed, eos | params.stop_token_ids)
+        self._keys += 1
+        if keep:
+            self._kept[sequence.key] = sequence
+        if after is not None:
+            self._take_over(after, sequence)
+        self.stops.begin(sequence)
+        self.scheduler.add(sequence)
+        return sequence
+
+    def step(self) -> list[Progress]:
+        """Run one step for the picked sequences; an empty list where nothing is left to do."""
+        work = self.scheduler.pick(self.speculative.drafter.budget)
+        if not work:
+            return []
+        progress = []
+        for outcome in self.speculative.step(work, self.stops):
+            sequence = outcome.sequence
+            stream = self.stops.stream(sequence)
+            finished = sequence.finish_reason is not None
+            progress.append(Progress(outcome, stream.text if finished else stream.safe))
+            if finished:
+                self._forget(sequence)
+        return progress
+
+    def abort(self, sequence: Sequence) -> None:
+        """End a request now; its text so far stands. A no-op for one that ended."""
+        if sequence.finish_reason is None:
+            sequence.finish_reason = "abort"
+            self._forget(sequence)
+
+    def _forget(self, sequence: Sequence) -> None:
+        self.scheduler.remove(sequence)
+        self.stops.end(sequence)
+        if sequence.key not in self._kept:
+            self.speculative.release(sequence.key)
+
+    def _take_over(self, old: Sequence, new: Sequence) -> None:
+        """Move the cached prefix that both texts share; the last token of the new one is always left to feed."""
+        if self._kept.pop(old.key, None) is None:
+            return
+        common = 0
+        for before, now in zip(old.tokens, new.tokens[:-1], strict=False):
+            if before != now:
+                break
+            common += 1
+        for store in (self.speculative.cache, self.speculative.drafter):
+            store.fork(old.key, new.key)
+            store.truncate(new.key, common)
+        self.speculative.release(old.key)
+
+    @property
+    def has_work(self) -> bool:
+        return self.scheduler.has_work

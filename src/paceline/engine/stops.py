@@ -1,0 +1,41 @@
+"""Stops: where a verdict is cut. EOS, stop ids, stop strings and lengths, checked token by token in order."""
+
+from __future__ import annotations
+
+from paceline.engine.text import TextStream
+from paceline.models.tokenizer import Tokenizer
+from paceline.sequence import Sequence
+from paceline.step import Verdict
+
+
+class StopChecker:
+    """Holds the growing text of every sequence, since a stop string may begin in one step and end within the next."""
+
+    def __init__(self, tokenizer: Tokenizer, longest: int) -> None:
+        self._tokenizer, self._longest = tokenizer, longest
+        self._streams: dict[int, TextStream] = {}
+
+    def begin(self, sequence: Sequence) -> None:
+        self._streams[sequence.key] = TextStream(self._tokenizer, sequence.params.stop)
+
+    def stream(self, sequence: Sequence) -> TextStream:
+        return self._streams[sequence.key]
+
+    def end(self, sequence: Sequence) -> None:
+        self._streams.pop(sequence.key, None)
+
+    def cut(self, sequence: Sequence, verdict: Verdict) -> Verdict:
+        """The verdict up to and with the token that ends the sequence; the whole of it where none does."""
+        stream = self._streams[sequence.key]
+        for count, token in enumerate(verdict.tokens, 1):
+            if token in sequence.stop_ids:
+                stream.finish()
+                return verdict.cut(count, "stop")
+            stream.append(token)
+            total = len(sequence.tokens) + count
+            if stream.stopped:
+                return verdict.cut(count, "stop")
+            if total - len(sequence.prompt) >= sequence.params.max_tokens or total >= self._longest:
+                stream.finish()
+                return verdict.cut(count, "stop" if stream.stopped else "length")
+        return verdict

@@ -1,0 +1,66 @@
+"""Text: tokens to text, a piece at a time, never a broken character and never past a stop string."""
+
+from __future__ import annotations
+
+from paceline.models.tokenizer import Tokenizer
+
+_BROKEN = "\ufffd"
+_KEPT_TOKENS = 4
+"""Tokens decoded again before each new one: some tokenizers write a token differently at the start of a text."""
+
+
+class TextStream:
+    """The text of one sequence as it grows.
+
+    `text` is final text: it stops before an unfinished character, and, when cut, before the stop string.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, stops: tuple[str, ...] = ()) -> None:
+        self._tokenizer, self._stops = tokenizer, stops
+        self._ids: list[int] = []
+        self._window = 0
+        self._before = ""
+        self._sent = 0
+        self.text = ""
+        self.stopped = False
+
+    def append(self, token: int) -> None:
+        """Take one token; sets `stopped` where the text now holds a stop string, which is then cut off."""
+        self._ids.append(token)
+        window = self._tokenizer.decode(self._ids[self._window :])
+        settled = window.rstrip(_BROKEN)
+        fresh = settled[len(self._before) + self._sent :]
+        self._sent += len(fresh)
+        if settled == window:
+            self._window = max(self._window, len(self._ids) - _KEPT_TOKENS)
+            self._before = self._tokenizer.decode(self._ids[self._window :])
+            self._sent = 0
+        self._add(fresh)
+
+    def finish(self) -> None:
+        """The sequence ended: an unfinished character will not be finished any more, and shows as it is."""
+        if not self.stopped:
+            window = self._tokenizer.decode(self._ids[self._window :])
+            self._add(window[len(self._before) + self._sent :])
+
+    def _add(self, fresh: str) -> None:
+        longest = max((len(stop) for stop in self._stops), default=1)
+        searched = max(len(self.text) - longest + 1, 0)
+        self.text += fresh
+        found = [at for stop in self._stops if (at := self.text.find(stop, searched)) >= 0]
+        if found:
+            self.text = self.text[: min(found)]
+            self.stopped = True
+
+    @property
+    def safe(self) -> str:
+        """The text less a tail that may yet become a stop string: what may be shown while the sequence runs."""
+        if self.stopped:
+            return self.text
+        held = 0
+        for stop in self._stops:
+            for size in range(min(len(stop) - 1, len(self.text)), held, -1):
+                if self.text.endswith(stop[:size]):
+                    held = size
+                    break
+        return self.text[: len(self.text) - held]

@@ -1,0 +1,28 @@
+"""What the methods say of themselves: the fields of their modules' docstrings, read without building anything."""
+
+from __future__ import annotations
+
+import re
+
+from paceline.registry import APPROXIMATIONS, CACHES, DRAFTERS, POLICIES, VERIFIERS, Registry
+
+FAMILIES: dict[str, Registry] = {
+    "drafters": DRAFTERS,
+    "verifiers": VERIFIERS,
+    "policies": POLICIES,
+    "approximations": APPROXIMATIONS,
+    "caches": CACHES,
+}
+_FIELD = re.compile(r"^([A-Z]\w*): (.*?)(?=^[A-Z]\w*: |\Z)", re.MULTILINE | re.DOTALL)
+
+
+def described(registry: Registry) -> list[dict[str, str]]:
+    """Per method its name, its first line, its description, and every `Field: value` of its docstring in lower case."""
+    rows = []
+    for name, row in registry.items():
+        text = row.load().__doc__ or ""
+        fields = {key.lower(): " ".join(value.split()) for key, value in _FIELD.findall(text)}
+        prose = _FIELD.sub("", text).strip()
+        first, _, rest = prose.partition("\n\n")
+        rows.append({"name": name, "summary": " ".join(first.split()), "description": rest.strip(), **fields})
+    return rows

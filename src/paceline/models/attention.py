@@ -1,0 +1,143 @@
+"""The attention seam: how a flat ragged step passes through untouched transformers models.
+
+A model whose attention goes through transformers' `AttentionInterface` calls `attend` once per layer with the fresh rows of
+all sequences; each segment's keys and values go into the engine's own cache and its rows attend to that cache alone. A mask
+function registered under the same name hands every layer its own rule (causal, sliding, chunked), which is evaluated on
+positions, ANDed with the ancestor relation of the tree. The step travels in a context variable because some families drop
+keyword arguments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextvars import ContextVar
+from typing import Any
+
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+from transformers.cache_utils import Cache
+from transformers.masking_utils import AttentionMaskInterface, causal_mask_function
+from transformers.modeling_utils import AttentionInterface
+
+from paceline.cache.dense import DenseCache
+from paceline.step import Segment, Step
+
+NAME = "paceline"
+Rule = Callable[[Any, Any, Any, Any], torch.Tensor]
+
+
+class Forward:
+    """One forward in flight: the step, its cache, and the masks made so far, one per layer rule and segment."""
+
+    def __init__(self, step: Step, cache: DenseCache) -> None:
+        self.step, self.cache = step, cache
+        self.attention_calls = 0
+        self._masks: dict[tuple[Rule | None, int], torch.Tensor | None] = {}
+
+    def mask(self, rule: Rule | None, segment: Segment, device: torch.device) -> torch.Tensor | None:
+        """bool [rows, end], True where a row may look; None where it may look everywhere."""
+        place = (rule, segment.low)
+        if place not in self._masks:
+            self._masks[place] = self._made(rule, segment, device)
+        return self._masks[place]
+
+    @staticmethod
+    def _made(rule: Rule | None, segment: Segment, device: torch.device) -> torch.Tensor | None:
+        if rule is causal_mask_function:
+            rule = None
+        if rule is None and segment.rows == 1:
+            return None
+        rows = segment.positions.to(device)[:, None]
+        keys = torch.cat([torch.arange(segment.start), segment.positions]).to(device)[None, :]
+        if rule is None:
+            seen = torch.ones(segment.rows, segment.end, dtype=torch.bool, device=device)
+        else:
+            zero = torch.zeros((), dtype=torch.int64, device=device)
+            seen = rule(zero, zero, rows, keys).expand(segment.rows, segment.end).clone()
+        seen[:, segment.start :] &= segment.ancestors.to(device)
+        return seen
+
+
+FORWARD: ContextVar[Forward] = ContextVar("paceline_forward")
+
+
+class PassThrough(Cache):
+    """Hands fresh keys and values straight on: storage is the business of `attend`."""
+
+    def __init__(self) -> None:
+        super().__init__(layers=[])
+
+    def update(self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any):
+        return key_states, value_states
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        return 0
+
+    def get_mask_sizes(self, query_length: Any, layer_idx: int = 0) -> tuple[int, int]:
+        return (query_length if isinstance(query_length, int) else query_length.shape[0]), 0
+
+
+def keep_rule(*_: Any, mask_function: Rule | None = None, **__: Any) -> Rule | None:
+    """The mask function: the model hands what this returns to its layers of one type, so the rule itself is passed on."""
+    return mask_function
+
+
+def attend(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    rule: Rule | None,
+    scaling: float | None = None,
+    softcap: float | None = None,
+    s_aux: torch.Tensor | None = None,
+    **_: Any,
+) -> tuple[torch.Tensor, None]:
+    """The attention function. query: [1, H, T, D]; key: [1, K, T, D]; value: [1, K, T, D']. Returns [1, T, H, D']."""
+    forward = FORWARD.get()
+    forward.attention_calls += 1
+    heads, width = query.shape[1], value.shape[3]
+    out = query.new_empty(query.shape[2], heads, width)
+    scaling = query.shape[3] ** -0.5 if scaling is None else scaling
+    for segment in forward.step.segments:
+        low, high = segment.low, segment.high
+        keys, values = forward.cache.store(module.layer_idx, segment, key[0, :, low:high], value[0, :, low:high])
+        mask = forward.mask(rule, segment, query.device)
+        # the query heads of a group share their keys: folded into rows they need no repeated keys
+        folded = query[0, :, low:high].reshape(keys.shape[0], -1, query.shape[3])
+        if softcap is None and s_aux is None:
+            if mask is not None and folded.shape[1] != segment.rows:
+                mask = mask.repeat(folded.shape[1] // segment.rows, 1)
+            mixed = scaled_dot_product_attention(folded[None], keys[None], values[None], attn_mask=mask, scale=scaling)[0]
+        else:
+            mixed = _explicit(folded, keys, values, mask, scaling, softcap, s_aux)
+        out[low:high] = mixed.reshape(heads, segment.rows, width).transpose(0, 1)
+    return out[None], None
+
+
+def _explicit(
+    folded: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    mask: torch.Tensor | None,
+    scaling: float,
+    softcap: float | None,
+    sinks: torch.Tensor | None,
+) -> torch.Tensor:
+    """Attention written out, for score capping (Gemma 2) and sink logits that join the softmax (GPT-OSS). folded: [K, G*n, D]."""
+    scores = folded @ keys.mT * scaling
+    if softcap is not None:
+        scores = softcap * torch.tanh(scores / softcap)
+    if mask is not None:
+        scores = scores.masked_fill(~mask.repeat(scores.shape[1] // mask.shape[0], 1), -torch.inf)
+    if sinks is not None:
+        rows = scores.shape[1] * scores.shape[0] // sinks.shape[0]
+        column = sinks.to(scores.dtype).repeat_interleave(rows).view(scores.shape[0], scores.shape[1], 1)
+        scores = torch.cat([scores, column], -1)
+    # half precision loses too much in a softmax over a long context
+    weights = scores.softmax(-1, dtype=torch.float32).to(values.dtype)
+    return (weights if sinks is None else weights[..., :-1]) @ values
+
+
+AttentionInterface.register(NAME, attend)
+AttentionMaskInterface.register(NAME, keep_rule)

@@ -1,0 +1,195 @@
+"""The second road: models that keep their own per-sequence state, scored one sequence at a time through transformers' caches.
+
+For architectures that do not route attention through `AttentionInterface`, and for hybrids whose recurrent layers cannot be
+laid out flat. `StatefulModel` takes tokens back in place (trees by an additive mask where the family reads one, else chains);
+`ReplayModel` cannot, and goes back to snapshots.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from abc import abstractmethod
+from collections.abc import Iterable, Iterator, Sequence as Many
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers.cache_utils import DynamicCache, DynamicLayer
+
+from paceline.cache.base import Branching, KVCache
+from paceline.cache.replay import ReplayCache
+from paceline.cache.stateful import StatefulCache
+from paceline.models.base import LanguageModel, Scores
+from paceline.models.taps import decoder_layers, tapped
+from paceline.step import Segment, Step
+
+
+@dataclass(frozen=True)
+class Piece:
+    """The wanted rows of one forward of one sequence: float32 [W, V] logits, and taps as in `Scores`; then its state."""
+
+    logits: torch.Tensor
+    taps: dict[int, torch.Tensor]
+    state: Any
+
+
+class OwnStateModel(LanguageModel):
+    """What both kinds share: one forward over some rows of one sequence, through the model's own cache and attention."""
+
+    def __init__(self, model: Any, name: str, context_length: int, eos_token_ids: frozenset[int] = frozenset()) -> None:
+        self.model, self.name = model, name
+        self.vocab_size = model.get_output_embeddings().weight.shape[0]
+        self.context_length = context_length
+        self.eos_token_ids = eos_token_ids
+        accepted = inspect.signature(model.forward).parameters
+        self._takes_positions = "position_ids" in accepted
+        self._keeps_rows = "logits_to_keep" in accepted
+        self._state_name = "cache_params" if "cache_params" in accepted else "past_key_values"
+
+    @torch.inference_mode()
+    def score(self, step: Step, cache: KVCache, taps: Iterable[int] = ()) -> Scores:
+        wanted = tuple(taps)
+        pieces = [piece for segment in step.segments for piece in self._score(step, segment, cache, wanted)]
+        return Scores(
+            torch.cat([piece.logits for piece in pieces]),
+            {layer: torch.cat([piece.taps[layer] for piece in pieces]) for layer in wanted},
+        )
+
+    @abstractmethod
+    def _score(self, step: Step, segment: Segment, cache: Any, taps: Many[int]) -> Iterator[Piece]:
+        """The wanted rows of one segment, in order, in one piece or more."""
+
+    def _forward(
+        self,
+        state: Any,
+        token_ids: torch.Tensor,
+        positions: torch.Tensor,
+        wanted: int,
+        taps: Many[int],
+        mask: torch.Tensor | None = None,
+    ) -> Piece:
+        """Feed n rows behind `state` (None: an empty one that the model makes) and return the last `wanted` of them.
+
+        token_ids, positions: int64 [n]. mask: additive [1, 1, n, slots + n].
+        """
+        device = self.model.device
+        rows = torch.arange(len(token_ids) - wanted, len(token_ids), device=device)
+        arguments: dict[str, Any] = {"input_ids": token_ids[None].to(device), "use_cache": True, self._state_name: state}
+        if self._takes_positions:
+            arguments["position_ids"] = positions[None].to(device)
+        if self._keeps_rows:
+            arguments["logits_to_keep"] = rows
+        if mask is not None:
+            arguments["attention_mask"] = mask
+        with tapped(decoder_layers(self.model), taps) if taps else nullcontext({}) as captured:
+            output = self.model(**arguments)
+        logits = output.logits[0] if self._keeps_rows else output.logits[0, rows]
+        hidden = {layer: states[0, rows] for layer, states in captured.items()}
+        return Piece(logits.float(), hidden, getattr(output, self._state_name))
+
+
+class _GrowingKeys:
+    """States of `StatefulModel`: transformers' plain growing cache, one tensor of keys and one of values per layer."""
+
+    def new(self) -> DynamicCache:
+        return DynamicCache()
+
+    def copy(self, state: DynamicCache) -> DynamicCache:
+        return _branched(state)
+
+    def keep(self, state: DynamicCache, length: int, slots: Many[int]) -> None:
+        for layer in state.layers:
+            if not layer.is_initialized:
+                continue
+            # absolute slices, so that a layer which a failed forward did not reach is cut right as well
+            keys, values = layer.keys, layer.values
+            layer.keys, layer.values = keys[..., :length, :], values[..., :length, :]
+            if slots:
+                chosen = torch.tensor(slots, device=keys.device)
+                layer.keys = torch.cat([layer.keys, keys.index_select(-2, chosen)], -2)
+                layer.values = torch.cat([layer.values, values.index_select(-2, chosen)], -2)
+
+    def nbytes(self, state: DynamicCache) -> int:
+        return _nbytes(state)
+
+
+class StatefulModel(OwnStateModel):
+    """branching: TREE where the model reads an additive 4-D mask and position ids, else CHAIN; the probe tells."""
+
+    def __init__(
+        self,
+        model: Any,
+        name: str,
+        context_length: int,
+        branching: Branching,
+        eos_token_ids: frozenset[int] = frozenset(),
+    ) -> None:
+        super().__init__(model, name, context_length, eos_token_ids)
+        self.branching = branching
+
+    def new_cache(self) -> StatefulCache[DynamicCache]:
+        return StatefulCache(_GrowingKeys(), self.branching)
+
+    def _score(
+        self, step: Step, segment: Segment, cache: StatefulCache[DynamicCache], taps: Many[int]
+    ) -> Iterator[Piece]:
+        state = cache.state(segment.sequence.key)
+        mask = None if segment.is_chain else self._additive(segment)
+        rows = step.token_ids[segment.low : segment.high]
+        yield self._forward(state, rows, segment.positions, segment.nodes, taps, mask)
+
+    def _additive(self, segment: Segment) -> torch.Tensor:
+        """0 where a row may look, the least finite number elsewhere: families off the interface add their mask to the scores."""
+        kind, device = self.model.dtype, self.model.device
+        seen = torch.ones(segment.rows, segment.end, dtype=torch.bool)
+        seen[:, segment.start :] = segment.ancestors
+        mask = torch.zeros(segment.rows, segment.end, dtype=kind, device=device)
+        return mask.masked_fill(~seen.to(device), torch.finfo(kind).min)[None, None]
+
+
+class ReplayModel(OwnStateModel):
+    """Runs on copies of snapshots. A chain that is committed for certain is fed first, so that a snapshot stands at its end."""
+
+    branching = Branching.REPLAY
+
+    def new_cache(self) -> ReplayCache[Any]:
+        return ReplayCache(_branched, _nbytes)
+
+    def _score(self, step: Step, segment: Segment, cache: ReplayCache[Any], taps: Many[int]) -> Iterator[Piece]:
+        key, state = segment.sequence.key, cache.working(segment.sequence.key)
+        rows, positions = step.token_ids[segment.low : segment.high], segment.positions
+        drafted = segment.rows - segment.chain
+        certain = segment.chain
+        if drafted and segment.chain == 1:
+            # the root alone is not worth a forward of its own: should the draft fail, the next step feeds it again
+            certain = 0
+        if certain:
+            first = self._forward(state, rows[:certain], positions[:certain], min(segment.nodes, 1), taps)
+            cache.reach(key, segment.start + certain, first.state)
+            yield first
+            state = cache.branch(first.state) if drafted else first.state
+        if drafted:
+            nodes = segment.nodes - (1 if certain else 0)
+            second = self._forward(state, rows[certain:], positions[certain:], nodes, taps)
+            cache.reach(key, segment.end, second.state)
+            yield second
+
+
+@torch.inference_mode()
+def _branched(state: Any) -> Any:
+    """A copy whose recurrent states are its own; attention layers, which grow by concatenation, go on sharing their tensors."""
+    growing = [layer for layer in state.layers if isinstance(layer, DynamicLayer) and layer.is_initialized]
+    shared = {id(tensor): tensor for layer in growing for tensor in (layer.keys, layer.values)}
+    return copy.deepcopy(state, shared)
+
+
+def _nbytes(state: Any) -> int:
+    """Bytes of all tensors of a transformers cache, wherever its layers keep them."""
+    return sum(tensor.nbytes for layer in state.layers for value in vars(layer).values() for tensor in _tensors(value))
+
+
+def _tensors(value: Any) -> list[torch.Tensor]:
+    values = value.values() if isinstance(value, dict) else (value,)
+    return [item for item in values if isinstance(item, torch.Tensor)]

@@ -1,0 +1,53 @@
+"""Taps: hidden states captured during the target's forward, for drafters that feed on them (Medusa, EAGLE, early exits).
+
+A tap of layer i is what enters decoder layer i; a tap of the number of layers is what leaves the last one, before the final
+norm. Hooks are attached for one forward only, so that a model in use carries none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+
+from paceline.models.base import ModelError
+
+
+def decoder_layers(model: torch.nn.Module) -> torch.nn.ModuleList:
+    """The list of decoder layers of a transformers model. Raises ModelError where none can be told."""
+    count = model.config.get_text_config().num_hidden_layers  # pyright: ignore[reportAttributeAccessIssue]
+    found = [m for m in model.modules() if isinstance(m, torch.nn.ModuleList) and len(m) == count]
+    if not found:
+        raise ModelError(f"{type(model).__name__} has no list of decoder layers to tap")
+    return found[0]
+
+
+@contextmanager
+def tapped(layers: torch.nn.ModuleList, wanted: Iterable[int]) -> Iterator[dict[int, torch.Tensor]]:
+    """Fill and yield a dict, layer index -> [1, T, hidden], while the model runs inside the block."""
+    taps: dict[int, torch.Tensor] = {}
+
+    def entering(index: int) -> Any:
+        def hook(_: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            taps[index] = args[0] if args else kwargs["hidden_states"]
+
+        return hook
+
+    def leaving(index: int) -> Any:
+        def hook(_: torch.nn.Module, __: Any, output: Any) -> None:
+            taps[index] = output[0] if isinstance(output, tuple) else output
+
+        return hook
+
+    with ExitStack() as stack:
+        for index in wanted:
+            if not 0 <= index <= len(layers):
+                raise ModelError(f"layer {index} cannot be tapped: the model has layers 0 to {len(layers)}")
+            if index < len(layers):
+                handle = layers[index].register_forward_pre_hook(entering(index), with_kwargs=True)
+            else:
+                handle = layers[-1].register_forward_hook(leaving(index))
+            stack.callback(handle.remove)
+        yield taps

@@ -1,0 +1,62 @@
+"""The registries: a method's name maps to the module that holds it, imported only when it is asked for.
+
+One method is one file and one row here. Command-line choices, the generated documentation and the cross-product test are read
+from these tables; what a method says of itself is read from its module's docstring.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from types import ModuleType
+
+
+class UnknownMethod(Exception):
+    """A name that no registry knows; the message names the nearest one."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """module: where the method lives. example: a spec that tests run; `{draft}` stands for a small model's directory."""
+
+    module: str
+    example: str
+
+    def load(self) -> ModuleType:
+        return importlib.import_module(self.module)
+
+
+class Registry(Mapping[str, Row]):
+    """An immutable table of methods of one family, e.g. "drafter"."""
+
+    def __init__(self, family: str, rows: Mapping[str, Row]) -> None:
+        self.family, self._rows = family, dict(rows)
+
+    def __getitem__(self, name: str) -> Row:
+        if name not in self._rows:
+            near = get_close_matches(name, self._rows, 1, 0.0)
+            hint = f"; the nearest is '{near[0]}'" if near else ""
+            raise UnknownMethod(f"there is no {self.family} '{name}'{hint}")
+        return self._rows[name]
+
+    def __iter__(self):
+        return iter(self._rows)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+
+DRAFTERS = Registry(
+    "drafter",
+    {
+        "none": Row("paceline.drafters.none", "none"),
+        "ngram": Row("paceline.drafters.ngram", "ngram:max=3,min=1"),
+        "model": Row("paceline.drafters.model", "model:{draft},width=2"),
+    },
+)
+VERIFIERS = Registry("verifier", {"match": Row("paceline.verifiers.match", "match")})
+POLICIES = Registry("policy", {"fixed": Row("paceline.policies.fixed", "fixed")})
+APPROXIMATIONS = Registry("approximation", {})
+CACHES = Registry("cache", {"dense": Row("paceline.cache.dense", "dense"), "stateful": Row("paceline.cache.stateful", "stateful")})

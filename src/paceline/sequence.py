@@ -1,0 +1,77 @@
+"""Sequence: the host's truth about one request. No tensors live here.
+
+`tokens` holds every committed token, prompt included. Caches hold a prefix of it, and the last one, the root, is fed by the
+next forward.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from paceline.sampling import SamplingParams
+
+
+@dataclass
+class Speculation:
+    """What speculation did for one sequence. Counts are taken before a stop cuts an accepted path, so they are unbiased."""
+
+    steps: int = 0
+    target_forwards: int = 0
+    draft_tokens: int = 0
+    accepted_tokens: int = 0
+    emitted_tokens: int = 0
+    drafted_by_depth: Counter[int] = field(default_factory=Counter)
+    """Depth -> steps in which a node of that depth was drafted."""
+    accepted_by_depth: Counter[int] = field(default_factory=Counter)
+    """Depth -> steps in which a node of that depth was accepted."""
+
+    @property
+    def tau(self) -> float:
+        """Mean tokens emitted per decoding step of the target (prefill chunks emit none and do not count)."""
+        return self.emitted_tokens / self.steps if self.steps else 0.0
+
+    @property
+    def acceptance_by_depth(self) -> list[float]:
+        """Share of the steps that drafted to depth 1, 2, ... in which a node of that depth was accepted."""
+        return [self.accepted_by_depth[d] / n for d, n in sorted(self.drafted_by_depth.items())]
+
+
+@dataclass(eq=False)
+class Sequence:
+    """One request in flight.
+
+    key: identity under which caches and drafters keep state. seed: the noise of this request, whether given or drawn.
+    stop_ids: token ids that end it: the model's EOS unless ignored, and the request's own.
+    """
+
+    key: int
+    prompt: tuple[int, ...]
+    params: SamplingParams
+    seed: int
+    stop_ids: frozenset[int] = frozenset()
+    tokens: list[int] = field(init=False)
+    sources: list[str] = field(default_factory=list)
+    """Per generated token, the drafter that proposed it, or "" where the target chose it unaided."""
+    generated_counts: Counter[int] = field(default_factory=Counter)
+    finish_reason: str | None = None
+    speculation: Speculation = field(default_factory=Speculation)
+
+    def __post_init__(self) -> None:
+        self.tokens = list(self.prompt)
+        self.prompt_set = frozenset(self.prompt)
+
+    @property
+    def root(self) -> int:
+        """The last committed token."""
+        return self.tokens[-1]
+
+    @property
+    def generated(self) -> list[int]:
+        return self.tokens[len(self.prompt) :]
+
+    def commit(self, tokens: tuple[int, ...], sources: tuple[str, ...]) -> None:
+        """Append final tokens."""
+        self.tokens.extend(tokens)
+        self.sources.extend(sources)
+        self.generated_counts.update(tokens)

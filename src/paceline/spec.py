@@ -1,0 +1,110 @@
+"""Spec strings: how every surface names a method and what it is made of.
+
+`name:argument,option=value` is a method; `a+b` merges the trees of two drafters under one budget, `a^b` cascades them (a
+drafts for b), `x@y` applies approximation y to x. `@` binds tightest, then `^`, then `+`. A value that holds one of these
+signs is put in double quotes: `model:"runs/a+b"`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from typing import TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+
+class SpecError(Exception):
+    """A spec string that cannot be understood or built; the message is one sentence for the user."""
+
+
+@dataclass(frozen=True)
+class Method:
+    """One method: its name, its arguments by place, and its options by name."""
+
+    name: str
+    arguments: tuple[str, ...] = ()
+    options: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Combination:
+    """Two or more specs joined by one sign: "+" (merge), "^" (cascade) or "@" (apply an approximation)."""
+
+    sign: str
+    parts: tuple[Spec, ...]
+
+
+Spec = Method | Combination
+
+_TOKEN = re.compile(r'"([^"]*)"|([+^@])|([^"+^@]+)')
+_ARGUMENT = re.compile(r'((?:[^,"]|"[^"]*")+)(?:,|$)')
+
+
+def parse(text: str) -> Spec:
+    """Read a spec string. Raises SpecError where it is malformed."""
+    if text.count('"') % 2:
+        raise SpecError(f"the spec '{text}' has an unclosed quote")
+    return _split(text, "+^@")
+
+
+def _split(text: str, signs: str) -> Spec:
+    if not signs:
+        return _method(text)
+    pieces, piece = [], ""
+    for match in _TOKEN.finditer(text):
+        if match.group(2) == signs[0]:
+            pieces.append(piece)
+            piece = ""
+        else:
+            piece += match.group(0)
+    pieces.append(piece)
+    if any(not piece.strip() for piece in pieces):
+        raise SpecError(f"the spec '{text}' lacks a method beside its '{signs[0]}'" if len(pieces) > 1 else "a spec is empty")
+    parts = tuple(_split(piece.strip(), signs[1:]) for piece in pieces)
+    return parts[0] if len(parts) == 1 else Combination(signs[0], parts)
+
+
+def _method(text: str) -> Method:
+    name, _, rest = text.partition(":")
+    arguments: list[str] = []
+    options: dict[str, str] = {}
+    for part in _ARGUMENT.findall(rest):
+        option, equals, value = part.partition("=")
+        if equals and '"' not in option:
+            options[option.strip()] = value.strip().strip('"')
+        elif options:
+            raise SpecError(f"in the spec '{text}' the argument '{part}' stands behind an option")
+        else:
+            arguments.append(part.strip().strip('"'))
+    return Method(name.strip(), tuple(arguments), options)
+
+
+Options = TypeVar("Options", bound=BaseModel)
+
+
+def bind(method: Method, options: type[Options]) -> Options:
+    """Fill a method's options from its spec: arguments by the order of the fields, options by name.
+
+    Raises SpecError naming the nearest option, or the field and what is wrong with its value.
+    """
+    fields = list(options.model_fields)
+    if len(method.arguments) > len(fields):
+        raise SpecError(f"'{method.name}' takes at most {len(fields)} arguments, not {len(method.arguments)}")
+    values: dict[str, str] = dict(zip(fields, method.arguments, strict=False))
+    for name, value in method.options.items():
+        if name not in fields:
+            near = get_close_matches(name, fields, 1, 0.0)
+            hint = f"; the nearest is '{near[0]}'" if near else ""
+            raise SpecError(f"'{method.name}' has no option '{name}'{hint}")
+        if name in values:
+            raise SpecError(f"'{method.name}' is given '{name}' twice")
+        values[name] = value
+    try:
+        return options.model_validate(values)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(str(part) for part in first["loc"])
+        raise SpecError(f"'{method.name}' cannot use {place}={first.get('input')!r}: {first['msg'].lower()}") from None

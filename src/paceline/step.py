@@ -1,0 +1,155 @@
+"""Step and Verdict: what goes into one forward, and what comes out of it.
+
+The layout is flat and ragged: one row of T tokens for the whole batch, a range of rows per sequence. The rows of a sequence
+are the committed tokens its cache lacks, as a chain, and then the nodes of its tree below the root. The chain of a decoding
+sequence is its root alone; a prefill chunk is a chain that may stop short of the root, and then there is no tree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Many
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+
+from paceline.sequence import Sequence
+from paceline.tree import DraftTree
+
+
+@dataclass(frozen=True)
+class Feed:
+    """Committed tokens to feed for one sequence: `tokens` go to the cache slots from `start` on.
+
+    tree: what hangs below the last of them, or None where the chain stops short of the root (a prefill chunk).
+    """
+
+    sequence: Sequence
+    start: int
+    tokens: tuple[int, ...]
+    tree: DraftTree | None = None
+
+
+@dataclass(frozen=True)
+class Segment:
+    """The rows [low, high) of a step that belong to one sequence.
+
+    start: committed tokens already in its cache, which is the slot and the position of the first row. Row `low + i` is staged
+    in slot `start + i`; its position is its own for the chain and root + depth for a node.
+    """
+
+    sequence: Sequence
+    low: int
+    start: int
+    chain: int
+    tree: DraftTree | None
+
+    @property
+    def rows(self) -> int:
+        return self.chain + (len(self.tree) - 1 if self.tree else 0)
+
+    @property
+    def high(self) -> int:
+        return self.low + self.rows
+
+    @property
+    def end(self) -> int:
+        """Slots in use once this segment is staged."""
+        return self.start + self.rows
+
+    @property
+    def is_chain(self) -> bool:
+        """True where every row sees exactly the rows before it."""
+        return self.tree is None or self.tree.is_chain
+
+    @property
+    def nodes(self) -> int:
+        """Rows whose logits are wanted: the root and the nodes below it; none for a prefill chunk."""
+        return len(self.tree) if self.tree else 0
+
+    @cached_property
+    def positions(self) -> torch.Tensor:
+        """int64 [rows]."""
+        positions = list(range(self.start, self.start + self.chain))
+        if self.tree is not None and len(self.tree) > 1:
+            root = positions[-1]
+            positions += [root + depth for depth in self.tree.depth[1:]]
+        return torch.tensor(positions, dtype=torch.int64)
+
+    @cached_property
+    def ancestors(self) -> torch.Tensor:
+        """bool [rows, rows]: row i may see row j, both counted within this segment."""
+        seen = torch.ones(self.rows, self.rows, dtype=torch.bool).tril()
+        if not self.is_chain and self.tree is not None:
+            seen[self.chain - 1 :, self.chain - 1 :] = self.tree.ancestors
+        return seen
+
+    def slot(self, node: int) -> int:
+        """The cache slot in which a node of the tree (the root included) is staged."""
+        return self.start + self.chain - 1 + node
+
+
+@dataclass(frozen=True)
+class Step:
+    """The flat view of one forward.
+
+    token_ids: int64 [T]. positions: int64 [T]. wants: int64 [W], the rows whose logits are computed, segment by segment,
+    within a segment in node order (root first).
+    """
+
+    segments: tuple[Segment, ...]
+    token_ids: torch.Tensor
+    positions: torch.Tensor
+    wants: torch.Tensor
+
+    @classmethod
+    def of(cls, feeds: Many[Feed]) -> Step:
+        """Lay the feeds of several sequences out in one flat row."""
+        segments: list[Segment] = []
+        ids: list[int] = []
+        wants: list[int] = []
+        for feed in feeds:
+            if not feed.tokens:
+                raise ValueError("every sequence of a step feeds at least one token")
+            segment = Segment(feed.sequence, len(ids), feed.start, len(feed.tokens), feed.tree)
+            segments.append(segment)
+            ids += feed.tokens
+            if feed.tree is not None:
+                if feed.tree.tokens[0] != feed.tokens[-1]:
+                    raise ValueError("the root of a tree is the last committed token fed")
+                ids += feed.tree.tokens[1:]
+                wants += range(segment.high - segment.nodes, segment.high)
+        return cls(
+            tuple(segments),
+            torch.tensor(ids, dtype=torch.int64),
+            torch.cat([segment.positions for segment in segments]),
+            torch.tensor(wants, dtype=torch.int64),
+        )
+
+    @cached_property
+    def offsets(self) -> tuple[int, ...]:
+        """Per segment, where its rows begin among the wanted ones."""
+        offsets, total = [], 0
+        for segment in self.segments:
+            offsets.append(total)
+            total += segment.nodes
+        return tuple(offsets)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The target's answer to one tree.
+
+    path: accepted nodes from below the root down. tokens: what is emitted: the accepted tokens, then the one the target chose
+    at the end of the path. Token i was chosen at node `(0, *path)[i]`. A stop may cut both: then `finish` names the reason
+    and `accepted` still counts what the target accepted. A prefill chunk has the empty verdict.
+    """
+
+    path: tuple[int, ...] = ()
+    tokens: tuple[int, ...] = ()
+    accepted: int = 0
+    finish: str | None = None
+
+    def cut(self, count: int, finish: str) -> Verdict:
+        """The first `count` tokens. Of the path only nodes before the last emitted token stay: that one is the new root."""
+        return Verdict(self.path[: max(count - 1, 0)], self.tokens[:count], self.accepted, finish)

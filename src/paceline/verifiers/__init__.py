@@ -1,0 +1,1 @@
+"""Verifiers: one contract (`base`), one file per rule."""
