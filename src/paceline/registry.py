@@ -59,4 +59,11 @@ DRAFTERS = Registry(
 VERIFIERS = Registry("verifier", {"match": Row("paceline.verifiers.match", "match")})
 POLICIES = Registry("policy", {"fixed": Row("paceline.policies.fixed", "fixed")})
 APPROXIMATIONS = Registry("approximation", {})
-CACHES = Registry("cache", {"dense": Row("paceline.cache.dense", "dense"), "stateful": Row("paceline.cache.stateful", "stateful")})
+CACHES = Registry(
+    "cache",
+    {
+        "dense": Row("paceline.cache.dense", "dense"),
+        "stateful": Row("paceline.cache.stateful", "stateful"),
+        "replay": Row("paceline.cache.replay", "replay"),
+    },
+)

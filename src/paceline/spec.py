@@ -40,7 +40,7 @@ class Combination:
 Spec = Method | Combination
 
 _TOKEN = re.compile(r'"([^"]*)"|([+^@])|([^"+^@]+)')
-_ARGUMENT = re.compile(r'((?:[^,"]|"[^"]*")+)(?:,|$)')
+_ARGUMENT = re.compile(r'((?:[^,"]|"[^"]*")*)(?:,|$)')
 
 
 def parse(text: str) -> Spec:
@@ -69,17 +69,29 @@ def _split(text: str, signs: str) -> Spec:
 
 def _method(text: str) -> Method:
     name, _, rest = text.partition(":")
+    if not name.strip():
+        raise SpecError(f"the spec '{text}' has no name before its ':'")
     arguments: list[str] = []
     options: dict[str, str] = {}
-    for part in _ARGUMENT.findall(rest):
+    # the pattern also matches the nothing behind the last part
+    for part in _ARGUMENT.findall(rest)[:-1] if rest.strip() else ():
         option, equals, value = part.partition("=")
+        option = option.strip()
+        if not part.strip():
+            raise SpecError(f"the spec '{text}' has an empty argument")
         if equals and '"' not in option:
-            options[option.strip()] = value.strip().strip('"')
+            if option in options:
+                raise SpecError(f"the spec '{text}' gives '{option}' twice")
+            options[option] = _unquoted(value)
         elif options:
             raise SpecError(f"in the spec '{text}' the argument '{part}' stands behind an option")
         else:
-            arguments.append(part.strip().strip('"'))
+            arguments.append(_unquoted(part))
     return Method(name.strip(), tuple(arguments), options)
+
+
+def _unquoted(text: str) -> str:
+    return text.strip().replace('"', "")
 
 
 Options = TypeVar("Options", bound=BaseModel)
@@ -107,4 +119,8 @@ def bind(method: Method, options: type[Options]) -> Options:
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(str(part) for part in first["loc"])
+        if first["type"] == "missing":
+            raise SpecError(f"'{method.name}' needs {place}") from None
+        if not place:
+            raise SpecError(f"'{method.name}' cannot be built: {first['msg'].removeprefix('Value error, ')}") from None
         raise SpecError(f"'{method.name}' cannot use {place}={first.get('input')!r}: {first['msg'].lower()}") from None

@@ -41,7 +41,7 @@ class DraftTree:
 
     tokens: N token ids; node 0 is the root. parents: N node indices, -1 for the root; a parent precedes its children.
     proposals: for drawn kinds, parent node -> float32 [V], the distribution its children were really drawn from.
-    sources: N drafter names ("" for the root), kept for tracing and for merging.
+    sources: N drafter names ("" for the root), kept for tracing and for merging; left out, all are "".
     Raises ValueError where the shape is not a tree or, unless drawn independently, siblings repeat a token.
     """
 
@@ -56,7 +56,9 @@ class DraftTree:
             raise ValueError("a draft tree needs as many parents as tokens, and a root whose parent is -1")
         if any(not 0 <= parent < node for node, parent in enumerate(self.parents) if node):
             raise ValueError("in a draft tree every parent precedes its children")
-        if self.sources and len(self.sources) != len(self.tokens):
+        if not self.sources:
+            object.__setattr__(self, "sources", ("",) * len(self.tokens))
+        if len(self.sources) != len(self.tokens):
             raise ValueError("a draft tree names one source per node")
         edges = set(zip(self.parents, self.tokens, strict=True))
         if self.kind is not Proposal.IID and len(edges) != len(self.tokens):
@@ -145,7 +147,7 @@ class DraftTree:
             tuple(place.get(self.parents[node], -1) for node in kept),
             self.kind,
             {place[node]: row for node, row in self.proposals.items() if node in place},
-            tuple(self.sources[node] for node in kept) if self.sources else (),
+            tuple(self.sources[node] for node in kept),
         )
 
     def first_chain(self) -> DraftTree:
@@ -155,34 +157,35 @@ class DraftTree:
             tip = min(self.children[tip].values())
         nodes = (0, *self.path(tip))
         proposals = {place: self.proposals[node] for place, node in enumerate(nodes) if node in self.proposals}
-        sources = tuple(self.sources[node] for node in nodes) if self.sources else ()
+        sources = tuple(self.sources[node] for node in nodes)
         tokens = tuple(self.tokens[node] for node in nodes)
         return DraftTree(tokens, tuple(range(-1, len(nodes) - 1)), self.kind, proposals, sources)
 
     def merged(self, other: DraftTree, nodes: int) -> DraftTree:
         """This tree with the nodes of `other` that it lacks, at most `nodes` nodes besides the root.
 
-        Both trees share the root. The kind of the union is the kind of both, or POINT where they differ: only rules that
-        need no proposal are exact for a mixture.
+        Both trees share the root. The union of COUPLED trees is COUPLED, any other is POINT and shows no proposals: what was
+        drawn for either tree alone was not drawn for their union, so only rules that need no proposal are exact for it.
         """
         if self.tokens[0] != other.tokens[0]:
             raise ValueError("trees with different roots cannot be merged")
-        tokens, parents, sources = list(self.tokens), list(self.parents), list(self.sources)
-        children = [dict(row) for row in self.children]
-        place = {0: 0}
-        for node in range(1, len(other)):
-            parent = place.get(other.parents[node])
-            if parent is None:
-                continue
-            token = other.tokens[node]
-            if token not in children[parent]:
-                if len(tokens) > nodes:
+        tokens, parents, sources = [self.tokens[0]], [-1], [""]
+        children: list[dict[int, int]] = [{}]
+        for tree, limit in ((self, len(self) - 1), (other, nodes)):
+            place = {0: 0}
+            for node in range(1, len(tree)):
+                parent, token = place.get(tree.parents[node]), tree.tokens[node]
+                if parent is None:
                     continue
-                children[parent][token] = len(tokens)
-                children.append({})
-                tokens.append(token)
-                parents.append(parent)
-                sources.append(other.sources[node])
-            place[node] = children[parent][token]
-        kind = self.kind if self.kind is other.kind else Proposal.POINT
+                if token not in children[parent]:
+                    if len(tokens) > limit:
+                        continue
+                    children[parent][token] = len(tokens)
+                    children.append({})
+                    tokens.append(token)
+                    parents.append(parent)
+                    sources.append(tree.sources[node])
+                place[node] = children[parent][token]
+        both_coupled = self.kind is other.kind is Proposal.COUPLED
+        kind = Proposal.COUPLED if both_coupled else Proposal.POINT
         return DraftTree(tuple(tokens), tuple(parents), kind, sources=tuple(sources))

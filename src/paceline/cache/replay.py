@@ -16,7 +16,7 @@ from paceline.step import Step, Verdict
 State = TypeVar("State")
 
 _SNAPSHOTS = 6
-"""Kept per sequence, ever further apart, so that going back n tokens replays about as many."""
+"""Kept per sequence, ever further apart, so that going back n tokens replays a few times as many."""
 
 
 class ReplayCache(KVCache, Generic[State]):

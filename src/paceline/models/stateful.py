@@ -150,31 +150,55 @@ class StatefulModel(OwnStateModel):
 
 
 class ReplayModel(OwnStateModel):
-    """Runs on copies of snapshots. A chain that is committed for certain is fed first, so that a snapshot stands at its end."""
+    """Runs on copies of snapshots. A chain that is committed for certain is fed first, so that a snapshot stands at its end.
+
+    stepwise: for families that read one token at a time once they have a state; exact, but a draft then saves no forward.
+    """
 
     branching = Branching.REPLAY
+
+    def __init__(
+        self,
+        model: Any,
+        name: str,
+        context_length: int,
+        eos_token_ids: frozenset[int] = frozenset(),
+        *,
+        stepwise: bool = False,
+    ) -> None:
+        super().__init__(model, name, context_length, eos_token_ids)
+        self._stepwise = stepwise
 
     def new_cache(self) -> ReplayCache[Any]:
         return ReplayCache(_branched, _nbytes)
 
     def _score(self, step: Step, segment: Segment, cache: ReplayCache[Any], taps: Many[int]) -> Iterator[Piece]:
         key, state = segment.sequence.key, cache.working(segment.sequence.key)
-        rows, positions = step.token_ids[segment.low : segment.high], segment.positions
         drafted = segment.rows - segment.chain
-        certain = segment.chain
-        if drafted and segment.chain == 1:
-            # the root alone is not worth a forward of its own: should the draft fail, the next step feeds it again
-            certain = 0
+        # the root alone is not worth a forward of its own: should the draft fail, the next step feeds it again
+        certain = 0 if drafted and segment.chain == 1 else segment.chain
         if certain:
-            first = self._forward(state, rows[:certain], positions[:certain], min(segment.nodes, 1), taps)
-            cache.reach(key, segment.start + certain, first.state)
-            yield first
-            state = cache.branch(first.state) if drafted else first.state
+            for piece in self._fed(state, step, segment, range(certain), taps):
+                yield piece
+                state = piece.state
+            cache.reach(key, segment.start + certain, state)
+            state = cache.branch(state) if drafted else state
         if drafted:
-            nodes = segment.nodes - (1 if certain else 0)
-            second = self._forward(state, rows[certain:], positions[certain:], nodes, taps)
-            cache.reach(key, segment.end, second.state)
-            yield second
+            for piece in self._fed(state, step, segment, range(certain, segment.rows), taps):
+                yield piece
+                state = piece.state
+            cache.reach(key, segment.end, state)
+
+    def _fed(self, state: Any, step: Step, segment: Segment, rows: range, taps: Many[int]) -> Iterator[Piece]:
+        """Feed some rows of a segment behind `state`, in one forward or in as many as the family needs."""
+        first_wanted = segment.rows - segment.nodes
+        stride = 1 if self._stepwise and state is not None else len(rows)
+        for low in rows[::stride]:
+            high = min(low + stride, rows.stop)
+            ids, positions = step.token_ids[segment.low + low : segment.low + high], segment.positions[low:high]
+            piece = self._forward(state, ids, positions, min(max(high - first_wanted, 0), high - low), taps)
+            state = piece.state
+            yield piece
 
 
 @torch.inference_mode()

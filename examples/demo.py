@@ -1,0 +1,88 @@
+"""The demonstration: real prompts of each domain, decoded plainly and with the best drafter, side by side on this machine.
+
+Run with `make demo`. Both decodings use the same engine and the same model; they take turns, and medians are compared.
+"""
+
+from __future__ import annotations
+
+import platform
+import sys
+from statistics import median
+from time import perf_counter
+
+import torch
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+from rich.text import Text
+
+from paceline import LLM, Completion, SamplingParams, __version__
+from paceline.engine.prompts import PROMPTS
+
+TURNS = 3
+console = Console()
+
+
+def timed(llm: LLM, draft: str, prompt: str, params: SamplingParams) -> tuple[Completion, float]:
+    """One decoding and its seconds, loading and switching left out."""
+    llm.use(draft)
+    began = perf_counter()
+    completion = llm.generate(prompt, params)[0]
+    return completion, perf_counter() - began
+
+
+def main() -> int:
+    torch.set_num_threads(min(torch.get_num_threads(), 2))
+    llm = LLM()
+    params = SamplingParams(max_tokens=96, stop=("\n\n",))
+    timed(llm, "none", "warm up", params)
+    timed(llm, "auto", "warm up", params)
+    table = Table(header_style="dim", title="greedy, one request at a time", title_justify="left")
+    for column in ("domain", "tokens", "plain tokens/s", "drafted tokens/s", "speed-up", "tau", "same text"):
+        table.add_column(column, justify="left" if column == "domain" else "right")
+    differing = 0
+    total = sum(len(prompts) for prompts in PROMPTS.values()) * TURNS
+    with Progress(console=console, transient=True) as bar:
+        task = bar.add_task("decoding plainly and with drafts", total=total)
+        for domain, prompts in PROMPTS.items():
+            tokens, plain_s, drafted_s, steps, emitted, same = 0, 0.0, 0.0, 0, 0, True
+            for prompt in prompts:
+                plain_times, drafted_times = [], []
+                for _ in range(TURNS):
+                    plain, seconds = timed(llm, "none", prompt, params)
+                    plain_times.append(seconds)
+                    drafted, seconds = timed(llm, "auto", prompt, params)
+                    drafted_times.append(seconds)
+                    same &= plain.token_ids == drafted.token_ids
+                    bar.advance(task)
+                tokens += len(plain.token_ids)
+                plain_s += median(plain_times)
+                drafted_s += median(drafted_times)
+                steps += drafted.speculation.steps
+                emitted += drafted.speculation.emitted_tokens
+                text = Text(prompt, style="dim").append(drafted.text, style="bold not dim")
+                console.print(text, soft_wrap=True)
+                verdict = "identical to plain decoding" if plain.token_ids == drafted.token_ids else "NOT THE SAME TEXT"
+                console.print(f"[dim]  {len(drafted.token_ids)} tokens, {verdict}[/dim]\n", highlight=False)
+            differing += not same
+            table.add_row(
+                domain,
+                str(tokens),
+                f"{tokens / plain_s:.1f}",
+                f"{tokens / drafted_s:.1f}",
+                f"{plain_s / drafted_s:.2f}x",
+                f"{emitted / steps:.2f}",
+                "yes" if same else "NO",
+            )
+    console.print(table)
+    console.print(
+        f"{llm.target.name}, drafted by {llm.draft_name}; medians of {TURNS} turns each; {torch.get_num_threads()} threads,"
+        f" {platform.processor() or platform.machine()}, torch {torch.__version__}, paceline {__version__}",
+        style="dim",
+        highlight=False,
+    )
+    return 1 if differing else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

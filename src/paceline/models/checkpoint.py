@@ -1,0 +1,152 @@
+"""Checkpoint: what can be known of a model folder before a single weight is read.
+
+Files come from strangers. Every size in them is held against the file's own length, weights are read from safetensors only,
+and nothing a checkpoint brings along is ever run.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from paceline.models.base import ModelError
+from paceline.models.quiet import sentence
+
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+
+_PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".msgpack", ".h5", ".gguf")
+_LARGEST_HEADER_BYTES = 100_000_000
+"""The limit of the safetensors format itself."""
+_BITS = {
+    **dict.fromkeys(("BOOL", "U8", "I8", "F8_E5M2", "F8_E4M3", "F8_E8M0", "F8_E5M2FNUZ", "F8_E4M3FNUZ"), 8),
+    **dict.fromkeys(("U16", "I16", "F16", "BF16"), 16),
+    **dict.fromkeys(("U32", "I32", "F32"), 32),
+    **dict.fromkeys(("U64", "I64", "F64", "C64"), 64),
+    **{"F4": 4, "F6_E2M3": 6, "F6_E3M2": 6},
+}
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A folder that looks whole. config: config.json; eos_token_ids: from generation_config.json, else from config.json."""
+
+    path: Path
+    config: dict[str, Any]
+    shards: tuple[Path, ...]
+    parameters: int
+    eos_token_ids: frozenset[int]
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(shard.stat().st_size for shard in self.shards)
+
+
+def inspected(path: Path) -> Checkpoint:
+    """Check a folder. Raises ModelError with one sentence that names the file at fault."""
+    if not path.is_dir():
+        raise ModelError(f"there is no model directory '{path}'")
+    config = read_object(path / "config.json")
+    if not isinstance(config.get("model_type"), str):
+        raise ModelError(f"'{path / 'config.json'}' names no model_type")
+    placed = _placed(path)
+    held = {shard: _tensors(shard) for shard in sorted(set(placed.values()) or {path / WEIGHTS})}
+    for name, shard in placed.items():
+        if name not in held[shard]:
+            raise ModelError(f"'{path / INDEX}' says that tensor '{name}' is in '{shard.name}', which does not hold it")
+    generation = path / "generation_config.json"
+    eos = read_object(generation).get("eos_token_id") if generation.is_file() else None
+    return Checkpoint(
+        path,
+        config,
+        tuple(held),
+        sum(size for tensors in held.values() for size in tensors.values()),
+        _ids(config.get("eos_token_id") if eos is None else eos),
+    )
+
+
+def read_object(file: Path) -> dict[str, Any]:
+    """A JSON file that holds an object. Raises ModelError where it is missing or is anything else."""
+    try:
+        value = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise ModelError(f"'{file.parent}' is not a model: {file.name} is missing") from error
+    except (OSError, ValueError, RecursionError) as error:
+        raise ModelError(f"'{file}' is not valid JSON: {sentence(error)}") from error
+    if not isinstance(value, dict):
+        raise ModelError(f"'{file}' does not hold a JSON object")
+    return value
+
+
+def _ids(value: Any) -> frozenset[int]:
+    values = value if isinstance(value, list) else [value]
+    return frozenset(item for item in values if isinstance(item, int))
+
+
+def _placed(path: Path) -> dict[str, Path]:
+    """Tensor name -> shard, from the index; empty where one file holds all."""
+    if (path / WEIGHTS).is_file():
+        return {}
+    if not (path / INDEX).is_file():
+        pickles = sorted(file.name for file in path.iterdir() if file.suffix in _PICKLES)
+        if pickles:
+            raise ModelError(f"'{path}' holds its weights in '{pickles[0]}', but Paceline reads safetensors only")
+        raise ModelError(f"'{path}' has no weights: {WEIGHTS} is missing")
+    places = read_object(path / INDEX).get("weight_map")
+    if not isinstance(places, dict) or not places:
+        raise ModelError(f"'{path / INDEX}' has no weight_map")
+    for shard in places.values():
+        if not isinstance(shard, str) or Path(shard).name != shard or not shard.endswith(".safetensors"):
+            raise ModelError(f"'{path / INDEX}' points to '{shard}', which is no safetensors file of this folder")
+        if not (path / shard).is_file():
+            raise ModelError(f"'{path / INDEX}' points to '{shard}', which is missing")
+    return {name: path / shard for name, shard in places.items()}
+
+
+def _tensors(file: Path) -> dict[str, int]:
+    """Tensor name -> number of elements, from a header that agrees with the length of the file to the byte."""
+    size = file.stat().st_size
+    with file.open("rb") as stream:
+        prefix = stream.read(8)
+        if len(prefix) < 8:
+            raise ModelError(f"'{file}' is truncated: it has {size} bytes")
+        (length,) = struct.unpack("<Q", prefix)
+        if length > min(size - 8, _LARGEST_HEADER_BYTES):
+            raise ModelError(f"'{file}' is no whole safetensors file: its header claims {length} bytes of {size}")
+        text = stream.read(length)
+    try:
+        header = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ModelError(f"'{file}' is not a safetensors file: its header is not valid JSON") from error
+    if not isinstance(header, dict):
+        raise ModelError(f"'{file}' is not a safetensors file: its header is not a JSON object")
+    header.pop("__metadata__", None)
+    spans = {name: _span(file, name, entry) for name, entry in header.items()}
+    place = 0
+    for name, (start, end, _) in sorted(spans.items(), key=lambda item: item[1][:2]):
+        if start != place:
+            raise ModelError(f"'{file}' is damaged: tensor '{name}' does not begin where the one before it ends")
+        place = end
+    if place > size - 8 - length:
+        raise ModelError(f"'{file}' is truncated: {place - (size - 8 - length)} bytes of its tensors are missing")
+    if place < size - 8 - length:
+        raise ModelError(f"'{file}' is damaged: {size - 8 - length - place} bytes belong to no tensor")
+    return {name: elements for name, (_, _, elements) in spans.items()}
+
+
+def _span(file: Path, name: str, entry: Any) -> tuple[int, int, int]:
+    """Where one tensor lies, first byte and last but one, and its number of elements."""
+    try:
+        bits, shape, (start, end) = _BITS[entry["dtype"]], entry["shape"], entry["data_offsets"]
+        numbers = [*shape, start, end]
+        if not all(type(number) is int and number >= 0 for number in numbers):
+            raise ValueError
+        elements = math.prod(shape)
+        if (end - start) * 8 != elements * bits:
+            raise ValueError
+    except (KeyError, TypeError, ValueError) as error:
+        raise ModelError(f"'{file}' is damaged: the entry of tensor '{name}' does not add up") from error
+    return start, end, elements

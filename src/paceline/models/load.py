@@ -1,0 +1,123 @@
+"""Load: from a name to a model that is known to work, or one sentence that says why not."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from paceline.models.base import LanguageModel, ModelError
+from paceline.models.checkpoint import Checkpoint, inspected
+from paceline.models.embedded import DEFAULT, embedded_path
+from paceline.models.probe import Identity, probed
+from paceline.models.quiet import quiet, sentence
+
+_HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
+_HUB_FILES = ["*.safetensors", "*.json", "*.txt", "*.model", "*.jinja", "*.tiktoken"]
+_CONTEXT_NAMES = ("max_position_embeddings", "n_positions", "n_ctx", "seq_length", "max_seq_len", "max_sequence_length")
+_UNSTATED_CONTEXT = 2048
+"""For checkpoints that state no longest context, as recurrent ones and some with ALiBi do."""
+
+
+def resolve(name: str) -> Path:
+    """The folder of a model: a directory, an embedded name or a Hub id, which is fetched (safetensors and text files only).
+
+    Raises ModelError where there is none.
+    """
+    path = Path(name).expanduser()
+    if path.is_dir():
+        return path.resolve()
+    embedded = embedded_path(name)
+    if embedded is not None:
+        return embedded
+    if name == DEFAULT:
+        raise ModelError(f"the embedded model '{name}' is not part of this installation: name a directory or a Hub id instead")
+    if path.is_file():
+        raise ModelError(f"'{name}' is a file: a model is the directory that holds config.json and the safetensors files")
+    if not _HUB_ID.fullmatch(name):
+        raise ModelError(f"there is no model directory '{name}'")
+    return _fetched(name)
+
+
+def _fetched(name: str) -> Path:
+    from huggingface_hub import snapshot_download
+
+    try:
+        with quiet():
+            return Path(snapshot_download(name, allow_patterns=_HUB_FILES, ignore_patterns=["*/*"]))
+    # the Hub's client raises its own errors, its transport's and the system's
+    except Exception as error:
+        raise ModelError(
+            f"'{name}' is neither a directory nor an embedded model, and the Hub did not give it: {sentence(error)}"
+        ) from error
+
+
+def load_model(path: str | Path, *, dtype: torch.dtype | None = None) -> LanguageModel:
+    """Read a checkpoint folder (or anything `resolve` knows), check it, and probe what it can do.
+
+    dtype: float32 on a CPU and the checkpoint's own on a GPU unless given. Raises ModelError with one sentence.
+    """
+    checkpoint = inspected(resolve(str(path)))
+    with quiet():
+        model = _weighed(checkpoint, dtype)
+        identity = Identity(checkpoint.path.name, context_length(model.config), checkpoint.eos_token_ids)
+        return probed(model, identity)
+
+
+def context_length(config: Any) -> int:
+    """The longest text that the configuration states, in tokens."""
+    text = config.get_text_config()
+    stated = [getattr(text, name, None) for name in _CONTEXT_NAMES]
+    return next((length for length in stated if isinstance(length, int) and length > 0), _UNSTATED_CONTEXT)
+
+
+def _weighed(checkpoint: Checkpoint, dtype: torch.dtype | None) -> Any:
+    """The transformers model with every weight read from the checkpoint, in eval mode, frozen, on its device."""
+    config, architecture = _architecture(checkpoint)
+    on_gpu = torch.cuda.is_available()
+    if dtype is None and not on_gpu:
+        dtype = torch.float32
+    try:
+        # mismatched shapes are let through here only to be named and refused below
+        model, report = architecture.from_pretrained(
+            str(checkpoint.path),
+            config=config,
+            dtype="auto" if dtype is None else dtype,
+            use_safetensors=True,
+            local_files_only=True,
+            ignore_mismatched_sizes=True,
+            output_loading_info=True,
+        )
+    # configurations from strangers make model code fail in any way it can
+    except Exception as error:
+        raise ModelError(f"'{checkpoint.path}' cannot be loaded: {sentence(error)}") from error
+    for tensor, held, needed in sorted(report["mismatched_keys"]):
+        raise ModelError(
+            f"tensor '{tensor}' of '{checkpoint.path}' has shape {tuple(held)}, but its config.json asks for {tuple(needed)}"
+        )
+    missing = sorted(report["missing_keys"])
+    if missing:
+        raise ModelError(f"'{checkpoint.path}' lacks {len(missing)} tensors that its config.json asks for, first '{missing[0]}'")
+    return model.eval().requires_grad_(False).to("cuda" if on_gpu else "cpu")
+
+
+def _architecture(checkpoint: Checkpoint) -> tuple[Any, Any]:
+    """The configuration and the class to load it with, both transformers' own: what the checkpoint says in `auto_map` is not
+    even looked at."""
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+
+    kind = checkpoint.config["model_type"]
+    if kind not in CONFIG_MAPPING:
+        own = "needs code of its own, which Paceline never runs" if "auto_map" in checkpoint.config else "is unknown"
+        raise ModelError(f"'{checkpoint.path}' has the architecture '{kind}', which {own}")
+    try:
+        config = CONFIG_MAPPING[kind].from_dict(checkpoint.config)
+    # the constructor of a configuration trusts its arguments
+    except Exception as error:
+        raise ModelError(f"'{checkpoint.path / 'config.json'}' is not a valid '{kind}' configuration: {sentence(error)}") from error
+    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        raise ModelError(f"'{checkpoint.path}' has the architecture '{kind}', which is no causal language model")
+    return config, MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]

@@ -1,0 +1,198 @@
+"""The capability probe: with the loaded model itself, find the best road on which the engine gets the model's own numbers.
+
+A few random tokens are run through a prompt in two chunks, a draft, a commit and the step after it, two sequences at once, and
+every row is compared with what the untouched model says about that text alone. Roads are tried from the best down: trees in
+the flat step, trees by an additive mask, chains, replay, replay token by token. An architecture that no road serves is refused by name.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+
+from paceline.cache.base import Branching
+from paceline.models.attention import NAME
+from paceline.models.base import LanguageModel, ModelError
+from paceline.models.hub import HubModel
+from paceline.models.quiet import sentence
+from paceline.models.stateful import ReplayModel, StatefulModel
+from paceline.models.taps import decoder_layers
+from paceline.sampling import SamplingParams
+from paceline.sequence import Sequence
+from paceline.step import Feed, Step, Verdict
+from paceline.tree import DraftTree
+
+_PARENTS = (-1, 0, 0, 1, 1, 2)
+_LONGEST = 11
+"""Tokens of the longer prompt; less where the model's context is shorter."""
+_EXACT, _ROUGH = 1e-3, 0.2
+"""Allowed error, relative to the spread of the logits: in float32, and in half precision, where it is a median of rows."""
+_FAILURES = (RuntimeError, TypeError, ValueError, AttributeError, LookupError, NotImplementedError, AssertionError)
+"""What a model raises when it is driven in a way that it was not written for."""
+
+
+@dataclass(frozen=True)
+class Identity:
+    """What every road is told about the model."""
+
+    name: str
+    context_length: int
+    eos_token_ids: frozenset[int]
+
+
+def probed(model: Any, identity: Identity) -> LanguageModel:
+    """The model behind the engine's contract, on the best road that gives its own numbers.
+
+    model: a causal LM in eval mode with its own attention. Raises ModelError where no road does.
+    """
+    own = model.config._attn_implementation
+    trial = _Trial(model, identity.context_length)
+    reason = ""
+    for road in _roads(model, identity):
+        try:
+            candidate = road()
+            reason = trial.objection(candidate)
+        except _FAILURES as error:
+            reason = f"it fails with '{sentence(error)}'"
+        if not reason:
+            return candidate
+        model.set_attn_implementation(own)
+    layers = " and ".join(sorted({_mixer(layer) for layer in decoder_layers(model)}))
+    raise ModelError(f"{type(model).__name__} is not supported: neither trees, chains nor replay work through {layers} ({reason})")
+
+
+def _roads(model: Any, identity: Identity) -> Iterator[Callable[[], LanguageModel]]:
+    common = (model, identity.name, identity.context_length)
+    yield lambda: _flat(model, identity)
+    if _free_of_slots(model):
+        yield partial(StatefulModel, *common, Branching.TREE, identity.eos_token_ids)
+    yield partial(StatefulModel, *common, Branching.CHAIN, identity.eos_token_ids)
+    yield partial(ReplayModel, *common, identity.eos_token_ids)
+    yield partial(ReplayModel, *common, identity.eos_token_ids, stepwise=True)
+
+
+def _flat(model: Any, identity: Identity) -> HubModel:
+    model.set_attn_implementation(NAME)
+    return HubModel(model, identity.name, identity.context_length, identity.eos_token_ids)
+
+
+def _free_of_slots(model: Any) -> bool:
+    """False where something depends on cache slots instead of positions, so that a mask from outside cannot make a tree right.
+
+    Windows hide what no mask can give back, and the prompts of the probe are shorter than any real window; linear biases are
+    mild enough over a few tokens to pass for rounding in half precision. So these are read, not tried.
+    """
+    config = model.config.get_text_config()
+    windows = (getattr(config, name, None) for name in ("sliding_window", "attention_chunk_size"))
+    bound = any(windows) or "local" in (getattr(config, "attention_layers", None) or ()) or getattr(config, "alibi", False)
+    return "position_ids" in inspect.signature(model.forward).parameters and not bound
+
+
+def _mixer(layer: torch.nn.Module) -> str:
+    """The class of the part of a decoder layer that mixes tokens, which is what fails when a road does."""
+    names = [type(part).__name__ for part in layer.children()]
+    words = ("attention", "mixer", "mamba", "conv", "delta")
+    mixing = [name for name in names if "Norm" not in name and any(word in name.lower() for word in words)]
+    return (mixing or [type(layer).__name__])[0]
+
+
+class _Trial:
+    """The texts of the probe, and the untouched model's answers to them, taken while it still has its own attention."""
+
+    def __init__(self, model: Any, context_length: int) -> None:
+        self._model = model
+        # the draft is two deep, one token follows it, and the chunked prompt needs two chunks
+        longest = min(_LONGEST, context_length - 3)
+        if longest < 2:
+            raise ModelError(f"{type(model).__name__} has a context of {context_length} tokens, which is too short to be served")
+        vocabulary = model.get_output_embeddings().weight.shape[0]
+        order = torch.randperm(vocabulary, generator=torch.Generator().manual_seed(0)).tolist()
+        ids = order * (_LONGEST * 3 // vocabulary + 1)
+        self.chunked, self.drafted = tuple(ids[:longest]), tuple(ids[longest : 2 * longest - 1])
+        nodes = ids[2 * longest : 2 * longest + len(_PARENTS) - 1]
+        self.tree = DraftTree((self.drafted[-1], *nodes), _PARENTS)
+        self.after = ids[0]
+        self._answers: dict[tuple[int, ...], torch.Tensor] = {}
+        self._ask(self.chunked)
+        for path, after in (((2, 5), (self.after,)), ((1,), (self.after,)), ((1, 3), ()), ((1, 4), ())):
+            self._ask((*self.drafted, *(self.tree.tokens[node] for node in path), *after))
+        plain = self._answers[self.chunked]
+        if not bool(plain.isfinite().all()):
+            raise ModelError(f"the weights of this {type(model).__name__} give logits that are not finite numbers")
+        self._spread = float(plain.std().clamp(min=1e-6))
+        self._rough = min(_ROUGH, self._contrast() / 2)
+
+    @torch.inference_mode()
+    def _ask(self, tokens: tuple[int, ...]) -> torch.Tensor:
+        """Note the logits after every beginning of `tokens`, by the model's own attention and without a cache; [n, V]."""
+        ids = torch.tensor([tokens], device=self._model.device)
+        rows = self._model(input_ids=ids, use_cache=False).logits[0].float()
+        for count, row in enumerate(rows, 1):
+            self._answers.setdefault(tokens[:count], row)
+        return rows
+
+    def _at(self, tree: DraftTree, node: int) -> torch.Tensor:
+        return self._answers[*self.drafted, *(tree.tokens[step] for step in tree.path(node))]
+
+    def _contrast(self) -> float:
+        """The error that reading the tree as a chain would make, in the measure of `objection`: half of it is an objection."""
+        right = torch.stack([self._at(self.tree, node) for node in range(1, len(self.tree))])
+        wrong = self._ask((*self.drafted, *self.tree.tokens[1:]))[-len(right) :]
+        return float((right - wrong).square().mean(-1).sqrt()[1:].median()) / self._spread
+
+    def objection(self, candidate: LanguageModel) -> str:
+        """Empty where the candidate gives the model's own numbers, else what is wrong with it."""
+        branches = candidate.branching is Branching.TREE
+        tree, path = (self.tree, (2, 5)) if branches else (self.tree.first_chain(), (1,))
+        wanted = self._wanted(tree, path)
+        errors = (self._walk(candidate, tree, path) - wanted).square().mean(-1).sqrt() / self._spread
+        if isinstance(candidate, HubModel) and candidate.attention_calls != len(decoder_layers(self._model)):
+            return f"only {candidate.attention_calls} of its {len(decoder_layers(self._model))} layers attend through transformers' interface"
+        if self._model.dtype in (torch.float32, torch.float64):
+            worst, allowed = float(errors.max()), _EXACT
+        else:
+            # single rows may go astray in half precision, when an expert is chosen by a hair; most of them may not, and the
+            # nodes that a lost mask would spoil are more than half
+            crucial = errors[3:-1] if branches else errors
+            worst, allowed = float(torch.stack([errors.median(), crucial.median()]).max()), self._rough
+        # written so that NaN objects
+        return "" if worst <= allowed else f"its logits are off by {worst:.1e} of their spread"
+
+    def _wanted(self, tree: DraftTree, path: tuple[int, ...]) -> torch.Tensor:
+        """float32 [1 + N + 1, V]: after the chunked prompt, at every node, and after the accepted path and one token more."""
+        last = self._answers[*self.drafted, *(tree.tokens[node] for node in path), self.after]
+        return torch.stack([self._answers[self.chunked], *(self._at(tree, node) for node in range(len(tree))), last])
+
+    def _walk(self, candidate: LanguageModel, tree: DraftTree, path: tuple[int, ...]) -> torch.Tensor:
+        """The rows of `_wanted`, from the engine's side: three steps of one cache."""
+        cache = candidate.new_cache()
+        chunked, drafted = (Sequence(key, text, SamplingParams(), key) for key, text in enumerate((self.chunked, self.drafted)))
+        half = len(self.chunked) // 2
+        self._step(candidate, cache, [Feed(chunked, 0, self.chunked[:half])], [Verdict()])
+        start = len(self.drafted) - 1
+        if start:
+            self._step(candidate, cache, [Feed(drafted, 0, self.drafted[:-1])], [Verdict()])
+        feeds = [
+            Feed(chunked, half, self.chunked[half:], DraftTree.root(self.chunked[-1])),
+            Feed(drafted, start, self.drafted[-1:], tree),
+        ]
+        tokens = (*(tree.tokens[node] for node in path), self.after)
+        first = self._step(candidate, cache, feeds, [Verdict(), Verdict(path, tokens, len(path))])
+        drafted.commit(tokens, ())
+        held = cache.length(drafted.key)
+        feeds = [Feed(drafted, held, tuple(drafted.tokens[held:]), DraftTree.root(drafted.root))]
+        second = self._step(candidate, cache, feeds, [Verdict()])
+        return torch.cat([first, second])
+
+    @staticmethod
+    def _step(candidate: LanguageModel, cache: Any, feeds: list[Feed], verdicts: list[Verdict]) -> torch.Tensor:
+        step = Step.of(feeds)
+        cache.stage(step)
+        logits = candidate.score(step, cache).logits
+        cache.commit(verdicts)
+        return logits

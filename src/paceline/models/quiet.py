@@ -1,0 +1,31 @@
+"""Quiet: transformers' logs, warnings and progress bars stay off the user's screen while a checkpoint is read and probed."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from transformers.utils import logging
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Silence inside the block; what the application had set before is put back."""
+    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()
+
+
+def sentence(error: BaseException) -> str:
+    """The first line of an error's message without its full stop, for use inside a sentence of ours."""
+    lines = str(error).strip().splitlines()
+    return (lines[0].strip().rstrip(".") if lines else "") or type(error).__name__

@@ -1,0 +1,101 @@
+"""Tokenizer: text to token ids and back, as the checkpoint's own files say, without ever running its code."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence as Many
+from pathlib import Path
+from typing import Any
+
+from jinja2.exceptions import TemplateError
+
+from paceline.models.base import ModelError
+from paceline.models.quiet import quiet, sentence
+
+_PLAIN_CLASSES = {"PreTrainedTokenizerFast", "TokenizersBackend"}
+"""Wholly described by tokenizer.json: read without the registry of tokenizers, whose import takes longer than the reading."""
+
+
+class Tokenizer:
+    """path: a checkpoint folder. Raises ModelError, in one sentence, where its tokenizer is missing or damaged."""
+
+    def __init__(self, path: Path | str) -> None:
+        self.path = Path(path)
+        with quiet():
+            self._tokenizer = _read(self.path)
+
+    @property
+    def vocab_size(self) -> int:
+        """Tokens, added ones included; the model's own vocabulary may be padded beyond it."""
+        return len(self._tokenizer)
+
+    @property
+    def eos_token_id(self) -> int | None:
+        return self._tokenizer.eos_token_id
+
+    @property
+    def has_chat_template(self) -> bool:
+        return bool(self._tokenizer.chat_template)
+
+    def encode(self, text: str, add_special: bool = True) -> list[int]:
+        """Token ids; `add_special` adds what this model expects around a text, such as a BOS, once."""
+        return self._tokenizer.encode(text, add_special_tokens=add_special)
+
+    def decode(self, ids: Many[int], skip_special: bool = True) -> str:
+        """The text of some tokens; bytes that are no whole character show as U+FFFD."""
+        return self._tokenizer.decode(
+            list(ids), skip_special_tokens=skip_special, clean_up_tokenization_spaces=False
+        )
+
+    def chat(self, messages: Many[Mapping[str, str]]) -> list[int]:
+        """Token ids of a conversation, up to where the model answers. messages: mappings with `role` and `content`.
+
+        The model's own template is rendered in transformers' sandbox. Raises ModelError where there is none or it fails.
+        """
+        if not self.has_chat_template:
+            raise ModelError(f"the model in '{self.path}' has no chat template")
+        try:
+            with quiet():
+                text = self._tokenizer.apply_chat_template(
+                    [dict(message) for message in messages], tokenize=False, add_generation_prompt=True
+                )
+        # a template is a program: besides jinja's own errors it can fail as any expression can
+        except (TemplateError, ValueError, TypeError, KeyError, ArithmeticError, RecursionError) as error:
+            raise ModelError(f"the chat template in '{self.path}' cannot be rendered: {sentence(error)}") from error
+        return self.encode(str(text), add_special=False)
+
+    def same_vocabulary(self, other: Tokenizer) -> bool:
+        """True where every token has the same id in both: what a draft model needs to draft for a target."""
+        return self._tokenizer.get_vocab() == other._tokenizer.get_vocab()
+
+
+def _read(path: Path) -> Any:
+    settings = _settings(path / "tokenizer_config.json")
+    names = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "tokenizer_config.json")
+    if not any((path / name).is_file() for name in names):
+        raise ModelError(f"'{path}' has no tokenizer: tokenizer.json is missing")
+    plain = settings.get("tokenizer_class") in _PLAIN_CLASSES and (path / "tokenizer.json").is_file()
+    try:
+        if plain and "auto_map" not in settings:
+            from transformers import PreTrainedTokenizerFast
+
+            return PreTrainedTokenizerFast.from_pretrained(str(path), local_files_only=True)
+        from transformers import AutoTokenizer
+
+        return AutoTokenizer.from_pretrained(str(path), trust_remote_code=False, local_files_only=True)
+    # the tokenizers library raises plain Exception for a damaged file
+    except Exception as error:
+        raise ModelError(f"the tokenizer in '{path}' cannot be read: {sentence(error)}") from error
+
+
+def _settings(file: Path) -> dict[str, Any]:
+    """tokenizer_config.json, or nothing where there is none."""
+    if not file.is_file():
+        return {}
+    try:
+        settings = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ModelError(f"'{file}' is not valid JSON: {sentence(error)}") from error
+    if not isinstance(settings, dict):
+        raise ModelError(f"'{file}' does not hold a JSON object")
+    return settings

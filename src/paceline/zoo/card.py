@@ -1,0 +1,165 @@
+"""The model cards, written from the recipe's own record so that text and numbers cannot part."""
+
+from __future__ import annotations
+
+from typing import Any
+
+LICENCES = {
+    "e2e/train.jsonl": "E2E restaurant descriptions (tuetschek/e2e-dataset, by way of "
+    "harvardnlp/neural-template-gen), CC BY-SA 4.0",
+    "wikisql/train.jsonl": "WikiSQL questions with readable SQL (jkkummerfeld/text2sql-data), BSD",
+    "gsm8k/train.jsonl": "GSM8K school problems (openai/grade-school-math), MIT",
+    "python_algorithms/thealgorithms_py.jsonl.gz": "TheAlgorithms/Python, MIT",
+    "tinystories/val_decoded.txt": "TinyStories, validation part, CDLA-Sharing-1.0",
+    "novels100/novels100_train.txt.gz": "95 novels in English, public domain",
+}
+
+FORMS = """\
+## Prompts
+
+Each document is one of these, ended by `<|endoftext|>`; nothing is put before the first token. A
+tagged prompt ends with its tag and **no blank**; the answer begins with one.
+
+    mr: name[The Mill], food[English], area[riverside] => text
+    question: How many players scored 21 points? => sql
+    problem: Tom has 3 bags of 4 apples. How many apples has he? => answer
+
+Stories, novels and Python code are plain text. Chat uses the tokenizer's chat template:
+`<|user|>...<|end|><|assistant|>...<|end|>`; generation stops at `<|end|>` or `<|endoftext|>`.
+"""
+
+
+def options_line(options: dict[str, Any], names: tuple[str, ...]) -> str:
+    """The named options as typed on the command line."""
+    words = []
+    for name in names:
+        flag = f"--{name.replace('_', '-')}"
+        words += [flag] if options[name] is True else [f"{flag} {options[name]}"]
+    return " ".join(words)
+
+
+SHARED = (
+    "seed",
+    "vocab_size",
+    "tokens",
+    "context",
+    "short_context",
+    "batch_tokens",
+    "batches_per_step",
+    "warmup_steps",
+    "decay_share",
+    "matrix_rate",
+    "other_rate",
+)
+TARGET = ("hidden", "layers", "heads", "kv_heads", "intermediate")
+DRAFT = (*(f"draft_{name}" for name in TARGET), "draft_data_share")
+
+
+def commands(recipe: dict[str, Any], name: str) -> str:
+    """The command lines that make the models again."""
+    lines = ["python -m paceline.zoo.train --what tokenizer"]
+    for stage, sizes in (("target", TARGET), ("draft", DRAFT)):
+        record = recipe["stages"][stage]
+        options = record["options"]
+        length = "--steps" if stage == "target" else "--draft-steps"
+        names = SHARED + sizes + (("compiled",) if options["compiled"] else ())
+        lines.append(
+            f"python -m paceline.zoo.train --what {stage} {length} {record['steps']} " + options_line(options, names)
+        )
+    lines.append(f"python -m paceline.zoo.train --what export --name {name}")
+    return "\n".join(f"    {line}" for line in lines)
+
+
+def table(recipe: dict[str, Any]) -> str:
+    """Held-out numbers per domain."""
+    rows = [
+        "| domain | tokens measured | target loss | draft loss | same argmax | acceptance |",
+        "|---|---|---|---|---|---|",
+    ]
+    for domain, values in recipe["held_out"].items():
+        rows.append(
+            f"| {domain} | {values['tokens']:,} | {values['target_loss']:.3f} | "
+            f"{values['draft_loss']:.3f} | {values['same_argmax']:.3f} | {values['acceptance']:.3f} |"
+        )
+    return "\n".join(rows)
+
+
+def data_section(recipe: dict[str, Any]) -> str:
+    data = recipe["data"]
+    lines = [f"- `{name}`: {LICENCES[name]}" for name in data["files_sha256"] if name in LICENCES]
+    lines += [f"- `{name}`" for name in data["files_sha256"] if name not in LICENCES and "dev" not in name]
+    shares = ", ".join(f"{domain} {share:.0%}" for domain, share in data["shares"].items())
+    return "\n".join(
+        [
+            *lines,
+            "",
+            f"Shares of the training tokens: {shares}. The dev files of E2E and WikiSQL, about 2 % of the",
+            "other documents and the last novels were held out. The chat turns are made from the same tasks.",
+            "Hashes, token counts and versions are in `recipe.json`.",
+        ]
+    )
+
+
+def body(recipe: dict[str, Any], name: str) -> str:
+    """What both cards share."""
+    return f"""\
+{FORMS}
+## Data and licences
+
+{data_section(recipe)}
+
+## Held-out measurements
+
+Losses are nats per token, each document read from its beginning; fp16 weights, fp32 arithmetic. "Same
+argmax" and "acceptance" (mean of the sum over tokens of the smaller of the two probabilities) tell how
+well the draft foretells the target, token by token.
+
+{table(recipe)}
+
+## What it is not good for
+
+Anything but showing and testing speculative decoding. It knows no facts, its sums are mostly wrong, its
+SQL guesses column names (it never sees a table), its code rarely runs, and its prose loses the thread
+within a few sentences. It repeats the biases of its data, the novels' above all (mostly of the 19th
+century). It was not aligned or filtered in any way. Do not show its text to users as information.
+
+## Make it again
+
+{commands(recipe, name)}
+
+Loss curves: `docs/images/zoo-loss.png` in the source tree. Threads and compilers change the order of
+sums, so another machine gives other weights of the same quality.
+"""
+
+
+def target_card(name: str, recipe: dict[str, Any]) -> str:
+    record = recipe["stages"]["target"]
+    options = record["options"]
+    return f"""\
+# {name}
+
+A small language model of the Llama form, the embedded target of Paceline. Its draft is `{name}-draft`.
+
+- {recipe["parameters"]["target"]:,} parameters: {options["layers"]} layers, hidden size {options["hidden"]},
+  {options["heads"]} heads over {options["kv_heads"]} kv heads, tied embeddings
+- byte-level BPE vocabulary of {options["vocab_size"]:,}, context {options["context"]:,} tokens
+- trained for {record["steps"]:,} steps on {record["tokens_seen"] / 1e6:.1f} million tokens,
+  {record["training_minutes"]:.0f} minutes on two CPU cores
+
+{body(recipe, name)}"""
+
+
+def draft_card(name: str, recipe: dict[str, Any]) -> str:
+    record = recipe["stages"]["draft"]
+    options = record["options"]
+    return f"""\
+# {name}-draft
+
+The draft of `{name}`, of no use by itself.
+
+- {recipe["parameters"]["draft"]:,} parameters: {options["draft_layers"]} layers, hidden size {options["draft_hidden"]}
+- the target's tokenizer and context
+- distilled from the target's whole distributions for {record["steps"]:,} steps over
+  {record["tokens_seen"] / 1e6:.1f} million tokens, {record["training_minutes"]:.0f} minutes on two CPU cores
+
+{body(recipe, name)}"""

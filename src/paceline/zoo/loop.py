@@ -1,0 +1,123 @@
+"""The training loop: one straight line from a stream of batches to checkpoints."""
+
+from __future__ import annotations
+
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as Bar
+from torch import nn
+
+from paceline.zoo import checkpoint
+from paceline.zoo.checkpoint import Progress
+from paceline.zoo.losses import Loss
+from paceline.zoo.optimizers import Rates, Schedule, build_optimizers, set_rates
+from paceline.zoo.pack import Stream, inputs_and_targets
+
+LINE_EVERY_STEPS = 10  # where there is no terminal for a bar
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How long and how fast one model is trained."""
+
+    steps: int
+    decay_share: float
+    warmup_steps: int
+    rates: Rates
+    minutes: float | None = None
+    """Time budget: the decay begins early enough for the whole run to take about this long."""
+    checkpoint_every_s: float = 300.0
+    pause_at: int | None = None
+    """Save and return after this many steps; the same call later continues."""
+    compiled: bool = False
+
+
+def shortened(plan: Plan, progress: Progress) -> int:
+    """The length of the run: as planned, or shorter once the budget leaves time for the decay alone."""
+    begin = Schedule(progress.steps, plan.decay_share, plan.warmup_steps).decay_begin
+    if plan.minutes is None or progress.step == 0 or progress.step >= begin:
+        return progress.steps
+    if progress.seconds < plan.minutes * 60 * (1 - plan.decay_share):
+        return progress.steps
+    return max(progress.step + 1, int(progress.step / (1 - plan.decay_share)))
+
+
+def train(model: nn.Module, loss: Loss, stream: Stream, plan: Plan, folder: Path, name: str) -> Progress:
+    """Train `model` in place, resuming from `folder` where it holds a checkpoint."""
+    optimizers = build_optimizers(model, plan.rates)
+    progress = Progress(seed=stream.seed)
+    place = checkpoint.latest(folder)
+    if place is not None:
+        progress = checkpoint.load(place, model, optimizers)
+    if progress.steps == 0 or not _decaying(plan, progress):
+        progress.steps = plan.steps
+    if plan.compiled:
+        loss = torch.compile(loss, dynamic=False)
+    tokens_per_step = stream.batch_tokens * stream.batches_per_step
+    model.train()
+    saved_s = time.monotonic()
+    with _bar() as bar:
+        task = bar.add_task(name, total=progress.steps, completed=progress.step, note="")
+        try:
+            while progress.step < min(progress.steps, plan.pause_at or progress.steps):
+                begun_s = time.monotonic()
+                progress.steps = shortened(plan, progress)
+                schedule = Schedule(progress.steps, plan.decay_share, plan.warmup_steps)
+                set_rates(optimizers, plan.rates, schedule.factor(progress.step))
+                total = 0.0
+                for rows in stream.batches(progress.step):
+                    value = loss(*inputs_and_targets(rows, stream.pool.end_token))
+                    (value / stream.batches_per_step).backward()
+                    total += value.item() / stream.batches_per_step
+                nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+                for optimizer in optimizers.values():
+                    optimizer.step()
+                    optimizer.zero_grad(set_to_none=True)
+                spent_s = time.monotonic() - begun_s
+                progress.step += 1
+                progress.seconds += spent_s
+                progress.losses.append(round(total, 5))
+                _show(bar, task, progress, tokens_per_step / spent_s, name)
+                if time.monotonic() - saved_s > plan.checkpoint_every_s:
+                    checkpoint.save(folder, model, optimizers, progress)
+                    saved_s = time.monotonic()
+        except KeyboardInterrupt:
+            checkpoint.save(folder, model, optimizers, progress)
+            raise
+    checkpoint.save(folder, model, optimizers, progress)
+    return progress
+
+
+def _decaying(plan: Plan, progress: Progress) -> bool:
+    return progress.step > Schedule(progress.steps, plan.decay_share, plan.warmup_steps).decay_begin
+
+
+def _bar() -> Bar:
+    return Bar(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[note]}"),
+        TimeRemainingColumn(),
+        console=Console(stderr=True),
+        disable=not sys.stderr.isatty(),
+    )
+
+
+def _show(bar: Bar, task: TaskID, progress: Progress, tokens_per_s: float, name: str) -> None:
+    recent = progress.losses[-20:]
+    note = f"loss {sum(recent) / len(recent):.3f}  {tokens_per_s:,.0f} tokens/s"
+    bar.update(task, completed=progress.step, total=progress.steps, note=note)
+    if bar.disable and (progress.step % LINE_EVERY_STEPS == 0 or progress.step == progress.steps):
+        left_s = (progress.steps - progress.step) * progress.seconds / progress.step
+        print(
+            f"{name} step {progress.step}/{progress.steps}  {note}  {left_s / 60:.1f} min left",
+            file=sys.stderr,
+            flush=True,
+        )

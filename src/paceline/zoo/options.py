@@ -1,0 +1,108 @@
+"""The recipe's options, as recorded with the models it makes."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from paceline.zoo.errors import RecipeError
+from paceline.zoo.loop import Plan
+from paceline.zoo.models import Shape
+from paceline.zoo.optimizers import Rates
+
+
+@dataclass(frozen=True)
+class Options:
+    """Everything that shapes the models; folders and the stage to run are not among them."""
+
+    seed: int
+    vocab_size: int
+    tokens: int
+    context: int
+    short_context: int
+    batch_tokens: int
+    batches_per_step: int
+    warmup_steps: int
+    decay_share: float
+    matrix_rate: float
+    other_rate: float
+    compiled: bool
+    steps: int
+    minutes: float | None
+    hidden: int
+    layers: int
+    heads: int
+    kv_heads: int
+    intermediate: int
+    draft_steps: int
+    draft_minutes: float | None
+    draft_hidden: int
+    draft_layers: int
+    draft_heads: int
+    draft_kv_heads: int
+    draft_intermediate: int
+    draft_data_share: float
+
+    def check(self) -> None:
+        """Raise a RecipeError for sizes that cannot work."""
+        for name, value in asdict(self).items():
+            if isinstance(value, int | float) and name not in ("seed", "draft_data_share") and value < 0:
+                raise RecipeError(f"--{name.replace('_', '-')} must not be negative")
+        for name in ("steps", "draft_steps", "tokens", "batches_per_step", "warmup_steps"):
+            if getattr(self, name) < 1:
+                raise RecipeError(f"--{name.replace('_', '-')} must be at least 1")
+        if not 0 < self.decay_share < 1:
+            raise RecipeError("--decay-share must lie between 0 and 1")
+        if not 1 < self.short_context <= self.context <= self.batch_tokens:
+            raise RecipeError("sizes must satisfy 1 < --short-context <= --context <= --batch-tokens")
+        for shape in (self.target_shape, self.draft_shape):
+            if shape.hidden % shape.heads or shape.heads % shape.kv_heads:
+                raise RecipeError("heads must divide the hidden size, and kv heads must divide heads")
+
+    @property
+    def target_shape(self) -> Shape:
+        return Shape(self.hidden, self.layers, self.heads, self.kv_heads, self.intermediate)
+
+    @property
+    def draft_shape(self) -> Shape:
+        return Shape(
+            self.draft_hidden,
+            self.draft_layers,
+            self.draft_heads,
+            self.draft_kv_heads,
+            self.draft_intermediate,
+        )
+
+    @property
+    def step_tokens(self) -> int:
+        return self.batch_tokens * self.batches_per_step
+
+    def plan(self, stage: str, pause_at: int | None, checkpoint_every_s: float) -> Plan:
+        """The plan of the stage "target" or "draft"."""
+        is_target = stage == "target"
+        return Plan(
+            steps=self.steps if is_target else self.draft_steps,
+            decay_share=self.decay_share,
+            warmup_steps=self.warmup_steps,
+            rates=Rates(self.matrix_rate, self.other_rate),
+            minutes=self.minutes if is_target else self.draft_minutes,
+            checkpoint_every_s=checkpoint_every_s,
+            pause_at=pause_at,
+            compiled=self.compiled,
+        )
+
+    def record(self, folder: Path) -> None:
+        """Leave the options beside the run they made."""
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "options.json").write_text(json.dumps(asdict(self), indent=2) + "\n")
+
+
+def recorded(folder: Path) -> Options:
+    """The options a run was last started with."""
+    try:
+        return Options(**json.loads((folder / "options.json").read_text()))
+    except FileNotFoundError:
+        raise RecipeError(f"there is no run in {folder}: train it first") from None
+    except (ValueError, TypeError):
+        raise RecipeError(f"{folder / 'options.json'} is not of this recipe") from None

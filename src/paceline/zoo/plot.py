@@ -1,0 +1,41 @@
+"""The loss curves as a picture."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from paceline.zoo.checkpoint import Progress
+
+
+def plot_losses(runs: dict[str, tuple[Progress, int]], path: Path) -> None:
+    """One curve per run (name to progress and tokens per step), raw and smoothed, over tokens seen."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(7.5, 4.2), layout="constrained")
+    for index, (name, (progress, step_tokens)) in enumerate(runs.items()):
+        seen = [(step + 1) * step_tokens / 1e6 for step in range(len(progress.losses))]
+        axes.plot(seen, progress.losses, color=f"C{index}", alpha=0.2, linewidth=0.7)
+        axes.plot(seen, smoothed(progress.losses), color=f"C{index}", label=name)
+    axes.set_xlabel("tokens seen (millions)")
+    axes.set_ylabel("training loss (nats per token)")
+    axes.set_ylim(top=min(axes.get_ylim()[1], 6.0))
+    axes.grid(alpha=0.3)
+    axes.legend()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_suffix(".tmp.png")
+    figure.savefig(part, dpi=120)
+    part.rename(path)
+    pyplot.close(figure)
+
+
+def smoothed(values: list[float], keep: float = 0.95) -> list[float]:
+    """Exponential moving average, corrected for its start."""
+    result, mean, weight = [], 0.0, 0.0
+    for value in values:
+        mean = keep * mean + (1 - keep) * value
+        weight = keep * weight + (1 - keep)
+        result.append(mean / weight)
+    return result

@@ -1,0 +1,137 @@
+"""The recipe's command line: `python -m paceline.zoo.train`.
+
+With no options it makes tokenizer, target and draft from the data folder and exports them. Each stage
+can be run alone with --what, stopped at any time, and continued by the same command.
+"""
+
+from __future__ import annotations
+
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import typer
+
+from paceline.zoo.errors import RecipeError
+from paceline.zoo.options import Options
+from paceline.zoo.stages import Workshop, draw_curves, make_draft, make_target, make_tokenizer
+
+PACKAGE = Path(__file__).resolve().parents[1]
+REPOSITORY = PACKAGE.parents[1]
+
+
+app = typer.Typer(add_completion=False)
+
+
+class What(StrEnum):
+    """Which stage to run."""
+
+    tokenizer = "tokenizer"
+    target = "target"
+    draft = "draft"
+    export = "export"
+    all = "all"
+
+
+@app.command()
+def main(
+    what: Annotated[What, typer.Option(help="stage to run")] = What.all,
+    data: Annotated[Path, typer.Option(help="folder of the built-in mixture")] = Path("../shared/data"),
+    text: Annotated[
+        list[Path] | None,
+        typer.Option(help="text or JSONL file to train on instead of the mixture; may be repeated"),
+    ] = None,
+    out: Annotated[Path, typer.Option(help="folder for checkpoints")] = Path("runs/zoo"),
+    weights: Annotated[Path, typer.Option(help="folder to export to")] = PACKAGE / "weights",
+    curve: Annotated[Path, typer.Option(help="picture of the loss curves")] = REPOSITORY / "docs/images/zoo-loss.png",
+    name: Annotated[str, typer.Option(help="name of the exported target")] = "paceline-14m",
+    seed: int = 20,
+    threads: Annotated[int | None, typer.Option(help="CPU threads; default: all")] = None,
+    vocab_size: int = 4096,
+    tokens: Annotated[int, typer.Option(help="tokens to pack, over all domains")] = 12_000_000,
+    context: int = 1024,
+    short_context: Annotated[int, typer.Option(help="length of the rows for short documents")] = 256,
+    batch_tokens: int = 4096,
+    batches_per_step: int = 3,
+    warmup_steps: int = 30,
+    decay_share: Annotated[float, typer.Option(help="last part of a run, with falling rate")] = 0.28,
+    matrix_rate: Annotated[float, typer.Option(help="peak rate of Muon")] = 0.02,
+    other_rate: Annotated[float, typer.Option(help="peak rate of AdamW")] = 0.004,
+    compiled: Annotated[bool, typer.Option(help="use torch.compile")] = False,
+    steps: Annotated[int, typer.Option(help="steps of the target")] = 1000,
+    minutes: Annotated[float | None, typer.Option(help="time budget of the target")] = None,
+    hidden: int = 384,
+    layers: int = 8,
+    heads: int = 6,
+    kv_heads: int = 2,
+    intermediate: int = 1024,
+    draft_steps: Annotated[int, typer.Option(help="steps of the draft")] = 800,
+    draft_minutes: Annotated[float | None, typer.Option(help="time budget of the draft")] = None,
+    draft_hidden: int = 192,
+    draft_layers: int = 2,
+    draft_heads: int = 3,
+    draft_kv_heads: int = 1,
+    draft_intermediate: int = 512,
+    draft_data_share: Annotated[float, typer.Option(help="weight of the data's own tokens")] = 0.1,
+    pause_at: Annotated[int | None, typer.Option(help="save and stop after this step")] = None,
+    checkpoint_every_s: float = 300.0,
+) -> None:
+    """Train the tokenizer, the target and its draft, and export them."""
+    options = Options(
+        seed=seed,
+        vocab_size=vocab_size,
+        tokens=tokens,
+        context=context,
+        short_context=short_context,
+        batch_tokens=batch_tokens,
+        batches_per_step=batches_per_step,
+        warmup_steps=warmup_steps,
+        decay_share=decay_share,
+        matrix_rate=matrix_rate,
+        other_rate=other_rate,
+        compiled=compiled,
+        steps=steps,
+        minutes=minutes,
+        hidden=hidden,
+        layers=layers,
+        heads=heads,
+        kv_heads=kv_heads,
+        intermediate=intermediate,
+        draft_steps=draft_steps,
+        draft_minutes=draft_minutes,
+        draft_hidden=draft_hidden,
+        draft_layers=draft_layers,
+        draft_heads=draft_heads,
+        draft_kv_heads=draft_kv_heads,
+        draft_intermediate=draft_intermediate,
+        draft_data_share=draft_data_share,
+    )
+    if threads is not None:
+        torch.set_num_threads(threads)
+    workshop = Workshop(options, data, text or [], out)
+    try:
+        options.check()
+        if what == What.tokenizer or (what == What.all and not (workshop.tokenizer_folder / "tokenizer.json").is_file()):
+            make_tokenizer(workshop)
+        if what in (What.target, What.all):
+            make_target(workshop, pause_at, checkpoint_every_s)
+            draw_curves(workshop, out / "loss.png")
+        if what in (What.draft, What.all):
+            make_draft(workshop, pause_at, checkpoint_every_s)
+            draw_curves(workshop, out / "loss.png")
+        if what in (What.export, What.all):
+            from paceline.zoo.export import export
+
+            export(workshop, weights, curve, name)
+    except RecipeError as error:
+        typer.echo(f"error: {error}", err=True)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        typer.echo("stopped; the same command continues from the checkpoint", err=True)
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    app()

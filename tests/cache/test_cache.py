@@ -1,0 +1,293 @@
+"""Whatever was staged, committed, truncated, forked or released: a cache holds what a fresh prefill of its tokens would write.
+
+The stores are driven with made-up contents: what is written for a token is a hash of the text up to and with it, so that a slot
+out of place, a stale one, or one that two sequences share shows at once.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, settings, strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
+from stepping import accept, missing, sequence
+
+from paceline.cache.base import Branching, KVCache
+from paceline.cache.dense import DenseCache
+from paceline.cache.replay import ReplayCache
+from paceline.cache.stateful import StatefulCache
+from paceline.sequence import Sequence
+from paceline.step import Segment, Step, Verdict
+from paceline.tree import DraftTree
+
+TOKENS = st.integers(0, 5)
+KEYS = st.integers(0, 3)
+
+
+def mark(text: tuple[int, ...]) -> int:
+    return hash(text)
+
+
+def marks_of(segment: Segment) -> list[int]:
+    """What a forward writes for each row of a segment."""
+    tokens, end = segment.sequence.tokens, segment.start + segment.chain
+    marks = [mark(tuple(tokens[: slot + 1])) for slot in range(segment.start, end)]
+    tree = segment.tree
+    if tree is not None:
+        marks += [mark((*tokens[:end], *(tree.tokens[n] for n in tree.path(node)))) for node in range(1, len(tree))]
+    return marks
+
+
+class Store(ABC):
+    """One kind of cache, and how a forward would write to it and a test reads it."""
+
+    cache: KVCache
+
+    @abstractmethod
+    def write(self, step: Step, part: float = 1.0) -> None:
+        """Write the rows of a staged step; with `part` < 1 the forward breaks off on the way."""
+
+    @abstractmethod
+    def contents(self, key: int) -> list[list[int]]:
+        """The marks held for a sequence, once per tensor."""
+
+
+class Dense(Store):
+    def __init__(self) -> None:
+        self.cache: DenseCache = DenseCache()
+
+    @torch.inference_mode()
+    def write(self, step: Step, part: float = 1.0) -> None:
+        layers = range(2 if part == 1.0 else 1)
+        for segment in step.segments:
+            rows = torch.tensor(marks_of(segment))
+            for layer in layers:
+                keys, values = rows.view(1, -1, 1).repeat(2, 1, 3), rows.view(1, -1, 1).repeat(2, 1, 1) + layer
+                seen = self.cache.store(layer, segment, keys, values)
+                assert seen[0].shape == (2, segment.end, 3)
+                assert seen[1].shape == (2, segment.end, 1)
+
+    def contents(self, key: int) -> list[list[int]]:
+        slab, length = self.cache._slabs.get(key), self.cache.length(key)
+        if slab is None:
+            return [[]]
+        found = []
+        for layer, (keys, values) in slab.layers.items():
+            found += [keys[head, :length, column].tolist() for head in range(2) for column in range(3)]
+            found += [(values[head, :length, 0] - layer).tolist() for head in range(2)]
+        return found
+
+
+class Lists:
+    """Opaque states that are lists, which a forward extends in place."""
+
+    def new(self) -> list[int]:
+        return []
+
+    def copy(self, state: list[int]) -> list[int]:
+        return list(state)
+
+    def keep(self, state: list[int], length: int, slots: Any) -> None:
+        state[:] = state[:length] + [state[slot] for slot in slots]
+
+    def nbytes(self, state: list[int]) -> int:
+        return 8 * len(state)
+
+
+class Whole(Store):
+    branching = Branching.TREE
+
+    def __init__(self) -> None:
+        self.cache: StatefulCache[list[int]] = StatefulCache(Lists(), self.branching)
+
+    def write(self, step: Step, part: float = 1.0) -> None:
+        for segment in step.segments:
+            marks = marks_of(segment)
+            self.cache.state(segment.sequence.key).extend(marks[: int(len(marks) * part)])
+
+    def contents(self, key: int) -> list[list[int]]:
+        return [self.cache._states.get(key, [])[: self.cache.length(key)]]
+
+
+class WholeChains(Whole):
+    branching = Branching.CHAIN
+
+
+class Snapshots(Store):
+    def __init__(self) -> None:
+        self.cache: ReplayCache[list[int]] = ReplayCache(Lists().copy, Lists().nbytes)
+
+    def write(self, step: Step, part: float = 1.0) -> None:
+        for segment in step.segments:
+            key, marks = segment.sequence.key, marks_of(segment)
+            state = self.cache.working(key) or []
+            certain = 0 if segment.chain == 1 and segment.nodes > 1 else segment.chain
+            state.extend(marks[:certain])
+            if certain:
+                self.cache.reach(key, segment.start + certain, state)
+                state = self.cache.branch(state)
+            if part == 1.0 and certain < len(marks):
+                state.extend(marks[certain:])
+                self.cache.reach(key, segment.end, state)
+
+    def contents(self, key: int) -> list[list[int]]:
+        snapshots = self.cache._snapshots.get(key, [])
+        for length, state in snapshots:
+            assert len(state) == length
+            assert state == snapshots[-1][1][:length]
+        return [snapshots[-1][1] if snapshots else []]
+
+
+STORES: dict[str, type[Store]] = {"dense": Dense, "trees": Whole, "chains": WholeChains, "replay": Snapshots}
+
+
+class Life(RuleBasedStateMachine):
+    """Sequences come, grow, lose their tails, split and go; the truth is a plain list of tokens each."""
+
+    kind: type[Store]
+
+    @initialize()
+    def open(self) -> None:
+        self.store = self.kind()
+        self.live: dict[int, Sequence] = {}
+
+    @rule(key=KEYS, prompt=st.lists(TOKENS, min_size=1, max_size=9))
+    def arrive(self, key: int, prompt: list[int]) -> None:
+        if key not in self.live:
+            self.live[key] = sequence(key, prompt)
+
+    @precondition(lambda self: self.live)
+    @rule(data=st.data(), fate=st.sampled_from(["commit", "commit", "commit", "abandon", "break"]))
+    def step(self, data: st.DataObject, fate: str) -> None:
+        cache = self.store.cache
+        chosen = data.draw(st.lists(st.sampled_from(sorted(self.live)), min_size=1, unique=True))
+        feeds, verdicts = [], []
+        for key in chosen:
+            owner = self.live[key]
+            lacking = len(owner.tokens) - cache.length(key)
+            if lacking == 0:
+                owner.commit((data.draw(TOKENS),), ())
+                lacking = 1
+            fed = data.draw(st.integers(1, lacking))
+            tree = self.draft(data, owner.root) if fed == lacking else None
+            feeds.append(missing(cache, owner, tree, upto=len(owner.tokens) - lacking + fed))
+            path = tree.path(data.draw(st.integers(0, len(tree) - 1))) if tree else ()
+            verdicts.append(accept(tree, path, data.draw(TOKENS)) if tree else Verdict())
+        step = Step.of(feeds)
+        cache.stage(step)
+        if fate == "abandon":
+            return
+        self.store.write(step, 0.5 if fate == "break" else 1.0)
+        if fate == "break":
+            return
+        cache.commit(verdicts)
+        for key, verdict in zip(chosen, verdicts, strict=True):
+            self.live[key].commit(verdict.tokens, ())
+
+    def draft(self, data: st.DataObject, root: int) -> DraftTree:
+        paths = data.draw(st.lists(st.lists(TOKENS, min_size=1, max_size=3), max_size=3))
+        tree = DraftTree.of_paths(root, paths, "test", 6)
+        return tree if self.store.cache.branching is Branching.TREE else tree.first_chain()
+
+    @precondition(lambda self: self.live)
+    @rule(data=st.data(), key=KEYS, token=TOKENS)
+    def truncate(self, data: st.DataObject, key: int, token: int) -> None:
+        if key in self.live:
+            owner, cache = self.live[key], self.store.cache
+            length = data.draw(st.integers(0, len(owner.tokens) - 1))
+            held = cache.length(key)
+            cache.truncate(key, length)
+            left = cache.length(key)
+            assert left <= min(length, held)
+            assert cache.branching is Branching.REPLAY or left == min(length, held)
+            self.live[key] = sequence(key, [*owner.tokens[:length], token])
+
+    @rule(key=KEYS, new_key=KEYS)
+    def fork(self, key: int, new_key: int) -> None:
+        if key in self.live and new_key not in self.live:
+            self.store.cache.fork(key, new_key)
+            self.live[new_key] = sequence(new_key, self.live[key].tokens)
+            assert self.store.cache.length(new_key) == self.store.cache.length(key)
+
+    @rule(key=KEYS)
+    def release(self, key: int) -> None:
+        self.store.cache.release(key)
+        self.live.pop(key, None)
+        assert self.store.cache.length(key) == 0
+        if not self.live:
+            assert self.store.cache.held_bytes == 0
+
+    @invariant()
+    def holds_what_a_prefill_would_write(self) -> None:
+        for key, owner in self.live.items():
+            length = self.store.cache.length(key)
+            assert length <= len(owner.tokens)
+            fresh = [mark(tuple(owner.tokens[: slot + 1])) for slot in range(length)]
+            assert all(held == fresh for held in self.store.contents(key))
+
+
+@pytest.mark.parametrize("name", STORES)
+def test_any_life_leaves_a_prefix_of_the_text(name: str) -> None:
+    life = type("Life", (Life,), {"kind": STORES[name]})
+    quick = settings(
+        max_examples=60,
+        stateful_step_count=30,
+        deadline=None,
+        derandomize=True,
+        database=None,
+        suppress_health_check=list(HealthCheck),
+    )
+    run_state_machine_as_test(life, settings=quick)
+
+
+@pytest.mark.parametrize("name", STORES)
+def test_steps_begin_where_the_cache_ends(name: str) -> None:
+    store, owner = STORES[name](), sequence(0, [1, 2, 3])
+    ahead = Step.of([missing(store.cache, owner)])
+    store.cache.stage(ahead)
+    store.write(ahead)
+    store.cache.commit([Verdict()])
+    with pytest.raises(ValueError, match="cache holds 3"):
+        store.cache.stage(ahead)
+
+
+@pytest.mark.parametrize("name", STORES)
+def test_nothing_is_committed_twice(name: str) -> None:
+    store, owner = STORES[name](), sequence(0, [1, 2, 3])
+    step = Step.of([missing(store.cache, owner)])
+    store.cache.stage(step)
+    store.write(step)
+    store.cache.commit([Verdict()])
+    with pytest.raises(ValueError, match="nothing is staged"):
+        store.cache.commit([Verdict()])
+
+
+def test_slabs_outgrow_their_first_capacity() -> None:
+    store, owner = Dense(), sequence(0, [token % 6 for token in range(100)])
+    for _ in range(4):
+        step = Step.of([missing(store.cache, owner)])
+        store.cache.stage(step)
+        store.write(step)
+        store.cache.commit([Verdict()])
+        owner.commit(tuple(owner.tokens[:100]), ())
+    fresh = [mark(tuple(owner.tokens[: slot + 1])) for slot in range(400)]
+    assert all(held == fresh for held in store.contents(0))
+
+
+def test_going_back_over_snapshots_replays_little() -> None:
+    """After many single tokens the newest states are dense and the older ones sparse: going back n replays a few times n."""
+    store, owner = Snapshots(), sequence(0, [0])
+    for token in range(200):
+        step = Step.of([missing(store.cache, owner)])
+        store.cache.stage(step)
+        store.write(step)
+        store.cache.commit([Verdict()])
+        owner.commit((token % 6,), ())
+    assert len(store.cache._snapshots[0]) <= 6
+    for back in (1, 3, 10, 30):
+        store.cache.fork(0, 1)
+        store.cache.truncate(1, 200 - back)
+        assert 200 - store.cache.length(1) <= 6 * back

@@ -1,0 +1,108 @@
+"""Every family through its road: many sequences in one step, drafts and all, equal the plain model run alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from stepping import accept, alone, expected, missing, score, sequence
+from tiny import VOCABULARY, as_hub, tiny_model
+
+from paceline.cache.base import Branching
+from paceline.models.base import LanguageModel
+from paceline.models.stateful import ReplayModel, StatefulModel
+from paceline.step import Verdict
+from paceline.tree import DraftTree
+
+ROUTED = (
+    "llama qwen2 qwen3 mistral gemma2 gemma3_text phi3 phi gpt_neox opt gpt2 mixtral deepseek_v3 gpt_oss".split()
+)
+ADDITIVE = ["falcon", "gptj", "codegen"]
+CHAINS = ["bloom", "mpt", "gpt_neo"]
+REPLAYED = ["qwen3_next", "lfm2", "mamba2"]
+TOLERANCE = 5e-5
+"""Largest difference of a logit; logits are spread over tens."""
+
+
+def branching_draft(root: int) -> tuple[DraftTree, tuple[int, ...]]:
+    """Six nodes, and a path through them whose cache slots do not lie side by side."""
+    return DraftTree((root, 11, 12, 13, 14, 15), (-1, 0, 0, 1, 1, 2)), (2, 5)
+
+
+def straight_draft(root: int) -> tuple[DraftTree, tuple[int, ...]]:
+    return DraftTree.chain(root, (11, 12, 13), "test"), (1, 2)
+
+
+def largest_error(model: LanguageModel, reference: Any) -> float:
+    """Three sequences: a prompt in two chunks, a plain decode, a draft; then a commit, and one more step of each."""
+    noise = torch.Generator().manual_seed(3)
+    prompts = [torch.randint(16, VOCABULARY, (n,), generator=noise).tolist() for n in (11, 9, 10)]
+    chunked, plain, drafted = (sequence(key, prompt) for key, prompt in enumerate(prompts))
+    cache = model.new_cache()
+    nothing = score(model, cache, [missing(cache, chunked, upto=5), missing(cache, plain, upto=8), missing(cache, drafted, upto=9)])
+    assert nothing.logits.shape == (0, model.vocab_size)
+    cache.commit([Verdict()] * 3)
+
+    draft = branching_draft if model.branching is Branching.TREE else straight_draft
+    tree, path = draft(drafted.root)
+    roots = [DraftTree.root(chunked.root), DraftTree.root(plain.root)]
+    feeds = [missing(cache, chunked, roots[0]), missing(cache, plain, roots[1]), missing(cache, drafted, tree)]
+    got = score(model, cache, feeds).logits
+    wanted = torch.cat([alone(reference, prompts[0])[-1:], alone(reference, prompts[1])[-1:], expected(reference, prompts[2], tree)])
+    errors = [got - wanted]
+    verdicts = [accept(roots[0], (), 20), accept(roots[1], (), 21), accept(tree, path, 22)]
+    cache.commit(verdicts)
+
+    owners = (chunked, plain, drafted)
+    for owner, verdict in zip(owners, verdicts, strict=True):
+        owner.commit(verdict.tokens, ())
+    trees = [draft(owner.root)[0] for owner in owners]
+    got = score(model, cache, [missing(cache, owner, tree) for owner, tree in zip(owners, trees, strict=True)]).logits
+    errors.append(got - torch.cat([expected(reference, owner.tokens, tree) for owner, tree in zip(owners, trees, strict=True)]))
+    return float(torch.cat(errors).abs().max())
+
+
+@pytest.mark.parametrize("kind", ROUTED)
+def test_routed_families_branch_in_the_flat_step(kind: str) -> None:
+    reference = tiny_model(kind)
+    model = as_hub(reference)
+    assert largest_error(model, reference) < TOLERANCE
+    assert model.attention_calls == reference.config.num_hidden_layers
+
+
+@pytest.mark.parametrize("kind", ADDITIVE)
+def test_additive_masks_carry_trees(kind: str) -> None:
+    reference = tiny_model(kind)
+    assert largest_error(StatefulModel(reference, kind, 128, Branching.TREE), reference) < TOLERANCE
+
+
+def test_gpt_neo_branches_where_every_layer_looks_everywhere() -> None:
+    reference = tiny_model("gpt_neo", attention_types=[[["global"], 2]])
+    assert largest_error(StatefulModel(reference, "gpt_neo", 128, Branching.TREE), reference) < TOLERANCE
+
+
+@pytest.mark.parametrize("kind", CHAINS)
+def test_families_bound_to_slots_take_chains(kind: str) -> None:
+    reference = tiny_model(kind)
+    assert largest_error(StatefulModel(reference, kind, 128, Branching.CHAIN), reference) < TOLERANCE
+
+
+@pytest.mark.parametrize("kind", REPLAYED)
+def test_recurrent_families_replay(kind: str) -> None:
+    reference = tiny_model(kind)
+    assert largest_error(ReplayModel(reference, kind, 128), reference) < TOLERANCE
+
+
+@pytest.mark.parametrize("kind", ["bloom", "qwen3_next"])
+def test_models_that_cannot_branch_say_so(kind: str) -> None:
+    reference = tiny_model(kind)
+    road = ReplayModel(reference, kind, 128) if kind == "qwen3_next" else StatefulModel(reference, kind, 128, Branching.CHAIN)
+    cache, owner = road.new_cache(), sequence(0, [5, 6, 7])
+    tree, _ = branching_draft(7)
+    with pytest.raises(ValueError, match="first_chain"):
+        score(road, cache, [missing(cache, owner, tree)])
+    chain = tree.first_chain()
+    assert chain.tokens == (7, 11, 13)
+    got = score(road, cache, [missing(cache, owner, chain)]).logits
+    assert (got - expected(reference, owner.tokens, chain)).abs().max() < TOLERANCE

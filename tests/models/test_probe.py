@@ -1,0 +1,110 @@
+"""The probe takes the best road that gives the model's own numbers, and its measure tells a wrong mask from rounding."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from tiny import tiny_model
+
+from paceline.cache.base import Branching
+from paceline.models import attention
+from paceline.models.base import LanguageModel, ModelError
+from paceline.models.hub import HubModel
+from paceline.models.probe import Identity, probed
+from paceline.models.stateful import ReplayModel, StatefulModel
+from paceline.step import Segment
+
+ROADS: dict[str, tuple[type[LanguageModel], Branching]] = {
+    **dict.fromkeys(("llama", "mistral", "gemma2", "gpt2", "opt", "mixtral", "deepseek_v3", "gpt_oss"), (HubModel, Branching.TREE)),
+    **dict.fromkeys(("falcon", "gptj", "codegen"), (StatefulModel, Branching.TREE)),
+    **dict.fromkeys(("bloom", "mpt", "gpt_neo"), (StatefulModel, Branching.CHAIN)),
+    **dict.fromkeys(("qwen3_next", "lfm2", "mamba2", "mamba"), (ReplayModel, Branching.REPLAY)),
+}
+
+
+def probe(model: Any, context_length: int = 128) -> LanguageModel:
+    return probed(model, Identity("tiny", context_length, frozenset({2})))
+
+
+@pytest.mark.parametrize("kind", ROADS)
+def test_every_family_finds_its_road(kind: str) -> None:
+    found = probe(tiny_model(kind))
+    assert (type(found), found.branching) == ROADS[kind]
+    assert found.eos_token_ids == {2}
+
+
+@pytest.mark.parametrize("kind", ["llama", "gemma2", "mixtral", "gpt_oss", "falcon", "bloom", "mpt", "lfm2"])
+def test_half_precision_finds_the_same_road(kind: str) -> None:
+    found = probe(tiny_model(kind).to(torch.bfloat16))
+    assert (type(found), found.branching) == ROADS[kind]
+
+
+@pytest.mark.parametrize("context_length", [5, 6, 9, 13])
+def test_short_contexts_are_probed_within_their_length(context_length: int) -> None:
+    model = tiny_model("gpt2", n_positions=context_length)
+    assert probe(model, context_length).branching is Branching.TREE
+
+
+def test_a_context_too_short_to_draft_in_is_refused() -> None:
+    with pytest.raises(ModelError, match="context of 4 tokens"):
+        probe(tiny_model("gpt2", n_positions=4), 4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_lost_tree_mask_is_noticed(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype) -> None:
+    """The mutant reads every draft as a chain; the probe must leave the flat road."""
+
+    def blind(segment: Segment) -> torch.Tensor:
+        return torch.ones(segment.rows, segment.rows, dtype=torch.bool).tril()
+
+    monkeypatch.setattr(Segment, "ancestors", property(blind))
+    found = probe(tiny_model("llama").to(dtype))
+    assert found.branching is Branching.CHAIN
+
+
+def test_positions_by_slot_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The mutant numbers nodes by slot instead of depth."""
+
+    def numbered(segment: Segment) -> torch.Tensor:
+        return torch.arange(segment.start, segment.end)
+
+    monkeypatch.setattr(Segment, "positions", property(numbered))
+    assert probe(tiny_model("llama")).branching is Branching.CHAIN
+
+
+def test_a_lost_prefix_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The mutant forgets the cached prompt; the model's own cache, on the next road, does not."""
+    made = attention.Forward._made
+
+    def forgetful(rule: Any, segment: Segment, device: torch.device) -> torch.Tensor | None:
+        mask = made(rule, segment, device)
+        if mask is None:
+            mask = torch.ones(segment.rows, segment.end, dtype=torch.bool)
+        mask[:, : segment.start] = False
+        return mask
+
+    monkeypatch.setattr(attention.Forward, "_made", staticmethod(forgetful))
+    assert isinstance(probe(tiny_model("llama")), StatefulModel)
+
+
+def test_a_model_that_reads_ahead_is_refused_by_name() -> None:
+    with pytest.raises(ModelError, match="BertLMHeadModel is not supported: .* BertAttention") as refusal:
+        probe(tiny_model("bert"))
+    assert "\n" not in str(refusal.value)
+
+
+def test_weights_that_are_not_numbers_are_refused() -> None:
+    model = tiny_model("llama")
+    for parameter in model.parameters():
+        parameter.fill_(float("nan"))
+    with pytest.raises(ModelError, match="not finite"):
+        probe(model)
+
+
+def test_a_refused_model_is_left_with_its_own_attention() -> None:
+    model = tiny_model("falcon")
+    own = model.config._attn_implementation
+    probe(model)
+    assert model.config._attn_implementation == own

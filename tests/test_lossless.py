@@ -1,0 +1,191 @@
+"""The backbone: every drafter, every cache, every way of batching gives the text of plain decoding.
+
+The cases are made from the registries: a new drafter is a file and a row, and is tested by existing. `make test` runs a
+pairwise cover of the ways to run an engine; the marker `full` runs their whole product.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cache
+from itertools import product
+from pathlib import Path
+
+import pytest
+import torch
+from tiny import save_tiny
+
+from paceline.cache.base import Branching
+from paceline.compose import build_drafter, build_policy, build_verifier
+from paceline.drafters.base import Surroundings
+from paceline.engine.engine import Engine
+from paceline.engine.scheduler import Limits
+from paceline.models.base import LanguageModel
+from paceline.models.load import load_model
+from paceline.models.stateful import ReplayModel, StatefulModel
+from paceline.models.tokenizer import Tokenizer
+from paceline.registry import CACHES, DRAFTERS
+from paceline.sampling import SamplingParams
+from paceline.speculative import Speculative
+
+LONGEST = 40
+SPECS = [row.example for row in DRAFTERS.values()] + ["ngram:max=2,min=1+model:{draft},depth=3"]
+PARAMS = {
+    "greedy": SamplingParams(max_tokens=LONGEST),
+    "sampled": SamplingParams(max_tokens=LONGEST, temperature=1.0, seed=7),
+    "top-p": SamplingParams(max_tokens=LONGEST, temperature=0.7, top_p=0.9, seed=8),
+    "everything": SamplingParams(
+        max_tokens=LONGEST, temperature=0.9, top_k=40, top_p=0.95, min_p=0.01, repetition_penalty=1.2,
+        presence_penalty=0.3, frequency_penalty=0.2, logit_bias={40: 1.5, 41: -3.0}, min_tokens=5, seed=9,
+    ),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way to run an engine."""
+
+    batch: int
+    chunk: int
+    cache_tokens: int
+    cache: str
+    params: str
+
+
+BATCHES, CHUNKS, ROOMS = (1, 2, 3, 8), (1, 7, 64), (100_000, 110)
+EVERY_WAY = [Way(*choice) for choice in product(BATCHES, CHUNKS, ROOMS, CACHES, PARAMS)]
+
+
+def covering(ways: list[Way]) -> list[Way]:
+    """A greedy pairwise cover: every two choices of any two dimensions meet in at least one way."""
+
+    def pairs(way: Way) -> set[tuple[tuple[int, object], tuple[int, object]]]:
+        values = list(enumerate((way.batch, way.chunk, way.cache_tokens, way.cache, way.params)))
+        return {(a, b) for i, a in enumerate(values) for b in values[i + 1 :]}
+
+    missing = set().union(*(pairs(way) for way in ways))
+    chosen = []
+    while missing:
+        way = max(ways, key=lambda w: len(pairs(w) & missing))
+        chosen.append(way)
+        missing -= pairs(way)
+    return chosen
+
+
+@cache
+def checkpoints(folder: Path) -> tuple[str, str]:
+    """A tiny target and a draft that often agrees with it, on disk."""
+    target, draft = folder / "target", folder / "draft"
+    if not target.exists():
+        save_tiny(target, 3)
+        save_tiny(draft, 3, disturbed=0.3)
+    return str(target), str(draft)
+
+
+@cache
+def loaded(path: str, store: str) -> LanguageModel:
+    if store == "dense":
+        return load_model(path)
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(path, attn_implementation="eager").eval()
+    name, longest, eos = "tiny", model.config.max_position_embeddings, frozenset({model.config.eos_token_id})
+    if store == "replay":
+        return ReplayModel(model, name, longest, eos)
+    return StatefulModel(model, name, longest, Branching.TREE, eos)
+
+
+def prompts() -> list[list[int]]:
+    """Eight prompts of mixed lengths; some repeat themselves, so that look-up drafters have something to find."""
+    noise = torch.Generator().manual_seed(5)
+    made = []
+    for length in (1, 3, 11, 24, 33, 17, 8, 40):
+        words = torch.randint(3, 200, (max(length // 2, 1),), generator=noise).tolist()
+        made.append([1, *(words * 3)][:length])
+    return made
+
+
+def run(folder: Path, spec: str, way: Way) -> tuple[list[list[int]], Engine]:
+    """Token ids of every prompt, and the engine that made them."""
+    target_path, draft_path = checkpoints(folder)
+    target, tokenizer = loaded(target_path, way.cache), Tokenizer(target_path)
+    surroundings = Surroundings(target, tokenizer, lambda path: (loaded(path, "dense"), Tokenizer(path)))
+    drafter = build_drafter(spec.format(draft=draft_path), surroundings)
+    speculative = Speculative(target, drafter, build_verifier("match"), build_policy("fixed", drafter))
+    engine = Engine(speculative, tokenizer, Limits(way.batch, way.chunk, way.cache_tokens))
+    params = PARAMS[way.params]
+    sequences = [
+        engine.add(prompt, params.model_copy(update={"seed": (params.seed or 0) + i})) for i, prompt in enumerate(prompts())
+    ]
+    while engine.has_work:
+        engine.step()
+    return [sequence.generated for sequence in sequences], engine
+
+
+@cache
+def plain(folder: Path, params: str) -> list[list[int]]:
+    """Plain decoding, one request at a time, whole prompts: what everything is compared with."""
+    return run(folder, "none", Way(1, 512, 100_000, "dense", params))[0]
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("checkpoints")
+
+
+@pytest.mark.parametrize("way", covering(EVERY_WAY), ids=str)
+@pytest.mark.parametrize("spec", SPECS)
+def test_text_is_that_of_plain_decoding(folder: Path, spec: str, way: Way) -> None:
+    ids, engine = run(folder, spec, way)
+    assert ids == plain(folder, way.params)
+    if way.cache_tokens < 1000 and way.batch > 2:
+        assert engine.scheduler.preemptions > 0, "the small cache was meant to force preemption"
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("way", [way for way in EVERY_WAY if way not in covering(EVERY_WAY)], ids=str)
+@pytest.mark.parametrize("spec", SPECS)
+def test_text_is_that_of_plain_decoding_in_every_way(folder: Path, spec: str, way: Way) -> None:
+    assert run(folder, spec, way)[0] == plain(folder, way.params)
+
+
+@pytest.mark.parametrize("spec", [spec for spec in SPECS if spec != "none"])
+@pytest.mark.parametrize("params", ["greedy", "sampled"])
+def test_drafts_are_really_accepted(folder: Path, spec: str, params: str) -> None:
+    """Without this the equality above could hold because nothing was ever drafted."""
+    target_path, draft_path = checkpoints(folder)
+    way = Way(1, 64, 100_000, "dense", params)
+    _, engine = run(folder, spec, way)
+    assert engine.speculative.forwards < 8 * LONGEST
+
+
+def test_plain_decoding_is_that_of_transformers(folder: Path) -> None:
+    """Greedy, float32: token for token what `generate` of the untouched model gives."""
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(checkpoints(folder)[0], attn_implementation="eager").eval()
+    for prompt, ours in zip(prompts(), plain(folder, "greedy"), strict=True):
+        theirs = model.generate(
+            torch.tensor([prompt]), attention_mask=torch.ones(1, len(prompt)), do_sample=False, max_new_tokens=LONGEST,
+            pad_token_id=0,
+        )[0, len(prompt) :].tolist()  # fmt: skip
+        assert ours == theirs
+
+
+def test_seeds_decide_the_text(folder: Path) -> None:
+    texts = {tuple(ids) for ids in plain(folder, "sampled")}
+    assert len(texts) == len(prompts())
+    again = run(folder, "none", replace(Way(1, 512, 100_000, "dense", "sampled")))[0]
+    assert again == plain(folder, "sampled")
+    shifted = PARAMS["sampled"].model_copy(update={"seed": 1234})
+    PARAMS["other seed"] = shifted
+    assert run(folder, "none", Way(1, 512, 100_000, "dense", "other seed"))[0] != plain(folder, "sampled")
+
+
+def test_the_tiny_target_is_sharp_enough_to_test_anything(folder: Path) -> None:
+    """On a near-uniform model lossy mutants pass every test."""
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(checkpoints(folder)[0]).eval()
+    logits = model(torch.tensor([prompts()[3]])).logits[0].detach()
+    assert float(logits.softmax(-1).max(-1).values.mean()) > 0.2

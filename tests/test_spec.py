@@ -1,0 +1,123 @@
+"""Spec strings: the grammar, and errors that help."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import BaseModel, ConfigDict, Field
+
+from paceline.drafters import ngram
+from paceline.registry import DRAFTERS, UnknownMethod
+from paceline.spec import Combination, Method, SpecError, bind, parse
+
+settings.register_profile("still", derandomize=True, deadline=None, max_examples=150, database=None)
+settings.load_profile("still")
+
+
+class Options(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    path: Annotated[str, Field(min_length=1)]
+    depth: Annotated[int, Field(ge=1, le=9)] = 4
+    ratio: float = 0.5
+
+
+def test_a_name_alone_is_a_method() -> None:
+    assert parse("ngram") == Method("ngram")
+    assert parse(" ngram: ") == Method("ngram")
+
+
+def test_arguments_come_by_place_and_options_by_name() -> None:
+    assert parse("model:runs/draft, 3 ,depth = 5,width=2") == Method("model", ("runs/draft", "3"), {"depth": "5", "width": "2"})
+
+
+@pytest.mark.parametrize("sign", "+^@")
+def test_a_sign_joins_any_number_of_specs(sign: str) -> None:
+    assert parse(f"a{sign}b:1 {sign} c") == Combination(sign, (Method("a"), Method("b", ("1",)), Method("c")))
+
+
+def test_approximation_binds_tightest_and_merging_loosest() -> None:
+    a, b, c, d = (Method(name) for name in "abcd")
+    assert parse("a@b^c+d") == Combination("+", (Combination("^", (Combination("@", (a, b)), c)), d))
+    assert parse("a+b^c@d") == Combination("+", (a, Combination("^", (b, Combination("@", (c, d))))))
+
+
+def test_triforce_is_a_string() -> None:
+    draft = Combination("@", (Method("model", ("PATH",)), Method("sink", ("16", "240"))))
+    assert parse("model:PATH@sink:16,240^retrieval:8,4096") == Combination("^", (draft, Method("retrieval", ("8", "4096"))))
+
+
+def test_quotes_hold_every_sign() -> None:
+    assert parse('model:"runs/a+b^c@d,e=f:g"') == Method("model", ("runs/a+b^c@d,e=f:g",))
+    assert parse('model:path="a,b=c"+ngram') == Combination("+", (Method("model", (), {"path": "a,b=c"}), Method("ngram")))
+    assert parse('model:runs/"a+b"/c') == Method("model", ("runs/a+b/c",))
+
+
+@given(st.text(st.characters(codec="ascii", categories=["L", "N", "P", "S"], exclude_characters='"'), min_size=1))
+def test_any_text_without_quotes_survives_quoting(value: str) -> None:
+    assert parse(f'model:"{value}",depth=2') == Method("model", (value,), {"depth": "2"})
+
+
+@given(st.text('ab:,=+^@" ', max_size=12))
+def test_any_text_is_a_spec_or_one_sentence(text: str) -> None:
+    try:
+        parse(text)
+    except SpecError as error:
+        assert str(error)
+        assert "\n" not in str(error)
+
+
+@pytest.mark.parametrize(
+    ("text", "saying"),
+    [
+        ("", "empty"),
+        ("  ", "empty"),
+        ("a+", "lacks a method"),
+        ("^a", "lacks a method"),
+        ("a@@b", "lacks a method"),
+        ('model:"x', "unclosed quote"),
+        ("ngram:max=3,5", "behind an option"),
+        (":5", "no name"),
+        ("model:a,,b", "empty argument"),
+        ("model:a,depth=1,depth=2", "twice"),
+    ],
+)
+def test_a_malformed_spec_is_refused_with_its_reason(text: str, saying: str) -> None:
+    with pytest.raises(SpecError, match=saying):
+        parse(text)
+
+
+def test_options_are_typed_and_filled_in_order() -> None:
+    assert bind(Method("m", ("x", "7"), {"ratio": "0.25"}), Options) == Options(path="x", depth=7, ratio=0.25)
+    assert bind(Method("m", ("x",)), Options).depth == 4
+
+
+@pytest.mark.parametrize(
+    ("method", "saying"),
+    [
+        (Method("m", ("x", "1", "2", "3")), "at most 3 arguments, not 4"),
+        (Method("m", ("x",), {"dept": "2"}), "no option 'dept'; the nearest is 'depth'"),
+        (Method("m", ("x",), {"path": "y"}), "given 'path' twice"),
+        (Method("m", ("x", "many")), "depth='many'"),
+        (Method("m", ("x", "10")), "depth='10'"),
+        (Method("m"), "'m' needs path"),
+    ],
+)
+def test_an_option_that_cannot_be_used_is_named(method: Method, saying: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        bind(method, Options)
+    assert saying in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_options_that_contradict_each_other_are_refused_in_words() -> None:
+    with pytest.raises(SpecError, match=r"^'ngram' cannot be built: min must not exceed max$"):
+        bind(parse("ngram:max=2,min=3"), ngram.Options)  # pyright: ignore[reportArgumentType]
+
+
+def test_an_unknown_method_is_answered_with_the_nearest() -> None:
+    with pytest.raises(UnknownMethod, match="no drafter 'ngrams'; the nearest is 'ngram'"):
+        DRAFTERS["ngrams"]

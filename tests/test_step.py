@@ -1,0 +1,118 @@
+"""Step: the flat layout of a batch. Rows, slots, positions and wanted rows follow from the feeds alone."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from paceline.cache.base import kept_slots
+from paceline.sampling import SamplingParams
+from paceline.sequence import Sequence
+from paceline.step import Feed, Step, Verdict
+from paceline.tree import DraftTree
+
+settings.register_profile("still", derandomize=True, deadline=None, max_examples=150, database=None)
+settings.load_profile("still")
+
+
+def sequence(key: int, size: int) -> Sequence:
+    return Sequence(key, tuple(range(100 * key, 100 * key + size)), SamplingParams(), seed=0)
+
+
+@st.composite
+def feeds(draw: st.DrawFn) -> list[Feed]:
+    """One to four sequences: plain decodes, prefill chunks, trees behind long and short chains."""
+    made = []
+    for key in range(draw(st.integers(1, 4))):
+        owner = sequence(key, draw(st.integers(1, 9)))
+        start = draw(st.integers(0, len(owner.tokens) - 1))
+        end = draw(st.integers(start + 1, len(owner.tokens)))
+        parents = [-1]
+        for node in range(draw(st.integers(0, 5))):
+            parents.append(draw(st.integers(0, node)))
+        tree = DraftTree((owner.tokens[-1], *range(50, 49 + len(parents))), tuple(parents))
+        made.append(Feed(owner, start, tuple(owner.tokens[start:end]), tree if end == len(owner.tokens) else None))
+    return made
+
+
+@given(feeds())
+def test_segments_tile_the_flat_row_in_order(made: list[Feed]) -> None:
+    step = Step.of(made)
+    low = 0
+    for feed, segment in zip(made, step.segments, strict=True):
+        drafted = feed.tree.tokens[1:] if feed.tree else ()
+        assert segment.low == low
+        assert tuple(step.token_ids[low : segment.high].tolist()) == (*feed.tokens, *drafted)
+        assert segment.end == feed.start + segment.rows
+        low = segment.high
+    assert low == len(step.token_ids) == len(step.positions)
+
+
+@given(feeds())
+def test_a_row_stands_where_its_token_would_stand_in_the_text(made: list[Feed]) -> None:
+    step = Step.of(made)
+    for feed, segment in zip(made, step.segments, strict=True):
+        positions = step.positions[segment.low : segment.high].tolist()
+        chain = list(range(feed.start, feed.start + len(feed.tokens)))
+        depths = feed.tree.depth[1:] if feed.tree else ()
+        assert positions == chain + [chain[-1] + depth for depth in depths]
+
+
+@given(feeds())
+def test_logits_are_wanted_of_the_root_and_its_nodes_and_of_nothing_else(made: list[Feed]) -> None:
+    step = Step.of(made)
+    for feed, segment, offset in zip(made, step.segments, step.offsets, strict=True):
+        rows = step.wants[offset : offset + segment.nodes].tolist()
+        assert segment.nodes == (len(feed.tree) if feed.tree else 0)
+        assert step.token_ids[rows].tolist() == list(feed.tree.tokens if feed.tree else ())
+    assert len(step.wants) == sum(segment.nodes for segment in step.segments)
+
+
+@given(feeds())
+def test_a_row_sees_the_chain_before_it_and_its_own_path(made: list[Feed]) -> None:
+    for segment in Step.of(made).segments:
+        seen = segment.ancestors.tolist()
+        for row in range(segment.chain):
+            assert [other for other in range(segment.rows) if seen[row][other]] == list(range(row + 1))
+        for node in range(1, segment.nodes):
+            assert segment.tree is not None
+            path = [segment.chain - 1 + step for step in segment.tree.path(node)]
+            row = segment.chain - 1 + node
+            assert [other for other in range(segment.rows) if seen[row][other]] == [*range(segment.chain), *path]
+
+
+@given(feeds())
+def test_a_node_is_staged_in_the_slot_of_its_row(made: list[Feed]) -> None:
+    for segment in Step.of(made).segments:
+        for node in range(segment.nodes):
+            assert segment.slot(node) == segment.start + segment.chain - 1 + node
+        assert segment.is_chain == (segment.tree is None or segment.tree.is_chain)
+
+
+@given(feeds(), st.randoms(use_true_random=False))
+def test_a_commit_keeps_the_chain_and_the_slots_of_the_path(made: list[Feed], chance) -> None:
+    step = Step.of(made)
+    paths = [feed.tree.path(chance.randrange(len(feed.tree))) if feed.tree else () for feed in made]
+    kept = kept_slots(step, [Verdict(path, (), len(path)) for path in paths])
+    for feed, segment, path, (length, slots) in zip(made, step.segments, paths, kept, strict=True):
+        assert length == feed.start + len(feed.tokens)
+        assert slots == [segment.slot(node) for node in path]
+        assert all(length + place <= slot for place, slot in enumerate(slots))
+
+
+def test_a_segment_without_tokens_is_refused() -> None:
+    with pytest.raises(ValueError, match="at least one token"):
+        Step.of([Feed(sequence(0, 3), 3, ())])
+
+
+def test_a_tree_hangs_below_the_last_token_fed() -> None:
+    with pytest.raises(ValueError, match="root"):
+        Step.of([Feed(sequence(0, 3), 0, (0, 1, 2), DraftTree.root(9))])
+
+
+def test_a_cut_keeps_the_path_above_the_last_token_and_the_count_of_what_was_accepted() -> None:
+    verdict = Verdict((2, 5, 6), (11, 12, 13, 14), 3)
+    assert verdict.cut(2, "stop") == Verdict((2,), (11, 12), 3, "stop")
+    assert verdict.cut(4, "length") == Verdict((2, 5, 6), (11, 12, 13, 14), 3, "length")
+    assert verdict.cut(1, "stop") == Verdict((), (11,), 3, "stop")

@@ -1,0 +1,185 @@
+"""DraftTree: every derived view agrees with the two stored lists, whatever the shape."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from paceline.tree import Budget, DraftTree, Proposal
+
+settings.register_profile("still", derandomize=True, deadline=None, max_examples=150, database=None)
+settings.load_profile("still")
+
+SOURCES = ("left", "right")
+
+
+@st.composite
+def trees(draw: st.DrawFn, root: int = 7, source: str | None = None, kind: Proposal = Proposal.POINT) -> DraftTree:
+    """Up to 12 nodes with distinct siblings out of four tokens (equal ones too where they are drawn independently)."""
+    tokens, parents = [root], [-1]
+    for _ in range(draw(st.integers(0, 12))):
+        parent, token = draw(st.integers(0, len(tokens) - 1)), draw(st.integers(0, 3))
+        if kind is Proposal.IID or (parent, token) not in zip(parents, tokens, strict=True):
+            tokens.append(token)
+            parents.append(parent)
+    names = ("", *(source or draw(st.sampled_from(SOURCES)) for _ in tokens[1:]))
+    proposals = {node: torch.full((4,), float(node)) for node in set(parents) - {-1}}
+    return DraftTree(tuple(tokens), tuple(parents), kind, proposals, names)
+
+
+def words(tree: DraftTree) -> list[tuple[int, ...]]:
+    """The token path to every node: what a tree means, whatever its nodes are called."""
+    return [tuple(tree.tokens[step] for step in tree.path(node)) for node in range(len(tree))]
+
+
+@given(trees())
+def test_depth_is_the_length_of_the_path(tree: DraftTree) -> None:
+    assert tree.depth == tuple(len(tree.path(node)) for node in range(len(tree)))
+
+
+@given(trees())
+def test_a_path_descends_from_below_the_root_to_its_node(tree: DraftTree) -> None:
+    for node in range(1, len(tree)):
+        path = tree.path(node)
+        assert path[-1] == node
+        assert [tree.parents[step] for step in path] == [0, *path[:-1]]
+
+
+@given(trees())
+def test_a_node_sees_itself_the_root_and_its_path_only(tree: DraftTree) -> None:
+    for node, row in enumerate(tree.ancestors.tolist()):
+        assert {other for other, sees in enumerate(row) if sees} == {0, *tree.path(node)}
+
+
+@given(trees())
+def test_a_child_is_found_under_its_parent_by_its_token(tree: DraftTree) -> None:
+    for node in range(1, len(tree)):
+        assert tree.children[tree.parents[node]][tree.tokens[node]] == node
+    assert sum(len(row) for row in tree.children) == len(tree) - 1
+
+
+@given(trees())
+def test_a_chain_is_a_tree_without_a_fork(tree: DraftTree) -> None:
+    assert tree.is_chain == all(len(row) <= 1 for row in tree.children)
+
+
+@given(trees(), st.integers(0, 13), st.integers(0, 6))
+def test_pruning_keeps_the_first_nodes_that_fit_with_their_paths(tree: DraftTree, nodes: int, depth: int) -> None:
+    pruned = tree.pruned(Budget(nodes, depth))
+    shallow = [word for word in words(tree) if len(word) <= depth]
+    assert words(pruned) == shallow[: nodes + 1]
+    assert pruned.tokens[0] == tree.tokens[0]
+    assert pruned.kind is tree.kind
+    places = dict(zip(words(tree), range(len(tree)), strict=True))
+    for node, word in enumerate(words(pruned)):
+        assert pruned.sources[node] == tree.sources[places[word]]
+        if node in pruned.proposals:
+            assert pruned.proposals[node][0] == places[word]
+
+
+@given(trees(kind=Proposal.IID), st.integers(0, 13))
+def test_pruning_keeps_equal_independent_siblings_apart(tree: DraftTree, nodes: int) -> None:
+    assert words(tree.pruned(Budget(nodes, 99))) == words(tree)[: nodes + 1]
+
+
+@given(trees())
+def test_the_first_chain_takes_the_first_child_at_every_node(tree: DraftTree) -> None:
+    chain = tree.first_chain()
+    word, node = [], 0
+    while tree.children[node]:
+        node = min(tree.children[node].values())
+        word.append(tree.tokens[node])
+    assert chain.is_chain
+    assert chain.tokens == (tree.tokens[0], *word)
+    assert len(chain.sources) == len(chain)
+
+
+@given(trees(source="left"), trees(source="right"), st.integers(0, 26))
+def test_a_merger_holds_the_first_tree_and_then_what_the_second_adds(left: DraftTree, right: DraftTree, nodes: int) -> None:
+    merged = left.merged(right, nodes)
+    ours, theirs = words(left), words(right)
+    assert words(merged)[: len(left)] == ours
+    assert set(words(merged)) <= {*ours, *theirs}
+    assert len(merged) - 1 <= max(nodes, len(left) - 1)
+    if nodes >= 26:
+        assert set(words(merged)) == {*ours, *theirs}
+    for word, source in zip(words(merged)[1:], merged.sources[1:], strict=True):
+        assert source == ("left" if word in ours else "right")
+
+
+@given(trees(), trees())
+def test_a_merger_claims_no_drawn_proposal_that_it_cannot_show(left: DraftTree, right: DraftTree) -> None:
+    for kind in Proposal:
+        drawn = DraftTree(left.tokens, left.parents, kind, sources=left.sources)
+        other = DraftTree(right.tokens, right.parents, kind, sources=right.sources)
+        merged = drawn.merged(other, 99)
+        assert merged.kind is (kind if kind is Proposal.COUPLED else Proposal.POINT)
+
+
+def test_mergers_of_independent_draws_hold_every_token_once() -> None:
+    twins = DraftTree((7, 1, 1), (-1, 0, 0), Proposal.IID, sources=("", "a", "a"))
+    assert words(twins.merged(DraftTree.chain(7, (2,), "b"), 9)) == [(), (1,), (2,)]
+
+
+@given(st.lists(st.lists(st.integers(0, 3), max_size=5), max_size=6), st.integers(0, 12))
+def test_the_union_of_paths_holds_exactly_their_prefixes(paths: list[list[int]], nodes: int) -> None:
+    tree = DraftTree.of_paths(7, paths, "test", nodes)
+    prefixes = {tuple(path[:size]) for path in paths for size in range(len(path) + 1)} | {()}
+    assert set(words(tree)) <= prefixes
+    assert len(words(tree)) == len(set(words(tree)))
+    assert len(tree) - 1 <= nodes
+    if nodes >= len(prefixes) - 1:
+        assert set(words(tree)) == prefixes
+
+
+@given(st.lists(st.integers(0, 3), max_size=6))
+def test_a_chain_is_the_union_of_one_path(path: list[int]) -> None:
+    chain = DraftTree.chain(7, path, "test")
+    assert chain.is_chain
+    assert (chain.tokens, chain.parents) == (
+        DraftTree.of_paths(7, [path], "test", 99).tokens,
+        DraftTree.of_paths(7, [path], "test", 99).parents,
+    )
+
+
+def test_plain_decoding_is_the_tree_of_one_node() -> None:
+    root = DraftTree.root(5)
+    assert (len(root), root.depth, root.path(0), root.is_chain) == (1, (0,), (), True)
+
+
+def test_every_node_has_a_source_even_where_the_drafter_gave_none() -> None:
+    assert DraftTree((7, 1, 2), (-1, 0, 0)).sources == ("", "", "")
+
+
+@pytest.mark.parametrize(
+    ("tokens", "parents", "kind"),
+    [
+        ((), (), Proposal.POINT),
+        ((1,), (0,), Proposal.POINT),
+        ((1, 2), (-1,), Proposal.POINT),
+        ((1, 2), (-1, -1), Proposal.POINT),
+        ((1, 2, 3), (-1, 2, 0), Proposal.POINT),
+        ((1, 2), (-1, 1), Proposal.POINT),
+        ((1, 2, 2), (-1, 0, 0), Proposal.WITHOUT_REPLACEMENT),
+        ((1, 2, 2), (-1, 0, 0), Proposal.COUPLED),
+    ],
+)
+def test_what_is_no_tree_is_refused(tokens: tuple[int, ...], parents: tuple[int, ...], kind: Proposal) -> None:
+    with pytest.raises(ValueError, match="draft tree"):
+        DraftTree(tokens, parents, kind)
+
+
+def test_independent_siblings_may_repeat_a_token() -> None:
+    assert len(DraftTree((1, 2, 2), (-1, 0, 0), Proposal.IID)) == 3
+
+
+def test_sources_are_one_per_node() -> None:
+    with pytest.raises(ValueError, match="one source per node"):
+        DraftTree((1, 2), (-1, 0), sources=("",))
+
+
+def test_trees_of_different_roots_cannot_be_merged() -> None:
+    with pytest.raises(ValueError, match="roots"):
+        DraftTree.root(1).merged(DraftTree.root(2), 5)

@@ -1,0 +1,388 @@
+"""The recipe of the embedded models, on generated text and models of a few thousand parameters."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from typer.testing import CliRunner
+
+from paceline.zoo import checkpoint
+from paceline.zoo.chat import CHAT_TEMPLATE, END_OF_TEXT, render
+from paceline.zoo.errors import RecipeError
+from paceline.zoo.measure import measure
+from paceline.zoo.optimizers import Schedule
+from paceline.zoo.options import Options
+from paceline.zoo.pack import IGNORED, Stream, build_pool, fill, inputs_and_targets, pieces
+from paceline.zoo.sources import (
+    Corpus,
+    built_in,
+    from_files,
+    official_spelling,
+    tagged_e2e,
+    tagged_gsm8k,
+    tagged_sql,
+    without_calculator,
+)
+from paceline.zoo.stages import Workshop, make_draft, make_target, make_tokenizer
+from paceline.zoo.tokenizer import train_tokenizer
+from paceline.zoo.train import app
+
+DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
+
+OPTIONS = Options(
+    seed=3,
+    vocab_size=300,
+    tokens=4_000,
+    context=64,
+    short_context=16,
+    batch_tokens=64,
+    batches_per_step=2,
+    warmup_steps=2,
+    decay_share=0.4,
+    matrix_rate=0.02,
+    other_rate=0.01,
+    compiled=False,
+    steps=8,
+    minutes=None,
+    hidden=32,
+    layers=2,
+    heads=2,
+    kv_heads=1,
+    intermediate=48,
+    draft_steps=4,
+    draft_minutes=None,
+    draft_hidden=16,
+    draft_layers=1,
+    draft_heads=1,
+    draft_kv_heads=1,
+    draft_intermediate=16,
+    draft_data_share=0.1,
+)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    """Models this small only lose time to threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def sentences(count: int) -> list[str]:
+    draw = random.Random(1)
+    nouns = ["mill", "river", "café", "pub", "miller", "table"]
+    lines = []
+    for _ in range(count):
+        words = [draw.choice(nouns) for _ in range(draw.choice([3, 5, 40]))]
+        lines.append(f"The {' '.join(words)} costs £{draw.randrange(100)}.")
+    return lines
+
+
+@pytest.fixture(scope="module")
+def text_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("text") / "lines.jsonl"
+    path.write_text("\n".join(json.dumps({"text": line}) for line in sentences(120)))
+    return path
+
+
+def workshop(text_file: Path, out: Path) -> Workshop:
+    made = Workshop(OPTIONS, DATA, [text_file], out)
+    if not made.tokenizer_folder.exists():
+        make_tokenizer(made)
+    return made
+
+
+@pytest.fixture(scope="module")
+def trained(text_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Workshop:
+    """A target and a draft, each trained without a pause."""
+    made = workshop(text_file, tmp_path_factory.mktemp("run"))
+    make_target(made, None, 1e9)
+    make_draft(made, None, 1e9)
+    return made
+
+
+def weights(run: Workshop, stage: str) -> dict[str, torch.Tensor]:
+    place = checkpoint.latest(run.out / stage)
+    assert place is not None
+    return load_file(place / "model.safetensors")
+
+
+def test_training_lowers_the_loss(trained: Workshop) -> None:
+    place = checkpoint.latest(trained.out / "target")
+    assert place is not None
+    progress = checkpoint.read_progress(place)
+    assert progress.step == progress.steps == OPTIONS.steps == len(progress.losses)
+    assert progress.losses[-1] < progress.losses[0] - 0.3
+
+
+@pytest.mark.parametrize("stage", ["target", "draft"])
+def test_a_resumed_run_equals_an_uninterrupted_one(trained: Workshop, text_file: Path, tmp_path: Path, stage: str) -> None:
+    halting = workshop(text_file, tmp_path)
+    make = make_target if stage == "target" else make_draft
+    if stage == "draft":
+        (tmp_path / "target").symlink_to(trained.out / "target")
+    make(halting, 3, 1e9)
+    paused = checkpoint.latest(tmp_path / stage)
+    assert paused is not None
+    assert paused.name == "step-000003"
+    make(workshop(text_file, tmp_path), None, 1e9)
+    expected, found = weights(trained, stage), weights(halting, stage)
+    assert expected.keys() == found.keys()
+    assert all(torch.equal(expected[name], found[name]) for name in expected)
+
+
+def test_checkpoints_hold_no_pickle_and_no_leftovers(trained: Workshop) -> None:
+    names = sorted(path.name for path in (trained.out / "target").rglob("*") if path.is_file())
+    assert names == ["model.safetensors", "optimizer.safetensors", "options.json", "progress.json"]
+
+
+def test_stream_is_a_pure_function_of_seed_and_step(trained: Workshop) -> None:
+    def rows(seed: int, step: int) -> list[list[list[int]]]:
+        stream = Stream(trained.pool, seed, OPTIONS.batch_tokens, OPTIONS.batches_per_step)
+        return [batch.tolist() for batch in stream.batches(step)]
+
+    late = rows(3, 57)
+    for step in range(60):
+        rows(3, step)
+    assert rows(3, 57) == late
+    assert rows(4, 57) != late
+    assert rows(3, 58) != late
+
+
+def test_one_epoch_of_the_stream_reads_every_row_once(trained: Workshop) -> None:
+    pool = trained.pool
+    stream = Stream(pool, 3, pool.long.shape[1] - 1, 1)
+    total_long, total_short = len(pool.long), len(pool.short)
+    seen_long: list[tuple[int, ...]] = []
+    seen_short: list[tuple[int, ...]] = []
+    step = 0
+    while len(seen_long) < total_long or len(seen_short) < total_short:
+        (batch,) = stream.batches(step)
+        kind = seen_long if batch.shape[1] == pool.long.shape[1] else seen_short
+        kind.extend(tuple(row) for row in batch.tolist())
+        step += 1
+    assert set(seen_long[:total_long]) == {tuple(row) for row in pool.long.tolist()}
+    assert set(seen_short[:total_short]) == {tuple(row) for row in pool.short.tolist()}
+
+
+def test_packing_keeps_documents_whole_and_rows_begin_with_one() -> None:
+    draw = random.Random(0)
+    documents = [[number + 1] * draw.randint(1, 9) + [0] for number in range(300)]
+    packed = fill(documents, 10, end_token=0)
+    assert packed.shape[1] == 10
+    found: list[tuple[int, ...]] = []
+    for row in packed.tolist():
+        assert row[0] != 0
+        part: list[int] = []
+        for token in row:
+            part.append(token)
+            if token == 0:
+                found.append(tuple(part))
+                part = []
+        assert not part
+    padding = (0,)
+    assert sorted(set(found) - {padding}) == sorted({tuple(document) for document in documents})
+    assert len([part for part in found if part != padding]) == len(documents)
+    assert pieces(list(range(7)), 3) == [[0, 1, 2], [3, 4, 5], [6]]
+
+
+def test_padding_is_no_target_but_the_end_of_a_document_is() -> None:
+    inputs, targets = inputs_and_targets(torch.tensor([[5, 6, 0, 7, 0, 0, 0]]), end_token=0)
+    assert inputs.tolist() == [[5, 6, 0, 7, 0, 0]]
+    assert targets.tolist() == [[6, 0, 7, 0, IGNORED, IGNORED]]
+
+
+def test_schedule_warms_up_stays_and_decays() -> None:
+    schedule = Schedule(steps=100, decay_share=0.25, warmup_steps=10)
+    factors = [schedule.factor(step) for step in range(100)]
+    assert factors[0] == 0.1
+    assert factors[9] == 1.0
+    assert set(factors[9:75]) == {1.0}
+    assert all(later < earlier for earlier, later in pairwise(factors[75:]))
+    assert 0 < factors[-1] < 0.05
+    longer = Schedule(steps=200, decay_share=0.25, warmup_steps=10)
+    assert [longer.factor(step) for step in range(75)] == factors[:75]
+
+
+ANSWERED = [
+    (tagged_e2e("name[The Mill], priceRange[£20-25]"), "The Mill costs £20-25."),
+    (tagged_sql("How many players scored 21 points?"), "SELECT COUNT PLAYER FROM TABLE"),
+    (tagged_gsm8k("Tom has 3 bags of 4 apples?"), "3*4 = 12 apples.\n#### 12"),
+    (tagged_gsm8k("How many?"), "$5 remain"),
+    (tagged_gsm8k("How many?"), "48/2"),
+    (tagged_e2e("name[Café]"), "(closed)"),
+]
+
+
+@pytest.mark.parametrize(("prompt", "answer"), ANSWERED)
+def test_a_prompt_tokenises_to_a_prefix_of_its_document(trained: Workshop, prompt: str, answer: str) -> None:
+    whole = trained.tokenizer.encode(f"{prompt} {answer}").ids
+    begin = trained.tokenizer.encode(prompt).ids
+    assert whole[: len(begin)] == begin
+
+
+def test_code_prompts_that_end_a_line_are_prefixes(trained: Workshop) -> None:
+    begin = trained.tokenizer.encode("def f(x):\n").ids
+    whole = trained.tokenizer.encode("def f(x):\n    return x\n").ids
+    assert whole[: len(begin)] == begin
+
+
+@pytest.mark.parametrize("text", ["", " a  b\n\n\tc ", "naïve £5 日本語 🙂\r\n", "don't 'SOUTH' 1234", "\x00\x7f"])
+def test_tokenizer_round_trips(trained: Workshop, text: str) -> None:
+    fast = AutoTokenizer.from_pretrained(trained.tokenizer_folder)
+    assert fast.decode(fast(text).input_ids) == text
+
+
+def test_digits_stand_alone(trained: Workshop) -> None:
+    tokens = trained.tokenizer.encode("costs 1234").tokens
+    assert [token.strip("Ġ") for token in tokens[-4:]] == list("1234")
+
+
+def test_chat_template_writes_what_was_trained_on(trained: Workshop) -> None:
+    fast = AutoTokenizer.from_pretrained(trained.tokenizer_folder)
+    assert fast.chat_template == CHAT_TEMPLATE
+    messages = [
+        {"role": "user", "content": "Hello"},
+        {"role": "assistant", "content": "Good day."},
+        {"role": "user", "content": "And again"},
+    ]
+    asked = fast.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    whole = render([("Hello", "Good day."), ("And again", "Yes.")])
+    assert whole.startswith(asked)
+    with_system = [{"role": "system", "content": "Be brief."}, *messages]
+    asked = fast.apply_chat_template(with_system, tokenize=False)
+    assert asked.startswith("<|user|>Be brief.\nHello<|end|>")
+
+
+def test_small_domains_repeat_and_shares_hold() -> None:
+    corpus = Corpus({"a": ["one two"] * 3, "b": sentences(200)}, {}, {"a": 0.25, "b": 0.75})
+    tokenizer = train_tokenizer(corpus, 280, 0)
+    pool = build_pool(corpus, tokenizer, tokenizer.token_to_id(END_OF_TEXT), 4_000, 16, 64, 0)
+    assert pool.tokens["a"] == pytest.approx(1_000, abs=30)
+    assert pool.tokens["b"] == pytest.approx(3_000, abs=300)
+    assert pool.epochs["a"] > 5
+    real = (pool.short != pool.end_token).sum() + (pool.long != pool.end_token).sum()
+    assert real > 0.85 * (sum(pool.tokens.values()) - 400)
+
+
+def test_measure_of_a_model_against_itself(trained: Workshop) -> None:
+    target = trained.trained_model("target")
+    found = measure(target, target, trained.tokenizer, sentences(20), trained.end_token)
+    assert found.same_argmax == 1.0
+    assert found.acceptance == pytest.approx(1.0, abs=1e-5)
+    assert found.target_loss == pytest.approx(found.draft_loss)
+
+
+def test_export_loads_in_transformers_and_says_how_it_was_made(trained: Workshop, tmp_path: Path) -> None:
+    from paceline.zoo.export import export
+
+    export(trained, tmp_path, tmp_path / "loss.png", "tiny")
+    for name, stage in (("tiny", "target"), ("tiny-draft", "draft")):
+        folder = tmp_path / name
+        stored = load_file(folder / "model.safetensors")
+        assert "lm_head.weight" not in stored
+        assert all(value.dtype == torch.float16 for value in stored.values())
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+        expected = trained.trained_model(stage)
+        ids = torch.tensor([[5, 6, 7, 8]])
+        assert torch.allclose(model(ids).logits, expected(ids).logits, atol=2e-2)
+        assert model.generation_config.eos_token_id == trained.stop_tokens
+        recipe = json.loads((folder / "recipe.json").read_text())
+        assert recipe["stages"][stage]["steps"] == (8 if stage == "target" else 4)
+        assert set(recipe["held_out"]["text"]) >= {"target_loss", "draft_loss", "same_argmax"}
+        card = (folder / "README.md").read_text()
+        assert "not good for" in card
+        assert "/work" not in card
+    assert (tmp_path / "loss.png").stat().st_size > 5_000
+
+
+def test_text_files_of_every_form(tmp_path: Path) -> None:
+    (tmp_path / "plain.txt").write_text("A line.\n" * 2_000)
+    (tmp_path / "pairs.jsonl").write_text('{"prompt": "a =>", "completion": " b"}\n\n')
+    corpus = from_files([tmp_path / "plain.txt", tmp_path / "pairs.jsonl"])
+    documents = corpus.train["text"] + corpus.held_out["text"]
+    assert "a => b" in documents
+    assert all(len(document) < 4_000 for document in documents)
+    assert len(documents) > 3
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b'{"text": 5}\n', "needs the field"),
+        (b"{not json\n", "is not JSON"),
+        (b"[1]\n", "is not a JSON object"),
+        (b"\xff\xfe\xfa", "is not UTF-8"),
+        (b"\n\n", "there is no text"),
+    ],
+)
+def test_bad_files_are_named(tmp_path: Path, content: bytes, message: str) -> None:
+    path = tmp_path / "bad.jsonl"
+    path.write_bytes(content)
+    with pytest.raises(RecipeError, match=message):
+        from_files([path])
+
+
+def test_damaged_checkpoint_is_named(trained: Workshop, tmp_path: Path) -> None:
+    place = tmp_path / "target" / "step-000001"
+    place.mkdir(parents=True)
+    (place / "progress.json").write_text("{}")
+    (place / "model.safetensors").write_bytes(b"nothing")
+    with pytest.raises(RecipeError, match="step-000001"):
+        checkpoint.load_weights(place, trained.trained_model("target"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--data", "/nowhere", "--what", "tokenizer"], "there is no data folder"),
+        (["--text", "/nowhere.txt"], "there is no file"),
+        (["--heads", "5"], "heads must divide"),
+        (["--what", "draft", "--text", __file__], "no tokenizer|no target"),
+    ],
+)
+def test_bad_input_is_one_sentence_and_exit_code_2(tmp_path: Path, arguments: list[str], message: str) -> None:
+    result = CliRunner().invoke(app, ["--out", str(tmp_path), *arguments])
+    assert result.exit_code == 2
+    assert re.search(message, result.stderr)
+    assert "Traceback" not in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
+def test_runs_as_a_module(tmp_path: Path) -> None:
+    result = subprocess.run(
+        [sys.executable, "-m", "paceline.zoo.train", "--out", str(tmp_path), "--text", "/nowhere.txt"],
+        capture_output=True,
+        text=True,
+    )
+    assert result.returncode == 2
+    assert result.stderr == "error: there is no file /nowhere.txt\n"
+
+
+def test_tagged_forms() -> None:
+    assert without_calculator("He had 48/2 = <<48/2=24>>24.\n#### 24") == "He had 48/2 = 24.\n#### 24"
+    assert official_spelling("priceRange[£ 20 - 25], customerrating[low]") == ("priceRange[£20-25], customer rating[low]")
+
+
+@pytest.mark.skipif(not DATA.is_dir(), reason="needs ../shared/data, which is not part of the repository")
+def test_built_in_mixture_keeps_its_held_out_documents_apart() -> None:
+    corpus = built_in(DATA, seed=20)
+    assert corpus.shares.keys() == corpus.train.keys() == corpus.held_out.keys()
+    for domain in ("gsm8k", "code", "stories", "novels"):
+        assert corpus.held_out[domain]
+        assert not set(corpus.held_out[domain]) & set(corpus.train[domain])
+    assert any(text.startswith("mr: name[") and " => text " in text for text in corpus.train["e2e"])
+    assert all(" => sql SELECT" in text for text in corpus.train["sql"][:100])
+    assert not any("<<" in text for text in corpus.train["gsm8k"])
