@@ -28,7 +28,7 @@ def page() -> str:
         for row in rows:
             lines += [f"### `{row['name']}`", "", row["summary"], ""]
             if row["description"]:
-                lines += [" ".join(row["description"].split()), ""]
+                lines += [row["description"], ""]
             lines += [f"- {field}: {row[field]}" for field in SHOWN[family] if field in row]
             lines += [""]
     return "\n".join(lines).rstrip() + "\n"

@@ -19,14 +19,16 @@ FIELDS = {
     "verifiers": {"source", "exactness", "lossless"},
     "policies": {"source"},
     "approximations": {"source", "cost"},
-    "caches": {"branching"},
+    "caches": set(),
 }
 
 
+FIELD_LIKE = [("verifiers", "match"), ("policies", "fixed"), ("caches", "replay")]
 UNREAD = pytest.mark.xfail(strict=True, reason="methods.described takes a first line such as `Match: ...` for a field")
+DESCRIBED = [pytest.param(*row, marks=UNREAD if row in FIELD_LIKE else ()) for row in ROWS]
 
 
-@pytest.mark.parametrize(("family", "name"), ROWS)
+@pytest.mark.parametrize(("family", "name"), DESCRIBED)
 def test_every_row_names_a_module_that_describes_itself(family: str, name: str) -> None:
     row = next(row for row in described(FAMILIES[family]) if row["name"] == name)
     assert row["summary"]

@@ -304,7 +304,7 @@ def test_export_loads_in_transformers_and_says_how_it_was_made(trained: Workshop
         assert set(recipe["held_out"]["text"]) >= {"target_loss", "draft_loss", "same_argmax"}
         card = (folder / "README.md").read_text()
         assert "not good for" in card
-        assert "/work" not in card
+        assert str(tmp_path) not in card
     assert (tmp_path / "loss.png").stat().st_size > 5_000
 
 

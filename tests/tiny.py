@@ -1,7 +1,7 @@
 """Tiny random models for tests: every family in seconds, with attention that matters and logits far from ties.
 
-A freshly initialised model is nearly uniform and nearly blind to its context, so a wrong mask or a lossy verifier would pass.
-Here weights are redrawn at a scale where attention decides, and the output layer is sharpened.
+A freshly initialised model is nearly uniform and nearly blind to its context, so a wrong mask or a lossy verifier would
+pass. Here weights are redrawn at a scale where attention decides, and the output layer is sharpened.
 """
 
 from __future__ import annotations

@@ -6,25 +6,28 @@ import json
 import sys
 from pathlib import Path
 from time import perf_counter
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
-from pydantic import ValidationError
 from rich.console import Console
 from rich.progress import Progress as Bar
 
-from paceline.models.base import ModelError
-from paceline.registry import UnknownMethod
-from paceline.sampling import SamplingParams
-from paceline.spec import SpecError
+import paceline
 
-app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help=__import__("paceline").__doc__)
+# what needs torch is imported where it is used, so that help and wrong usage answer at once
+if TYPE_CHECKING:
+    from paceline.engine.check import Comparison
+    from paceline.engine.llm import LLM, Completion
+    from paceline.sampling import SamplingParams
+
+app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help=paceline.__doc__)
 out, err = Console(), Console(stderr=True)
 
 Model = Annotated[str | None, typer.Argument(help="A directory, a Hub id or an embedded name; the embedded default if left out.")]
 Draft = Annotated[str, typer.Option("--draft", help="What drafts: a spec string such as ngram, model:PATH, a+b, none.")]
 Verify = Annotated[str, typer.Option("--verify", help="The rule that accepts drafts.")]
 Lossy = Annotated[bool, typer.Option("--lossy", help="Allow rules that change the text or its distribution.")]
+Weights = Annotated[str | None, typer.Option("--weights", help="The target's format: fp32, bf16 or fp16.")]
 MaxTokens = Annotated[int, typer.Option("--max-tokens", help="Longest answer, in tokens.")]
 Temperature = Annotated[float, typer.Option("--temperature", help="0 is greedy.")]
 TopP = Annotated[float, typer.Option("--top-p", help="Keep the most probable tokens that hold this share.")]
@@ -32,31 +35,35 @@ Seed = Annotated[int | None, typer.Option("--seed", help="Same seed, same text; 
 Json = Annotated[bool, typer.Option("--json", help="One JSON object on one line.")]
 
 
-def _fail(message: str) -> None:
+def _fail(message: str) -> NoReturn:
     sys.stderr.write(f"paceline: {message}\n")
     raise typer.Exit(2)
 
 
 def _params(**fields: Any) -> SamplingParams:
+    from pydantic import ValidationError
+
+    from paceline.sampling import SamplingParams
+
     try:
         return SamplingParams(**fields)
     except ValidationError as error:
         first = error.errors()[0]
         option = str(first["loc"][0]).replace("_", "-")
-        return _fail(f"--{option} {first['input']}: {first['msg'].lower()}")  # pyright: ignore[reportReturnType]
+        _fail(f"--{option} {first['input']}: {first['msg'].lower()}")
 
 
-def _loaded(model: str | None, draft: str, verify: str, lossy: bool, quiet: bool) -> Any:
+def _loaded(model: str | None, draft: str, verify: str, lossy: bool, weights: str | None, quiet: bool = False) -> LLM:
     """Load a target with its drafter, a spinner beside it where a person is watching."""
     from paceline.engine.llm import LLM
 
     if quiet or not err.is_terminal:
-        return LLM(model, draft, verify=verify, lossy=lossy)
+        return LLM(model, draft, verify=verify, lossy=lossy, weights=weights)
     with err.status("loading the model"):
-        return LLM(model, draft, verify=verify, lossy=lossy)
+        return LLM(model, draft, verify=verify, lossy=lossy, weights=weights)
 
 
-def _answer_json(llm: Any, completion: Any, params: SamplingParams, wall_s: float) -> dict[str, Any]:
+def _answer_json(llm: LLM, completion: Completion, params: SamplingParams, wall_s: float) -> dict[str, Any]:
     from paceline.display import speculation_json
 
     speculative = llm.engine.speculative
@@ -88,6 +95,7 @@ def generate(
     draft: Draft = "auto",
     verify: Verify = "match",
     lossy: Lossy = False,
+    weights: Weights = None,
     max_tokens: MaxTokens = 256,
     temperature: Temperature = 0.0,
     top_k: Annotated[int, typer.Option("--top-k", help="Keep this many tokens; 0 keeps all.")] = 0,
@@ -106,7 +114,7 @@ def generate(
     params = _params(
         max_tokens=max_tokens, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed, stop=tuple(stop or ())
     )
-    llm = _loaded(model, draft, verify, lossy, as_json)
+    llm = _loaded(model, draft, verify, lossy, weights, quiet=as_json)
     tracer = Trace(out, llm.tokenizer) if trace and not as_json else None
     began, shown, last = perf_counter(), 0, None
     for last in llm.stream(prompt, params):
@@ -134,6 +142,7 @@ def chat(
     draft: Draft = "auto",
     verify: Verify = "match",
     lossy: Lossy = False,
+    weights: Weights = None,
     max_tokens: MaxTokens = 256,
     temperature: Temperature = 0.0,
     top_p: TopP = 1.0,
@@ -144,7 +153,7 @@ def chat(
     from paceline.engine.llm import completed
 
     params = _params(max_tokens=max_tokens, temperature=temperature, top_p=top_p, seed=seed)
-    llm = _loaded(model, draft, verify, lossy, False)
+    llm = _loaded(model, draft, verify, lossy, weights)
     messages: list[dict[str, str]] = []
     before = None
     while True:
@@ -175,6 +184,7 @@ def check(
     draft: Draft = "auto",
     verify: Verify = "match",
     lossy: Lossy = False,
+    weights: Weights = None,
     prompts: Annotated[Path | None, typer.Option("--prompts", help="One prompt per line, or JSONL rows with 'prompt'.")] = None,
     max_tokens: MaxTokens = 64,
     temperature: Temperature = 1.0,
@@ -191,7 +201,7 @@ def check(
     settings = [greedy]
     if temperature > 0:
         settings.append(_params(max_tokens=max_tokens, temperature=temperature, top_p=top_p, seed=seed))
-    llm = _loaded(model, draft, verify, lossy, as_json)
+    llm = _loaded(model, draft, verify, lossy, weights, quiet=as_json)
     rows = []
     with Bar(console=err, transient=True, disable=as_json or not err.is_terminal) as bar:
         task = bar.add_task("checking", total=len(asked) * len(settings))
@@ -215,10 +225,9 @@ def _read_prompts(path: Path) -> list[str]:
         _fail(f"cannot read {path}: {getattr(error, 'strerror', None) or 'it is not UTF-8 text'}")
     except (ValueError, KeyError, TypeError):
         _fail(f"{path} holds a row that is neither a prompt nor JSON with a 'prompt'")
-    return []
 
 
-def _check_json(llm: Any, rows: list[Any], answer: str) -> dict[str, Any]:
+def _check_json(llm: LLM, rows: list[Comparison], answer: str) -> dict[str, Any]:
     accepted = sum(row.speculative.speculation.accepted_tokens for row in rows)
     return {
         "verdict": answer,
@@ -242,7 +251,7 @@ def _check_json(llm: Any, rows: list[Any], answer: str) -> dict[str, Any]:
     }
 
 
-def _show_check(llm: Any, rows: list[Any], answer: str) -> None:
+def _show_check(llm: LLM, rows: list[Comparison], answer: str) -> None:
     for row in rows:
         parted = row.divergence
         if parted is not None:
@@ -300,14 +309,19 @@ def main() -> None:
     """Entry point: turns every error a user can cause into one sentence and exit code 2."""
     try:
         app(standalone_mode=True)
-    except _user_errors() as error:
-        sys.stderr.write(f"paceline: {error}\n")
-        raise SystemExit(2) from None
     except KeyboardInterrupt:
         raise SystemExit(130) from None
+    except Exception as error:
+        if not isinstance(error, _user_errors()):
+            raise
+        sys.stderr.write(f"paceline: {error}\n")
+        raise SystemExit(2) from None
 
 
 def _user_errors() -> tuple[type[Exception], ...]:
     from paceline.engine.engine import RequestError
+    from paceline.models.base import ModelError
+    from paceline.registry import UnknownMethod
+    from paceline.spec import SpecError
 
     return (ModelError, SpecError, UnknownMethod, RequestError)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -29,15 +30,21 @@ class Trace:
         if tree is None:
             return
         line = Text()
+        before = tree.tokens[0]
         for index, token in enumerate(verdict.tokens):
             source = tree.sources[verdict.path[index]] if index < len(verdict.path) else ""
-            line.append(self._tokenizer.decode([token]), style=self._colour(source))
+            line.append(self._piece(before, token), style=self._colour(source))
+            before = token
         accepted = set(verdict.path)
         for node in range(1, len(tree)):
             if node not in accepted:
-                style = f"dim strike {self._colour(tree.sources[node])}"
-                line.append(self._tokenizer.decode([tree.tokens[node]]).replace("\n", "⏎"), style=style)
+                piece = self._piece(tree.tokens[tree.parents[node]], tree.tokens[node]).replace("\n", "⏎")
+                line.append(piece, style=f"dim strike {self._colour(tree.sources[node])}")
         self._console.print(line, end="", soft_wrap=True, highlight=False)
+
+    def _piece(self, before: int, token: int) -> str:
+        """A token's text behind another: some tokenizers drop the space of a token decoded alone."""
+        return self._tokenizer.decode([before, token])[len(self._tokenizer.decode([before])) :]
 
     def legend(self) -> None:
         """Say which colour is whose; the target's own tokens are plain."""
@@ -75,12 +82,15 @@ def speculation_json(count: Speculation) -> dict[str, Any]:
     }
 
 
+_COLUMNS = ("name", "summary", "proposals", "exactness", "branching", "trained")
+
+
 def methods_table(family: str, rows: list[dict[str, str]]) -> Table:
-    """One registry as a table: its columns are what the rows say of themselves."""
-    table = Table(title=family, title_justify="left", title_style="bold", header_style="dim")
-    columns = [name for name in rows[0] if name != "description"] if rows else []
+    """One registry as a table: the short fields; `--json` and docs/methods.md have them all."""
+    table = Table(title=family, title_justify="left", title_style="bold", header_style="dim", box=box.SIMPLE)
+    columns = [name for name in _COLUMNS if any(name in row for row in rows)]
     for name in columns:
-        table.add_column(name, overflow="fold")
+        table.add_column(name, ratio=4 if name == "summary" else 1)
     for row in rows:
-        table.add_row(*(row[name] for name in columns))
+        table.add_row(*(row.get(name, "") for name in columns))
     return table

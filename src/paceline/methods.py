@@ -13,7 +13,8 @@ FAMILIES: dict[str, Registry] = {
     "approximations": APPROXIMATIONS,
     "caches": CACHES,
 }
-_FIELD = re.compile(r"^([A-Z]\w*): (.*?)(?=^[A-Z]\w*: |\Z)", re.MULTILINE | re.DOTALL)
+_NAMES = "Source|Proposals|Taps|Branching|Trained|Cost|Exactness|Lossless"
+_FIELD = re.compile(rf"^({_NAMES}): (.*?)(?=^(?:{_NAMES}): |\Z)", re.MULTILINE | re.DOTALL)
 
 
 def described(registry: Registry) -> list[dict[str, str]]:
@@ -24,5 +25,5 @@ def described(registry: Registry) -> list[dict[str, str]]:
         fields = {key.lower(): " ".join(value.split()) for key, value in _FIELD.findall(text)}
         prose = _FIELD.sub("", text).strip()
         first, _, rest = prose.partition("\n\n")
-        rows.append({"name": name, "summary": " ".join(first.split()), "description": rest.strip(), **fields})
+        rows.append({"name": name, "summary": " ".join(first.split()), "description": " ".join(rest.split()), **fields})
     return rows

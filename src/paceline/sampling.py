@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from paceline.noise import noised_best
 
@@ -22,6 +22,13 @@ if TYPE_CHECKING:
 
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
+
+
+def _divisible(temperature: float) -> float:
+    # logits divided by less would leave float32: several tokens would be infinitely likely
+    if 0.0 < temperature < 1e-6:
+        raise ValueError("must be 0 (greedy) or at least 1e-6")
+    return temperature
 
 
 class SamplingParams(BaseModel):
@@ -35,7 +42,7 @@ class SamplingParams(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     max_tokens: Annotated[int, Field(ge=1, le=2**24)] = 256
-    temperature: Annotated[Finite, Field(ge=0.0, le=100.0)] = 0.0
+    temperature: Annotated[Finite, Field(ge=0.0, le=100.0), AfterValidator(_divisible)] = 0.0
     top_k: Annotated[int, Field(ge=0, lt=2**31)] = 0
     top_p: Annotated[Finite, Field(gt=0.0, le=1.0)] = 1.0
     min_p: Annotated[Finite, Field(ge=0.0, le=1.0)] = 0.0

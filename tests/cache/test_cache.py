@@ -1,7 +1,7 @@
-"""Whatever was staged, committed, truncated, forked or released: a cache holds what a fresh prefill of its tokens would write.
+"""Whatever was staged, committed, truncated, forked or released: a cache holds what a fresh prefill would write.
 
-The stores are driven with made-up contents: what is written for a token is a hash of the text up to and with it, so that a slot
-out of place, a stale one, or one that two sequences share shows at once.
+The stores are driven with made-up contents: what is written for a token is a hash of the text up to and with it, so that a
+slot out of place, a stale one, or one that two sequences share shows at once.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import HealthCheck, settings, strategies as st
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
-from stepping import accept, missing, sequence
 
 from paceline.cache.base import Branching, KVCache
 from paceline.cache.dense import DenseCache
@@ -22,6 +22,7 @@ from paceline.cache.stateful import StatefulCache
 from paceline.sequence import Sequence
 from paceline.step import Segment, Step, Verdict
 from paceline.tree import DraftTree
+from stepping import accept, missing, sequence
 
 TOKENS = st.integers(0, 5)
 KEYS = st.integers(0, 3)
@@ -144,6 +145,14 @@ class Snapshots(Store):
 STORES: dict[str, type[Store]] = {"dense": Dense, "trees": Whole, "chains": WholeChains, "replay": Snapshots}
 
 
+def grow(store: Store, owner: Sequence) -> None:
+    """One step that feeds all that is missing, and its commit."""
+    step = Step.of([missing(store.cache, owner)])
+    store.cache.stage(step)
+    store.write(step)
+    store.cache.commit([Verdict()])
+
+
 class Life(RuleBasedStateMachine):
     """Sequences come, grow, lose their tails, split and go; the truth is a plain list of tokens each."""
 
@@ -154,10 +163,11 @@ class Life(RuleBasedStateMachine):
         self.store = self.kind()
         self.live: dict[int, Sequence] = {}
 
-    @rule(key=KEYS, prompt=st.lists(TOKENS, min_size=1, max_size=9))
-    def arrive(self, key: int, prompt: list[int]) -> None:
-        if key not in self.live:
-            self.live[key] = sequence(key, prompt)
+    @precondition(lambda self: len(self.live) < 4)
+    @rule(prompt=st.lists(TOKENS, min_size=1, max_size=9))
+    def arrive(self, prompt: list[int]) -> None:
+        key = min(set(range(4)) - set(self.live))
+        self.live[key] = sequence(key, prompt)
 
     @precondition(lambda self: self.live)
     @rule(data=st.data(), fate=st.sampled_from(["commit", "commit", "commit", "abandon", "break"]))
@@ -193,24 +203,26 @@ class Life(RuleBasedStateMachine):
         return tree if self.store.cache.branching is Branching.TREE else tree.first_chain()
 
     @precondition(lambda self: self.live)
-    @rule(data=st.data(), key=KEYS, token=TOKENS)
-    def truncate(self, data: st.DataObject, key: int, token: int) -> None:
-        if key in self.live:
-            owner, cache = self.live[key], self.store.cache
-            length = data.draw(st.integers(0, len(owner.tokens) - 1))
-            held = cache.length(key)
-            cache.truncate(key, length)
-            left = cache.length(key)
-            assert left <= min(length, held)
-            assert cache.branching is Branching.REPLAY or left == min(length, held)
-            self.live[key] = sequence(key, [*owner.tokens[:length], token])
+    @rule(data=st.data(), token=TOKENS)
+    def truncate(self, data: st.DataObject, token: int) -> None:
+        key = data.draw(st.sampled_from(sorted(self.live)))
+        owner, cache = self.live[key], self.store.cache
+        length = data.draw(st.integers(0, len(owner.tokens) - 1))
+        held = cache.length(key)
+        cache.truncate(key, length)
+        left = cache.length(key)
+        assert left <= min(length, held)
+        assert cache.branching is Branching.REPLAY or left == min(length, held)
+        self.live[key] = sequence(key, [*owner.tokens[:length], token])
 
-    @rule(key=KEYS, new_key=KEYS)
-    def fork(self, key: int, new_key: int) -> None:
-        if key in self.live and new_key not in self.live:
-            self.store.cache.fork(key, new_key)
-            self.live[new_key] = sequence(new_key, self.live[key].tokens)
-            assert self.store.cache.length(new_key) == self.store.cache.length(key)
+    @precondition(lambda self: 0 < len(self.live) < 4)
+    @rule(data=st.data(), token=TOKENS)
+    def fork(self, data: st.DataObject, token: int) -> None:
+        key = data.draw(st.sampled_from(sorted(self.live)))
+        new_key = min(set(range(4)) - set(self.live))
+        self.store.cache.fork(key, new_key)
+        self.live[new_key] = sequence(new_key, [*self.live[key].tokens, token])
+        assert self.store.cache.length(new_key) == self.store.cache.length(key)
 
     @rule(key=KEYS)
     def release(self, key: int) -> None:
@@ -233,8 +245,8 @@ class Life(RuleBasedStateMachine):
 def test_any_life_leaves_a_prefix_of_the_text(name: str) -> None:
     life = type("Life", (Life,), {"kind": STORES[name]})
     quick = settings(
-        max_examples=60,
-        stateful_step_count=30,
+        max_examples=150,
+        stateful_step_count=40,
         deadline=None,
         derandomize=True,
         database=None,
@@ -257,21 +269,38 @@ def test_steps_begin_where_the_cache_ends(name: str) -> None:
 @pytest.mark.parametrize("name", STORES)
 def test_nothing_is_committed_twice(name: str) -> None:
     store, owner = STORES[name](), sequence(0, [1, 2, 3])
-    step = Step.of([missing(store.cache, owner)])
-    store.cache.stage(step)
-    store.write(step)
-    store.cache.commit([Verdict()])
+    grow(store, owner)
     with pytest.raises(ValueError, match="nothing is staged"):
         store.cache.commit([Verdict()])
+
+
+@pytest.mark.parametrize("name", STORES)
+def test_forks_part_ways(name: str) -> None:
+    store, owner = STORES[name](), sequence(0, [1, 2, 3])
+    grow(store, owner)
+    store.cache.fork(0, 1)
+    owner.commit((4, 5, 6), ())
+    other = sequence(1, [1, 2, 3, 7, 8])
+    grow(store, owner)
+    grow(store, other)
+    for one in (owner, other):
+        fresh = [mark(tuple(one.tokens[: slot + 1])) for slot in range(len(one.tokens))]
+        assert all(held == fresh for held in store.contents(one.key))
+
+
+def test_what_a_broken_step_reached_is_forgotten() -> None:
+    store, owner = Snapshots(), sequence(0, [1, 2, 3])
+    broken = Step.of([missing(store.cache, owner)])
+    store.cache.stage(broken)
+    store.write(broken)
+    grow(store, sequence(0, [1, 2, 4]))
+    assert len(store.cache._snapshots[0]) == 1
 
 
 def test_slabs_outgrow_their_first_capacity() -> None:
     store, owner = Dense(), sequence(0, [token % 6 for token in range(100)])
     for _ in range(4):
-        step = Step.of([missing(store.cache, owner)])
-        store.cache.stage(step)
-        store.write(step)
-        store.cache.commit([Verdict()])
+        grow(store, owner)
         owner.commit(tuple(owner.tokens[:100]), ())
     fresh = [mark(tuple(owner.tokens[: slot + 1])) for slot in range(400)]
     assert all(held == fresh for held in store.contents(0))
@@ -281,10 +310,7 @@ def test_going_back_over_snapshots_replays_little() -> None:
     """After many single tokens the newest states are dense and the older ones sparse: going back n replays a few times n."""
     store, owner = Snapshots(), sequence(0, [0])
     for token in range(200):
-        step = Step.of([missing(store.cache, owner)])
-        store.cache.stage(step)
-        store.write(step)
-        store.cache.commit([Verdict()])
+        grow(store, owner)
         owner.commit((token % 6,), ())
     assert len(store.cache._snapshots[0]) <= 6
     for back in (1, 3, 10, 30):

@@ -6,18 +6,32 @@ from typing import Any
 
 import pytest
 import torch
-from stepping import accept, alone, expected, missing, score, sequence
-from tiny import VOCABULARY, as_hub, tiny_model
 
 from paceline.cache.base import Branching
 from paceline.models.base import LanguageModel
+from paceline.models.probe import Identity, probed
 from paceline.models.stateful import ReplayModel, StatefulModel
 from paceline.step import Verdict
 from paceline.tree import DraftTree
+from stepping import accept, alone, expected, missing, score, sequence
+from tiny import VOCABULARY, as_hub, tiny_model
 
-ROUTED = (
-    "llama qwen2 qwen3 mistral gemma2 gemma3_text phi3 phi gpt_neox opt gpt2 mixtral deepseek_v3 gpt_oss".split()
-)
+ROUTED = [
+    "llama",
+    "qwen2",
+    "qwen3",
+    "mistral",
+    "gemma2",
+    "gemma3_text",
+    "phi3",
+    "phi",
+    "gpt_neox",
+    "opt",
+    "gpt2",
+    "mixtral",
+    "deepseek_v3",
+    "gpt_oss",
+]
 ADDITIVE = ["falcon", "gptj", "codegen"]
 CHAINS = ["bloom", "mpt", "gpt_neo"]
 REPLAYED = ["qwen3_next", "lfm2", "mamba2"]
@@ -40,7 +54,9 @@ def largest_error(model: LanguageModel, reference: Any) -> float:
     prompts = [torch.randint(16, VOCABULARY, (n,), generator=noise).tolist() for n in (11, 9, 10)]
     chunked, plain, drafted = (sequence(key, prompt) for key, prompt in enumerate(prompts))
     cache = model.new_cache()
-    nothing = score(model, cache, [missing(cache, chunked, upto=5), missing(cache, plain, upto=8), missing(cache, drafted, upto=9)])
+    nothing = score(
+        model, cache, [missing(cache, chunked, upto=5), missing(cache, plain, upto=8), missing(cache, drafted, upto=9)]
+    )
     assert nothing.logits.shape == (0, model.vocab_size)
     cache.commit([Verdict()] * 3)
 
@@ -49,7 +65,9 @@ def largest_error(model: LanguageModel, reference: Any) -> float:
     roots = [DraftTree.root(chunked.root), DraftTree.root(plain.root)]
     feeds = [missing(cache, chunked, roots[0]), missing(cache, plain, roots[1]), missing(cache, drafted, tree)]
     got = score(model, cache, feeds).logits
-    wanted = torch.cat([alone(reference, prompts[0])[-1:], alone(reference, prompts[1])[-1:], expected(reference, prompts[2], tree)])
+    wanted = torch.cat(
+        [alone(reference, prompts[0])[-1:], alone(reference, prompts[1])[-1:], expected(reference, prompts[2], tree)]
+    )
     errors = [got - wanted]
     verdicts = [accept(roots[0], (), 20), accept(roots[1], (), 21), accept(tree, path, 22)]
     cache.commit(verdicts)
@@ -59,7 +77,9 @@ def largest_error(model: LanguageModel, reference: Any) -> float:
         owner.commit(verdict.tokens, ())
     trees = [draft(owner.root)[0] for owner in owners]
     got = score(model, cache, [missing(cache, owner, tree) for owner, tree in zip(owners, trees, strict=True)]).logits
-    errors.append(got - torch.cat([expected(reference, owner.tokens, tree) for owner, tree in zip(owners, trees, strict=True)]))
+    errors.append(
+        got - torch.cat([expected(reference, owner.tokens, tree) for owner, tree in zip(owners, trees, strict=True)])
+    )
     return float(torch.cat(errors).abs().max())
 
 
@@ -97,7 +117,9 @@ def test_recurrent_families_replay(kind: str) -> None:
 @pytest.mark.parametrize("kind", ["bloom", "qwen3_next"])
 def test_models_that_cannot_branch_say_so(kind: str) -> None:
     reference = tiny_model(kind)
-    road = ReplayModel(reference, kind, 128) if kind == "qwen3_next" else StatefulModel(reference, kind, 128, Branching.CHAIN)
+    road = (
+        ReplayModel(reference, kind, 128) if kind == "qwen3_next" else StatefulModel(reference, kind, 128, Branching.CHAIN)
+    )
     cache, owner = road.new_cache(), sequence(0, [5, 6, 7])
     tree, _ = branching_draft(7)
     with pytest.raises(ValueError, match="first_chain"):
@@ -106,3 +128,35 @@ def test_models_that_cannot_branch_say_so(kind: str) -> None:
     assert chain.tokens == (7, 11, 13)
     got = score(road, cache, [missing(cache, owner, chain)]).logits
     assert (got - expected(reference, owner.tokens, chain)).abs().max() < TOLERANCE
+
+
+@pytest.mark.parametrize("kind", ["llama", "gemma2", "falcon", "bloom", "qwen3_next", "lfm2", "mamba2", "mamba"])
+def test_forks_part_ways_and_abandoned_steps_leave_no_trace(kind: str) -> None:
+    """Through the real states: a step never committed, a fork, a truncated fork that goes on otherwise, then both again."""
+    reference = tiny_model(kind)
+    model = probed(tiny_model(kind), Identity(kind, 128, frozenset()))
+    cache, first = model.new_cache(), sequence(0, [21, 34, 55, 89, 13, 8])
+    score(model, cache, [missing(cache, first, upto=4)])
+    score(model, cache, [missing(cache, first)])
+    cache.commit([Verdict()])
+    assert cache.length(0) == 6
+    first.commit((7,), ())
+    score(model, cache, [missing(cache, first, DraftTree.chain(7, (11, 12), "test"))])
+
+    cache.fork(0, 1)
+    cache.truncate(1, 4)
+    second = sequence(1, [21, 34, 55, 89, 40, 41, 42])
+    owners = (first, second)
+    for _ in range(2):
+        trees = [straight_draft(owner.root)[0] for owner in owners]
+        got = score(model, cache, [missing(cache, owner, tree) for owner, tree in zip(owners, trees, strict=True)]).logits
+        wanted = torch.cat([expected(reference, owner.tokens, tree) for owner, tree in zip(owners, trees, strict=True)])
+        assert (got - wanted).abs().max() < TOLERANCE
+        verdicts = [accept(tree, (1,), 30) for tree in trees]
+        cache.commit(verdicts)
+        for owner, verdict in zip(owners, verdicts, strict=True):
+            owner.commit(verdict.tokens, ())
+    assert cache.held_bytes > 0
+    cache.release(0)
+    cache.release(1)
+    assert cache.held_bytes == 0

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import tiny_model
 
 from paceline.cache.base import Branching
 from paceline.models import attention
@@ -15,9 +14,12 @@ from paceline.models.hub import HubModel
 from paceline.models.probe import Identity, probed
 from paceline.models.stateful import ReplayModel, StatefulModel
 from paceline.step import Segment
+from tiny import tiny_model
 
 ROADS: dict[str, tuple[type[LanguageModel], Branching]] = {
-    **dict.fromkeys(("llama", "mistral", "gemma2", "gpt2", "opt", "mixtral", "deepseek_v3", "gpt_oss"), (HubModel, Branching.TREE)),
+    **dict.fromkeys(
+        ("llama", "mistral", "gemma2", "gpt2", "opt", "mixtral", "deepseek_v3", "gpt_oss"), (HubModel, Branching.TREE)
+    ),
     **dict.fromkeys(("falcon", "gptj", "codegen"), (StatefulModel, Branching.TREE)),
     **dict.fromkeys(("bloom", "mpt", "gpt_neo"), (StatefulModel, Branching.CHAIN)),
     **dict.fromkeys(("qwen3_next", "lfm2", "mamba2", "mamba"), (ReplayModel, Branching.REPLAY)),
@@ -90,7 +92,7 @@ def test_a_lost_prefix_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_model_that_reads_ahead_is_refused_by_name() -> None:
-    with pytest.raises(ModelError, match="BertLMHeadModel is not supported: .* BertAttention") as refusal:
+    with pytest.raises(ModelError, match=r"BertLMHeadModel is not supported: .* BertAttention") as refusal:
         probe(tiny_model("bert"))
     assert "\n" not in str(refusal.value)
 

@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 import torch
-from stepping import missing, score, sequence
-from tiny import as_hub, tiny_model
 
 from paceline.cache.base import Branching
 from paceline.models.base import LanguageModel, ModelError
 from paceline.models.stateful import ReplayModel, StatefulModel
 from paceline.models.taps import decoder_layers
 from paceline.tree import DraftTree
+from stepping import missing, score, sequence
+from tiny import as_hub, tiny_model
 
 PROMPT = [5, 17, 23, 42, 8, 61, 30]
 NORMS = {"llama": "model.norm", "gemma2": "model.norm", "gpt2": "transformer.ln_f", "gpt_neox": "gpt_neox.final_layer_norm"}

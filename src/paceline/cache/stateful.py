@@ -1,6 +1,7 @@
 """Whole states: the cache of a model that keeps its own per-sequence state and can take tokens back in place.
 
-The state is opaque here; whoever makes the cache brings the few operations on it. Branching: TREE or CHAIN, as the model can.
+The state is opaque here; whoever makes the cache brings the few operations on it. Branching: TREE or CHAIN, as the model
+can.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class States(Protocol[State]):
 
 
 class StatefulCache(KVCache, Generic[State]):
-    """Per sequence one state, whose first `length` slots are committed; what lies behind them is taken back when it matters."""
+    """Per sequence one state, whose first `length` slots are committed; what lies behind is taken back when it matters."""
 
     def __init__(self, states: States[State], branching: Branching) -> None:
         self.branching = branching

@@ -11,7 +11,7 @@ from paceline.compose import automatic, build_drafter, build_policy, build_verif
 from paceline.drafters.base import Surroundings
 from paceline.engine.engine import Engine, Progress, RequestError
 from paceline.engine.scheduler import Limits
-from paceline.models.base import LanguageModel
+from paceline.models.base import WEIGHTS, LanguageModel, ModelError
 from paceline.models.embedded import default_model
 from paceline.models.load import load_model, resolve
 from paceline.models.tokenizer import Tokenizer
@@ -40,7 +40,8 @@ class LLM:
     """A target model and what drafts for it.
 
     model: a directory, a Hub id or an embedded name; None for the embedded default. draft: a spec string. verify: the name of
-    a rule. lossy: allow rules that change the text or its distribution. Raises ModelError, SpecError or UnknownMethod.
+    a rule. lossy: allow rules that change the text or its distribution. weights: the target's format (fp32, bf16, fp16); float32
+    on a CPU and the checkpoint's own on a GPU unless given. Raises ModelError, SpecError or UnknownMethod.
     """
 
     def __init__(
@@ -50,12 +51,15 @@ class LLM:
         *,
         verify: str = "match",
         lossy: bool = False,
+        weights: str | None = None,
         batch: int = 8,
         prefill_chunk: int = 512,
         cache_tokens: int = 65536,
     ) -> None:
         self.path = str(resolve(model if model is not None else default_model()))
-        self.target: LanguageModel = load_model(self.path)
+        if weights is not None and weights not in WEIGHTS:
+            raise ModelError(f"weights can be held as {', '.join(WEIGHTS)}, not as '{weights}'")
+        self.target: LanguageModel = load_model(self.path, dtype=WEIGHTS[weights] if weights else None)
         self.tokenizer = Tokenizer(self.path)
         self.lossy = lossy
         self.limits = Limits(batch, prefill_chunk, cache_tokens)

@@ -6,7 +6,8 @@ from paceline.models.tokenizer import Tokenizer
 
 _BROKEN = "\ufffd"
 _KEPT_TOKENS = 4
-"""Tokens decoded again before each new one: some tokenizers write a token differently at the start of a text."""
+"""Tokens decoded again before each new one: some tokenizers write a token differently at the start of a text. A character
+has at most as many bytes, so one of as many neighbouring tokens begins one."""
 
 
 class TextStream:
@@ -32,10 +33,22 @@ class TextStream:
         fresh = settled[len(self._before) + self._sent :]
         self._sent += len(fresh)
         if settled == window:
-            self._window = max(self._window, len(self._ids) - _KEPT_TOKENS)
-            self._before = self._tokenizer.decode(self._ids[self._window :])
-            self._sent = 0
+            self._advance(window)
         self._add(fresh)
+
+    def _advance(self, window: str) -> None:
+        """Begin the window at a later token, where that one does not stand inside a character.
+
+        Tokenizers with byte fallback write a whole run of bytes as broken when one character of it is.
+        """
+        for kept in range(_KEPT_TOKENS, 2 * _KEPT_TOKENS):
+            start = len(self._ids) - kept
+            if start <= self._window:
+                return
+            before = self._tokenizer.decode(self._ids[start:])
+            if window.endswith(before):
+                self._window, self._before, self._sent = start, before, 0
+                return
 
     def finish(self) -> None:
         """The sequence ended: an unfinished character will not be finished any more, and shows as it is."""

@@ -96,21 +96,22 @@ def attend(
     """The attention function. query: [1, H, T, D]; key: [1, K, T, D]; value: [1, K, T, D']. Returns [1, T, H, D']."""
     forward = FORWARD.get()
     forward.attention_calls += 1
+    layer: int = module.layer_idx  # pyright: ignore[reportAssignmentType]
     heads, width = query.shape[1], value.shape[3]
     out = query.new_empty(query.shape[2], heads, width)
-    scaling = query.shape[3] ** -0.5 if scaling is None else scaling
+    scale = float(query.shape[3] ** -0.5 if scaling is None else scaling)
     for segment in forward.step.segments:
         low, high = segment.low, segment.high
-        keys, values = forward.cache.store(module.layer_idx, segment, key[0, :, low:high], value[0, :, low:high])
+        keys, values = forward.cache.store(layer, segment, key[0, :, low:high], value[0, :, low:high])
         mask = forward.mask(rule, segment, query.device)
         # the query heads of a group share their keys: folded into rows they need no repeated keys
         folded = query[0, :, low:high].reshape(keys.shape[0], -1, query.shape[3])
         if softcap is None and s_aux is None:
             if mask is not None and folded.shape[1] != segment.rows:
                 mask = mask.repeat(folded.shape[1] // segment.rows, 1)
-            mixed = scaled_dot_product_attention(folded[None], keys[None], values[None], attn_mask=mask, scale=scaling)[0]
+            mixed = scaled_dot_product_attention(folded[None], keys[None], values[None], attn_mask=mask, scale=scale)[0]
         else:
-            mixed = _explicit(folded, keys, values, mask, scaling, softcap, s_aux)
+            mixed = _explicit(folded, keys, values, mask, scale, softcap, s_aux)
         out[low:high] = mixed.reshape(heads, segment.rows, width).transpose(0, 1)
     return out[None], None
 
@@ -124,7 +125,10 @@ def _explicit(
     softcap: float | None,
     sinks: torch.Tensor | None,
 ) -> torch.Tensor:
-    """Attention written out, for score capping (Gemma 2) and sink logits that join the softmax (GPT-OSS). folded: [K, G*n, D]."""
+    """Attention written out, for score capping (Gemma 2) and sink logits that join the softmax (GPT-OSS).
+
+    folded: [K, G*n, D].
+    """
     scores = folded @ keys.mT * scaling
     if softcap is not None:
         scores = softcap * torch.tanh(scores / softcap)

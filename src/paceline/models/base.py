@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence as Many
+from collections.abc import Iterable
+from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
 
 import torch
@@ -15,6 +16,14 @@ from paceline.sequence import Sequence
 from paceline.step import Feed, Step, Verdict
 from paceline.tree import DraftTree, Proposal
 
+WEIGHTS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+"""Formats in which weights can be held; losslessness is against the target in its format."""
+
+
+def weights_name(dtype: torch.dtype) -> str:
+    """The format's name; that of torch for one that has none here."""
+    return next((name for name, kind in WEIGHTS.items() if kind == dtype), str(dtype).removeprefix("torch."))
+
 
 class ModelError(Exception):
     """A checkpoint or an architecture that cannot be used; the message is one sentence for the user."""
@@ -24,8 +33,8 @@ class ModelError(Exception):
 class Scores:
     """What one forward returns.
 
-    logits: float32 [W, V], one row per wanted row of the step. taps: layer index -> [W, hidden], the hidden states that enter
-    that layer (the number of layers: that leave the last one), for the same rows.
+    logits: float32 [W, V], one row per wanted row of the step. taps: layer index -> [W, hidden], the hidden states that
+    enter that layer (the number of layers: that leave the last one), for the same rows.
     """
 
     logits: torch.Tensor
@@ -36,6 +45,8 @@ class LanguageModel(ABC):
     """Anything that scores a step. Weights are read-only; all state of a request lives in the cache."""
 
     name: str
+    weights: str
+    """The format its weights are held in, e.g. "fp32"."""
     vocab_size: int
     context_length: int
     branching: Branching

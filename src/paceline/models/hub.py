@@ -15,7 +15,7 @@ import torch
 from paceline.cache.base import Branching
 from paceline.cache.dense import DenseCache
 from paceline.models.attention import FORWARD, Forward, PassThrough
-from paceline.models.base import LanguageModel, Scores
+from paceline.models.base import LanguageModel, Scores, weights_name
 from paceline.models.taps import decoder_layers, tapped
 from paceline.step import Step
 
@@ -26,6 +26,7 @@ class HubModel(LanguageModel):
     def __init__(self, model: Any, name: str, context_length: int, eos_token_ids: frozenset[int] = frozenset()) -> None:
         self.model, self.name = model, name
         self.vocab_size = model.get_output_embeddings().weight.shape[0]
+        self.weights = weights_name(model.dtype)
         self.context_length = context_length
         self.eos_token_ids = eos_token_ids
         self.branching = Branching.TREE

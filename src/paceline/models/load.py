@@ -17,6 +17,13 @@ from paceline.models.quiet import quiet, sentence
 _HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 _HUB_FILES = ["*.safetensors", "*.json", "*.txt", "*.model", "*.jinja", "*.tiktoken"]
 _CONTEXT_NAMES = ("max_position_embeddings", "n_positions", "n_ctx", "seq_length", "max_seq_len", "max_sequence_length")
+_NOT_ARCHITECTURE = {
+    "auto_map",
+    *("attn_implementation", "_attn_implementation", "_attn_implementation_internal"),
+    *("experts_implementation", "_experts_implementation", "_experts_implementation_internal"),
+    *("output_attentions", "output_hidden_states", "return_dict", "torchscript", "use_cache"),
+}
+"""Entries of config.json that are not the checkpoint's to decide: code to fetch and run, and how a forward is called."""
 _UNSTATED_CONTEXT = 2048
 """For checkpoints that state no longest context, as recurrent ones and some with ALiBi do."""
 
@@ -27,13 +34,13 @@ def resolve(name: str) -> Path:
     Raises ModelError where there is none.
     """
     path = Path(name).expanduser()
-    if path.is_dir():
+    if name and path.is_dir():
         return path.resolve()
     embedded = embedded_path(name)
     if embedded is not None:
         return embedded
     if name == DEFAULT:
-        raise ModelError(f"the embedded model '{name}' is not part of this installation: name a directory or a Hub id instead")
+        raise ModelError(f"the embedded model '{name}' is not part of this installation: name a directory or a Hub id")
     if path.is_file():
         raise ModelError(f"'{name}' is a file: a model is the directory that holds config.json and the safetensors files")
     if not _HUB_ID.fullmatch(name):
@@ -99,25 +106,31 @@ def _weighed(checkpoint: Checkpoint, dtype: torch.dtype | None) -> Any:
         )
     missing = sorted(report["missing_keys"])
     if missing:
-        raise ModelError(f"'{checkpoint.path}' lacks {len(missing)} tensors that its config.json asks for, first '{missing[0]}'")
+        raise ModelError(f"'{checkpoint.path}' lacks {len(missing)} tensors of its config.json, first '{missing[0]}'")
     return model.eval().requires_grad_(False).to("cuda" if on_gpu else "cpu")
 
 
+def _architectural(config: Any) -> Any:
+    """A configuration, nested ones included, without `_NOT_ARCHITECTURE`."""
+    if not isinstance(config, dict):
+        return config
+    return {name: _architectural(value) for name, value in config.items() if name not in _NOT_ARCHITECTURE}
+
+
 def _architecture(checkpoint: Checkpoint) -> tuple[Any, Any]:
-    """The configuration and the class to load it with, both transformers' own: what the checkpoint says in `auto_map` is not
-    even looked at."""
+    """The configuration and the class to load it with, both transformers' own: `auto_map` is not even looked at."""
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
-    kind = checkpoint.config["model_type"]
+    kind, file = checkpoint.config["model_type"], checkpoint.path / "config.json"
     if kind not in CONFIG_MAPPING:
         own = "needs code of its own, which Paceline never runs" if "auto_map" in checkpoint.config else "is unknown"
         raise ModelError(f"'{checkpoint.path}' has the architecture '{kind}', which {own}")
     try:
-        config = CONFIG_MAPPING[kind].from_dict(checkpoint.config)
+        config = CONFIG_MAPPING[kind].from_dict(_architectural(checkpoint.config))
     # the constructor of a configuration trusts its arguments
     except Exception as error:
-        raise ModelError(f"'{checkpoint.path / 'config.json'}' is not a valid '{kind}' configuration: {sentence(error)}") from error
+        raise ModelError(f"'{file}' is not a valid '{kind}' configuration: {sentence(error)}") from error
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         raise ModelError(f"'{checkpoint.path}' has the architecture '{kind}', which is no causal language model")
     return config, MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]

@@ -1,8 +1,8 @@
-"""The second road: models that keep their own per-sequence state, scored one sequence at a time through transformers' caches.
+"""The second road: models that keep their own per-sequence state, scored one sequence at a time.
 
 For architectures that do not route attention through `AttentionInterface`, and for hybrids whose recurrent layers cannot be
-laid out flat. `StatefulModel` takes tokens back in place (trees by an additive mask where the family reads one, else chains);
-`ReplayModel` cannot, and goes back to snapshots.
+laid out flat. `StatefulModel` takes tokens back in place (trees by an additive mask where the family reads one, else
+chains); `ReplayModel` cannot, and goes back to snapshots.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ from __future__ import annotations
 import copy
 import inspect
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Sequence as Many
+from collections.abc import Iterable, Iterator
+from collections.abc import Sequence as Many
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -21,7 +22,7 @@ from transformers.cache_utils import DynamicCache, DynamicLayer
 from paceline.cache.base import Branching, KVCache
 from paceline.cache.replay import ReplayCache
 from paceline.cache.stateful import StatefulCache
-from paceline.models.base import LanguageModel, Scores
+from paceline.models.base import LanguageModel, Scores, weights_name
 from paceline.models.taps import decoder_layers, tapped
 from paceline.step import Segment, Step
 
@@ -41,6 +42,7 @@ class OwnStateModel(LanguageModel):
     def __init__(self, model: Any, name: str, context_length: int, eos_token_ids: frozenset[int] = frozenset()) -> None:
         self.model, self.name = model, name
         self.vocab_size = model.get_output_embeddings().weight.shape[0]
+        self.weights = weights_name(model.dtype)
         self.context_length = context_length
         self.eos_token_ids = eos_token_ids
         accepted = inspect.signature(model.forward).parameters
@@ -100,11 +102,9 @@ class _GrowingKeys:
         return _branched(state)
 
     def keep(self, state: DynamicCache, length: int, slots: Many[int]) -> None:
-        for layer in state.layers:
-            if not layer.is_initialized:
-                continue
+        for layer in _growing(state):
             # absolute slices, so that a layer which a failed forward did not reach is cut right as well
-            keys, values = layer.keys, layer.values
+            keys, values = _pair(layer)
             layer.keys, layer.values = keys[..., :length, :], values[..., :length, :]
             if slots:
                 chosen = torch.tensor(slots, device=keys.device)
@@ -132,16 +132,14 @@ class StatefulModel(OwnStateModel):
     def new_cache(self) -> StatefulCache[DynamicCache]:
         return StatefulCache(_GrowingKeys(), self.branching)
 
-    def _score(
-        self, step: Step, segment: Segment, cache: StatefulCache[DynamicCache], taps: Many[int]
-    ) -> Iterator[Piece]:
+    def _score(self, step: Step, segment: Segment, cache: StatefulCache[DynamicCache], taps: Many[int]) -> Iterator[Piece]:
         state = cache.state(segment.sequence.key)
         mask = None if segment.is_chain else self._additive(segment)
         rows = step.token_ids[segment.low : segment.high]
         yield self._forward(state, rows, segment.positions, segment.nodes, taps, mask)
 
     def _additive(self, segment: Segment) -> torch.Tensor:
-        """0 where a row may look, the least finite number elsewhere: families off the interface add their mask to the scores."""
+        """0 where a row may look, the least finite number elsewhere: these families add their mask to the scores."""
         kind, device = self.model.dtype, self.model.device
         seen = torch.ones(segment.rows, segment.end, dtype=torch.bool)
         seen[:, segment.start :] = segment.ancestors
@@ -203,10 +201,20 @@ class ReplayModel(OwnStateModel):
 
 @torch.inference_mode()
 def _branched(state: Any) -> Any:
-    """A copy whose recurrent states are its own; attention layers, which grow by concatenation, go on sharing their tensors."""
-    growing = [layer for layer in state.layers if isinstance(layer, DynamicLayer) and layer.is_initialized]
-    shared = {id(tensor): tensor for layer in growing for tensor in (layer.keys, layer.values)}
+    """A copy whose recurrent states are its own; attention layers, which grow by concatenation, share their tensors."""
+    shared = {id(tensor): tensor for layer in _growing(state) for tensor in _pair(layer)}
     return copy.deepcopy(state, shared)
+
+
+def _growing(state: Any) -> list[DynamicLayer]:
+    """The layers of a transformers cache that hold a tensor of keys and one of values, and have been written to."""
+    return [layer for layer in state.layers if isinstance(layer, DynamicLayer) and layer.is_initialized]
+
+
+def _pair(layer: DynamicLayer) -> tuple[torch.Tensor, torch.Tensor]:
+    assert layer.keys is not None
+    assert layer.values is not None
+    return layer.keys, layer.values
 
 
 def _nbytes(state: Any) -> int:

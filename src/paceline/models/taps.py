@@ -15,9 +15,9 @@ import torch
 from paceline.models.base import ModelError
 
 
-def decoder_layers(model: torch.nn.Module) -> torch.nn.ModuleList:
+def decoder_layers(model: Any) -> torch.nn.ModuleList:
     """The list of decoder layers of a transformers model. Raises ModelError where none can be told."""
-    count = model.config.get_text_config().num_hidden_layers  # pyright: ignore[reportAttributeAccessIssue]
+    count = model.config.get_text_config().num_hidden_layers
     found = [m for m in model.modules() if isinstance(m, torch.nn.ModuleList) and len(m) == count]
     if not found:
         raise ModelError(f"{type(model).__name__} has no list of decoder layers to tap")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence as Many
+from collections.abc import Mapping
+from collections.abc import Sequence as Many
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from paceline.models.base import ModelError
 from paceline.models.quiet import quiet, sentence
 
 _PLAIN_CLASSES = {"PreTrainedTokenizerFast", "TokenizersBackend"}
-"""Wholly described by tokenizer.json: read without the registry of tokenizers, whose import takes longer than the reading."""
+"""Wholly described by tokenizer.json: read without the registry of tokenizers, which is slow to import."""
 
 
 class Tokenizer:
@@ -43,9 +44,7 @@ class Tokenizer:
 
     def decode(self, ids: Many[int], skip_special: bool = True) -> str:
         """The text of some tokens; bytes that are no whole character show as U+FFFD."""
-        return self._tokenizer.decode(
-            list(ids), skip_special_tokens=skip_special, clean_up_tokenization_spaces=False
-        )
+        return self._tokenizer.decode(list(ids), skip_special_tokens=skip_special, clean_up_tokenization_spaces=False)
 
     def chat(self, messages: Many[Mapping[str, str]]) -> list[int]:
         """Token ids of a conversation, up to where the model answers. messages: mappings with `role` and `content`.

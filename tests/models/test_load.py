@@ -1,0 +1,385 @@
+"""Checkpoints from strangers: what is whole loads, everything else is one sentence, and nothing they bring is ever run."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from paceline.cache.base import Branching
+from paceline.models import embedded
+from paceline.models.base import ModelError
+from paceline.models.embedded import default_model, draft_of, embedded_models
+from paceline.models.load import load_model, resolve
+from paceline.models.tokenizer import Tokenizer
+from paceline.tree import DraftTree
+from stepping import alone, missing, score, sequence
+from tiny import CHAT_TEMPLATE, save_tiny, tiny_model
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny(tmp_path_factory.mktemp("whole") / "tiny")
+
+
+@pytest.fixture
+def folder(whole: Path, tmp_path: Path) -> Path:
+    """A copy to damage."""
+    return Path(shutil.copytree(whole, tmp_path / "tiny"))
+
+
+def refusal(action: Callable[[], object]) -> str:
+    with pytest.raises(ModelError) as error:
+        action()
+    message = str(error.value)
+    assert "\n" not in message
+    assert "Traceback" not in message
+    return message
+
+
+def edit(file: Path, **changes: Any) -> None:
+    """Change entries of a JSON file; None takes one out."""
+    values = {**json.loads(file.read_text()), **changes}
+    file.write_text(json.dumps({name: value for name, value in values.items() if value is not None}))
+
+
+def split(folder: Path) -> dict[str, str]:
+    """Turn the one file into two shards with an index; returns the weight map."""
+    tensors = load_file(folder / "model.safetensors")
+    names = sorted(tensors)
+    (folder / "model.safetensors").unlink()
+    places = {}
+    for shard, part in (("a.safetensors", names[::2]), ("b.safetensors", names[1::2])):
+        save_file({name: tensors[name] for name in part}, folder / shard, metadata={"format": "pt"})
+        places |= dict.fromkeys(part, shard)
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": places}))
+    return places
+
+
+def test_a_whole_checkpoint_gives_its_own_numbers(whole: Path) -> None:
+    model, reference = load_model(str(whole)), tiny_model("llama", vocab_size=262)
+    assert (model.vocab_size, model.context_length, model.eos_token_ids) == (262, 128, {2})
+    assert model.branching is Branching.TREE
+    assert not any(parameter.requires_grad for parameter in model.model.parameters())  # pyright: ignore[reportAttributeAccessIssue]
+    owner, cache = sequence(0, [1, 50, 60, 70]), model.new_cache()
+    got = score(model, cache, [missing(cache, owner, DraftTree.root(70))]).logits
+    assert (got - alone(reference, owner.tokens)[-1:]).abs().max() < 2e-5
+
+
+def test_half_precision_files_are_widened_on_a_cpu(tmp_path: Path) -> None:
+    save_tiny(tmp_path)
+    halves = {name: tensor.half() for name, tensor in load_file(tmp_path / "model.safetensors").items()}
+    save_file(halves, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    edit(tmp_path / "config.json", dtype="float16")
+    assert load_model(tmp_path).model.dtype is torch.float32  # pyright: ignore[reportAttributeAccessIssue]
+    assert load_model(tmp_path, dtype=torch.bfloat16).model.dtype is torch.bfloat16  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def test_shards_load(folder: Path) -> None:
+    split(folder)
+    assert load_model(folder).branching is Branching.TREE
+
+
+def test_tied_weights_need_not_be_stored_twice(tmp_path: Path) -> None:
+    save_tiny(tmp_path, tie_word_embeddings=True)
+    assert "lm_head.weight" not in load_file(tmp_path / "model.safetensors")
+    assert load_model(tmp_path).vocab_size == 262
+
+
+def test_loading_is_silent(whole: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    load_model(whole)
+    Tokenizer(whole)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_eos_of_the_generation_config_comes_first(folder: Path) -> None:
+    edit(folder / "generation_config.json", eos_token_id=[2, 7])
+    assert load_model(folder).eos_token_ids == {2, 7}
+    (folder / "generation_config.json").unlink()
+    assert load_model(folder).eos_token_ids == {2}
+
+
+def rewrite(file: Path, change: Callable[[bytes], bytes]) -> None:
+    file.write_bytes(change(file.read_bytes()))
+
+
+def reheaded(file: Path, change: Callable[[dict[str, Any]], None]) -> None:
+    data = file.read_bytes()
+    (length,) = struct.unpack("<Q", data[:8])
+    header = json.loads(data[8 : 8 + length])
+    change(header)
+    text = json.dumps(header).encode()
+    file.write_bytes(struct.pack("<Q", len(text)) + text + data[8 + length :])
+
+
+def overlapping(header: dict[str, Any]) -> None:
+    names = [name for name in header if name != "__metadata__"]
+    header[names[1]]["data_offsets"] = header[names[0]]["data_offsets"]
+    header[names[1]]["shape"] = header[names[0]]["shape"]
+
+
+def negative(header: dict[str, Any]) -> None:
+    header["model.norm.weight"]["shape"] = [-64]
+
+
+DAMAGED_WEIGHTS: dict[str, tuple[Callable[[Path], None], str]] = {
+    "empty": (lambda file: rewrite(file, lambda _: b""), "truncated: it has 0 bytes"),
+    "a few bytes": (lambda file: rewrite(file, lambda data: data[:5]), "truncated"),
+    "half": (lambda file: rewrite(file, lambda data: data[: len(data) // 2]), "bytes of its tensors are missing"),
+    "one byte short": (lambda file: rewrite(file, lambda data: data[:-1]), "truncated: 1 bytes"),
+    "one byte long": (lambda file: rewrite(file, lambda data: data + b"!"), "1 bytes belong to no tensor"),
+    "garbage": (lambda file: rewrite(file, lambda _: b"\x80\x04garbage" * 100), "header claims"),
+    "huge header": (lambda file: rewrite(file, lambda data: struct.pack("<Q", 2**63) + data[8:]), "header claims"),
+    "no json": (lambda file: rewrite(file, lambda data: data[:8] + b"\xff" * (len(data) - 8)), "not valid JSON"),
+    "list header": (lambda file: rewrite(file, lambda _: struct.pack("<Q", 2) + b"[]"), "not a JSON object"),
+    "negative shape": (lambda file: reheaded(file, negative), "'model.norm.weight' does not add up"),
+    "overlap": (lambda file: reheaded(file, overlapping), "damaged"),
+    "unknown dtype": (lambda file: reheaded(file, lambda header: header["model.norm.weight"].update(dtype="X9")), "add up"),
+    "html": (lambda file: rewrite(file, lambda _: b"<!doctype html><title>404</title>"), "header claims"),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGED_WEIGHTS)
+def test_damaged_weights_are_named(folder: Path, name: str) -> None:
+    damage, words = DAMAGED_WEIGHTS[name]
+    damage(folder / "model.safetensors")
+    message = refusal(lambda: load_model(folder))
+    assert words in message
+    assert "model.safetensors" in message
+
+
+def test_pickles_are_refused_by_name(folder: Path) -> None:
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+    assert "pytorch_model.bin" in refusal(lambda: load_model(folder))
+
+
+def test_a_pickle_beside_safetensors_is_not_opened(folder: Path) -> None:
+    (folder / "pytorch_model.bin").write_bytes(b"cos\nsystem\n(S'false'\ntR.")
+    assert load_model(folder).branching is Branching.TREE
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", "\x00\x01", "[" * 100_000])
+def test_damaged_configurations_are_named(folder: Path, content: str) -> None:
+    (folder / "config.json").write_text(content)
+    assert "config.json" in refusal(lambda: load_model(folder))
+
+
+def test_what_is_not_there_is_named(folder: Path, tmp_path: Path) -> None:
+    assert "no model directory" in refusal(lambda: load_model(str(tmp_path / "nowhere")))
+    assert "is a file" in refusal(lambda: load_model(str(folder / "config.json")))
+    (folder / "model.safetensors").unlink()
+    assert "model.safetensors is missing" in refusal(lambda: load_model(folder))
+    (folder / "config.json").unlink()
+    assert "config.json is missing" in refusal(lambda: load_model(folder))
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"model_type": None}, "no model_type"),
+        ({"model_type": 7}, "no model_type"),
+        ({"model_type": "gigachat9000"}, "'gigachat9000', which is unknown"),
+        ({"model_type": "clip"}, "no causal language model"),
+        ({"hidden_size": 128}, "config.json asks for"),
+        ({"hidden_size": -64}, "cannot be loaded"),
+        ({"hidden_size": "64"}, "not a valid 'llama' configuration"),
+        ({"num_hidden_layers": 3}, "lacks 9 tensors"),
+        ({"vocab_size": 300}, "config.json asks for"),
+        ({"num_attention_heads": 0}, "config"),
+    ],
+)
+def test_foreign_configurations_are_named(folder: Path, changes: dict[str, Any], words: str) -> None:
+    edit(folder / "config.json", **changes)
+    assert words in refusal(lambda: load_model(folder))
+
+
+def test_missing_weights_are_never_made_up(folder: Path) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    del tensors["model.layers.1.mlp.up_proj.weight"]
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    message = refusal(lambda: load_model(folder))
+    assert "model.layers.1.mlp.up_proj.weight" in message
+
+
+def test_an_output_layer_that_is_not_tied_must_be_there(folder: Path) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    del tensors["lm_head.weight"]
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    assert "lm_head.weight" in refusal(lambda: load_model(folder))
+
+
+def test_weights_that_are_not_numbers_are_refused(folder: Path) -> None:
+    tensors = {name: tensor * float("nan") for name, tensor in load_file(folder / "model.safetensors").items()}
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    assert "not finite" in refusal(lambda: load_model(folder))
+
+
+@pytest.mark.parametrize(
+    ("shard", "words"),
+    [
+        ("c.safetensors", "missing"),
+        ("../tiny/a.safetensors", "no safetensors file of this folder"),
+        ("/etc/passwd", "no safetensors file of this folder"),
+        ("weights.bin", "no safetensors file of this folder"),
+        (["a.safetensors"], "no safetensors file of this folder"),
+    ],
+)
+def test_an_index_stays_in_its_folder(folder: Path, shard: Any, words: str) -> None:
+    places: dict[str, Any] = {**split(folder), "lm_head.weight": shard}
+    edit(folder / "model.safetensors.index.json", weight_map=places)
+    assert words in refusal(lambda: load_model(folder))
+
+
+def test_an_index_and_its_shards_agree(folder: Path) -> None:
+    places = split(folder)
+    edit(folder / "model.safetensors.index.json", weight_map=dict.fromkeys(places, "a.safetensors"))
+    assert "does not hold it" in refusal(lambda: load_model(folder))
+    edit(folder / "model.safetensors.index.json", weight_map=[])
+    assert "weight_map" in refusal(lambda: load_model(folder))
+
+
+def hostile(folder: Path, model_type: str) -> Path:
+    """Remote code for model, configuration and tokenizer; it leaves a marker behind if it ever runs."""
+    marker = folder.parent / "it_ran"
+    (folder / "evil.py").write_text(f"open({str(marker)!r}, 'w').close()\nclass Evil: ...\n")
+    classes = dict.fromkeys(("AutoConfig", "AutoModel", "AutoModelForCausalLM"), "evil.Evil")
+    edit(folder / "config.json", model_type=model_type, auto_map=classes)
+    edit(folder / "tokenizer_config.json", auto_map={"AutoTokenizer": ["evil.Evil", "evil.Evil"]}, tokenizer_class="Evil")
+    return marker
+
+
+def test_remote_code_never_runs(folder: Path) -> None:
+    marker = hostile(folder, "evil")
+    assert "code of its own" in refusal(lambda: load_model(folder))
+    assert "tokenizer" in refusal(lambda: Tokenizer(folder))
+    assert not marker.exists()
+
+
+def test_a_known_architecture_ignores_its_remote_code(folder: Path) -> None:
+    marker = hostile(folder, "llama")
+    assert load_model(folder).branching is Branching.TREE
+    assert not marker.exists()
+
+
+def test_a_configuration_does_not_say_how_it_is_run(folder: Path) -> None:
+    """An attention implementation may name a repository of kernels, which transformers would fetch and run."""
+    choices = {"return_dict": False, "output_attentions": True, "use_cache": False}
+    edit(folder / "config.json", attn_implementation="someone/kernels", _attn_implementation="someone/kernels", **choices)
+    assert load_model(folder).branching is Branching.TREE
+
+
+def test_tokenizer_goes_both_ways(whole: Path) -> None:
+    tokenizer = Tokenizer(whole)
+    text = "the thin café in 東京"
+    ids = tokenizer.encode(text)
+    assert ids[0] == 1
+    assert ids[1:] == tokenizer.encode(text, add_special=False)
+    assert tokenizer.decode(ids) == text
+    assert tokenizer.decode(ids, skip_special=False) == "<s>" + text
+    assert (tokenizer.vocab_size, tokenizer.eos_token_id) == (262, 2)
+
+
+def test_chat_follows_the_model_template(whole: Path, tmp_path: Path) -> None:
+    tokenizer = Tokenizer(whole)
+    ids = tokenizer.chat([{"role": "user", "content": "hi"}])
+    assert tokenizer.decode(ids, skip_special=False) == "<user>hi\n<assistant>"
+    save_tiny(tmp_path, chat_template=None)
+    bare = Tokenizer(tmp_path)
+    assert not bare.has_chat_template
+    assert "no chat template" in refusal(lambda: bare.chat([{"role": "user", "content": "hi"}]))
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+        "{{ cycler.__init__.__globals__.os.popen('id').read() }}",
+        "{{ messages.append(1) }}",
+        "{% for i in range(10000000) %}x{% endfor %}",
+        "{{ 1 / 0 }}",
+        "{% if %}",
+        "{{ raise_exception('no\\nway') }}",
+    ],
+)
+def test_hostile_templates_are_stopped(tmp_path: Path, template: str) -> None:
+    save_tiny(tmp_path, chat_template=template)
+    tokenizer = Tokenizer(tmp_path)
+    assert "chat template" in refusal(lambda: tokenizer.chat([{"role": "user", "content": "hi"}]))
+
+
+@pytest.mark.parametrize("content", ["", "{}", "{", "null", '{"model": {"type": "BPE"}}'])
+def test_damaged_tokenizers_are_named(folder: Path, content: str) -> None:
+    (folder / "tokenizer.json").write_text(content)
+    assert "tokenizer" in refusal(lambda: Tokenizer(folder))
+
+
+def test_absent_tokenizers_are_named(folder: Path) -> None:
+    (folder / "tokenizer.json").unlink()
+    assert "tokenizer" in refusal(lambda: Tokenizer(folder))
+    (folder / "tokenizer_config.json").write_text("[]")
+    assert "tokenizer_config.json" in refusal(lambda: Tokenizer(folder))
+    (folder / "tokenizer_config.json").unlink()
+    assert "tokenizer.json is missing" in refusal(lambda: Tokenizer(folder))
+
+
+def test_vocabularies_are_compared_token_by_token(whole: Path, folder: Path) -> None:
+    target = Tokenizer(whole)
+    assert target.same_vocabulary(Tokenizer(folder))
+    model = json.loads((folder / "tokenizer.json").read_text())
+    vocabulary = model["model"]["vocab"]
+    vocabulary["!"], vocabulary["#"] = vocabulary["#"], vocabulary["!"]
+    (folder / "tokenizer.json").write_text(json.dumps(model))
+    assert not target.same_vocabulary(Tokenizer(folder))
+
+
+def test_embedded_models_are_found_by_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(embedded, "WEIGHTS_FOLDER", tmp_path)
+    assert embedded_models() == []
+    assert "not part of this installation" in refusal(lambda: resolve(default_model()))
+    target = save_tiny(tmp_path / default_model(), chat_template=CHAT_TEMPLATE)
+    assert draft_of(target) is None
+    draft = save_tiny(tmp_path / f"{default_model()}-draft", disturbed=0.05)
+    assert resolve(default_model()) == target
+    assert draft_of(target) == draft
+    assert draft_of(draft) is None
+    assert draft_of(tmp_path.parent / default_model()) is None
+    found = embedded_models()
+    assert [(one.name, one.role, one.draft) for one in found] == [
+        (default_model(), "target", draft.name),
+        (draft.name, "draft", None),
+    ]
+    assert found[0].parameters == sum(p.numel() for p in tiny_model("llama", vocab_size=262).parameters())
+    assert found[0].size_bytes == (target / "model.safetensors").stat().st_size
+
+
+def test_a_hub_that_does_not_answer_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unreachable(*_: Any, **__: Any) -> str:
+        raise OSError("connection refused.\nlong story")
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", unreachable)
+    assert refusal(lambda: resolve("someone/something")).endswith("connection refused")
+
+
+def test_only_safe_files_are_asked_of_the_hub(monkeypatch: pytest.MonkeyPatch, whole: Path) -> None:
+    asked: dict[str, Any] = {}
+
+    def fetch(name: str, **options: Any) -> str:
+        asked.update(options, name=name)
+        return str(whole)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", fetch)
+    assert resolve("someone/something") == whole
+    assert asked["name"] == "someone/something"
+    assert not any(pattern.endswith((".bin", ".pt", ".py", "*")) for pattern in asked["allow_patterns"])
+
+
+@pytest.mark.parametrize("name", ["../nowhere", "a/b/c", "", "/no/such/place", "bad name"])
+def test_what_cannot_be_a_hub_id_is_not_fetched(name: str) -> None:
+    assert "no model directory" in refusal(lambda: resolve(name))

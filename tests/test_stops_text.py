@@ -1,0 +1,219 @@
+"""Where a text ends, and how it streams: nothing past a stop is committed or shown, and no character is ever broken."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+from fakes import ChainDrafter, FakeTokenizer, FallbackTokenizer, SpacedTokenizer, TableModel
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from serving import engine_of, served, wanted
+
+from paceline.engine.stops import StopChecker
+from paceline.engine.text import TextStream
+from paceline.sampling import SamplingParams
+from paceline.sequence import Sequence
+from paceline.step import Verdict
+
+settings.register_profile("still", derandomize=True, deadline=None, max_examples=150, database=None)
+settings.load_profile("still")
+
+BYTES = FakeTokenizer.of_bytes(b"th", b"the", "\U0001f6b4\u200d".encode(), "\u20ac".encode()[:2], b"\xacx", b" the")
+SPACED = SpacedTokenizer(BYTES.pieces, BYTES.special)
+FALLBACK = FallbackTokenizer(BYTES.pieces, BYTES.special)
+END = BYTES.vocab_size - 1
+LONGEST = 100
+
+
+def checker(params: SamplingParams, prompt: str = "?", tokenizer: FakeTokenizer = BYTES) -> tuple[StopChecker, Sequence]:
+    sequence = Sequence(0, tuple(BYTES.encode(prompt)), params, 0, params.stop_token_ids | {END})
+    stops = StopChecker(tokenizer, LONGEST)  # pyright: ignore[reportArgumentType]
+    stops.begin(sequence)
+    return stops, sequence
+
+
+def fed(tokens: list[int], sizes: list[int], params: SamplingParams) -> tuple[list[int], str, str | None, list[str]]:
+    """Tokens in verdicts of the given sizes, as accepted paths: what was committed, the text, why it ended, what was shown."""
+    stops, sequence = checker(params)
+    shown, at, turn = [], 0, 0
+    while at < len(tokens) and sequence.finish_reason is None:
+        size = sizes[turn % len(sizes)]
+        batch = tuple(tokens[at : at + size])
+        verdict = stops.cut(sequence, Verdict(tuple(range(1, len(batch))), batch, len(batch) - 1))
+        sequence.commit(verdict.tokens, ("",) * len(verdict.tokens))
+        sequence.finish_reason = verdict.finish
+        assert len(verdict.path) == len(verdict.tokens) - 1
+        assert verdict.accepted == len(batch) - 1
+        shown.append(stops.stream(sequence).safe)
+        at, turn = at + size, turn + 1
+    return sequence.generated, stops.stream(sequence).text, sequence.finish_reason, shown
+
+
+SIZES = st.lists(st.integers(1, 6), min_size=1, max_size=4)
+TEXTS = st.text("aé€\U0001f6b4\u200d the\ufffd", max_size=14)
+RAW = st.lists(st.sampled_from([0x61, 0x80, 0xAC, 0xC3, 0xA9, 0xE2, 0x82, 0xF0, 0x9F, 0x9A, 0xB4, 0xFF, 256, 258, 259, 260]), max_size=16)
+
+
+@pytest.mark.parametrize("sizes", [[1], [2], [3], [7], [1, 4]])
+@pytest.mark.parametrize(
+    ("text", "params", "kept", "shown"),
+    [
+        ("hello END more", {"stop": ("END",)}, "hello END", "hello "),
+        ("hello", {"stop": ("o",)}, "hello", "hell"),
+        ("aXbYc", {"stop": ("Y", "X")}, "aX", "a"),
+        ("aabaabaaX..", {"stop": ("aabaaX",)}, "aabaabaaX", "aab"),
+        ("ababac", {"stop": ("abac",)}, "ababac", "ab"),
+        ("no such thing", {"stop": ("zz",)}, "no such thing", "no such thing"),
+        ("wait STO", {"stop": ("STOP",)}, "wait STO", "wait STO"),
+        ("x€y", {"stop": ("€",)}, None, "x"),
+    ],
+)
+def test_a_stop_string_ends_the_text_where_it_begins(text: str, params, kept: str | None, shown: str, sizes: list[int]) -> None:
+    tokens = BYTES.encode(text)
+    committed, final, finish, views = fed(tokens, sizes, SamplingParams(max_tokens=len(tokens), **params))
+    if kept is not None:
+        assert committed == BYTES.encode(kept)
+    assert final == shown
+    assert finish == ("stop" if any(stop in text for stop in params["stop"]) else "length")
+    assert all(final.startswith(view) for view in views)
+
+
+@given(st.lists(st.sampled_from([97, 98, END]), max_size=12), SIZES)
+def test_nothing_is_committed_past_the_end_of_text(tokens: list[int], sizes: list[int]) -> None:
+    committed, text, finish, _ = fed(tokens, sizes, SamplingParams())
+    whole = tokens[: tokens.index(END) + 1] if END in tokens else tokens
+    assert committed == whole
+    assert text == BYTES.decode(whole)
+    assert finish == ("stop" if END in tokens else None)
+
+
+@given(st.lists(st.sampled_from([97, 98, 99]), min_size=1, max_size=12), SIZES, st.integers(1, 14))
+def test_a_text_is_never_longer_than_asked(tokens: list[int], sizes: list[int], limit: int) -> None:
+    committed, text, finish, _ = fed(tokens, sizes, SamplingParams(max_tokens=limit))
+    assert committed == tokens[:limit]
+    assert text == BYTES.decode(committed)
+    assert finish == ("length" if len(tokens) >= limit else None)
+
+
+def test_a_text_ends_where_the_context_ends() -> None:
+    stops, sequence = checker(SamplingParams(max_tokens=9999), prompt="p" * (LONGEST - 3))
+    verdict = stops.cut(sequence, Verdict((1, 2, 3), (97, 98, 99, 100), 3))
+    assert verdict == Verdict((1, 2), (97, 98, 99), 3, "length")
+
+
+def test_a_stop_token_wins_over_the_length_it_falls_on_and_has_no_text() -> None:
+    committed, text, finish, _ = fed([97, 98], [2], SamplingParams(max_tokens=2, stop_token_ids=frozenset({98})))
+    assert (committed, text, finish) == ([97, 98], "a", "stop")
+
+
+@given(st.lists(st.sampled_from([97, 98, 120, 256, 257]), max_size=16), SIZES, st.lists(st.sampled_from(["ab", "xab", "bthe", "x", "aa"]), max_size=2))
+def test_a_split_into_steps_changes_nothing(tokens: list[int], sizes: list[int], stops: list[str]) -> None:
+    params = SamplingParams(stop=tuple(stops))
+    one_by_one, at_will = fed(tokens, [1], params), fed(tokens, sizes, params)
+    assert one_by_one[:3] == at_will[:3]
+    text = BYTES.decode(tokens)
+    begins = [text.find(stop) for stop in stops if stop in text]
+    if not begins:
+        assert at_will[1] == text[: len(at_will[1])]
+    for view in at_will[3]:
+        assert not any(stop in view for stop in stops)
+
+
+def streamed(tokens: list[int], tokenizer: FakeTokenizer) -> tuple[list[str], str]:
+    stream = TextStream(tokenizer)  # pyright: ignore[reportArgumentType]
+    views = [""]
+    for token in tokens:
+        stream.append(token)
+        views.append(stream.safe)
+    stream.finish()
+    return views, stream.text
+
+
+@pytest.mark.parametrize("tokenizer", [BYTES, SPACED, FALLBACK])
+@given(text=TEXTS)
+@example(text="日本語です。")
+def test_a_stream_of_bytes_adds_up_to_the_text(tokenizer: FakeTokenizer, text: str) -> None:
+    # tokens that end inside a character are unknown to tokenizers with byte fallback
+    for tokens in [list(text.encode())] + [BYTES.encode(text)] * (tokenizer is not FALLBACK):
+        views, final = streamed(tokens, tokenizer)
+        assert final == tokenizer.decode(tokens)
+        for view, later in pairwise([*views, final]):
+            assert later.startswith(view)
+
+
+@pytest.mark.parametrize("tokenizer", [BYTES, SPACED])
+@given(tokens=RAW)
+@settings(max_examples=600)
+def test_broken_bytes_stream_as_they_decode(tokenizer: FakeTokenizer, tokens: list[int]) -> None:
+    """Lone continuation bytes, characters cut short, bytes that no text holds, tokens that end inside a character."""
+    views, final = streamed(tokens, tokenizer)
+    assert final == tokenizer.decode(tokens)
+    for view, later in pairwise([*views, final]):
+        assert later.startswith(view)
+
+
+@given(tokens=RAW)
+def test_broken_bytes_never_take_back_what_was_shown(tokens: list[int]) -> None:
+    views, final = streamed([token for token in tokens if token < 258], FALLBACK)
+    for view, later in pairwise([*views, final]):
+        assert later.startswith(view)
+
+
+def test_a_whole_character_is_shown_as_soon_as_its_last_byte_comes() -> None:
+    views, _ = streamed(list("é€\U0001f6b4".encode()), BYTES)
+    assert views == ["", "", "é", "é", "é", "é€", "é€", "é€", "é€", "é€\U0001f6b4"]
+
+
+def test_a_stop_string_is_found_when_its_last_character_is_completed() -> None:
+    committed, text, finish, _ = fed(list("a\U0001f6b4b".encode()), [3], SamplingParams(stop=("\U0001f6b4",)))
+    assert (committed, text, finish) == (list("a\U0001f6b4".encode()), "a", "stop")
+
+
+@given(st.text("ab", max_size=12), st.lists(st.text("ab", min_size=1, max_size=4), min_size=1, max_size=3))
+def test_what_is_shown_only_grows_and_never_holds_the_start_of_a_stop(text: str, stops: list[str]) -> None:
+    stream = TextStream(BYTES, tuple(stops))  # pyright: ignore[reportArgumentType]
+    before = ""
+    for token in text.encode():
+        stream.append(token)
+        assert stream.safe.startswith(before)
+        assert stream.text.startswith(stream.safe)
+        before = stream.safe
+        if stream.stopped:
+            break
+    begins = [text.find(stop) for stop in stops if stop in text]
+    assert stream.stopped == bool(begins)
+    if begins:
+        # the stop that is complete first ends the text; among those that end together the longest
+        ends = min(text.find(stop) + len(stop) for stop in stops if stop in text)
+        assert stream.text == text[: min(ends - len(stop) for stop in stops if text[:ends].endswith(stop))]
+
+
+STOPPERS = {
+    "end of text": SamplingParams(max_tokens=60),
+    "stop ids": SamplingParams(max_tokens=60, stop_token_ids=frozenset({2}), ignore_eos=True),
+    "min tokens": SamplingParams(max_tokens=60, stop_token_ids=frozenset({1, 2}), min_tokens=9),
+    "stop strings": SamplingParams(max_tokens=60, stop=("ba", "dcd", "ab", "cc"), ignore_eos=True),
+    "length": SamplingParams(max_tokens=7, ignore_eos=True),
+    "context": SamplingParams(max_tokens=500, ignore_eos=True),
+}
+
+
+@pytest.mark.parametrize("name", STOPPERS)
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_stop_inside_an_accepted_path_cuts_at_the_right_token(name: str, temperature: float) -> None:
+    """The draft is always right and five deep, so that stops fall inside accepted paths."""
+    model = TableModel(6, eos=(5,), context_length=90, sharpness=1.0)
+    tokenizer = FakeTokenizer([*(bytes([97 + token]) for token in range(5)), b""], special=(5,))
+    engine = engine_of(model, ChainDrafter(model, depth=5), tokenizer=tokenizer)
+    cut = 0
+    for seed in range(25):
+        params = STOPPERS[name].model_copy(update={"seed": seed, "temperature": temperature})
+        prompt = (seed % 5, seed // 5, 3, 1)
+        ((sequence, views),) = served(engine, [(prompt, params)])
+        answer = wanted(model, tokenizer, prompt, params, seed, longest=90)
+        assert (sequence.generated, views[-1], sequence.finish_reason) == (answer.tokens, answer.text, answer.finish)
+        assert all(answer.text.startswith(view) for view in views)
+        assert len(sequence.sources) == len(sequence.generated)
+        cut += sequence.speculation.emitted_tokens > len(sequence.generated)
+    assert cut or name in ("length", "context")
