@@ -112,7 +112,10 @@ def tiny_model(kind: str, seed: int = 0, *, sharpness: float = 3.0, **over: Any)
     """A float32 causal LM in eval mode with its own eager attention: the reference that tests compare with."""
     config = tiny_config(kind, **over)
     implementation = {} if kind == "mamba2" else {"attn_implementation": "eager"}
-    model = AutoModelForCausalLM.from_config(config, **implementation).float().eval()
+    with torch.random.fork_rng(devices=[]):
+        # what `redraw` leaves in place, such as the time constants of a recurrent layer, is drawn by the constructor
+        torch.manual_seed(seed)
+        model = AutoModelForCausalLM.from_config(config, **implementation).float().eval()
     redraw(model, seed, sharpness)
     return model.requires_grad_(False)
 

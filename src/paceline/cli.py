@@ -220,11 +220,17 @@ def check(
 def _read_prompts(path: Path) -> list[str]:
     try:
         lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
-        return [json.loads(line)["prompt"] if line.lstrip().startswith("{") else line for line in lines]
+        return [_prompt_of(json.loads(line)) if line.lstrip().startswith("{") else line for line in lines]
     except (OSError, UnicodeDecodeError) as error:
         _fail(f"cannot read {path}: {getattr(error, 'strerror', None) or 'it is not UTF-8 text'}")
     except (ValueError, KeyError, TypeError):
         _fail(f"{path} holds a row that is neither a prompt nor JSON with a 'prompt'")
+
+
+def _prompt_of(row: dict[str, Any]) -> str:
+    if not isinstance(row["prompt"], str):
+        raise TypeError
+    return row["prompt"]
 
 
 def _check_json(llm: LLM, rows: list[Comparison], answer: str) -> dict[str, Any]:

@@ -5,7 +5,7 @@ distribution agree on the token. Its cache obeys the one invariant: it holds a p
 lacks; what it drafted stays cached and counts as far as it came true. Past its own context it drafts less, then nothing.
 
 Source: Leviathan et al. (arXiv:2211.17192), section 2; Chen et al. (arXiv:2302.01318); coupling: Daliri et al.
-(arXiv:2408.07978), algorithm 1.
+(arXiv:2408.07978).
 Proposals: POINT, COUPLED
 Taps: none
 Branching: CHAIN, or TREE with width above 1

@@ -4,7 +4,7 @@ At the root the target chooses with its own distribution and that position's noi
 the token is accepted and chooses next; where none does, the token is emitted and the walk ends. So the text depends on nothing
 but the request: not on the drafter, the tree, the batch or a preemption.
 
-Source: drafter-invariant verification, Daliri et al. (arXiv:2408.07978), section 4; for trees SpecInfer (arXiv:2305.09781),
+Source: drafter-invariant verification, Daliri et al. (arXiv:2408.07978); for trees SpecInfer (arXiv:2305.09781),
 section 4.3 (sample, then match).
 Exactness: text for every kind of proposal
 Lossless: yes

@@ -1,0 +1,180 @@
+"""The command line as users and scripts meet it: output, JSON, exit codes, one sentence for every mistake."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from tiny import save_tiny
+
+from paceline.cli import main
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
+    folder = tmp_path_factory.mktemp("models")
+    longer = {"max_position_embeddings": 512}
+    return str(save_tiny(folder / "target", 3, **longer)), str(save_tiny(folder / "draft", 3, disturbed=0.3, **longer))
+
+
+def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    """The exit code of one call."""
+    monkeypatch.setattr("sys.argv", ["paceline", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    return int(ended.value.code or 0)
+
+
+def test_generate_prints_the_text_and_one_line_about_it(monkeypatch, capsys, models) -> None:
+    target, draft = models
+    assert run(monkeypatch, "generate", target, "-p", "the thin", "--draft", f"model:{draft}", "--max-tokens", "24") == 0
+    said = capsys.readouterr()
+    assert said.out.strip()
+    assert "tau" in said.err
+    assert "tokens/s" in said.err
+    assert "identical" not in said.err, "nobody compared it with plain decoding"
+
+
+def test_generate_json_is_one_line_with_the_promised_fields(monkeypatch, capsys, models) -> None:
+    target, draft = models
+    call = ("generate", target, "-p", "the thin", "--draft", f"model:{draft}", "--temperature", "1", "--max-tokens", "24", "--json")
+    assert run(monkeypatch, *call, "--seed", "5") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 1
+    answer = json.loads(lines[0])
+    assert set(answer) >= {"text", "token_ids", "finish_reason", "usage", "speculation", "seed"}
+    speculation = answer["speculation"]
+    assert set(speculation) >= {
+        "drafter", "verifier", "lossless", "steps", "draft_tokens", "accepted_tokens", "tau", "acceptance_by_depth",
+        "target_forwards", "wall_s", "target",
+    }  # fmt: skip
+    assert speculation["drafter"] == "model"
+    assert speculation["lossless"] is True
+    assert speculation["target"].endswith("(fp32)")
+    assert answer["usage"]["completion_tokens"] == len(answer["token_ids"])
+    assert run(monkeypatch, *call[:-1], "--json", "--seed", "5") == 0
+    assert json.loads(capsys.readouterr().out)["token_ids"] == answer["token_ids"]
+
+
+def test_trace_shows_every_token_once_and_names_the_drafter(monkeypatch, capsys, models) -> None:
+    target, draft = models
+    assert run(monkeypatch, "generate", target, "-p", "the", "--draft", f"model:{draft}", "--max-tokens", "8", "--trace") == 0
+    said = capsys.readouterr().out
+    assert "drafted in vain" in said
+    assert "target" in said
+
+
+def test_check_exits_0_when_lossless_and_3_when_nothing_was_drafted(monkeypatch, capsys, models) -> None:
+    target, draft = models
+    assert run(monkeypatch, "check", target, "--draft", f"model:{draft}", "--max-tokens", "12", "--json") == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["verdict"] == "lossless"
+    assert report["accepted_tokens"] > 0
+    assert report["divergences"] == []
+    assert run(monkeypatch, "check", target, "--draft", "none", "--max-tokens", "6") == 3
+    assert "inconclusive" in capsys.readouterr().out
+
+
+def test_check_exits_1_and_says_where_when_the_text_differs(monkeypatch, capsys, models, tmp_path: Path) -> None:
+    """With a verifier that accepts whatever is drafted."""
+    from paceline.step import Verdict
+    from paceline.verifiers.match import Match
+
+    def gullible(self, sequences, trees, logits):
+        verdicts = []
+        for tree, rows in zip(trees, logits, strict=True):
+            path = tree.path(len(tree) - 1)
+            tokens = tuple(tree.tokens[node] for node in path) + (int(rows[path[-1] if path else 0].argmax()),)
+            verdicts.append(Verdict(path, tokens, len(path)))
+        return verdicts
+
+    monkeypatch.setattr(Match, "__call__", gullible)
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("the thin thing\n")
+    target, draft = models
+    assert run(monkeypatch, "check", target, "--draft", f"model:{draft}", "--prompts", str(prompts), "--max-tokens", "24") == 1
+    said = capsys.readouterr().out
+    assert "logit gap" in said
+    assert "token" in said
+
+
+def test_methods_and_models_speak_json(monkeypatch, capsys) -> None:
+    assert run(monkeypatch, "methods", "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert {row["name"] for row in found["drafters"]} >= {"none", "ngram", "model"}
+    assert all({"source", "proposals", "taps", "branching", "trained", "cost"} <= set(row) for row in found["drafters"])
+    assert set(found) >= {"drafters", "verifiers", "policies", "approximations"}
+    assert run(monkeypatch, "methods") == 0
+    assert "match" in capsys.readouterr().out
+    assert run(monkeypatch, "models", "--json") == 0
+    assert "models" in json.loads(capsys.readouterr().out)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["-p", "x", "--draft", "ngam"], "there is no drafter 'ngam'; the nearest is 'ngram'"),
+        (["-p", "x", "--draft", "ngram:mx=3"], "'ngram' has no option 'mx'; the nearest is 'max'"),
+        (["-p", "x", "--draft", "ngram:max=0"], "max"),
+        (["-p", "x", "--draft", "model"], "path"),
+        (["-p", "x", "--draft", "model:/nowhere"], "/nowhere"),
+        (["-p", "x", "--draft", "ngram^none"], "not built yet"),
+        (["-p", "x", "--draft", "ngram+"], "lacks a method"),
+        (["-p", "x", "--verify", "mach"], "there is no verifier 'mach'; the nearest is 'match'"),
+        (["-p", "x", "--temperature", "-1"], "--temperature"),
+        (["-p", "x", "--temperature", "nan"], "--temperature"),
+        (["-p", "x", "--max-tokens", "0"], "--max-tokens"),
+        (["-p", "x", "--top-p", "0"], "--top-p"),
+        (["-p", "x", "--weights", "int3"], "int3"),
+        (["-p", "x" * 4000], "only"),
+        ([], "a prompt is needed"),
+    ],
+)
+def test_mistakes_get_one_sentence_and_exit_code_2(monkeypatch, capsys, models, arguments: list[str], expected: str) -> None:
+    assert run(monkeypatch, "generate", models[0], *arguments) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert expected in said.err
+    assert len(said.err.strip().splitlines()) == 1
+    assert "Traceback" not in said.err
+
+
+def test_a_missing_model_gets_one_sentence_and_exit_code_2(monkeypatch, capsys) -> None:
+    assert run(monkeypatch, "generate", "/no/such/folder", "-p", "x") == 2
+    assert len(capsys.readouterr().err.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize("content", ['{"promt": "x"}', "{broken", '{"prompt": 3}'])
+def test_a_bad_prompt_file_gets_one_sentence_and_exit_code_2(monkeypatch, capsys, models, tmp_path: Path, content: str) -> None:
+    file = tmp_path / "prompts.jsonl"
+    file.write_text(content)
+    assert run(monkeypatch, "check", models[0], "--prompts", str(file)) == 2
+    assert len(capsys.readouterr().err.strip().splitlines()) == 1
+
+
+def test_chat_keeps_the_cache_between_turns(monkeypatch, capsys, models) -> None:
+    import io
+
+    from paceline.engine.engine import Engine
+
+    moved = []
+    take_over = Engine._take_over
+
+    def watched(self, old, new):
+        take_over(self, old, new)
+        moved.append(self.speculative.cache.length(new.key))
+
+    monkeypatch.setattr(Engine, "_take_over", watched)
+    monkeypatch.setattr("sys.stdin", io.StringIO("the thin\nthe thing\n\n"))
+    assert run(monkeypatch, "chat", models[0], "--draft", "ngram", "--max-tokens", "8") == 0
+    assert len(moved) == 1
+    assert moved[0] > 5, "the second turn begins with the first one's cache"
+
+
+def test_the_public_names_are_the_documented_ones() -> None:
+    import paceline
+
+    assert set(paceline.__all__) == {"LLM", "Completion", "SamplingParams", "__version__"}
+    assert all(getattr(paceline, name) is not None for name in paceline.__all__)
+    assert set(dir(paceline)) == set(paceline.__all__)
