@@ -176,7 +176,10 @@ class FakeTokenizer:
     def encode(self, text: str, add_special: bool = True) -> list[int]:
         left, ids = text.encode(), []
         while left:
-            token = max((t for t, piece in enumerate(self.pieces) if piece and left.startswith(piece)), key=lambda t: len(self.pieces[t]))
+            token = max(
+                (t for t, piece in enumerate(self.pieces) if piece and left.startswith(piece)),
+                key=lambda t: len(self.pieces[t]),
+            )
             ids.append(token)
             left = left[len(self.pieces[token]) :]
         return ids
@@ -285,16 +288,21 @@ class TreeDrafter(ScriptedDrafter):
         return truth(self.model, sequence, path) if stream.random() < 0.5 else stream.randrange(self.model.vocab_size)
 
 
+def skewed(stream: Random, size: int) -> int:
+    """Low tokens more often: a bias towards drafted tokens would cancel out over drafts that favour none."""
+    return min(stream.randrange(size), stream.randrange(size))
+
+
 class BlindTreeDrafter(TreeDrafter):
     """The same without a look at the truth: tokens that know nothing of the noise."""
 
     def _token(self, sequence: Sequence, path: tuple[int, ...], stream: Random) -> int:
-        return stream.randrange(self.model.vocab_size)
+        return skewed(stream, self.model.vocab_size)
 
 
 class BlindChainDrafter(ScriptedDrafter):
     def _tree(self, sequence: Sequence, budget: Budget, stream: Random) -> DraftTree:
-        tokens = [stream.randrange(self.model.vocab_size) for _ in range(min(budget.depth, budget.nodes))]
+        tokens = [skewed(stream, self.model.vocab_size) for _ in range(min(budget.depth, budget.nodes))]
         return DraftTree.chain(sequence.root, tokens, self.name)
 
 

@@ -1,8 +1,8 @@
 """Statistics of the whole step loop: draws for many seeds, and tests of their law with a stated false-alarm rate.
 
-To afford tens of thousands of seeds two pure functions are computed in bulk: the noise of a position for many seeds at once
-(by the engine's own key and hash), and the scores of a context once instead of once per seed. `test_match_law` shows that the
-loop draws the same tokens without this.
+To afford tens of thousands of seeds two pure functions are computed in bulk: the noise of a position for many seeds at
+once (by the engine's own key and hash), and the scores of a context once instead of once per seed. `test_match_law` shows
+that the loop draws the same tokens without this.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from contextlib import contextmanager
 
 import pytest
 import torch
-from fakes import FakeTokenizer, TableModel
 
+from fakes import FakeTokenizer, TableModel
 from paceline import noise, sampling
 from paceline.drafters.base import Drafter
 from paceline.engine.stops import StopChecker
@@ -84,7 +84,9 @@ def bulk() -> Iterator[None]:
         gc.enable()
 
 
-def drawn(model: TableModel, drafter: Drafter, params: SamplingParams, seeds: Many[int], length: int = LENGTH) -> list[Outcome]:
+def drawn(
+    model: TableModel, drafter: Drafter, params: SamplingParams, seeds: Many[int], length: int = LENGTH
+) -> list[Outcome]:
     """`length` tokens per seed, by the whole step loop, in batches of a thousand."""
     params = params.model_copy(update={"max_tokens": length})
     speculative = Speculative(model, drafter, Match(), FixedPolicy(drafter.budget))

@@ -1,6 +1,7 @@
 """An oracle that shares no code with the engine: noise in Python integers, transforms in float64, decoding token by token.
 
-The text of a request is a pure function of its prompt, parameters and seed, so whatever the engine does it must come to this.
+The text of a request is a pure function of its prompt, parameters and seed, so whatever the engine does it must come to
+this.
 """
 
 from __future__ import annotations
@@ -44,7 +45,9 @@ def gumbel(seed: int, position: int, token: int) -> float:
     return -math.log(-math.log((ordered + 0.5) / 2**32))
 
 
-def scores(logits: Many[float], prompt: Many[int], generated: Many[int], params: SamplingParams, stop_ids: Iterable[int] = ()) -> np.ndarray:
+def scores(
+    logits: Many[float], prompt: Many[int], generated: Many[int], params: SamplingParams, stop_ids: Iterable[int] = ()
+) -> np.ndarray:
     """float64 [V]: the transforms, one after another, in the documented order."""
     row = [float(x) for x in logits]
     for token, bias in params.logit_bias.items():

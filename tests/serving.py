@@ -6,7 +6,6 @@ from collections.abc import Sequence as Many
 
 import reference
 from fakes import FakeTokenizer, TableModel
-
 from paceline.drafters.base import Drafter
 from paceline.drafters.none import NullDrafter
 from paceline.engine.engine import Engine
@@ -19,7 +18,10 @@ from paceline.verifiers.match import Match
 
 
 def engine_of(
-    model: TableModel, drafter: Drafter | None = None, limits: Limits | None = None, tokenizer: FakeTokenizer | None = None
+    model: TableModel,
+    drafter: Drafter | None = None,
+    limits: Limits | None = None,
+    tokenizer: FakeTokenizer | None = None,
 ) -> Engine:
     drafter = drafter or NullDrafter()
     speculative = Speculative(model, drafter, Match(), FixedPolicy(drafter.budget))
@@ -31,7 +33,10 @@ def served(engine: Engine, requests: Many[tuple[Many[int], SamplingParams]]) -> 
     """Every request with what was shown of its text after each step, all in flight at once."""
     sequences = [engine.add(prompt, params) for prompt, params in requests]
     shown: dict[int, list[str]] = {sequence.key: [] for sequence in sequences}
+    bound = sum(len(prompt) + 2 * params.max_tokens for prompt, params in requests)
     while engine.has_work:
+        bound -= 1
+        assert bound >= 0, "requests do not end"
         for progress in engine.step():
             shown[progress.sequence.key].append(progress.text)
     return [(sequence, shown[sequence.key]) for sequence in sequences]

@@ -1,7 +1,7 @@
 """The law of `match`: three tokens at a time, every transform, every kind of draft, against the enumerated distribution.
 
-Per transform 12,000 different seeds, 3,000 for each kind of draft (120,000 under the marker `full`): joint chi-square over all
-outcomes and a test of the mean log-probability, with a false-alarm rate of 1e-6 for both together.
+Per transform 12,000 different seeds, 3,000 for each kind of draft (120,000 under the marker `full`): joint chi-square over
+all outcomes and a test of the mean log-probability, with a false-alarm rate of 1e-6 for both together.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from collections.abc import Callable
 from functools import cache
 
 import pytest
+
 import reference
 from fakes import BlindChainDrafter, BlindTreeDrafter, TableModel, coupled
 from laws import PROMPT, Outcome, bulk, chi_square, drawn, obeys, surprise
-
 from paceline.drafters.base import Drafter
 from paceline.drafters.none import NullDrafter
 from paceline.sampling import SamplingParams
@@ -27,7 +27,13 @@ TRANSFORMS: dict[str, SamplingParams] = {
     "penalties": SamplingParams(temperature=0.9, repetition_penalty=1.5, presence_penalty=0.4, frequency_penalty=0.6),
     "logit bias": SamplingParams(temperature=1.0, logit_bias={0: 1.5, 3: -2.0}),
     "all": SamplingParams(
-        temperature=0.9, top_k=4, top_p=0.95, min_p=0.02, repetition_penalty=1.2, frequency_penalty=0.3, logit_bias={1: 0.7}
+        temperature=0.9,
+        top_k=4,
+        top_p=0.95,
+        min_p=0.02,
+        repetition_penalty=1.2,
+        frequency_penalty=0.3,
+        logit_bias={1: 0.7},
     ),
 }
 DRAFTS: dict[str, Callable[[TableModel], Drafter]] = {

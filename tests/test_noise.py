@@ -11,12 +11,10 @@ import time
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from reference import gumbel as reference_gumbel
-from reference import hash32
+from hypothesis import given, settings, strategies as st
 
 from paceline import noise
+from reference import gumbel as reference_gumbel, hash32
 
 settings.register_profile("still", derandomize=True, deadline=None, max_examples=150, database=None)
 settings.load_profile("still")

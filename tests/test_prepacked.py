@@ -23,10 +23,11 @@ def test_the_packed_product_is_the_plain_one(shape: tuple[int, int], bias: bool)
     torch.testing.assert_close(packed.weight, plain.weight.detach(), rtol=0, atol=0)
 
 
-def test_only_plain_float32_linears_are_replaced() -> None:
+def test_only_large_plain_float32_linears_are_replaced() -> None:
     class Special(torch.nn.Linear):
         """A linear layer with behaviour of its own."""
 
-    model = torch.nn.Sequential(torch.nn.Linear(8, 8), Special(8, 8), torch.nn.Linear(8, 8).to(torch.bfloat16))
+    wide = torch.nn.Linear(512, 512)
+    model = torch.nn.Sequential(wide, torch.nn.Linear(8, 8), Special(512, 512), torch.nn.Linear(512, 512).to(torch.bfloat16))
     prepack(model)
-    assert [type(part) for part in model] == [PrepackedLinear, Special, torch.nn.Linear]
+    assert [type(part) for part in model] == [PrepackedLinear, torch.nn.Linear, Special, torch.nn.Linear]

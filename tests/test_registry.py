@@ -23,12 +23,7 @@ FIELDS = {
 }
 
 
-FIELD_LIKE = [("verifiers", "match"), ("policies", "fixed"), ("caches", "replay")]
-UNREAD = pytest.mark.xfail(strict=True, reason="methods.described takes a first line such as `Match: ...` for a field")
-DESCRIBED = [pytest.param(*row, marks=UNREAD if row in FIELD_LIKE else ()) for row in ROWS]
-
-
-@pytest.mark.parametrize(("family", "name"), DESCRIBED)
+@pytest.mark.parametrize(("family", "name"), ROWS)
 def test_every_row_names_a_module_that_describes_itself(family: str, name: str) -> None:
     row = next(row for row in described(FAMILIES[family]) if row["name"] == name)
     assert row["summary"]
@@ -43,7 +38,10 @@ def test_every_drafter_has_options_and_an_example_that_binds(name: str) -> None:
     method = parse(DRAFTERS[name].example.format(draft="somewhere"))
     assert isinstance(method, Method)
     assert method.name == name
-    assert bind(method, module.Options).model_fields_set == {*list(module.Options.model_fields)[: len(method.arguments)], *method.options}
+    assert bind(method, module.Options).model_fields_set == {
+        *list(module.Options.model_fields)[: len(method.arguments)],
+        *method.options,
+    }
     assert callable(module.build)
 
 
@@ -66,7 +64,10 @@ def test_every_method_can_be_built(registry: Registry) -> None:
 
 
 def test_a_table_of_methods_is_read_without_loading_any() -> None:
-    code = "import sys, paceline.registry as r; list(r.DRAFTERS); sys.exit(any(m.startswith('paceline.drafters') for m in sys.modules))"
+    code = (
+        "import sys, paceline.registry as r; list(r.DRAFTERS);"
+        "sys.exit(any(m.startswith('paceline.drafters') for m in sys.modules))"
+    )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

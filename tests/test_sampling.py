@@ -7,12 +7,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-import reference
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from pydantic import ValidationError
 
+import reference
 from paceline.sampling import Context, SamplingParams, best, choose, target_scores
 from paceline.sequence import Sequence
 
@@ -127,7 +126,12 @@ def test_penalties_count_drafted_tokens_one_by_one() -> None:
 
 def test_nothing_may_stop_the_text_before_min_tokens_not_even_inside_a_draft() -> None:
     params = SamplingParams(min_tokens=3, logit_bias={4: 100.0})
-    for generated, ancestors, stopped in [((), (), False), ((1,), (1,), False), ((1,), (1, 1), True), ((1, 1, 1), (), True)]:
+    for generated, ancestors, stopped in [
+        ((), (), False),
+        ((1,), (1,), False),
+        ((1,), (1, 1), True),
+        ((1, 1, 1), (), True),
+    ]:
         one = context(params, generated=generated, ancestors=ancestors, stop_ids=(4,))
         assert (choose(torch.zeros(1, SIZE), [one]) == [4]) == stopped
 
@@ -165,7 +169,9 @@ def test_a_greedy_tie_goes_to_the_first_token_in_any_batch() -> None:
     warm = context(SamplingParams(temperature=1.0))
     for batch in ([plain], [shaped], [plain, shaped], [plain, warm, shaped]):
         chosen = choose(row.repeat(len(batch), 1), batch)
-        assert [token for token, one in zip(chosen, batch, strict=True) if one is not warm] == [1] * (len(batch) - (warm in batch))
+        assert [token for token, one in zip(chosen, batch, strict=True) if one is not warm] == [1] * (
+            len(batch) - (warm in batch)
+        )
 
 
 @given(seed=st.integers(0, 999), temperature=st.sampled_from([0.0, 0.7, 1.0, 2.0]), generated=TOKENS, ancestors=TOKENS)
@@ -216,7 +222,7 @@ def test_a_very_low_temperature_is_nearly_greedy_and_never_overflows(temperature
         ("top_p", 0), ("top_p", 1.1), ("top_p", math.nan), ("min_p", -0.1), ("min_p", 1.1),
         ("repetition_penalty", 0), ("repetition_penalty", math.inf), ("presence_penalty", 2.1),
         ("frequency_penalty", -2.1), ("logit_bias", {-1: 1}), ("logit_bias", {1: 101}), ("logit_bias", {1: math.nan}),
-        ("logit_bias", {n: 1 for n in range(4097)}), ("min_tokens", -1), ("max_tokens", 0), ("max_tokens", 2**40),
+        ("logit_bias", dict.fromkeys(range(4097), 1)), ("min_tokens", -1), ("max_tokens", 0), ("max_tokens", 2**40),
         ("stop", ("",)), ("stop", ("x",) * 65), ("stop", ("x" * 1025,)), ("stop_token_ids", {-1}),
         ("seed", -1), ("seed", 2**64), ("best_of", 3),
     ],

@@ -5,16 +5,15 @@ from __future__ import annotations
 from itertools import pairwise
 
 import pytest
-from fakes import ChainDrafter, FakeTokenizer, FallbackTokenizer, SpacedTokenizer, TableModel
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
-from serving import engine_of, served, wanted
+from hypothesis import example, given, settings, strategies as st
 
+from fakes import ChainDrafter, FakeTokenizer, FallbackTokenizer, SpacedTokenizer, TableModel
 from paceline.engine.stops import StopChecker
 from paceline.engine.text import TextStream
 from paceline.sampling import SamplingParams
 from paceline.sequence import Sequence
 from paceline.step import Verdict
+from serving import engine_of, served, wanted
 
 settings.register_profile("still", derandomize=True, deadline=None, max_examples=150, database=None)
 settings.load_profile("still")
@@ -34,7 +33,7 @@ def checker(params: SamplingParams, prompt: str = "?", tokenizer: FakeTokenizer 
 
 
 def fed(tokens: list[int], sizes: list[int], params: SamplingParams) -> tuple[list[int], str, str | None, list[str]]:
-    """Tokens in verdicts of the given sizes, as accepted paths: what was committed, the text, why it ended, what was shown."""
+    """Tokens in verdicts of the given sizes, as accepted paths: what was committed, the text, why it ended, all views."""
     stops, sequence = checker(params)
     shown, at, turn = [], 0, 0
     while at < len(tokens) and sequence.finish_reason is None:
@@ -52,7 +51,10 @@ def fed(tokens: list[int], sizes: list[int], params: SamplingParams) -> tuple[li
 
 SIZES = st.lists(st.integers(1, 6), min_size=1, max_size=4)
 TEXTS = st.text("aé€\U0001f6b4\u200d the\ufffd", max_size=14)
-RAW = st.lists(st.sampled_from([0x61, 0x80, 0xAC, 0xC3, 0xA9, 0xE2, 0x82, 0xF0, 0x9F, 0x9A, 0xB4, 0xFF, 256, 258, 259, 260]), max_size=16)
+RAW = st.lists(
+    st.sampled_from([0x61, 0x80, 0xAC, 0xC3, 0xA9, 0xE2, 0x82, 0xF0, 0x9F, 0x9A, 0xB4, 0xFF, 256, 258, 259, 260]),
+    max_size=16,
+)
 
 
 @pytest.mark.parametrize("sizes", [[1], [2], [3], [7], [1, 4]])
@@ -69,7 +71,9 @@ RAW = st.lists(st.sampled_from([0x61, 0x80, 0xAC, 0xC3, 0xA9, 0xE2, 0x82, 0xF0, 
         ("x€y", {"stop": ("€",)}, None, "x"),
     ],
 )
-def test_a_stop_string_ends_the_text_where_it_begins(text: str, params, kept: str | None, shown: str, sizes: list[int]) -> None:
+def test_a_stop_string_ends_the_text_where_it_begins(
+    text: str, params, kept: str | None, shown: str, sizes: list[int]
+) -> None:
     tokens = BYTES.encode(text)
     committed, final, finish, views = fed(tokens, sizes, SamplingParams(max_tokens=len(tokens), **params))
     if kept is not None:
@@ -107,7 +111,11 @@ def test_a_stop_token_wins_over_the_length_it_falls_on_and_has_no_text() -> None
     assert (committed, text, finish) == ([97, 98], "a", "stop")
 
 
-@given(st.lists(st.sampled_from([97, 98, 120, 256, 257]), max_size=16), SIZES, st.lists(st.sampled_from(["ab", "xab", "bthe", "x", "aa"]), max_size=2))
+@given(
+    st.lists(st.sampled_from([97, 98, 120, 256, 257]), max_size=16),
+    SIZES,
+    st.lists(st.sampled_from(["ab", "xab", "bthe", "x", "aa"]), max_size=2),
+)
 def test_a_split_into_steps_changes_nothing(tokens: list[int], sizes: list[int], stops: list[str]) -> None:
     params = SamplingParams(stop=tuple(stops))
     one_by_one, at_will = fed(tokens, [1], params), fed(tokens, sizes, params)

@@ -85,6 +85,7 @@ def _answer_json(llm: LLM, completion: Completion, params: SamplingParams, wall_
             **speculation_json(completion.speculation),
             "wall_s": round(wall_s, 6),
         },
+        "forward_costs": speculative.costs.table(),
     }
 
 
