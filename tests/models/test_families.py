@@ -37,6 +37,8 @@ CHAINS = ["bloom", "mpt", "gpt_neo"]
 REPLAYED = ["qwen3_next", "lfm2", "mamba2"]
 TOLERANCE = 1e-4
 """Largest difference of a logit; logits are spread over tens."""
+RECURRENT_TOLERANCE = 1e-3
+"""Recurrent layers sum a prompt in blocks and a token at a time in two different kernels; the difference adds up."""
 
 
 def branching_draft(root: int) -> tuple[DraftTree, tuple[int, ...]]:
@@ -151,7 +153,7 @@ def test_forks_part_ways_and_abandoned_steps_leave_no_trace(kind: str) -> None:
         trees = [straight_draft(owner.root)[0] for owner in owners]
         got = score(model, cache, [missing(cache, owner, tree) for owner, tree in zip(owners, trees, strict=True)]).logits
         wanted = torch.cat([expected(reference, owner.tokens, tree) for owner, tree in zip(owners, trees, strict=True)])
-        assert (got - wanted).abs().max() < TOLERANCE
+        assert (got - wanted).abs().max() < (RECURRENT_TOLERANCE if model.branching is Branching.REPLAY else TOLERANCE)
         verdicts = [accept(tree, (1,), 30) for tree in trees]
         cache.commit(verdicts)
         for owner, verdict in zip(owners, verdicts, strict=True):

@@ -78,16 +78,16 @@ def test_positions_by_slot_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_lost_prefix_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The mutant forgets the cached prompt; the model's own cache, on the next road, does not."""
-    made = attention.Forward._made
+    seen = attention.Forward.mask
 
-    def forgetful(rule: Any, segment: Segment, device: torch.device) -> torch.Tensor | None:
-        mask = made(rule, segment, device)
+    def forgetful(forward: attention.Forward, rule: Any, segment: Segment, query: torch.Tensor) -> torch.Tensor:
+        mask = seen(forward, rule, segment, query)
         if mask is None:
-            mask = torch.ones(segment.rows, segment.end, dtype=torch.bool)
-        mask[:, : segment.start] = False
+            mask = torch.zeros(query.shape[1], segment.end)
+        mask[:, : segment.start] = -torch.inf
         return mask
 
-    monkeypatch.setattr(attention.Forward, "_made", staticmethod(forgetful))
+    monkeypatch.setattr(attention.Forward, "mask", forgetful)
     assert isinstance(probe(tiny_model("llama")), StatefulModel)
 
 

@@ -32,33 +32,37 @@ class Forward:
     def __init__(self, step: Step, cache: DenseCache) -> None:
         self.step, self.cache = step, cache
         self.attention_calls = 0
-        self._masks: dict[tuple[Rule | None, int], torch.Tensor | None] = {}
+        self._masks: dict[tuple[Rule | None, int, int], torch.Tensor | None] = {}
 
-    def mask(self, rule: Rule | None, segment: Segment, device: torch.device) -> torch.Tensor | None:
-        """bool [rows, end], True where a row may look; None where it may look everywhere."""
-        place = (rule, segment.low)
+    def mask(self, rule: Rule | None, segment: Segment, query: torch.Tensor) -> torch.Tensor | None:
+        """The query's dtype [G*n, end]: 0 where a row may look, -inf elsewhere; None where all may look everywhere.
+
+        query: [K, G*n, D], the G query heads of a group folded into rows, head by head.
+        """
+        if segment.rows == 1 and (rule is None or rule is causal_mask_function):
+            return None
+        place = (rule, segment.low, query.shape[1])
         if place not in self._masks:
-            self._masks[place] = self._made(rule, segment, device)
+            seen = _visible(rule, segment, query.device).repeat(query.shape[1] // segment.rows, 1)
+            self._masks[place] = torch.zeros(seen.shape, dtype=query.dtype, device=query.device).masked_fill_(~seen, -torch.inf)
         return self._masks[place]
 
-    @staticmethod
-    def _made(rule: Rule | None, segment: Segment, device: torch.device) -> torch.Tensor | None:
-        if rule is causal_mask_function:
-            rule = None
-        if rule is None and segment.rows == 1:
-            return None
+
+def _visible(rule: Rule | None, segment: Segment, device: torch.device) -> torch.Tensor:
+    """bool [rows, end]: the layer's own rule on positions, and within the segment the ancestors."""
+    if rule is None or rule is causal_mask_function:
+        seen = torch.ones(segment.rows, segment.end, dtype=torch.bool, device=device)
+    else:
         rows = segment.positions.to(device)[:, None]
         keys = torch.cat([torch.arange(segment.start), segment.positions]).to(device)[None, :]
-        if rule is None:
-            seen = torch.ones(segment.rows, segment.end, dtype=torch.bool, device=device)
-        else:
-            zero = torch.zeros((), dtype=torch.int64, device=device)
-            seen = rule(zero, zero, rows, keys).expand(segment.rows, segment.end).clone()
-        seen[:, segment.start :] &= segment.ancestors.to(device)
-        return seen
+        zero = torch.zeros((), dtype=torch.int64, device=device)
+        seen = rule(zero, zero, rows, keys).expand(segment.rows, segment.end).clone()
+    seen[:, segment.start :] &= segment.ancestors.to(device)
+    return seen
 
 
 FORWARD: ContextVar[Forward] = ContextVar("paceline_forward")
+"""The forward in flight."""
 
 
 class PassThrough(Cache):
@@ -96,24 +100,41 @@ def attend(
     """The attention function. query: [1, H, T, D]; key: [1, K, T, D]; value: [1, K, T, D']. Returns [1, T, H, D']."""
     forward = FORWARD.get()
     forward.attention_calls += 1
-    layer: int = module.layer_idx  # pyright: ignore[reportAssignmentType]
-    heads, width = query.shape[1], value.shape[3]
-    out = query.new_empty(query.shape[2], heads, width)
     scale = float(query.shape[3] ** -0.5 if scaling is None else scaling)
-    for segment in forward.step.segments:
-        low, high = segment.low, segment.high
-        keys, values = forward.cache.store(layer, segment, key[0, :, low:high], value[0, :, low:high])
-        mask = forward.mask(rule, segment, query.device)
-        # the query heads of a group share their keys: folded into rows they need no repeated keys
-        folded = query[0, :, low:high].reshape(keys.shape[0], -1, query.shape[3])
-        if softcap is None and s_aux is None:
-            if mask is not None and folded.shape[1] != segment.rows:
-                mask = mask.repeat(folded.shape[1] // segment.rows, 1)
-            mixed = scaled_dot_product_attention(folded[None], keys[None], values[None], attn_mask=mask, scale=scale)[0]
-        else:
-            mixed = _explicit(folded, keys, values, mask, scale, softcap, s_aux)
-        out[low:high] = mixed.reshape(heads, segment.rows, width).transpose(0, 1)
-    return out[None], None
+    segments = forward.step.segments
+    if len(segments) == 1:
+        return _attended(forward, module, segments[0], query[0], key[0], value[0], rule, scale, softcap, s_aux)[None], None
+    parts = []
+    for segment in segments:
+        rows = slice(segment.low, segment.high)
+        fresh = (query[0, :, rows], key[0, :, rows], value[0, :, rows])
+        parts.append(_attended(forward, module, segment, *fresh, rule, scale, softcap, s_aux))
+    return torch.cat(parts)[None], None
+
+
+def _attended(
+    forward: Forward,
+    module: torch.nn.Module,
+    segment: Segment,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    rule: Rule | None,
+    scale: float,
+    softcap: float | None,
+    sinks: torch.Tensor | None,
+) -> torch.Tensor:
+    """One segment: store its keys and values, attend to all of its sequence. query: [H, n, D]; returns [n, H, D']."""
+    layer: int = module.layer_idx  # pyright: ignore[reportAssignmentType]
+    keys, values = forward.cache.store(layer, segment, key, value)
+    # the query heads of a group share their keys: folded into rows they need no repeated keys
+    folded = query.reshape(keys.shape[0], -1, query.shape[2])
+    mask = forward.mask(rule, segment, folded)
+    if softcap is None and sinks is None:
+        mixed = scaled_dot_product_attention(folded[None], keys[None], values[None], attn_mask=mask, scale=scale)
+    else:
+        mixed = _explicit(folded, keys, values, mask, scale, softcap, sinks)
+    return mixed.reshape(query.shape[0], segment.rows, -1).transpose(0, 1)
 
 
 def _explicit(
@@ -127,13 +148,13 @@ def _explicit(
 ) -> torch.Tensor:
     """Attention written out, for score capping (Gemma 2) and sink logits that join the softmax (GPT-OSS).
 
-    folded: [K, G*n, D].
+    folded: [K, G*n, D]; mask: [G*n, end], additive.
     """
     scores = folded @ keys.mT * scaling
     if softcap is not None:
         scores = softcap * torch.tanh(scores / softcap)
     if mask is not None:
-        scores = scores.masked_fill(~mask.repeat(scores.shape[1] // mask.shape[0], 1), -torch.inf)
+        scores = scores + mask
     if sinks is not None:
         rows = scores.shape[1] * scores.shape[0] // sinks.shape[0]
         column = sinks.to(scores.dtype).repeat_interleave(rows).view(scores.shape[0], scores.shape[1], 1)

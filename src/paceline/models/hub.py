@@ -31,6 +31,8 @@ class HubModel(LanguageModel):
         self.eos_token_ids = eos_token_ids
         self.branching = Branching.TREE
         self.attention_calls = 0
+        self._device = model.device
+        self._nothing = PassThrough()
         self._keeps_rows = "logits_to_keep" in inspect.signature(model.forward).parameters
 
     def new_cache(self) -> DenseCache:
@@ -38,12 +40,12 @@ class HubModel(LanguageModel):
 
     @torch.inference_mode()
     def score(self, step: Step, cache: DenseCache, taps: Iterable[int] = ()) -> Scores:  # pyright: ignore[reportIncompatibleMethodOverride]
-        device = self.model.device
+        device = self._device
         wants = step.wants.to(device)
         arguments: dict[str, Any] = {
             "input_ids": step.token_ids[None].to(device),
             "position_ids": step.positions[None].to(device),
-            "past_key_values": PassThrough(),
+            "past_key_values": self._nothing,
             "use_cache": True,
         }
         everything = len(wants) == len(step.token_ids)
