@@ -84,9 +84,7 @@ def bulk() -> Iterator[None]:
         gc.enable()
 
 
-def drawn(
-    model: TableModel, drafter: Drafter, params: SamplingParams, seeds: Many[int], length: int = LENGTH
-) -> list[Outcome]:
+def drawn(model: TableModel, drafter: Drafter, params: SamplingParams, seeds: Many[int], length: int = LENGTH) -> list[Outcome]:
     """`length` tokens per seed, by the whole step loop, in batches of a thousand."""
     params = params.model_copy(update={"max_tokens": length})
     speculative = Speculative(model, drafter, Match(), FixedPolicy(drafter.budget))

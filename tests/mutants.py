@@ -228,9 +228,7 @@ def a_commit_keeps_the_slot_before_the_accepted_one(patch: pytest.MonkeyPatch) -
 def a_commit_of_dense_slabs_moves_nothing(patch: pytest.MonkeyPatch) -> None:
     def lossy(self: dense.DenseCache, verdicts: Many[Verdict]) -> None:
         assert self._staged is not None
-        for segment, (length, slots) in zip(
-            self._staged.segments, cache_base.kept_slots(self._staged, verdicts), strict=True
-        ):
+        for segment, (length, slots) in zip(self._staged.segments, cache_base.kept_slots(self._staged, verdicts), strict=True):
             self._slabs[segment.sequence.key].length = length + len(slots)
         self._staged = None
 

@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 
 import pytest
-from tiny import save_tiny
 
 from paceline.cli import main
+from tiny import save_tiny
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +38,19 @@ def test_generate_prints_the_text_and_one_line_about_it(monkeypatch, capsys, mod
 
 def test_generate_json_is_one_line_with_the_promised_fields(monkeypatch, capsys, models) -> None:
     target, draft = models
-    call = ("generate", target, "-p", "the thin", "--draft", f"model:{draft}", "--temperature", "1", "--max-tokens", "24", "--json")
+    call = (
+        "generate",
+        target,
+        "-p",
+        "the thin",
+        "--draft",
+        f"model:{draft}",
+        "--temperature",
+        "1",
+        "--max-tokens",
+        "24",
+        "--json",
+    )
     assert run(monkeypatch, *call, "--seed", "5") == 0
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 1
@@ -85,7 +97,7 @@ def test_check_exits_1_and_says_where_when_the_text_differs(monkeypatch, capsys,
         verdicts = []
         for tree, rows in zip(trees, logits, strict=True):
             path = tree.path(len(tree) - 1)
-            tokens = tuple(tree.tokens[node] for node in path) + (int(rows[path[-1] if path else 0].argmax()),)
+            tokens = (*(tree.tokens[node] for node in path), int(rows[path[-1] if path else 0].argmax()))
             verdicts.append(Verdict(path, tokens, len(path)))
         return verdicts
 

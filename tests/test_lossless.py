@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny import save_tiny
 
 from paceline.cache.base import Branching
 from paceline.compose import build_drafter, build_policy, build_verifier
@@ -27,6 +26,7 @@ from paceline.models.tokenizer import Tokenizer
 from paceline.registry import CACHES, DRAFTERS
 from paceline.sampling import SamplingParams
 from paceline.speculative import Speculative
+from tiny import save_tiny
 
 LONGEST = 40
 SPECS = [row.example for row in DRAFTERS.values()] + ["ngram:max=2,min=1+model:{draft},depth=3"]
@@ -153,7 +153,6 @@ def test_text_is_that_of_plain_decoding_in_every_way(folder: Path, spec: str, wa
 @pytest.mark.parametrize("params", ["greedy", "sampled"])
 def test_drafts_are_really_accepted(folder: Path, spec: str, params: str) -> None:
     """Without this the equality above could hold because nothing was ever drafted."""
-    target_path, draft_path = checkpoints(folder)
     way = Way(1, 64, 100_000, "dense", params)
     _, engine = run(folder, spec, way)
     assert engine.speculative.forwards < 8 * LONGEST

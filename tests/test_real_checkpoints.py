@@ -24,7 +24,12 @@ TARGET, DRAFT = str(CHECKPOINTS / "stories260K"), str(CHECKPOINTS / "llama2xs_28
 
 pytestmark = pytest.mark.skipif(not CHECKPOINTS.is_dir(), reason="the shared checkpoints are not beside this checkout")
 
-PROMPTS = ("Once upon a time", "Lily and Ben", "The little dog was very sad because", "One day, a boy named Tim went to the park.")
+PROMPTS = (
+    "Once upon a time",
+    "Lily and Ben",
+    "The little dog was very sad because",
+    "One day, a boy named Tim went to the park.",
+)
 SPECS = ("none", "ngram", "model:{draft}", "model:{draft},depth=3,width=3", "ngram+model:{draft}")
 
 

@@ -30,9 +30,7 @@ def test_a_name_alone_is_a_method() -> None:
 
 
 def test_arguments_come_by_place_and_options_by_name() -> None:
-    assert parse("model:runs/draft, 3 ,depth = 5,width=2") == Method(
-        "model", ("runs/draft", "3"), {"depth": "5", "width": "2"}
-    )
+    assert parse("model:runs/draft, 3 ,depth = 5,width=2") == Method("model", ("runs/draft", "3"), {"depth": "5", "width": "2"})
 
 
 @pytest.mark.parametrize("sign", "+^@")

@@ -71,9 +71,7 @@ RAW = st.lists(
         ("x€y", {"stop": ("€",)}, None, "x"),
     ],
 )
-def test_a_stop_string_ends_the_text_where_it_begins(
-    text: str, params, kept: str | None, shown: str, sizes: list[int]
-) -> None:
+def test_a_stop_string_ends_the_text_where_it_begins(text: str, params, kept: str | None, shown: str, sizes: list[int]) -> None:
     tokens = BYTES.encode(text)
     committed, final, finish, views = fed(tokens, sizes, SamplingParams(max_tokens=len(tokens), **params))
     if kept is not None:

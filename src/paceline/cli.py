@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
@@ -57,10 +59,11 @@ def _loaded(model: str | None, draft: str, verify: str, lossy: bool, weights: st
     """Load a target with its drafter, a spinner beside it where a person is watching."""
     from paceline.engine.llm import LLM
 
-    if quiet or not err.is_terminal:
-        return LLM(model, draft, verify=verify, lossy=lossy, weights=weights)
-    with err.status("loading the model"):
-        return LLM(model, draft, verify=verify, lossy=lossy, weights=weights)
+    with nullcontext() if quiet or not err.is_terminal else err.status("loading the model"):
+        llm = LLM(model, draft, verify=verify, lossy=lossy, weights=weights)
+    # what torch and transformers left behind stays for good: the collector need not look through it at every turn
+    gc.freeze()
+    return llm
 
 
 def _answer_json(llm: LLM, completion: Completion, params: SamplingParams, wall_s: float) -> dict[str, Any]:
@@ -104,7 +107,9 @@ def generate(
     seed: Seed = None,
     stop: Annotated[list[str] | None, typer.Option("--stop", help="End before this text; may be repeated.")] = None,
     as_json: Json = False,
-    trace: Annotated[bool, typer.Option("--trace", help="Colour tokens by their drafter; show what was drafted in vain.")] = False,
+    trace: Annotated[
+        bool, typer.Option("--trace", help="Colour tokens by their drafter; show what was drafted in vain.")
+    ] = False,
 ) -> None:
     """Complete a prompt."""
     from paceline.display import Trace, summary
@@ -112,9 +117,7 @@ def generate(
 
     if not prompt:
         _fail("a prompt is needed: -p TEXT")
-    params = _params(
-        max_tokens=max_tokens, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed, stop=tuple(stop or ())
-    )
+    params = _params(max_tokens=max_tokens, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed, stop=tuple(stop or ()))
     llm = _loaded(model, draft, verify, lossy, weights, quiet=as_json)
     tracer = Trace(out, llm.tokenizer) if trace and not as_json else None
     began, shown, last = perf_counter(), 0, None
@@ -267,11 +270,15 @@ def _show_check(llm: LLM, rows: list[Comparison], answer: str) -> None:
             out.print(
                 f"temperature {row.temperature:g}, token {parted.position}: plain {names[0]}, speculative {names[1]},"
                 f" logit gap {parted.logit_gap:.2g}{tie}   in {row.prompt[:60]!r}",
-                highlight=False, markup=False,
+                highlight=False,
+                markup=False,
             )
     tokens = sum(len(row.plain.token_ids) for row in rows)
     accepted = sum(row.speculative.speculation.accepted_tokens for row in rows)
-    out.print(f"{answer}: {len(rows)} runs, {tokens} tokens, {accepted} of them drafted and accepted ({llm.draft_name})", highlight=False)
+    out.print(
+        f"{answer}: {len(rows)} runs, {tokens} tokens, {accepted} of them drafted and accepted ({llm.draft_name})",
+        highlight=False,
+    )
 
 
 @app.command()

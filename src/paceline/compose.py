@@ -52,9 +52,8 @@ def build_policy(name: str, drafter: Drafter) -> Policy:
 def exactness(drafter: Drafter, verifier: Verifier, params: SamplingParams) -> Exactness | None:
     """What this combination keeps of plain decoding under these parameters; None where it keeps nothing."""
     kept = [verifier.exactness.get(kind) for kind in drafter.kinds]
-    if None in kept:
+    if not kept or None in kept:
         return None
     if params.temperature == 0.0:
         return Exactness.TEXT
     return Exactness.LAW if Exactness.LAW in kept else Exactness.TEXT
-

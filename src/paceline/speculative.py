@@ -87,10 +87,7 @@ class Speculative:
         timings = Timings(drafted - began, scored - drafted, verified - scored, perf_counter() - verified)
         self.policy.observe(sequences, verdicts, timings)
         self.costs.observe(len(step.token_ids), len(work), max(item.start for item in work), timings)
-        return [
-            Outcome(item.sequence, trees.get(item.sequence.key), by_key.get(item.sequence.key, Verdict()))
-            for item in work
-        ]
+        return [Outcome(item.sequence, trees.get(item.sequence.key), by_key.get(item.sequence.key, Verdict())) for item in work]
 
     def _propose(self, drafting: Many[Work]) -> dict[int, DraftTree]:
         """One tree per sequence, within what the policy grants and what the sequence has room for."""
@@ -104,10 +101,7 @@ class Speculative:
         trees = self.drafter.propose(sequences, budgets)
         if self.target.branching < Branching.TREE:
             trees = [tree.first_chain() for tree in trees]
-        return {
-            sequence.key: tree.pruned(budget)
-            for sequence, tree, budget in zip(sequences, trees, budgets, strict=True)
-        }
+        return {sequence.key: tree.pruned(budget) for sequence, tree, budget in zip(sequences, trees, budgets, strict=True)}
 
     def release(self, key: int) -> None:
         """Drop all state of a sequence: it ended, or it was preempted and will be computed again."""

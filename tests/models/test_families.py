@@ -79,9 +79,7 @@ def largest_error(model: LanguageModel, reference: Any) -> float:
         owner.commit(verdict.tokens, ())
     trees = [draft(owner.root)[0] for owner in owners]
     got = score(model, cache, [missing(cache, owner, tree) for owner, tree in zip(owners, trees, strict=True)]).logits
-    errors.append(
-        got - torch.cat([expected(reference, owner.tokens, tree) for owner, tree in zip(owners, trees, strict=True)])
-    )
+    errors.append(got - torch.cat([expected(reference, owner.tokens, tree) for owner, tree in zip(owners, trees, strict=True)]))
     return float(torch.cat(errors).abs().max())
 
 
@@ -119,9 +117,7 @@ def test_recurrent_families_replay(kind: str) -> None:
 @pytest.mark.parametrize("kind", ["bloom", "qwen3_next"])
 def test_models_that_cannot_branch_say_so(kind: str) -> None:
     reference = tiny_model(kind)
-    road = (
-        ReplayModel(reference, kind, 128) if kind == "qwen3_next" else StatefulModel(reference, kind, 128, Branching.CHAIN)
-    )
+    road = ReplayModel(reference, kind, 128) if kind == "qwen3_next" else StatefulModel(reference, kind, 128, Branching.CHAIN)
     cache, owner = road.new_cache(), sequence(0, [5, 6, 7])
     tree, _ = branching_draft(7)
     with pytest.raises(ValueError, match="first_chain"):

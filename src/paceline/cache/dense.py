@@ -58,9 +58,7 @@ class DenseCache(KVCache):
                     )
         self._staged = step
 
-    def store(
-        self, layer: int, segment: Segment, keys: torch.Tensor, values: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def store(self, layer: int, segment: Segment, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Write the fresh rows of one layer and return all that the segment may attend to.
 
         keys: [K, rows, D]; values: [K, rows, D']. Returns views [K, end, D] and [K, end, D'].

@@ -7,8 +7,7 @@ rest again. The state is opaque here, None before the first token. Branching: RE
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from collections.abc import Sequence as Many
+from collections.abc import Callable, Sequence as Many
 from typing import Generic, TypeVar
 
 from paceline.cache.base import Branching, KVCache, check_chains, check_starts, kept_slots

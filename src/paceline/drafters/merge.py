@@ -17,7 +17,7 @@ from paceline.drafters.base import Drafter
 from paceline.models.base import Scores
 from paceline.sequence import Sequence
 from paceline.step import Verdict
-from paceline.tree import Budget, DraftTree
+from paceline.tree import Budget, DraftTree, Proposal
 
 
 class MergedDrafter(Drafter):
@@ -26,7 +26,8 @@ class MergedDrafter(Drafter):
     def __init__(self, parts: Many[Drafter]) -> None:
         self.parts = tuple(parts)
         self.name = "+".join(part.name for part in parts)
-        self.kinds = frozenset.intersection(*(part.kinds for part in parts))
+        coupled = all(Proposal.COUPLED in part.kinds for part in parts)
+        self.kinds = frozenset({Proposal.POINT, Proposal.COUPLED} if coupled else {Proposal.POINT})
         self.taps = tuple(sorted({tap for part in parts for tap in part.taps}))
         self.budget = Budget(sum(part.budget.nodes for part in parts), max(part.budget.depth for part in parts))
 

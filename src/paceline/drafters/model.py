@@ -49,15 +49,22 @@ class ModelDrafter(Drafter):
 
     def propose(self, sequences: Many[Sequence], budgets: Many[Budget]) -> list[DraftTree]:
         width = self.options.width
-        depths = [min(b.depth, self.options.depth, -(-b.nodes // width)) for b in budgets]
         for sequence in sequences:
             self._keep_what_came_true(sequence)
-        trees = self.model.extend(
-            sequences, depths, self._cache, width=width, vocab_size=self.vocab_size, source=self.name
-        )
+        depths = [
+            min(budget.depth, self.options.depth, -(-budget.nodes // width)) if self._reads(sequence) else 0
+            for sequence, budget in zip(sequences, budgets, strict=True)
+        ]
+        trees = self.model.extend(sequences, depths, self._cache, width=width, vocab_size=self.vocab_size, source=self.name)
         for sequence, tree in zip(sequences, trees, strict=True):
             self._remember(sequence, tree)
         return [tree.pruned(budget) for tree, budget in zip(trees, budgets, strict=True)]
+
+    def _reads(self, sequence: Sequence) -> bool:
+        """Whether this model knows every token: checkpoints of one tokenizer may round their vocabulary differently."""
+        if self.model.vocab_size >= self.vocab_size:
+            return True
+        return max(sequence.tokens[self._cache.length(sequence.key) :]) < self.model.vocab_size
 
     def _keep_what_came_true(self, sequence: Sequence) -> None:
         """Truncate the cache to the longest prefix of the committed text; the last token is always left to feed."""
@@ -79,8 +86,9 @@ class ModelDrafter(Drafter):
         self._cached[sequence.key] = chain
 
     def truncate(self, key: int, length: int) -> None:
-        self._cached.pop(key, None)
-        self._cache.truncate(key, length)
+        # what was only drafted goes too: nobody would remember that it never came true
+        drafted = self._cached.pop(key, [])
+        self._cache.truncate(key, min(length, self._cache.length(key) - len(drafted)))
 
     def fork(self, key: int, new_key: int) -> None:
         self._cache.fork(key, new_key)

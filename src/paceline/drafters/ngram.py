@@ -40,6 +40,10 @@ class Options(BaseModel):
         return self
 
 
+_LOOKED_AT = 16
+"""Matches looked at per step, the latest ones: bounds the work on a text that says one thing over and over."""
+
+
 class _Index:
     """Where every n-gram of one sequence ends; grown token by token, so a step costs what it adds."""
 
@@ -78,15 +82,15 @@ class NgramDrafter(Drafter):
         depth = min(budget.depth, self.options.depth)
         paths: list[list[int]] = []
         for n in reversed(index.lengths):
-            for end in reversed(index.ends.get(tuple(tokens[-n:]), ())):
+            for end in reversed(index.ends.get(tuple(tokens[-n:]), ())[-_LOOKED_AT:]):
                 path = tokens[end : end + depth]
                 if path and path not in paths:
                     paths.append(path)
-                if len(paths) == self.options.matches:
-                    return DraftTree.of_paths(sequence.root, paths, self.name, budget.nodes)
             if paths:
                 break
-        return DraftTree.of_paths(sequence.root, paths, self.name, budget.nodes)
+        # in a text that repeats itself closely the latest match has hardly a continuation yet: longer ones come first
+        paths.sort(key=len, reverse=True)
+        return DraftTree.of_paths(sequence.root, paths[: self.options.matches], self.name, budget.nodes)
 
     def truncate(self, key: int, length: int) -> None:
         self._indices.pop(key, None)

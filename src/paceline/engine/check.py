@@ -80,7 +80,7 @@ def _stop_ids(llm: LLM, params: SamplingParams) -> frozenset[int]:
 
 
 def verdict(comparisons: Many[Comparison]) -> str:
-    """"lossless", "not lossless", or "inconclusive": nothing was accepted to compare, or only near-ties differ."""
+    """ "lossless", "not lossless", or "inconclusive": nothing was accepted to compare, or only near-ties differ."""
     parted = [c.divergence for c in comparisons if c.divergence is not None]
     if any(not divergence.near_tie for divergence in parted):
         return "not lossless"

@@ -46,9 +46,7 @@ class Engine:
         self._keys = 0
         self._kept: dict[int, Sequence] = {}
 
-    def add(
-        self, prompt: Many[int], params: SamplingParams, *, keep: bool = False, after: Sequence | None = None
-    ) -> Sequence:
+    def add(self, prompt: Many[int], params: SamplingParams, *, keep: bool = False, after: Sequence | None = None) -> Sequence:
         """Admit a request. prompt: token ids. Raises RequestError where it is empty, too long, or names unknown tokens.
 
         keep: hold on to its cache when it ends. after: a kept sequence whose text begins this prompt as far as the tokens
@@ -65,6 +63,8 @@ class Engine:
         if len(prompt) >= self.longest:
             raise RequestError(f"the prompt has {len(prompt)} tokens, but only {self.longest - 1} fit")
         eos = frozenset[int]() if params.ignore_eos else self.speculative.target.eos_token_ids
+        if params.min_tokens and len(eos | params.stop_token_ids) >= size:
+            raise RequestError("min_tokens bans every token: all of the vocabulary would stop the text")
         seed = params.seed if params.seed is not None else secrets.randbits(63)
         sequence = Sequence(self._keys, tuple(prompt), params, seed, eos | params.stop_token_ids)
         self._keys += 1
@@ -96,6 +96,11 @@ class Engine:
         if sequence.finish_reason is None:
             sequence.finish_reason = "abort"
             self._forget(sequence)
+
+    def abort_all(self) -> None:
+        """End every request now."""
+        for sequence in [*self.scheduler.running, *self.scheduler.waiting]:
+            self.abort(sequence)
 
     def _forget(self, sequence: Sequence) -> None:
         self.scheduler.remove(sequence)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Sequence as Many
 from dataclasses import dataclass
 from functools import lru_cache
@@ -65,16 +66,20 @@ class LLM:
         self.limits = Limits(batch, prefill_chunk, cache_tokens)
         self._verifier = build_verifier(verify)
         self._load = lru_cache(maxsize=4)(lambda path: (load_model(path), Tokenizer(path)))
-        self.use(draft)
+        self.engine = self._engine(draft)
+        self._inboxes: dict[int, deque[Progress]] = {}
 
     def use(self, draft: str) -> None:
-        """Change the drafter; the target stays loaded and requests in flight are dropped."""
-        self.draft = automatic(self.path) if draft == "auto" else draft
+        """Change the drafter; the target stays loaded and requests in flight end with "abort"."""
+        engine = self._engine(draft)
+        self.engine.abort_all()
+        self.engine, self._inboxes = engine, {}
+
+    def _engine(self, draft: str) -> Engine:
         surroundings = Surroundings(self.target, self.tokenizer, self._load)
-        drafter = build_drafter(self.draft, surroundings)
+        drafter = build_drafter(automatic(self.path) if draft == "auto" else draft, surroundings)
         policy = build_policy("fixed", drafter)
-        speculative = Speculative(self.target, drafter, self._verifier, policy)
-        self.engine = Engine(speculative, self.tokenizer, self.limits)
+        return Engine(Speculative(self.target, drafter, self._verifier, policy), self.tokenizer, self.limits)
 
     @property
     def draft_name(self) -> str:
@@ -100,18 +105,20 @@ class LLM:
     ) -> list[Completion]:
         """Complete prompts, batched, in the order given. params: one for all, or one each; greedy by default."""
         asked = _listed(prompts)
-        chosen = list(params) if isinstance(params, list | tuple) else [params or SamplingParams()] * len(asked)
+        chosen = [params] * len(asked) if isinstance(params, SamplingParams) else list(params or [SamplingParams()] * len(asked))
         if len(chosen) != len(asked):
             raise RequestError(f"{len(asked)} prompts came with {len(chosen)} sets of parameters")
         for one in chosen:
             self.lossless(one)
-        sequences = [self.engine.add(self.encode(p), s) for p, s in zip(asked, chosen, strict=True)]
-        texts: dict[int, str] = {}
-        while self.engine.has_work:
-            for progress in self.engine.step():
-                if progress.finished:
-                    texts[progress.sequence.key] = progress.text
-        return [completed(sequence, texts[sequence.key]) for sequence in sequences]
+        sequences: list[Sequence] = []
+        try:
+            for prompt, one in zip(asked, chosen, strict=True):
+                sequences.append(self._opened(self.engine.add(self.encode(prompt), one), keeps=1))
+            ends = [self._inbox_until_end(sequence) for sequence in sequences]
+        finally:
+            for sequence in sequences:
+                self._close(sequence)
+        return [completed(sequence, end.text) for sequence, end in zip(sequences, ends, strict=True)]
 
     def stream(
         self,
@@ -127,12 +134,33 @@ class LLM:
         """
         params = params or SamplingParams()
         self.lossless(params)
-        sequence = self.engine.add(self.encode(prompt), params, keep=keep, after=after)
+        sequence = self._opened(self.engine.add(self.encode(prompt), params, keep=keep, after=after))
         try:
-            while sequence.finish_reason is None:
-                yield from (progress for progress in self.engine.step() if progress.sequence is sequence)
+            yield from self._received(sequence)
         finally:
-            self.engine.abort(sequence)
+            self._close(sequence)
+
+    def _opened(self, sequence: Sequence, keeps: int | None = None) -> Sequence:
+        """Make an inbox for its progress. keeps: how many of the latest; None for all."""
+        self._inboxes[sequence.key] = deque(maxlen=keeps)
+        return sequence
+
+    def _close(self, sequence: Sequence) -> None:
+        self._inboxes.pop(sequence.key, None)
+        self.engine.abort(sequence)
+
+    def _received(self, sequence: Sequence) -> Iterator[Progress]:
+        """The progress of one request. Whoever waits runs the engine for all, and leaves the others theirs in their inbox."""
+        inbox = self._inboxes[sequence.key]
+        while inbox or sequence.finish_reason is None:
+            while not inbox:
+                for progress in self.engine.step():
+                    if (theirs := self._inboxes.get(progress.sequence.key)) is not None:
+                        theirs.append(progress)
+            yield inbox.popleft()
+
+    def _inbox_until_end(self, sequence: Sequence) -> Progress:
+        return deque(self._received(sequence), maxlen=1)[0]
 
 
 def completed(sequence: Sequence, text: str) -> Completion:

@@ -21,7 +21,7 @@ PROMPTS: dict[str, tuple[str, ...]] = {
         " she have left? => answer",
     ),
     "story": ("Once upon a time there was a little boy who had a red kite. One day",),
-    "code": ("def binary_search(sorted_collection: list[int], item: int) -> int:\n    \"\"\"",),
+    "code": ('def binary_search(sorted_collection: list[int], item: int) -> int:\n    """',),
 }
 
 

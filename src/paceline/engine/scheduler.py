@@ -36,9 +36,7 @@ class Scheduler:
     longest: tokens at which a sequence ends whatever else happens (the model's context, or the whole cache).
     """
 
-    def __init__(
-        self, limits: Limits, longest: int, cached: Callable[[int], int], release: Callable[[int], None]
-    ) -> None:
+    def __init__(self, limits: Limits, longest: int, cached: Callable[[int], int], release: Callable[[int], None]) -> None:
         self.limits, self.longest = limits, longest
         self._cached, self._release = cached, release
         self.waiting: deque[Sequence] = deque()

@@ -10,8 +10,7 @@ from __future__ import annotations
 import copy
 import inspect
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator
-from collections.abc import Sequence as Many
+from collections.abc import Iterable, Iterator, Sequence as Many
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any

@@ -29,7 +29,5 @@ class Verifier(ABC):
     exactness: Mapping[Proposal, Exactness]
 
     @abstractmethod
-    def __call__(
-        self, sequences: Many[Sequence], trees: Many[DraftTree], logits: Many[torch.Tensor]
-    ) -> list[Verdict]:
+    def __call__(self, sequences: Many[Sequence], trees: Many[DraftTree], logits: Many[torch.Tensor]) -> list[Verdict]:
         """One verdict per sequence. logits: per sequence float32 [N, V], the target's at every node of its tree."""

@@ -27,9 +27,7 @@ class Match(Verifier):
     name = "match"
     exactness = dict.fromkeys(Proposal, Exactness.TEXT)
 
-    def __call__(
-        self, sequences: Many[Sequence], trees: Many[DraftTree], logits: Many[torch.Tensor]
-    ) -> list[Verdict]:
+    def __call__(self, sequences: Many[Sequence], trees: Many[DraftTree], logits: Many[torch.Tensor]) -> list[Verdict]:
         if all(sequence.params.plain_greedy for sequence in sequences):
             chosen = torch.cat(list(logits)).argmax(-1).tolist()
             verdicts, low = [], 0
@@ -50,13 +48,11 @@ def _walked(tree: DraftTree, chosen: list[int]) -> Verdict:
     return Verdict(tuple(path), tuple(tokens), len(path))
 
 
-def _level_by_level(
-    sequences: Many[Sequence], trees: Many[DraftTree], logits: Many[torch.Tensor]
-) -> list[Verdict]:
+def _level_by_level(sequences: Many[Sequence], trees: Many[DraftTree], logits: Many[torch.Tensor]) -> list[Verdict]:
     """Choose only at the nodes the walks reach, one level of all sequences at a time: sampling a row is not free."""
     paths: list[list[int]] = [[] for _ in sequences]
     tokens: list[list[int]] = [[] for _ in sequences]
-    live = {i: 0 for i in range(len(sequences))}
+    live = dict.fromkeys(range(len(sequences)), 0)
     while live:
         rows = torch.stack([logits[i][node] for i, node in live.items()])
         contexts = [Context(sequences[i], tuple(tokens[i])) for i in live]

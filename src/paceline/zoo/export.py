@@ -96,9 +96,7 @@ def export(workshop: Workshop, weights: Path, curve: Path, name: str) -> None:
     for stage, model in models.items():
         write_model(model, workshop, folders[stage])
     # What ships is measured, not what was trained: fp16 weights, computed in fp32.
-    shipped = {
-        stage: LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32).eval() for stage, folder in folders.items()
-    }
+    shipped = {stage: LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32).eval() for stage, folder in folders.items()}
     measured = {
         domain: measure(shipped["target"], shipped["draft"], workshop.tokenizer, documents, workshop.end_token)
         for domain, documents in workshop.corpus.held_out.items()
