@@ -20,8 +20,9 @@ from fakes import FakeTokenizer, TableModel
 from paceline import noise, sampling
 from paceline.drafters.base import Drafter
 from paceline.engine.stops import StopChecker
+from paceline.params import SamplingParams
 from paceline.policies.fixed import FixedPolicy
-from paceline.sampling import Context, SamplingParams
+from paceline.sampling import Context
 from paceline.sequence import Sequence
 from paceline.speculative import Speculative, Work
 from paceline.tree import Budget

@@ -13,7 +13,8 @@ import fakes
 from paceline import noise, sampling
 from paceline.cache import base as cache_base, dense
 from paceline.engine.stops import StopChecker
-from paceline.sampling import Context, SamplingParams
+from paceline.params import SamplingParams
+from paceline.sampling import Context
 from paceline.sequence import Sequence
 from paceline.step import Segment, Verdict
 from paceline.tree import DraftTree

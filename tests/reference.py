@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from paceline.sampling import SamplingParams
+from paceline.params import SamplingParams
 
 Row = Callable[[Many[int]], "np.ndarray"]
 """Tokens -> float64 [V], the logits after them."""

@@ -10,8 +10,8 @@ from paceline.drafters.base import Drafter
 from paceline.drafters.none import NullDrafter
 from paceline.engine.engine import Engine
 from paceline.engine.scheduler import Limits
+from paceline.params import SamplingParams
 from paceline.policies.fixed import FixedPolicy
-from paceline.sampling import SamplingParams
 from paceline.sequence import Sequence
 from paceline.speculative import Speculative
 from paceline.verifiers.match import Match

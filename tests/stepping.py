@@ -9,7 +9,7 @@ import torch
 
 from paceline.cache.base import KVCache
 from paceline.models.base import LanguageModel, Scores
-from paceline.sampling import SamplingParams
+from paceline.params import SamplingParams
 from paceline.sequence import Sequence
 from paceline.step import Feed, Step, Verdict
 from paceline.tree import DraftTree

@@ -23,8 +23,8 @@ from paceline.models.base import LanguageModel
 from paceline.models.load import load_model
 from paceline.models.stateful import ReplayModel, StatefulModel
 from paceline.models.tokenizer import Tokenizer
+from paceline.params import SamplingParams
 from paceline.registry import CACHES, DRAFTERS
-from paceline.sampling import SamplingParams
 from paceline.speculative import Speculative
 from tiny import save_tiny
 

@@ -16,7 +16,7 @@ from fakes import BlindChainDrafter, BlindTreeDrafter, TableModel, coupled
 from laws import PROMPT, Outcome, bulk, chi_square, drawn, obeys, surprise
 from paceline.drafters.base import Drafter
 from paceline.drafters.none import NullDrafter
-from paceline.sampling import SamplingParams
+from paceline.params import SamplingParams
 
 SEEDS = 3_000
 TRANSFORMS: dict[str, SamplingParams] = {

@@ -17,7 +17,7 @@ from fakes import BlindTreeDrafter, ChainDrafter, DenseTableCache, FakeTokenizer
 from laws import PROMPT, Outcome, bulk, drawn, obeys
 from mutants import MUTANTS, Mutant
 from paceline.engine.scheduler import Limits
-from paceline.sampling import SamplingParams
+from paceline.params import SamplingParams
 from serving import engine_of, served, wanted
 
 TOKENIZER = FakeTokenizer([*(bytes([97 + token]) for token in range(5)), b""], special=(5,))

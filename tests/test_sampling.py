@@ -12,7 +12,8 @@ from hypothesis import given, settings, strategies as st
 from pydantic import ValidationError
 
 import reference
-from paceline.sampling import Context, SamplingParams, best, choose, target_scores
+from paceline.params import SamplingParams
+from paceline.sampling import Context, best, choose, target_scores
 from paceline.sequence import Sequence
 
 settings.register_profile("still", derandomize=True, deadline=None, max_examples=150, database=None)

@@ -24,7 +24,7 @@ from paceline.drafters.ngram import NgramDrafter, Options as NgramOptions
 from paceline.engine.engine import Engine, RequestError
 from paceline.engine.scheduler import Limits
 from paceline.models.base import Scores
-from paceline.sampling import SamplingParams
+from paceline.params import SamplingParams
 from paceline.sequence import Sequence
 from paceline.step import Step
 from serving import engine_of, served, wanted

@@ -10,7 +10,7 @@ from hypothesis import example, given, settings, strategies as st
 from fakes import ChainDrafter, FakeTokenizer, FallbackTokenizer, SpacedTokenizer, TableModel
 from paceline.engine.stops import StopChecker
 from paceline.engine.text import TextStream
-from paceline.sampling import SamplingParams
+from paceline.params import SamplingParams
 from paceline.sequence import Sequence
 from paceline.step import Verdict
 from serving import engine_of, served, wanted

@@ -8,11 +8,11 @@ from paceline.version import __version__
 
 if TYPE_CHECKING:
     from paceline.engine.llm import LLM, Completion
-    from paceline.sampling import SamplingParams
+    from paceline.params import SamplingParams
 
 __all__ = ["LLM", "Completion", "SamplingParams", "__version__"]
 
-_PLACES = {"LLM": "paceline.engine.llm", "Completion": "paceline.engine.llm", "SamplingParams": "paceline.sampling"}
+_PLACES = {"LLM": "paceline.engine.llm", "Completion": "paceline.engine.llm", "SamplingParams": "paceline.params"}
 
 
 def __getattr__(name: str) -> Any:

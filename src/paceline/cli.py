@@ -20,7 +20,7 @@ import paceline
 if TYPE_CHECKING:
     from paceline.engine.check import Comparison
     from paceline.engine.llm import LLM, Completion
-    from paceline.sampling import SamplingParams
+    from paceline.params import SamplingParams
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help=paceline.__doc__)
 out, err = Console(), Console(stderr=True)
@@ -45,7 +45,7 @@ def _fail(message: str) -> NoReturn:
 def _params(**fields: Any) -> SamplingParams:
     from pydantic import ValidationError
 
-    from paceline.sampling import SamplingParams
+    from paceline.params import SamplingParams
 
     try:
         return SamplingParams(**fields)

@@ -9,9 +9,9 @@ from paceline.cache.base import Branching
 from paceline.drafters.base import Drafter, Surroundings
 from paceline.drafters.merge import MergedDrafter
 from paceline.models.embedded import draft_of
+from paceline.params import SamplingParams
 from paceline.policies.base import Policy
 from paceline.registry import DRAFTERS, POLICIES, VERIFIERS
-from paceline.sampling import SamplingParams
 from paceline.spec import Combination, Spec, SpecError, bind, parse
 from paceline.verifiers.base import Exactness, Verifier
 

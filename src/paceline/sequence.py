@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
-from paceline.sampling import SamplingParams
+from paceline.params import SamplingParams
 
 
 @dataclass

@@ -9,7 +9,8 @@ import torch
 
 from paceline.engine.llm import LLM, Completion, Prompt
 from paceline.noise import gumbel
-from paceline.sampling import Context, SamplingParams, target_scores
+from paceline.params import SamplingParams
+from paceline.sampling import Context, target_scores
 from paceline.sequence import Sequence
 
 NEAR_TIE = 1e-5

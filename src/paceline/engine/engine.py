@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from paceline.engine.scheduler import Limits, Scheduler
 from paceline.engine.stops import StopChecker
 from paceline.models.tokenizer import Tokenizer
-from paceline.sampling import SamplingParams
+from paceline.params import SamplingParams
 from paceline.sequence import Sequence
 from paceline.speculative import Outcome, Speculative
 

@@ -16,7 +16,7 @@ from paceline.models.base import WEIGHTS, LanguageModel, ModelError
 from paceline.models.embedded import default_model
 from paceline.models.load import load_model, resolve
 from paceline.models.tokenizer import Tokenizer
-from paceline.sampling import SamplingParams
+from paceline.params import SamplingParams
 from paceline.sequence import Sequence, Speculation
 from paceline.speculative import Speculative
 from paceline.verifiers.base import Exactness

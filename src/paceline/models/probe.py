@@ -24,7 +24,7 @@ from paceline.models.hub import HubModel
 from paceline.models.quiet import sentence
 from paceline.models.stateful import ReplayModel, StatefulModel
 from paceline.models.taps import decoder_layers
-from paceline.sampling import SamplingParams
+from paceline.params import SamplingParams
 from paceline.sequence import Sequence
 from paceline.step import Feed, Step, Verdict
 from paceline.tree import DraftTree

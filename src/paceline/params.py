@@ -1,0 +1,58 @@
+"""SamplingParams: how one request is sampled, checked before anything is done with it."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+TokenId = Annotated[int, Field(ge=0, lt=2**31)]
+
+
+def _divisible(temperature: float) -> float:
+    # logits divided by less would leave float32: several tokens would be infinitely likely
+    if 0.0 < temperature < 1e-6:
+        raise ValueError("must be 0 (greedy) or at least 1e-6")
+    return temperature
+
+
+class SamplingParams(BaseModel):
+    """How one request is sampled. Immutable; out-of-range, infinite or unknown fields raise pydantic.ValidationError.
+
+    temperature 0 is greedy. top_k 0, top_p 1, min_p 0, repetition_penalty 1 and the other penalties 0 switch themselves off.
+    Repetition counts prompt and generated tokens, presence and frequency the generated ones. min_tokens bans whatever would
+    stop the text (EOS and stop_token_ids) before that many tokens. Without a seed one is drawn at admission and reported.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    max_tokens: Annotated[int, Field(ge=1, le=2**24)] = 256
+    temperature: Annotated[Finite, Field(ge=0.0, le=100.0), AfterValidator(_divisible)] = 0.0
+    top_k: Annotated[int, Field(ge=0, lt=2**31)] = 0
+    top_p: Annotated[Finite, Field(gt=0.0, le=1.0)] = 1.0
+    min_p: Annotated[Finite, Field(ge=0.0, le=1.0)] = 0.0
+    repetition_penalty: Annotated[Finite, Field(gt=0.0, le=100.0)] = 1.0
+    presence_penalty: Annotated[Finite, Field(ge=-2.0, le=2.0)] = 0.0
+    frequency_penalty: Annotated[Finite, Field(ge=-2.0, le=2.0)] = 0.0
+    logit_bias: Annotated[dict[TokenId, Annotated[Finite, Field(ge=-100.0, le=100.0)]], Field(max_length=4096)] = {}
+    min_tokens: Annotated[int, Field(ge=0, le=2**24)] = 0
+    stop: Annotated[tuple[Annotated[str, Field(min_length=1, max_length=1024)], ...], Field(max_length=64)] = ()
+    stop_token_ids: Annotated[frozenset[TokenId], Field(max_length=1024)] = frozenset()
+    seed: Annotated[int, Field(ge=0, lt=2**64)] | None = None
+    ignore_eos: bool = False
+
+    @property
+    def shapes_logits(self) -> bool:
+        """True where anything but the temperature changes the logits of a row."""
+        return bool(
+            self.logit_bias
+            or self.min_tokens
+            or self.repetition_penalty != 1.0
+            or self.presence_penalty
+            or self.frequency_penalty
+        )
+
+    @property
+    def plain_greedy(self) -> bool:
+        return self.temperature == 0.0 and not self.shapes_logits
