@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import os
 import sys
 from contextlib import nullcontext
 from pathlib import Path
@@ -325,6 +326,10 @@ def main() -> None:
         app(standalone_mode=True)
     except KeyboardInterrupt:
         raise SystemExit(130) from None
+    except BrokenPipeError:
+        # whoever read the output has enough; what the interpreter flushes on its way out must go somewhere
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise SystemExit(0) from None
     except Exception as error:
         if not isinstance(error, _user_errors()):
             raise

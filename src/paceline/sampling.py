@@ -36,7 +36,7 @@ def _shaped(logits: torch.Tensor, context: Context) -> torch.Tensor:
     logits = logits.clone()
     if params.logit_bias:
         logits[list(params.logit_bias)] += torch.tensor(list(params.logit_bias.values()), device=logits.device)
-    if len(sequence.tokens) - len(sequence.prompt) + len(context.ancestors) < params.min_tokens and sequence.stop_ids:
+    if sequence.generated_tokens + len(context.ancestors) < params.min_tokens and sequence.stop_ids:
         logits[list(sequence.stop_ids)] = -torch.inf
     if params.repetition_penalty != 1.0:
         seen = list(sequence.prompt_set.union(sequence.generated_counts, context.ancestors))

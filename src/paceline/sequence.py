@@ -70,6 +70,11 @@ class Sequence:
     def generated(self) -> list[int]:
         return self.tokens[len(self.prompt) :]
 
+    @property
+    def generated_tokens(self) -> int:
+        """How many tokens were generated so far."""
+        return len(self.tokens) - len(self.prompt)
+
     def commit(self, tokens: tuple[int, ...], sources: tuple[str, ...]) -> None:
         """Append final tokens."""
         self.tokens.extend(tokens)

@@ -78,7 +78,7 @@ class Scheduler:
                 chunk -= count
             nodes = 0
             if count == missing:
-                left = min(sequence.params.max_tokens - len(sequence.generated), self.longest - len(sequence.tokens))
+                left = min(sequence.params.max_tokens - sequence.generated_tokens, self.longest - len(sequence.tokens))
                 nodes = max(min(wished.nodes, free), 0)
                 free -= nodes
                 work.append(Work(sequence, start, count, Budget(nodes, max(min(wished.depth, left - 1), 0))))
