@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import platform
+import subprocess
 import sys
 from pathlib import Path
 from statistics import median
@@ -23,6 +24,13 @@ from paceline import LLM, SamplingParams, __version__
 from paceline.engine.prompts import PROMPTS
 
 TURNS, TOKENS = 7, 96
+
+
+def processor() -> str:
+    """The processor's name where the system tells it."""
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
 
 
 def main() -> int:
@@ -77,7 +85,8 @@ def main() -> int:
             "what": "plain greedy decoding, batch 1, medians of turns",
             "argv": sys.argv[1:],
             "model": llm.target.name,
-            "machine": f"{platform.machine()}, {torch.get_num_threads()} threads",
+            "machine": f"{processor()}, {torch.get_num_threads()} threads",
+            "commit": subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True).stdout.strip(),
             "versions": {
                 "paceline": __version__, "torch": torch.__version__, "transformers": transformers.__version__,
                 "python": platform.python_version(),

@@ -18,6 +18,7 @@ from rich.text import Text
 
 from paceline import LLM, Completion, SamplingParams, __version__
 from paceline.engine.prompts import PROMPTS
+from paceline.models.base import ModelError
 
 TURNS = 3
 console = Console()
@@ -85,4 +86,8 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except ModelError as error:
+        sys.stderr.write(f"demo: {error}\n")
+        sys.exit(2)

@@ -139,6 +139,8 @@ def test_methods_and_models_speak_json(monkeypatch, capsys) -> None:
         (["-p", "x", "--max-tokens", "0"], "--max-tokens"),
         (["-p", "x", "--top-p", "0"], "--top-p"),
         (["-p", "x", "--weights", "int3"], "int3"),
+        (["-p", "x", "--approximate", "int4"], "there is no approximation 'int4'"),
+        (["-p", "\udcff"], "not valid Unicode"),
         (["-p", "x" * 4000], "only"),
         ([], "a prompt is needed"),
     ],
@@ -152,8 +154,9 @@ def test_mistakes_get_one_sentence_and_exit_code_2(monkeypatch, capsys, models, 
     assert "Traceback" not in said.err
 
 
-def test_a_missing_model_gets_one_sentence_and_exit_code_2(monkeypatch, capsys) -> None:
-    assert run(monkeypatch, "generate", "/no/such/folder", "-p", "x") == 2
+@pytest.mark.parametrize("model", ["/no/such/folder", "y" * 300, "~nobody-of-this-name/model"])
+def test_a_missing_model_gets_one_sentence_and_exit_code_2(monkeypatch, capsys, model: str) -> None:
+    assert run(monkeypatch, "generate", model, "-p", "x") == 2
     assert len(capsys.readouterr().err.strip().splitlines()) == 1
 
 

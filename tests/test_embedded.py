@@ -10,7 +10,7 @@ import torch
 from paceline import LLM, SamplingParams
 from paceline.engine.check import compare, verdict
 from paceline.engine.prompts import PROMPTS, all_prompts
-from paceline.models.embedded import default_model, embedded_models
+from paceline.models.embedded import DEFAULT, embedded_models
 
 pytestmark = pytest.mark.skipif(not embedded_models(), reason="the embedded weights are not part of this checkout")
 
@@ -41,7 +41,7 @@ def greedy_of_transformers() -> list[list[int]]:
 @pytest.mark.parametrize(("batch", "chunk"), [(1, 64), (2, 7), (3, 1), (8, 64)])
 @pytest.mark.parametrize("spec", SPECS)
 def test_greedy_text_is_that_of_transformers(spec: str, batch: int, chunk: int) -> None:
-    engine = LLM(default_model(), spec, batch=batch, prefill_chunk=chunk)
+    engine = LLM(DEFAULT, spec, batch=batch, prefill_chunk=chunk)
     done = engine.generate(all_prompts(), SamplingParams(max_tokens=LONGEST))
     assert [one.token_ids for one in done] == greedy_of_transformers()
 

@@ -61,8 +61,9 @@ def test_a_row_stands_where_its_token_would_stand_in_the_text(made: list[Feed]) 
 @given(feeds())
 def test_logits_are_wanted_of_the_root_and_its_nodes_and_of_nothing_else(made: list[Feed]) -> None:
     step = Step.of(made)
-    for feed, segment, offset in zip(made, step.segments, step.offsets, strict=True):
-        rows = step.wants[offset : offset + segment.nodes].tolist()
+    pieces = step.wants.split([segment.nodes for segment in step.segments])
+    for feed, segment, piece in zip(made, step.segments, pieces, strict=True):
+        rows = piece.tolist()
         assert segment.nodes == (len(feed.tree) if feed.tree else 0)
         assert step.token_ids[rows].tolist() == list(feed.tree.tokens if feed.tree else ())
     assert len(step.wants) == sum(segment.nodes for segment in step.segments)
@@ -93,7 +94,7 @@ def test_a_node_is_staged_in_the_slot_of_its_row(made: list[Feed]) -> None:
 def test_a_commit_keeps_the_chain_and_the_slots_of_the_path(made: list[Feed], chance) -> None:
     step = Step.of(made)
     paths = [feed.tree.path(chance.randrange(len(feed.tree))) if feed.tree else () for feed in made]
-    kept = kept_slots(step, [Verdict(path, (), len(path)) for path in paths])
+    kept = kept_slots(step, [Verdict(path, (0,) * (len(path) + 1), len(path)) for path in paths])
     for feed, segment, path, (length, slots) in zip(made, step.segments, paths, kept, strict=True):
         assert length == feed.start + len(feed.tokens)
         assert slots == [segment.slot(node) for node in path]
@@ -110,8 +111,10 @@ def test_a_tree_hangs_below_the_last_token_fed() -> None:
         Step.of([Feed(sequence(0, 3), 0, (0, 1, 2), DraftTree.root(9))])
 
 
-def test_a_cut_keeps_the_path_above_the_last_token_and_the_count_of_what_was_accepted() -> None:
+def test_a_cut_remembers_who_proposed_a_token_and_keeps_the_path_above_the_last_one() -> None:
     verdict = Verdict((2, 5, 6), (11, 12, 13, 14), 3)
-    assert verdict.cut(2, "stop") == Verdict((2,), (11, 12), 3, "stop")
-    assert verdict.cut(4, "length") == Verdict((2, 5, 6), (11, 12, 13, 14), 3, "length")
-    assert verdict.cut(1, "stop") == Verdict((), (11,), 3, "stop")
+    assert verdict.kept == (2, 5, 6)
+    for count, path, kept in ((1, (2,), ()), (2, (2, 5), (2,)), (3, (2, 5, 6), (2, 5)), (4, (2, 5, 6), (2, 5, 6))):
+        cut = verdict.cut(count, "stop")
+        assert cut == Verdict(path, (11, 12, 13, 14)[:count], 3, "stop")
+        assert cut.kept == kept

@@ -42,7 +42,7 @@ def fed(tokens: list[int], sizes: list[int], params: SamplingParams) -> tuple[li
         verdict = stops.cut(sequence, Verdict(tuple(range(1, len(batch))), batch, len(batch) - 1))
         sequence.commit(verdict.tokens, ("",) * len(verdict.tokens))
         sequence.finish_reason = verdict.finish
-        assert len(verdict.path) == len(verdict.tokens) - 1
+        assert len(verdict.kept) == len(verdict.tokens) - 1
         assert verdict.accepted == len(batch) - 1
         shown.append(stops.stream(sequence).safe)
         at, turn = at + size, turn + 1
@@ -101,7 +101,7 @@ def test_a_text_is_never_longer_than_asked(tokens: list[int], sizes: list[int], 
 def test_a_text_ends_where_the_context_ends() -> None:
     stops, sequence = checker(SamplingParams(max_tokens=9999), prompt="p" * (LONGEST - 3))
     verdict = stops.cut(sequence, Verdict((1, 2, 3), (97, 98, 99, 100), 3))
-    assert verdict == Verdict((1, 2), (97, 98, 99), 3, "length")
+    assert verdict == Verdict((1, 2, 3), (97, 98, 99), 3, "length")
 
 
 def test_a_stop_token_wins_over_the_length_it_falls_on_and_has_no_text() -> None:
@@ -221,5 +221,6 @@ def test_a_stop_inside_an_accepted_path_cuts_at_the_right_token(name: str, tempe
         assert (sequence.generated, views[-1], sequence.finish_reason) == (answer.tokens, answer.text, answer.finish)
         assert all(answer.text.startswith(view) for view in views)
         assert len(sequence.sources) == len(sequence.generated)
-        cut += sequence.speculation.emitted_tokens > len(sequence.generated)
+        count = sequence.speculation
+        cut += count.accepted_tokens + count.steps > len(sequence.generated)
     assert cut or name in ("length", "context")

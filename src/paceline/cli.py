@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import gc
 import json
-import os
 import sys
 from contextlib import nullcontext
+from math import isfinite
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
@@ -106,6 +106,9 @@ def generate(
     top_k: Annotated[int, typer.Option("--top-k", help="Keep this many tokens; 0 keeps all.")] = 0,
     top_p: TopP = 1.0,
     seed: Seed = None,
+    approximate: Annotated[
+        str | None, typer.Option("--approximate", help="Serve the target under an approximation: lossy.")
+    ] = None,
     stop: Annotated[list[str] | None, typer.Option("--stop", help="End before this text; may be repeated.")] = None,
     as_json: Json = False,
     trace: Annotated[
@@ -118,6 +121,10 @@ def generate(
 
     if not prompt:
         _fail("a prompt is needed: -p TEXT")
+    if approximate is not None:
+        from paceline.registry import APPROXIMATIONS
+
+        APPROXIMATIONS[approximate.partition(":")[0]].load()
     params = _params(max_tokens=max_tokens, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed, stop=tuple(stop or ()))
     llm = _loaded(model, draft, verify, lossy, weights, quiet=as_json)
     tracer = Trace(out, llm.tokenizer) if trace and not as_json else None
@@ -166,11 +173,18 @@ def chat(
             said = (out.input("[bold]> [/bold]") if sys.stdin.isatty() else sys.stdin.readline()).strip()
         except EOFError:
             said = ""
+        except UnicodeDecodeError:
+            _fail("the input is not UTF-8 text")
         if not said:
             return
         messages.append({"role": "user", "content": said})
         began, shown, last = perf_counter(), 0, None
-        for last in llm.stream(llm.tokenizer.chat(messages), params, keep=True, after=before):
+        ids = llm.tokenizer.chat(messages)
+        while len(messages) > 1 and len(ids) >= llm.engine.longest:
+            # the oldest exchange makes room for the newest
+            del messages[:2]
+            ids = llm.tokenizer.chat(messages)
+        for last in llm.stream(ids, params, keep=True, after=before):
             out.file.write(last.text[shown:])
             out.file.flush()
             shown = len(last.text)
@@ -254,7 +268,7 @@ def _check_json(llm: LLM, rows: list[Comparison], answer: str) -> dict[str, Any]
                 "position": row.divergence.position,
                 "plain": row.divergence.plain,
                 "speculative": row.divergence.speculative,
-                "logit_gap": row.divergence.logit_gap,
+                "logit_gap": row.divergence.logit_gap if isfinite(row.divergence.logit_gap) else None,
             }
             for row in rows
             if row.divergence is not None
@@ -326,10 +340,6 @@ def main() -> None:
         app(standalone_mode=True)
     except KeyboardInterrupt:
         raise SystemExit(130) from None
-    except BrokenPipeError:
-        # whoever read the output has enough; what the interpreter flushes on its way out must go somewhere
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        raise SystemExit(0) from None
     except Exception as error:
         if not isinstance(error, _user_errors()):
             raise
@@ -341,6 +351,7 @@ def _user_errors() -> tuple[type[Exception], ...]:
     from paceline.engine.engine import RequestError
     from paceline.models.base import ModelError
     from paceline.registry import UnknownMethod
+    from paceline.sampling import LogitsError
     from paceline.spec import SpecError
 
-    return (ModelError, SpecError, UnknownMethod, RequestError)
+    return (ModelError, SpecError, UnknownMethod, RequestError, LogitsError)

@@ -17,6 +17,10 @@ from paceline.noise import noised_best
 from paceline.sequence import Sequence
 
 
+class LogitsError(Exception):
+    """A model gave logits that are not numbers; the message is one sentence for the user."""
+
+
 @dataclass(frozen=True)
 class Context:
     """What a row of logits was computed after: a sequence's committed tokens, then `ancestors`, node tokens below its root."""
@@ -101,7 +105,10 @@ def best(logits: torch.Tensor, context: Context, count: int) -> list[int]:
 
 
 def choose(logits: torch.Tensor, contexts: Many[Context]) -> list[int]:
-    """One token per row, the one plain decoding picks there. logits: float32 [R, V], one context per row."""
+    """One token per row, the one plain decoding picks there. logits: float32 [R, V], one context per row.
+
+    Raises LogitsError where a row to sample from holds no number.
+    """
     if all(context.sequence.params.plain_greedy for context in contexts):
         return logits.argmax(-1).tolist()
     chosen = []
@@ -111,5 +118,8 @@ def choose(logits: torch.Tensor, contexts: Many[Context]) -> list[int]:
         if params.temperature == 0.0:
             chosen.append(int(scores.argmax()))
         else:
-            chosen.append(noised_best(scores, context.sequence.seed, context.position)[0])
+            drawn = noised_best(scores, context.sequence.seed, context.position)
+            if not drawn:
+                raise LogitsError("the model gave logits that are not numbers: try --weights fp32")
+            chosen += drawn
     return chosen

@@ -14,7 +14,11 @@ from paceline.params import SamplingParams
 
 @dataclass
 class Speculation:
-    """What speculation did for one sequence. Counts are taken before a stop cuts an accepted path, so they are unbiased."""
+    """What speculation did for one sequence.
+
+    What was drafted and accepted is counted before a stop cuts an accepted path, so that acceptance is unbiased by short
+    answers; what was emitted is what the answer really holds.
+    """
 
     steps: int = 0
     target_forwards: int = 0

@@ -2,7 +2,7 @@
 
 `name:argument,option=value` is a method; `a+b` merges the trees of two drafters under one budget, `a^b` cascades them (a
 drafts for b), `x@y` applies approximation y to x. `@` binds tightest, then `^`, then `+`. A value that holds one of these
-signs is put in double quotes: `model:"runs/a+b"`.
+signs, a comma or an equals sign is put in double quotes: `model:"runs/a+b"`.
 """
 
 from __future__ import annotations

@@ -115,7 +115,7 @@ def _feed(item: Work, tree: DraftTree | None) -> Feed:
 
 
 def _commit(sequence: Sequence, tree: DraftTree, verdict: Verdict) -> None:
-    """Append what was emitted and count what was drafted; counts are of the whole verdict, before any cut."""
+    """Append what was emitted and count it; what was drafted and accepted is counted before any cut."""
     sources = [tree.sources[node] for node in verdict.path] + [""] * (len(verdict.tokens) - len(verdict.path))
     sequence.commit(verdict.tokens, tuple(sources))
     sequence.finish_reason = verdict.finish
@@ -123,6 +123,6 @@ def _commit(sequence: Sequence, tree: DraftTree, verdict: Verdict) -> None:
     count.steps += 1
     count.draft_tokens += len(tree) - 1
     count.accepted_tokens += verdict.accepted
-    count.emitted_tokens += verdict.accepted + 1
+    count.emitted_tokens += len(verdict.tokens)
     count.drafted_by_depth.update(range(1, max(tree.depth) + 1))
     count.accepted_by_depth.update(range(1, verdict.accepted + 1))

@@ -126,23 +126,15 @@ class Step:
             torch.tensor(wants, dtype=torch.int64),
         )
 
-    @cached_property
-    def offsets(self) -> tuple[int, ...]:
-        """Per segment, where its rows begin among the wanted ones."""
-        offsets, total = [], 0
-        for segment in self.segments:
-            offsets.append(total)
-            total += segment.nodes
-        return tuple(offsets)
-
 
 @dataclass(frozen=True)
 class Verdict:
     """The target's answer to one tree.
 
     path: accepted nodes from below the root down. tokens: what is emitted: the accepted tokens, then the one the target chose
-    at the end of the path. Token i was chosen at node `(0, *path)[i]`. A stop may cut both: then `finish` names the reason
-    and `accepted` still counts what the target accepted. A prefill chunk has the empty verdict.
+    at the end of the path. Token i was chosen at node `(0, *path)[i]` and, where i < len(path), proposed by node `path[i]`. A
+    stop may cut both: then `finish` names the reason and `accepted` still counts what the target accepted. A prefill chunk
+    has the empty verdict.
     """
 
     path: tuple[int, ...] = ()
@@ -151,5 +143,10 @@ class Verdict:
     finish: str | None = None
 
     def cut(self, count: int, finish: str) -> Verdict:
-        """The first `count` tokens. Of the path only nodes before the last emitted token stay: that one is the new root."""
-        return Verdict(self.path[: max(count - 1, 0)], self.tokens[:count], self.accepted, finish)
+        """The first `count` tokens, and the nodes that proposed them."""
+        return Verdict(self.path[:count], self.tokens[:count], self.accepted, finish)
+
+    @property
+    def kept(self) -> tuple[int, ...]:
+        """The nodes whose keys and values a cache keeps: all before the last emitted token, which is the new root."""
+        return self.path[: max(len(self.tokens) - 1, 0)]

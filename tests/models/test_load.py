@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from paceline.cache.base import Branching
 from paceline.models import embedded
 from paceline.models.base import ModelError
-from paceline.models.embedded import default_model, draft_of, embedded_models
+from paceline.models.embedded import DEFAULT, draft_of, embedded_models
 from paceline.models.load import load_model, resolve
 from paceline.models.tokenizer import Tokenizer
 from paceline.tree import DraftTree
@@ -283,7 +283,7 @@ def test_tokenizer_goes_both_ways(whole: Path) -> None:
     assert ids[1:] == tokenizer.encode(text, add_special=False)
     assert tokenizer.decode(ids) == text
     assert tokenizer.decode(ids, skip_special=False) == "<s>" + text
-    assert (tokenizer.vocab_size, tokenizer.eos_token_id) == (262, 2)
+    assert tokenizer.vocab_size == 262
 
 
 def test_chat_follows_the_model_template(whole: Path, tmp_path: Path) -> None:
@@ -342,17 +342,17 @@ def test_vocabularies_are_compared_token_by_token(whole: Path, folder: Path) -> 
 def test_embedded_models_are_found_by_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(embedded, "WEIGHTS_FOLDER", tmp_path)
     assert embedded_models() == []
-    assert "not part of this installation" in refusal(lambda: resolve(default_model()))
-    target = save_tiny(tmp_path / default_model(), chat_template=CHAT_TEMPLATE)
+    assert "not part of this installation" in refusal(lambda: resolve(DEFAULT))
+    target = save_tiny(tmp_path / DEFAULT, chat_template=CHAT_TEMPLATE)
     assert draft_of(target) is None
-    draft = save_tiny(tmp_path / f"{default_model()}-draft", disturbed=0.05)
-    assert resolve(default_model()) == target
+    draft = save_tiny(tmp_path / f"{DEFAULT}-draft", disturbed=0.05)
+    assert resolve(DEFAULT) == target
     assert draft_of(target) == draft
     assert draft_of(draft) is None
-    assert draft_of(tmp_path.parent / default_model()) is None
+    assert draft_of(tmp_path.parent / DEFAULT) is None
     found = embedded_models()
     assert [(one.name, one.role, one.draft) for one in found] == [
-        (default_model(), "target", draft.name),
+        (DEFAULT, "target", draft.name),
         (draft.name, "draft", None),
     ]
     assert found[0].parameters == sum(p.numel() for p in tiny_model("llama", vocab_size=262).parameters())

@@ -65,7 +65,7 @@ class KVCache(ABC):
 def kept_slots(step: Step, verdicts: Many[Verdict]) -> list[tuple[int, list[int]]]:
     """Per segment of a step: the length once its chain is kept, and the slots of the accepted path in order."""
     return [
-        (segment.start + segment.chain, [segment.slot(node) for node in verdict.path])
+        (segment.start + segment.chain, [segment.slot(node) for node in verdict.kept])
         for segment, verdict in zip(step.segments, verdicts, strict=True)
     ]
 

@@ -51,5 +51,5 @@ class Drafter(ABC):
 
     @property
     def held_bytes(self) -> int:
-        """Bytes of state over all sequences, counted in the scheduler's budget."""
+        """Bytes of state over all sequences."""
         return 0

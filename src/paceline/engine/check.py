@@ -81,10 +81,13 @@ def _stop_ids(llm: LLM, params: SamplingParams) -> frozenset[int]:
 
 
 def verdict(comparisons: Many[Comparison]) -> str:
-    """ "lossless", "not lossless", or "inconclusive": nothing was accepted to compare, or only near-ties differ."""
+    """Says `lossless`, `not lossless`, or `inconclusive`: at some temperature nothing was accepted, or only near-ties differ."""
     parted = [c.divergence for c in comparisons if c.divergence is not None]
     if any(not divergence.near_tie for divergence in parted):
         return "not lossless"
-    if parted or not any(c.speculative.speculation.accepted_tokens for c in comparisons):
+    accepted: dict[float, int] = {}
+    for c in comparisons:
+        accepted[c.temperature] = accepted.get(c.temperature, 0) + c.speculative.speculation.accepted_tokens
+    if parted or not all(accepted.values()):
         return "inconclusive"
     return "lossless"

@@ -49,8 +49,8 @@ class Engine:
     def add(self, prompt: Many[int], params: SamplingParams, *, keep: bool = False, after: Sequence | None = None) -> Sequence:
         """Admit a request. prompt: token ids. Raises RequestError where it is empty, too long, or names unknown tokens.
 
-        keep: hold on to its cache when it ends. after: a kept sequence whose text begins this prompt as far as the tokens
-        agree; its cache is taken over, and it is kept no longer.
+        keep: hold on to its cache when it ends, until it is taken over, dropped, or its room is needed. after: a kept sequence
+        whose text begins this prompt as far as the tokens agree; its cache is taken over, and it is kept no longer.
         """
         size = self.speculative.target.vocab_size
         if not prompt:
@@ -78,11 +78,19 @@ class Engine:
 
     def step(self) -> list[Progress]:
         """Run one step for the picked sequences; an empty list where nothing is left to do."""
+        self._make_room()
         work = self.scheduler.pick(self.speculative.drafter.budget)
         if not work:
             return []
+        try:
+            outcomes = self.speculative.step(work, self.stops)
+        except BaseException:
+            # the texts may have run ahead of tokens that were never committed
+            for item in work:
+                self.stops.begin(item.sequence)
+            raise
         progress = []
-        for outcome in self.speculative.step(work, self.stops):
+        for outcome in outcomes:
             sequence = outcome.sequence
             stream = self.stops.stream(sequence)
             finished = sequence.finish_reason is not None
@@ -97,6 +105,23 @@ class Engine:
             sequence.finish_reason = "abort"
             self._forget(sequence)
 
+    def drop(self, sequence: Sequence) -> None:
+        """Keep a sequence no longer; a no-op for one that is not kept."""
+        if self._kept.get(sequence.key) is sequence:
+            del self._kept[sequence.key]
+            if sequence.finish_reason is not None:
+                self.speculative.release(sequence.key)
+
+    def _make_room(self) -> None:
+        """Drop what is kept, the oldest first, where it and the sequences in flight exceed the cache."""
+        ended = [sequence for sequence in self._kept.values() if sequence.finish_reason is not None]
+        excess = self.scheduler.held_tokens + sum(len(sequence.tokens) for sequence in ended) - self.limits.cache_tokens
+        for sequence in ended:
+            if excess <= 0:
+                return
+            excess -= len(sequence.tokens)
+            self.drop(sequence)
+
     def abort_all(self) -> None:
         """End every request now."""
         for sequence in [*self.scheduler.running, *self.scheduler.waiting]:
@@ -110,8 +135,10 @@ class Engine:
 
     def _take_over(self, old: Sequence, new: Sequence) -> None:
         """Move the cached prefix that both texts share; the last token of the new one is always left to feed."""
-        if self._kept.pop(old.key, None) is None:
+        # by identity: another engine may have given the same key to another text
+        if self._kept.get(old.key) is not old:
             return
+        del self._kept[old.key]
         common = 0
         for before, now in zip(old.tokens, new.tokens[:-1], strict=False):
             if before != now:

@@ -13,7 +13,7 @@ from paceline.drafters.base import Surroundings
 from paceline.engine.engine import Engine, Progress, RequestError
 from paceline.engine.scheduler import Limits
 from paceline.models.base import WEIGHTS, LanguageModel, ModelError
-from paceline.models.embedded import default_model
+from paceline.models.embedded import DEFAULT
 from paceline.models.load import load_model, resolve
 from paceline.models.tokenizer import Tokenizer
 from paceline.params import SamplingParams
@@ -57,7 +57,7 @@ class LLM:
         prefill_chunk: int = 512,
         cache_tokens: int = 65536,
     ) -> None:
-        self.path = str(resolve(model if model is not None else default_model()))
+        self.path = str(resolve(model if model is not None else DEFAULT))
         if weights is not None and weights not in WEIGHTS:
             raise ModelError(f"weights can be held as {', '.join(WEIGHTS)}, not as '{weights}'")
         self.target: LanguageModel = load_model(self.path, dtype=WEIGHTS[weights] if weights else None)
@@ -65,7 +65,7 @@ class LLM:
         self.lossy = lossy
         self.limits = Limits(batch, prefill_chunk, cache_tokens)
         self._verifier = build_verifier(verify)
-        self._load = lru_cache(maxsize=4)(lambda path: (load_model(path), Tokenizer(path)))
+        self._load = lru_cache(maxsize=4)(_checkpoint)
         self.engine = self._engine(draft)
         self._inboxes: dict[int, deque[Progress]] = {}
 
@@ -161,6 +161,11 @@ class LLM:
 
     def _inbox_until_end(self, sequence: Sequence) -> Progress:
         return deque(self._received(sequence), maxlen=1)[0]
+
+
+def _checkpoint(name: str) -> tuple[LanguageModel, Tokenizer]:
+    folder = str(resolve(name))
+    return load_model(folder), Tokenizer(folder)
 
 
 def completed(sequence: Sequence, text: str) -> Completion:

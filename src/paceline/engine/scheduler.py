@@ -17,8 +17,8 @@ from paceline.tree import Budget
 
 @dataclass(frozen=True)
 class Limits:
-    """batch: sequences in flight. chunk: prompt tokens of one step, over all sequences. cache_tokens: what all may hold,
-    drafts included."""
+    """batch: sequences in flight. chunk: prompt tokens of one step, over all sequences. cache_tokens: what they may hold in the
+    target's cache, the nodes of their drafts included; a drafter's own state is not counted."""
 
     batch: int = 8
     chunk: int = 512
@@ -64,13 +64,14 @@ class Scheduler:
         """
         self._preempt()
         self._admit()
-        free = self.limits.cache_tokens - self._held()
+        free = self.limits.cache_tokens - self._running_tokens()
         chunk = self.limits.chunk
         work = []
-        for sequence in self.running:
+        # those that decode come before prompts: a replayed one feeds a few tokens again and draws on the same chunk
+        for sequence in sorted(self.running, key=lambda one: one.generated_tokens == 0):
             start = self._cached(sequence.key)
             missing = len(sequence.tokens) - start
-            # a decoding sequence feeds its root alone and is never held up by the prompts of others
+            # a sequence that lacks its root alone is never held up by the prompts of others
             count = 1 if missing == 1 else min(missing, chunk)
             if count == 0:
                 continue
@@ -86,12 +87,17 @@ class Scheduler:
                 work.append(Work(sequence, start, count, Budget(0, 0)))
         return work
 
-    def _held(self) -> int:
+    @property
+    def held_tokens(self) -> int:
+        """Tokens of all sequences in flight, waiting ones included."""
+        return self._running_tokens() + sum(len(sequence.tokens) for sequence in self.waiting)
+
+    def _running_tokens(self) -> int:
         return sum(len(sequence.tokens) for sequence in self.running)
 
     def _preempt(self) -> None:
         """Make room for one more token of every running sequence; the oldest is never preempted, so work always ends."""
-        while len(self.running) > 1 and self._held() > self.limits.cache_tokens:
+        while len(self.running) > 1 and self._running_tokens() > self.limits.cache_tokens:
             sequence = self.running.pop()
             self._release(sequence.key)
             self.waiting.appendleft(sequence)
@@ -100,7 +106,7 @@ class Scheduler:
     def _admit(self) -> None:
         """Let waiting sequences in, in order, while there is a place and room for their text and one token of each other."""
         while self.waiting and len(self.running) < self.limits.batch:
-            needed = self._held() + len(self.waiting[0].tokens) + len(self.running)
+            needed = self._running_tokens() + len(self.waiting[0].tokens) + len(self.running)
             if self.running and needed > self.limits.cache_tokens:
                 return
             self.running.append(self.waiting.popleft())

@@ -16,7 +16,11 @@ class StopChecker:
         self._streams: dict[int, TextStream] = {}
 
     def begin(self, sequence: Sequence) -> None:
-        self._streams[sequence.key] = TextStream(self._tokenizer, sequence.params.stop)
+        """Open the text of a sequence, or write it anew from its committed tokens."""
+        stream = TextStream(self._tokenizer, sequence.params.stop, sequence.prompt)
+        for token in sequence.generated:
+            stream.append(token)
+        self._streams[sequence.key] = stream
 
     def stream(self, sequence: Sequence) -> TextStream:
         return self._streams[sequence.key]

@@ -13,14 +13,15 @@ has at most as many bytes, so one of as many neighbouring tokens begins one."""
 class TextStream:
     """The text of one sequence as it grows.
 
+    It continues `prompt`: the first token is written as it stands behind it.
     `text` is final text: it stops before an unfinished character, and, when cut, before the stop string.
     """
 
-    def __init__(self, tokenizer: Tokenizer, stops: tuple[str, ...] = ()) -> None:
+    def __init__(self, tokenizer: Tokenizer, stops: tuple[str, ...] = (), prompt: tuple[int, ...] = ()) -> None:
         self._tokenizer, self._stops = tokenizer, stops
-        self._ids: list[int] = []
+        self._ids: list[int] = list(prompt[-_KEPT_TOKENS:])
         self._window = 0
-        self._before = ""
+        self._before = tokenizer.decode(self._ids).rstrip(_BROKEN) if prompt else ""
         self._sent = 0
         self.text = ""
         self.stopped = False

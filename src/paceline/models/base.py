@@ -134,6 +134,10 @@ class _Draft:
     def grow(self, logits: torch.Tensor, width: int) -> None:
         """Hang the `width` best children under the tip and go on from the best. logits: float32 [V]."""
         children = best(logits, Context(self.sequence, tuple(self.chain)), width)
+        if not children:
+            # logits that are not numbers end the draft, not the request
+            self.depth = len(self.chain)
+            return
         parent, self.tip = self.tip, len(self.tokens)
         self.tokens += children
         self.parents += [parent] * len(children)

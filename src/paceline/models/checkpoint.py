@@ -54,8 +54,11 @@ def inspected(path: Path) -> Checkpoint:
     config = read_object(path / "config.json")
     if not isinstance(config.get("model_type"), str):
         raise ModelError(f"'{path / 'config.json'}' names no model_type")
-    placed = _placed(path)
-    held = {shard: _tensors(shard) for shard in sorted(set(placed.values()) or {path / WEIGHTS})}
+    try:
+        placed = _placed(path)
+        held = {shard: _tensors(shard) for shard in sorted(set(placed.values()) or {path / WEIGHTS})}
+    except OSError as error:
+        raise ModelError(f"'{path}' cannot be read: {sentence(error)}") from error
     for name, shard in placed.items():
         if name not in held[shard]:
             raise ModelError(f"'{path / INDEX}' says that tensor '{name}' is in '{shard.name}', which does not hold it")
@@ -85,7 +88,7 @@ def read_object(file: Path) -> dict[str, Any]:
 
 def _ids(value: Any) -> frozenset[int]:
     values = value if isinstance(value, list) else [value]
-    return frozenset(item for item in values if isinstance(item, int))
+    return frozenset(item for item in values if type(item) is int and item >= 0)
 
 
 def _placed(path: Path) -> dict[str, Path]:

@@ -12,6 +12,7 @@ from paceline.models.checkpoint import inspected
 
 WEIGHTS_FOLDER = Path(__file__).resolve().parent.parent / "weights"
 DEFAULT = "paceline-14m"
+"""The model that serves when none is given."""
 _DRAFT = "-draft"
 
 
@@ -51,11 +52,6 @@ def _described(folder: Path) -> Embedded:
         "draft" if folder.name.endswith(_DRAFT) else "target",
         draft if embedded_path(draft) is not None else None,
     )
-
-
-def default_model() -> str:
-    """The name of the model that serves when none is given; `load.resolve` says so where it is not installed."""
-    return DEFAULT
 
 
 def draft_of(path: Path | str) -> Path | None:

@@ -33,9 +33,13 @@ def resolve(name: str) -> Path:
 
     Raises ModelError where there is none.
     """
-    path = Path(name).expanduser()
-    if name and path.is_dir():
-        return path.resolve()
+    try:
+        path = Path(name).expanduser()
+        if name and path.is_dir():
+            return path.resolve()
+    # the home of nobody, or a name longer than any file's
+    except (OSError, RuntimeError) as error:
+        raise ModelError(f"there is no model directory '{name[:80]}'") from error
     embedded = embedded_path(name)
     if embedded is not None:
         return embedded

@@ -53,7 +53,10 @@ def probed(model: Any, identity: Identity) -> LanguageModel:
     model: a causal LM in eval mode with its own attention. Raises ModelError where no road does.
     """
     own = model.config._attn_implementation
-    trial = _Trial(model, identity.context_length)
+    try:
+        trial = _Trial(model, identity.context_length)
+    except _FAILURES as error:
+        raise ModelError(f"{type(model).__name__} does not run: {sentence(error)}") from error
     prepack(model)
     reason = ""
     for road in _roads(model, identity):

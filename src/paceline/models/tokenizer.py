@@ -30,15 +30,18 @@ class Tokenizer:
         return len(self._tokenizer)
 
     @property
-    def eos_token_id(self) -> int | None:
-        return self._tokenizer.eos_token_id
-
-    @property
     def has_chat_template(self) -> bool:
         return bool(self._tokenizer.chat_template)
 
     def encode(self, text: str, add_special: bool = True) -> list[int]:
-        """Token ids; `add_special` adds what this model expects around a text, such as a BOS, once."""
+        """Token ids; `add_special` adds what this model expects around a text, such as a BOS, once.
+
+        Raises ModelError for a text that UTF-8 cannot write (a lone surrogate).
+        """
+        try:
+            text.encode("utf-8")
+        except UnicodeEncodeError as error:
+            raise ModelError("the text is not valid Unicode: it holds half of a surrogate pair or a stray byte") from error
         return self._tokenizer.encode(text, add_special_tokens=add_special)
 
     def decode(self, ids: Many[int], skip_special: bool = True) -> str:
