@@ -1,12 +1,16 @@
 """The demonstration: real prompts of each domain, decoded plainly and with the best drafter, side by side on this machine.
 
-Run with `make demo`. Both decodings use the same engine and the same model; they take turns, and medians are compared.
+Run with `make demo`; `--out FILE.json` also writes the numbers. Both decodings use the same engine and the same model; they take
+turns, and medians are compared.
 """
 
 from __future__ import annotations
 
+import argparse
+import json
 import platform
 import sys
+from pathlib import Path
 from statistics import median
 from time import perf_counter
 
@@ -33,6 +37,9 @@ def timed(llm: LLM, draft: str, prompt: str, params: SamplingParams) -> tuple[Co
 
 
 def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--out", type=Path, help="write the numbers as JSON")
+    out = parser.parse_args().out
     torch.set_num_threads(min(torch.get_num_threads(), 2))
     llm = LLM()
     params = SamplingParams(max_tokens=96, stop=("\n\n",))
@@ -41,7 +48,7 @@ def main() -> int:
     table = Table(header_style="dim", title="greedy, one request at a time", title_justify="left")
     for column in ("domain", "tokens", "plain tokens/s", "drafted tokens/s", "speed-up", "tau", "same text"):
         table.add_column(column, justify="left" if column == "domain" else "right")
-    differing = 0
+    differing, rows = 0, []
     total = sum(len(prompts) for prompts in PROMPTS.values()) * TURNS
     with Progress(console=console, transient=True) as bar:
         task = bar.add_task("decoding plainly and with drafts", total=total)
@@ -66,6 +73,17 @@ def main() -> int:
                 verdict = "identical to plain decoding" if plain.token_ids == drafted.token_ids else "NOT THE SAME TEXT"
                 console.print(f"[dim]  {len(drafted.token_ids)} tokens, {verdict}[/dim]\n", highlight=False)
             differing += not same
+            rows.append(
+                {
+                    "domain": domain,
+                    "tokens": tokens,
+                    "plain_s": plain_s,
+                    "drafted_s": drafted_s,
+                    "speedup": plain_s / drafted_s,
+                    "tau": emitted / steps,
+                    "same_text": same,
+                }
+            )
             table.add_row(
                 domain,
                 str(tokens),
@@ -78,11 +96,27 @@ def main() -> int:
     console.print(table)
     console.print(
         f"{llm.target.name}, drafted by {llm.draft_name}; medians of {TURNS} turns each; {torch.get_num_threads()} threads,"
-        f" {platform.processor() or platform.machine()}, torch {torch.__version__}, paceline {__version__}",
+        f" {processor()}, torch {torch.__version__}, paceline {__version__}",
         style="dim",
         highlight=False,
     )
+    if out:
+        report = {
+            "what": f"greedy, batch 1, medians of {TURNS} turns, {llm.target.name} drafted by {llm.draft_name}",
+            "argv": sys.argv[1:],
+            "machine": f"{processor()}, {torch.get_num_threads()} threads",
+            "versions": {"paceline": __version__, "torch": torch.__version__, "python": platform.python_version()},
+            "rows": rows,
+        }
+        out.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
     return 1 if differing else 0
+
+
+def processor() -> str:
+    """The processor's name where the system tells it."""
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
 
 
 if __name__ == "__main__":

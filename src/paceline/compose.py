@@ -19,7 +19,7 @@ from paceline.verifiers.base import Exactness, Verifier
 def automatic(model_path: str) -> str:
     """The spec `auto` stands for: the embedded draft of this target merged with n-gram lookup, else n-gram lookup alone."""
     draft = draft_of(model_path)
-    return f'ngram:depth=3,matches=1+model:"{draft}"' if draft else "ngram"
+    return f'ngram+model:"{draft}"' if draft else "ngram"
 
 
 def build_drafter(spec: str, surroundings: Surroundings) -> Drafter:

@@ -9,6 +9,9 @@ _KEPT_TOKENS = 4
 """Tokens decoded again before each new one: some tokenizers write a token differently at the start of a text. A character
 has at most as many bytes, so one of as many neighbouring tokens begins one."""
 
+_LONGEST_WINDOW = 4 * _KEPT_TOKENS
+"""Tokens decoded at once before the window moves on: moving it costs another decoding."""
+
 
 class TextStream:
     """The text of one sequence as it grows.
@@ -33,7 +36,7 @@ class TextStream:
         settled = window.rstrip(_BROKEN)
         fresh = settled[len(self._before) + self._sent :]
         self._sent += len(fresh)
-        if settled == window:
+        if settled == window and len(self._ids) - self._window >= _LONGEST_WINDOW:
             self._advance(window)
         self._add(fresh)
 
