@@ -38,7 +38,12 @@ REPLAYED = ["qwen3_next", "lfm2", "mamba2"]
 TOLERANCE = 1e-4
 """Largest difference of a logit; logits are spread over tens."""
 RECURRENT_TOLERANCE = 1e-3
-"""Recurrent layers sum a prompt in blocks and a token at a time in two different kernels; the difference adds up."""
+"""Recurrent layers sum a prompt in blocks and a token at a time in two different kernels: transformers alone, with its cache and
+without, differs by 1.0e-4 on this qwen3_next."""
+
+
+def allowed(model: LanguageModel) -> float:
+    return RECURRENT_TOLERANCE if model.branching is Branching.REPLAY else TOLERANCE
 
 
 def branching_draft(root: int) -> tuple[DraftTree, tuple[int, ...]]:
@@ -111,7 +116,7 @@ def test_families_bound_to_slots_take_chains(kind: str) -> None:
 @pytest.mark.parametrize("kind", REPLAYED)
 def test_recurrent_families_replay(kind: str) -> None:
     reference = tiny_model(kind)
-    assert largest_error(ReplayModel(reference, kind, 128), reference) < TOLERANCE
+    assert largest_error(ReplayModel(reference, kind, 128), reference) < RECURRENT_TOLERANCE
 
 
 @pytest.mark.parametrize("kind", ["bloom", "qwen3_next"])
@@ -125,7 +130,7 @@ def test_models_that_cannot_branch_say_so(kind: str) -> None:
     chain = tree.first_chain()
     assert chain.tokens == (7, 11, 13)
     got = score(road, cache, [missing(cache, owner, chain)]).logits
-    assert (got - expected(reference, owner.tokens, chain)).abs().max() < TOLERANCE
+    assert (got - expected(reference, owner.tokens, chain)).abs().max() < allowed(road)
 
 
 @pytest.mark.parametrize("kind", ["llama", "gemma2", "falcon", "bloom", "qwen3_next", "lfm2", "mamba2", "mamba"])
@@ -149,7 +154,7 @@ def test_forks_part_ways_and_abandoned_steps_leave_no_trace(kind: str) -> None:
         trees = [straight_draft(owner.root)[0] for owner in owners]
         got = score(model, cache, [missing(cache, owner, tree) for owner, tree in zip(owners, trees, strict=True)]).logits
         wanted = torch.cat([expected(reference, owner.tokens, tree) for owner, tree in zip(owners, trees, strict=True)])
-        assert (got - wanted).abs().max() < (RECURRENT_TOLERANCE if model.branching is Branching.REPLAY else TOLERANCE)
+        assert (got - wanted).abs().max() < allowed(model)
         verdicts = [accept(tree, (1,), 30) for tree in trees]
         cache.commit(verdicts)
         for owner, verdict in zip(owners, verdicts, strict=True):
