@@ -22,15 +22,9 @@ from transformers import AutoModelForCausalLM
 
 from paceline import LLM, SamplingParams, __version__
 from paceline.engine.prompts import PROMPTS
+from paceline.machine import processor
 
 TURNS, TOKENS = 7, 96
-
-
-def processor() -> str:
-    """The processor's name where the system tells it."""
-    cpuinfo = Path("/proc/cpuinfo")
-    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
 
 
 def main() -> int:

@@ -22,6 +22,7 @@ from rich.text import Text
 
 from paceline import LLM, Completion, SamplingParams, __version__
 from paceline.engine.prompts import PROMPTS
+from paceline.machine import processor
 from paceline.models.base import ModelError
 
 TURNS = 3
@@ -110,13 +111,6 @@ def main() -> int:
         }
         out.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
     return 1 if differing else 0
-
-
-def processor() -> str:
-    """The processor's name where the system tells it."""
-    cpuinfo = Path("/proc/cpuinfo")
-    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
 
 
 if __name__ == "__main__":

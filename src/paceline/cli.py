@@ -19,7 +19,10 @@ import paceline
 
 # what needs torch is imported where it is used, so that help and wrong usage answer at once
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
     from paceline.engine.check import Comparison
+    from paceline.engine.engine import Progress
     from paceline.engine.llm import LLM, Completion
     from paceline.params import SamplingParams
 
@@ -65,6 +68,28 @@ def _loaded(model: str | None, draft: str, verify: str, lossy: bool, weights: st
     # what torch and transformers left behind stays for good: the collector need not look through it at every turn
     gc.freeze()
     return llm
+
+
+class _Typed:
+    """Writes an answer's text as it grows."""
+
+    def __init__(self) -> None:
+        self._shown = 0
+
+    def show(self, progress: Progress) -> None:
+        out.file.write(progress.text[self._shown :])
+        out.file.flush()
+        self._shown = len(progress.text)
+
+
+def _streamed(steps: Iterator[Progress], show: Callable[[Progress], None] | None) -> Progress:
+    """Run an answer to its end, showing every step; the last one."""
+    last = None
+    for last in steps:
+        if show:
+            show(last)
+    assert last is not None
+    return last
 
 
 def _answer_json(llm: LLM, completion: Completion, params: SamplingParams, wall_s: float) -> dict[str, Any]:
@@ -128,16 +153,9 @@ def generate(
     params = _params(max_tokens=max_tokens, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed, stop=tuple(stop or ()))
     llm = _loaded(model, draft, verify, lossy, weights, quiet=as_json)
     tracer = Trace(out, llm.tokenizer) if trace and not as_json else None
-    began, shown, last = perf_counter(), 0, None
-    for last in llm.stream(prompt, params):
-        if tracer:
-            tracer.show(last)
-        elif not as_json:
-            out.file.write(last.text[shown:])
-            out.file.flush()
-            shown = len(last.text)
+    began = perf_counter()
+    last = _streamed(llm.stream(prompt, params), tracer.show if tracer else None if as_json else _Typed().show)
     wall_s = perf_counter() - began
-    assert last is not None
     completion = completed(last.sequence, last.text)
     if as_json:
         print(json.dumps(_answer_json(llm, completion, params, wall_s), ensure_ascii=False))
@@ -178,17 +196,13 @@ def chat(
         if not said:
             return
         messages.append({"role": "user", "content": said})
-        began, shown, last = perf_counter(), 0, None
+        began = perf_counter()
         ids = llm.tokenizer.chat(messages)
         while len(messages) > 1 and len(ids) >= llm.engine.longest:
             # the oldest exchange makes room for the newest
             del messages[:2]
             ids = llm.tokenizer.chat(messages)
-        for last in llm.stream(ids, params, keep=True, after=before):
-            out.file.write(last.text[shown:])
-            out.file.flush()
-            shown = len(last.text)
-        assert last is not None
+        last = _streamed(llm.stream(ids, params, keep=True, after=before), _Typed().show)
         before = last.sequence
         completion = completed(last.sequence, last.text)
         messages.append({"role": "assistant", "content": completion.text})

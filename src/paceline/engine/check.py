@@ -65,7 +65,7 @@ def _divergence(
     ours, theirs = (ids[at] if at < len(ids) else -1 for ids in (left, right))
     gap = float("inf")
     if ours >= 0 and theirs >= 0:
-        sequence = Sequence(0, tuple(llm.encode(prompt)), params, plain.seed, _stop_ids(llm, params))
+        sequence = Sequence(0, tuple(llm.encode(prompt)), params, plain.seed, llm.engine.stop_ids(params))
         sequence.commit(tuple(left[:at]), ("",) * at)
         logits = llm.target.logits_after([(sequence, tuple(sequence.tokens))], llm.target.new_cache())[0]
         pair = torch.tensor([ours, theirs])
@@ -74,10 +74,6 @@ def _divergence(
             scores += gumbel(sequence.seed, len(sequence.tokens), pair)
         gap = float((scores[0] - scores[1]).abs())
     return Divergence(at, ours, theirs, gap)
-
-
-def _stop_ids(llm: LLM, params: SamplingParams) -> frozenset[int]:
-    return params.stop_token_ids if params.ignore_eos else llm.target.eos_token_ids | params.stop_token_ids
 
 
 def verdict(comparisons: Many[Comparison]) -> str:

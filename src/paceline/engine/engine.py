@@ -62,11 +62,11 @@ class Engine:
                 raise RequestError(f"{field} holds a token id outside the vocabulary of {size}")
         if len(prompt) >= self.longest:
             raise RequestError(f"the prompt has {len(prompt)} tokens, but only {self.longest - 1} fit")
-        eos = frozenset[int]() if params.ignore_eos else self.speculative.target.eos_token_ids
-        if params.min_tokens and len(eos | params.stop_token_ids) >= size:
+        stop_ids = self.stop_ids(params)
+        if params.min_tokens and len(stop_ids) >= size:
             raise RequestError("min_tokens bans every token: all of the vocabulary would stop the text")
         seed = params.seed if params.seed is not None else secrets.randbits(63)
-        sequence = Sequence(self._keys, tuple(prompt), params, seed, eos | params.stop_token_ids)
+        sequence = Sequence(self._keys, tuple(prompt), params, seed, stop_ids)
         self._keys += 1
         if keep:
             self._kept[sequence.key] = sequence
@@ -75,6 +75,10 @@ class Engine:
         self.stops.begin(sequence)
         self.scheduler.add(sequence)
         return sequence
+
+    def stop_ids(self, params: SamplingParams) -> frozenset[int]:
+        """Token ids that end a request: the model's EOS unless ignored, and the request's own."""
+        return params.stop_token_ids if params.ignore_eos else self.speculative.target.eos_token_ids | params.stop_token_ids
 
     def step(self) -> list[Progress]:
         """Run one step for the picked sequences; an empty list where nothing is left to do."""

@@ -28,7 +28,7 @@ class HubModel(LanguageModel):
         self.vocab_size = model.get_output_embeddings().weight.shape[0]
         self.weights = weights_name(model.dtype)
         self.context_length = context_length
-        self.eos_token_ids = eos_token_ids & frozenset(range(self.vocab_size))
+        self.eos_token_ids = eos_token_ids
         self.branching = Branching.TREE
         self.attention_calls = 0
         self._device = model.device

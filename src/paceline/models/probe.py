@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -57,6 +57,9 @@ def probed(model: Any, identity: Identity) -> LanguageModel:
         trial = _Trial(model, identity.context_length)
     except _FAILURES as error:
         raise ModelError(f"{type(model).__name__} does not run: {sentence(error)}") from error
+    # an id that the model cannot give would never end a text, and banning it would ban another
+    known = frozenset(token for token in identity.eos_token_ids if token < trial.vocabulary)
+    identity = replace(identity, eos_token_ids=known)
     prepack(model)
     reason = ""
     for road in _roads(model, identity):
@@ -118,7 +121,7 @@ class _Trial:
         longest = min(_LONGEST, context_length - 3)
         if longest < 2:
             raise ModelError(f"{type(model).__name__} has a context of {context_length} tokens, too short to be served")
-        vocabulary = model.get_output_embeddings().weight.shape[0]
+        self.vocabulary = vocabulary = model.get_output_embeddings().weight.shape[0]
         order = torch.randperm(vocabulary, generator=torch.Generator().manual_seed(0)).tolist()
         ids = order * (_LONGEST * 3 // vocabulary + 1)
         self.chunked, self.drafted = tuple(ids[:longest]), tuple(ids[longest : 2 * longest - 1])

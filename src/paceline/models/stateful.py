@@ -43,7 +43,7 @@ class OwnStateModel(LanguageModel):
         self.vocab_size = model.get_output_embeddings().weight.shape[0]
         self.weights = weights_name(model.dtype)
         self.context_length = context_length
-        self.eos_token_ids = eos_token_ids & frozenset(range(self.vocab_size))
+        self.eos_token_ids = eos_token_ids
         accepted = inspect.signature(model.forward).parameters
         self._takes_positions = "position_ids" in accepted
         self._keeps_rows = "logits_to_keep" in accepted
