@@ -84,8 +84,8 @@ def checkpoints(folder: Path) -> tuple[str, str]:
 
 @cache
 def loaded(path: str, store: str) -> LanguageModel:
-    if store == "dense":
-        return load_model(path)
+    if store in ("dense", "panels"):
+        return load_model(path, native=store == "panels")
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(path, attn_implementation="eager").eval()

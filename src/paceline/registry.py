@@ -63,6 +63,7 @@ CACHES = Registry(
     "cache",
     {
         "dense": Row("paceline.cache.dense", "dense"),
+        "panels": Row("paceline.cache.panels", "panels"),
         "stateful": Row("paceline.cache.stateful", "stateful"),
         "replay": Row("paceline.cache.replay", "replay"),
     },

@@ -68,13 +68,27 @@ class Segment:
         return len(self.tree) if self.tree else 0
 
     @cached_property
+    def row_positions(self) -> tuple[int, ...]:
+        """The position of every row."""
+        chain = range(self.start, self.start + self.chain)
+        if self.tree is None or len(self.tree) == 1:
+            return tuple(chain)
+        root = self.start + self.chain - 1
+        return (*chain, *[root + depth for depth in self.tree.depth[1:]])
+
+    @cached_property
+    def row_parents(self) -> tuple[int, ...]:
+        """Per row the row it follows, counted within this segment, -1 for the first: it sees itself and what that one sees."""
+        chain = range(-1, self.chain - 1)
+        if self.tree is None or len(self.tree) == 1:
+            return tuple(chain)
+        root = self.chain - 1
+        return (*chain, *[root + parent for parent in self.tree.parents[1:]])
+
+    @cached_property
     def positions(self) -> torch.Tensor:
         """int64 [rows]."""
-        positions = list(range(self.start, self.start + self.chain))
-        if self.tree is not None and len(self.tree) > 1:
-            root = positions[-1]
-            positions += [root + depth for depth in self.tree.depth[1:]]
-        return torch.tensor(positions, dtype=torch.int64)
+        return torch.tensor(self.row_positions, dtype=torch.int64)
 
     @cached_property
     def ancestors(self) -> torch.Tensor:
@@ -93,38 +107,52 @@ class Segment:
 class Step:
     """The flat view of one forward.
 
-    token_ids: int64 [T]. positions: int64 [T]. wants: int64 [W], the rows whose logits are computed, segment by segment,
-    within a segment in node order (root first).
+    tokens: T token ids. The views in plain integers are for whoever needs no tensors; these are made when they are asked for.
     """
 
     segments: tuple[Segment, ...]
-    token_ids: torch.Tensor
-    positions: torch.Tensor
-    wants: torch.Tensor
+    tokens: tuple[int, ...]
 
     @classmethod
     def of(cls, feeds: Many[Feed]) -> Step:
         """Lay the feeds of several sequences out in one flat row."""
         segments: list[Segment] = []
-        ids: list[int] = []
-        wants: list[int] = []
+        tokens: list[int] = []
         for feed in feeds:
             if not feed.tokens:
                 raise ValueError("every sequence of a step feeds at least one token")
-            segment = Segment(feed.sequence, len(ids), feed.start, len(feed.tokens), feed.tree)
-            segments.append(segment)
-            ids += feed.tokens
+            segments.append(Segment(feed.sequence, len(tokens), feed.start, len(feed.tokens), feed.tree))
+            tokens += feed.tokens
             if feed.tree is not None:
                 if feed.tree.tokens[0] != feed.tokens[-1]:
                     raise ValueError("the root of a tree is the last committed token fed")
-                ids += feed.tree.tokens[1:]
-                wants += range(segment.high - segment.nodes, segment.high)
-        return cls(
-            tuple(segments),
-            torch.tensor(ids, dtype=torch.int64),
-            torch.cat([segment.positions for segment in segments]),
-            torch.tensor(wants, dtype=torch.int64),
-        )
+                tokens += feed.tree.tokens[1:]
+        return cls(tuple(segments), tuple(tokens))
+
+    @cached_property
+    def row_positions(self) -> tuple[int, ...]:
+        """The position of each of the T rows."""
+        return tuple(position for segment in self.segments for position in segment.row_positions)
+
+    @cached_property
+    def wanted_rows(self) -> tuple[int, ...]:
+        """The W rows whose logits are computed, segment by segment, within a segment in node order (root first)."""
+        return tuple(row for segment in self.segments for row in range(segment.high - segment.nodes, segment.high))
+
+    @cached_property
+    def token_ids(self) -> torch.Tensor:
+        """int64 [T]."""
+        return torch.tensor(self.tokens, dtype=torch.int64)
+
+    @cached_property
+    def positions(self) -> torch.Tensor:
+        """int64 [T]."""
+        return torch.tensor(self.row_positions, dtype=torch.int64)
+
+    @cached_property
+    def wants(self) -> torch.Tensor:
+        """int64 [W]: `wanted_rows`."""
+        return torch.tensor(self.wanted_rows, dtype=torch.int64)
 
 
 @dataclass(frozen=True)

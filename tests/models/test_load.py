@@ -64,7 +64,7 @@ def split(folder: Path) -> dict[str, str]:
 
 
 def test_a_whole_checkpoint_gives_its_own_numbers(whole: Path) -> None:
-    model, reference = load_model(str(whole)), tiny_model("llama", vocab_size=262)
+    model, reference = load_model(str(whole), native=False), tiny_model("llama", vocab_size=262)
     assert (model.vocab_size, model.context_length, model.eos_token_ids) == (262, 128, {2})
     assert model.branching is Branching.TREE
     assert not any(parameter.requires_grad for parameter in model.model.parameters())  # pyright: ignore[reportAttributeAccessIssue]
@@ -78,8 +78,8 @@ def test_half_precision_files_are_widened_on_a_cpu(tmp_path: Path) -> None:
     halves = {name: tensor.half() for name, tensor in load_file(tmp_path / "model.safetensors").items()}
     save_file(halves, tmp_path / "model.safetensors", metadata={"format": "pt"})
     edit(tmp_path / "config.json", dtype="float16")
-    assert load_model(tmp_path).model.dtype is torch.float32  # pyright: ignore[reportAttributeAccessIssue]
-    assert load_model(tmp_path, dtype=torch.bfloat16).model.dtype is torch.bfloat16  # pyright: ignore[reportAttributeAccessIssue]
+    assert load_model(tmp_path, native=False).model.dtype is torch.float32  # pyright: ignore[reportAttributeAccessIssue]
+    assert load_model(tmp_path, weights="bf16", native=False).model.dtype is torch.bfloat16  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def test_shards_load(folder: Path) -> None:

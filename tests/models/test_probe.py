@@ -69,10 +69,10 @@ def test_a_lost_tree_mask_is_noticed(monkeypatch: pytest.MonkeyPatch, dtype: tor
 def test_positions_by_slot_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The mutant numbers nodes by slot instead of depth."""
 
-    def numbered(segment: Segment) -> torch.Tensor:
-        return torch.arange(segment.start, segment.end)
+    def numbered(segment: Segment) -> tuple[int, ...]:
+        return tuple(range(segment.start, segment.end))
 
-    monkeypatch.setattr(Segment, "positions", property(numbered))
+    monkeypatch.setattr(Segment, "row_positions", property(numbered))
     assert probe(tiny_model("llama")).branching is Branching.CHAIN
 
 

@@ -41,8 +41,8 @@ class LLM:
     """A target model and what drafts for it.
 
     model: a directory, a Hub id or an embedded name; None for the embedded default. draft: a spec string. verify: the name of
-    a rule. lossy: allow rules that change the text or its distribution. weights: the target's format (fp32, bf16, fp16); float32
-    on a CPU and the checkpoint's own on a GPU unless given. Raises ModelError, SpecError or UnknownMethod.
+    a rule. lossy: allow rules that change the text or its distribution. weights: the target's format, one of `WEIGHTS`; the
+    checkpoint's own precision unless given. Raises ModelError, SpecError or UnknownMethod.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class LLM:
         self.path = str(resolve(model if model is not None else DEFAULT))
         if weights is not None and weights not in WEIGHTS:
             raise ModelError(f"weights can be held as {', '.join(WEIGHTS)}, not as '{weights}'")
-        self.target: LanguageModel = load_model(self.path, dtype=WEIGHTS[weights] if weights else None)
+        self.target: LanguageModel = load_model(self.path, weights=weights)
         self.tokenizer = Tokenizer(self.path)
         self.lossy = lossy
         self.limits = Limits(batch, prefill_chunk, cache_tokens)

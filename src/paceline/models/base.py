@@ -15,13 +15,15 @@ from paceline.sequence import Sequence
 from paceline.step import Feed, Step, Verdict
 from paceline.tree import DraftTree, Proposal
 
-WEIGHTS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-"""Formats in which weights can be held; losslessness is against the target in its format."""
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+"""Formats in which every road holds weights."""
+WEIGHTS = (*DTYPES, "int8", "int4")
+"""Formats in which weights can be held, those of packed weights included; losslessness is against the target in its format."""
 
 
 def weights_name(dtype: torch.dtype) -> str:
     """The format's name; that of torch for one that has none here."""
-    return next((name for name, kind in WEIGHTS.items() if kind == dtype), str(dtype).removeprefix("torch."))
+    return next((name for name, kind in DTYPES.items() if kind == dtype), str(dtype).removeprefix("torch."))
 
 
 class ModelError(Exception):

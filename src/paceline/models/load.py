@@ -8,9 +8,11 @@ from typing import Any
 
 import torch
 
-from paceline.models.base import LanguageModel, ModelError
+from paceline.models.base import DTYPES, LanguageModel, ModelError
 from paceline.models.checkpoint import Checkpoint, inspected
 from paceline.models.embedded import DEFAULT, embedded_path
+from paceline.models.forms import Unsuited
+from paceline.models.native import native_model
 from paceline.models.probe import Identity, probed
 from paceline.models.quiet import quiet, sentence
 
@@ -65,14 +67,25 @@ def _fetched(name: str) -> Path:
         ) from error
 
 
-def load_model(path: str | Path, *, dtype: torch.dtype | None = None) -> LanguageModel:
-    """Read a checkpoint folder (or anything `resolve` knows), check it, and probe what it can do.
+def load_model(path: str | Path, *, weights: str | None = None, native: bool = True) -> LanguageModel:
+    """Read a checkpoint folder (or anything `resolve` knows) by the best road that gives the model's own numbers.
 
-    dtype: float32 on a CPU and the checkpoint's own on a GPU unless given. Raises ModelError with one sentence.
+    weights: one of `WEIGHTS`, the format the model is held in, and so what it is; unless given, the precision of the checkpoint,
+    but float32 where transformers runs it on a CPU. native: whether packed weights and compiled kernels may be used. Raises
+    ModelError with one sentence.
     """
     checkpoint = inspected(resolve(str(path)))
+    reason = "packed weights are for processors only"
     with quiet():
-        model = _weighed(checkpoint, dtype)
+        config, architecture = _architecture(checkpoint)
+        if native and not torch.cuda.is_available():
+            try:
+                return native_model(checkpoint, config, context_length(config), weights)
+            except Unsuited as refusal:
+                reason = str(refusal)
+        if weights is not None and weights not in DTYPES:
+            raise ModelError(f"'{checkpoint.path}' cannot be held as {weights}: {reason}")
+        model = _weighed(checkpoint, config, architecture, DTYPES[weights] if weights else None)
         identity = Identity(checkpoint.path.name, context_length(model.config), checkpoint.eos_token_ids)
         return probed(model, identity)
 
@@ -84,9 +97,8 @@ def context_length(config: Any) -> int:
     return next((length for length in stated if isinstance(length, int) and length > 0), _UNSTATED_CONTEXT)
 
 
-def _weighed(checkpoint: Checkpoint, dtype: torch.dtype | None) -> Any:
+def _weighed(checkpoint: Checkpoint, config: Any, architecture: Any, dtype: torch.dtype | None) -> Any:
     """The transformers model with every weight read from the checkpoint, in eval mode, frozen, on its device."""
-    config, architecture = _architecture(checkpoint)
     on_gpu = torch.cuda.is_available()
     if dtype is None and not on_gpu:
         dtype = torch.float32

@@ -1,0 +1,125 @@
+"""Panels: dense slabs per sequence, laid out so that compiled attention reads keys and values as it reads packed weights.
+
+Keys are [layers, K, capacity / panel, D, panel] (panel slots side by side), values [layers, K, padded D / panel, capacity,
+panel]; float32. Slots [0, length) hold the committed prefix in order, slots behind it are scratch for the staged rows. Unwritten
+slots are zero, never garbage: a probability of zero times whatever lies there must be zero.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Many
+from dataclasses import dataclass
+
+import torch
+
+from paceline.cache.base import Branching, KVCache, check_starts, kept_slots
+from paceline.step import Step, Verdict
+
+_FIRST_CAPACITY = 128
+
+
+@dataclass(frozen=True)
+class Shape:
+    """layers: L. heads: key heads K. size: of a head, D. panel: slots or numbers side by side."""
+
+    layers: int
+    heads: int
+    size: int
+    panel: int
+
+    def keys(self, capacity: int) -> torch.Tensor:
+        return torch.zeros(self.layers, self.heads, capacity // self.panel, self.size, self.panel)
+
+    def values(self, capacity: int) -> torch.Tensor:
+        return torch.zeros(self.layers, self.heads, -(-self.size // self.panel), capacity, self.panel)
+
+
+class Slab:
+    """One sequence's keys and values; `capacity` slots, the first `length` committed."""
+
+    def __init__(self, shape: Shape) -> None:
+        self.length, self.capacity = 0, _FIRST_CAPACITY
+        self.keys, self.values = shape.keys(self.capacity), shape.values(self.capacity)
+
+    def grow(self, shape: Shape, slots: int) -> None:
+        """Make room for `slots`, by doubling; what is committed is kept."""
+        old_keys, old_values, panels = self.keys, self.values, -(-self.length // shape.panel)
+        while self.capacity < slots:
+            self.capacity *= 2
+        self.keys, self.values = shape.keys(self.capacity), shape.values(self.capacity)
+        self.keys[:, :, :panels] = old_keys[:, :, :panels]
+        self.values[:, :, :, : self.length] = old_values[:, :, :, : self.length]
+
+    def move(self, shape: Shape, slots: list[int], to: int) -> None:
+        """Copy the rows of `slots` to the slots from `to` on."""
+        source, target = torch.tensor(slots), torch.arange(to, to + len(slots))
+        self.values[:, :, :, target] = self.values[:, :, :, source]
+        panel = shape.panel
+        self.keys[:, :, target // panel, :, target % panel] = self.keys[:, :, source // panel, :, source % panel]
+
+
+class PanelCache(KVCache):
+    """Branching: TREE. Commit moves the accepted nodes' slots together; keys carry their rotation, so moving is exact."""
+
+    branching = Branching.TREE
+
+    def __init__(self, shape: Shape) -> None:
+        self.shape = shape
+        self._slabs: dict[int, Slab] = {}
+        self._staged: Step | None = None
+
+    def length(self, key: int) -> int:
+        slab = self._slabs.get(key)
+        return slab.length if slab else 0
+
+    def reserve(self, key: int, slots: int) -> Slab:
+        """The slab of a sequence, with room for `slots`."""
+        slab = self._slabs.get(key)
+        if slab is None:
+            slab = self._slabs[key] = Slab(self.shape)
+        if slots > slab.capacity:
+            slab.grow(self.shape, slots)
+        return slab
+
+    def stage(self, step: Step) -> None:
+        check_starts(step, self)
+        for segment in step.segments:
+            self.reserve(segment.sequence.key, segment.end)
+        self._staged = step
+
+    def slab(self, key: int) -> Slab:
+        """The slab of a staged sequence."""
+        return self._slabs[key]
+
+    def commit(self, verdicts: Many[Verdict]) -> None:
+        if self._staged is None:
+            raise ValueError("nothing is staged")
+        for segment, (length, slots) in zip(self._staged.segments, kept_slots(self._staged, verdicts), strict=True):
+            slab = self._slabs[segment.sequence.key]
+            slab.length = length + len(slots)
+            if slots and slots != list(range(length, slab.length)):
+                slab.move(self.shape, slots, length)
+        self._staged = None
+
+    def advance(self, key: int, length: int) -> None:
+        """Count the first `length` slots as committed: for whoever writes them in order outside of a step."""
+        self._slabs[key].length = length
+
+    def truncate(self, key: int, length: int) -> None:
+        slab = self._slabs.get(key)
+        if slab is not None:
+            slab.length = min(slab.length, length)
+
+    def fork(self, key: int, new_key: int) -> None:
+        source, copy = self._slabs.get(key), Slab(self.shape)
+        if source is not None:
+            copy.length, copy.capacity = source.length, source.capacity
+            copy.keys, copy.values = source.keys.clone(), source.values.clone()
+        self._slabs[new_key] = copy
+
+    def release(self, key: int) -> None:
+        self._slabs.pop(key, None)
+
+    @property
+    def held_bytes(self) -> int:
+        return sum(slab.keys.nbytes + slab.values.nbytes for slab in self._slabs.values())

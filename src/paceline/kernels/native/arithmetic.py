@@ -1,0 +1,138 @@
+"""Arithmetic of single rows: norms, the softmax, activations, rotation. Each works on one row alone, so its bits are that row's.
+
+The loops are left to LLVM's vectoriser, which may reorder a sum by lanes; it does so in the same way for every row of a length.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from paceline.kernels.native.memory import HELPER, float_of, floats, put
+
+import numba  # isort: skip  (after `vectors`)
+
+_loops = numba.njit(**HELPER, fastmath={"reassoc", "contract", "nsz", "arcp"})
+_f = np.float32
+
+
+@numba.njit(**HELPER, inline="always")
+def exponential(x):
+    """exp of a float32, to about one unit in the last place of the range that matters; 0 below -87."""
+    bounded = min(max(x, _f(-87.0)), _f(88.0))
+    whole = math.floor(bounded * _f(1.44269504) + _f(0.5))
+    whole = _f(whole)
+    rest = bounded - whole * _f(0.693145752)
+    rest = rest - whole * _f(1.42860677e-6)
+    power = _f(1 / 5040)
+    power = power * rest + _f(1 / 720)
+    power = power * rest + _f(1 / 120)
+    power = power * rest + _f(1 / 24)
+    power = power * rest + _f(1 / 6)
+    power = power * rest + _f(0.5)
+    power = power * rest + _f(1.0)
+    power = power * rest + _f(1.0)
+    bits = np.int32(np.int32(whole) + np.int32(127)) << np.int32(23)
+    return power * float_of(np.int32(bits))
+
+
+@_loops
+def rms_norm(row, count, weight, epsilon, out):
+    """out = row / sqrt(mean(row^2) + epsilon) * weight. Zhang and Sennrich (arXiv:1910.07467). All addresses of float32."""
+    x, w, y = floats(row), floats(weight), floats(out)
+    total = _f(0)
+    for k in range(count):
+        total += x[k] * x[k]
+    scale = _f(1) / np.sqrt(total / _f(count) + epsilon)
+    for k in range(count):
+        put(y, k, x[k] * scale * w[k])
+
+
+@_loops
+def layer_norm(row, count, weight, bias, epsilon, out):
+    """out = (row - mean) / sqrt(variance + epsilon) * weight + bias. Ba et al. (arXiv:1607.06450)."""
+    x, w, b, y = floats(row), floats(weight), floats(bias), floats(out)
+    total = _f(0)
+    for k in range(count):
+        total += x[k]
+    mean = total / _f(count)
+    spread = _f(0)
+    for k in range(count):
+        spread += (x[k] - mean) * (x[k] - mean)
+    scale = _f(1) / np.sqrt(spread / _f(count) + epsilon)
+    for k in range(count):
+        put(y, k, (x[k] - mean) * scale * w[k] + b[k])
+
+
+@_loops
+def largest(row, count):
+    x = floats(row)
+    top = x[0]
+    for t in range(count):
+        top = max(top, x[t])
+    return top
+
+
+@_loops
+def soft_capped(row, count, cap):
+    """row = cap * tanh(row / cap), in place. Gemma 2 (arXiv:2408.00118), section 2."""
+    x = floats(row)
+    for t in range(count):
+        put(x, t, cap * (_f(1) - _f(2) / (exponential(_f(2) * x[t] / cap) + _f(1))))
+
+
+@_loops
+def soft_max(row, count):
+    """row = exp(row - max) / sum, in place."""
+    x = floats(row)
+    top = largest(row, count)
+    total = _f(0)
+    for t in range(count):
+        value = exponential(x[t] - top)
+        put(x, t, value)
+        total += value
+    scale = _f(1) / total
+    for t in range(count):
+        put(x, t, x[t] * scale)
+
+
+@_loops
+def scaled(row, count, factor):
+    x = floats(row)
+    for t in range(count):
+        put(x, t, x[t] * factor)
+
+
+@_loops
+def added(row, count, other):
+    x, y = floats(row), floats(other)
+    for k in range(count):
+        put(x, k, x[k] + y[k])
+
+
+@_loops
+def silu_gated(gate, up, count, out):
+    """out = gate * sigmoid(gate) * up. Shazeer (arXiv:2002.05202)."""
+    g, u, y = floats(gate), floats(up), floats(out)
+    for k in range(count):
+        put(y, k, g[k] / (_f(1) + exponential(-g[k])) * u[k])
+
+
+@_loops
+def gelu_gated(gate, up, count, out):
+    """out = GELU(gate) * up in its tanh form. Hendrycks and Gimpel (arXiv:1606.08415)."""
+    g, u, y = floats(gate), floats(up), floats(out)
+    for k in range(count):
+        inner = _f(0.7978845608) * (g[k] + _f(0.044715) * g[k] * g[k] * g[k])
+        put(y, k, g[k] / (_f(1) + exponential(_f(-2) * inner)) * u[k])
+
+
+@_loops
+def rotated(row, half, cosine, sine):
+    """Rotate the first 2 * half numbers by position: pairs (k, k + half). Su et al. (arXiv:2104.09864)."""
+    x, c, s = floats(row), floats(cosine), floats(sine)
+    for k in range(half):
+        a, b = x[k], x[k + half]
+        put(x, k, a * c[k] - b * s[k])
+        put(x, k + half, b * c[k] + a * s[k])

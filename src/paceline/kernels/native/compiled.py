@@ -1,0 +1,13 @@
+"""Compiled: what Numba keeps on disk, and when it is stale.
+
+Numba caches a function under its own file's date, its types, the processor and the values it closes over. A kernel also depends
+on the files it is put together from, so every kernel closes over `SOURCES`, which changes when any of them does.
+"""
+
+from __future__ import annotations
+
+from hashlib import sha256
+from pathlib import Path
+
+SOURCES = sha256(b"".join(file.read_bytes() for file in sorted(Path(__file__).parent.glob("*.py")))).hexdigest()[:16]
+"""A digest of the files of this folder."""

@@ -1,0 +1,140 @@
+"""Drafting: a whole chain of draft tokens for every sequence of a batch in one call, without returning to Python in between.
+
+Each level is a step of the model and a choice per sequence: the largest logit, or, at a temperature, the largest logit plus the
+noise that belongs to that position (`paceline.noise`, the same hash), so that draft and target draw with the same numbers.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from paceline.kernels.native.compiled import SOURCES
+from paceline.kernels.native.layout import CALL, DRAFT, SEGMENT
+from paceline.kernels.native.memory import PART, barrier, floats, helper, pointer, run_part
+
+import numba  # isort: skip  (after `vectors`)
+from numba import carray  # isort: skip
+
+_f = np.float32
+_RARE_HASH, _ORDINARY, _LARGEST = np.int32(2**31 - 2**26), _f(4.16), _f(22.88)
+"""Only hashes from the first on give noise above the second; none gives more than the third."""
+
+
+@helper
+def _mixed(x):
+    x = np.int32(np.int32(x ^ ((x >> np.int32(16)) & np.int32(0xFFFF))) * np.int32(0x7FEB352D))
+    x = np.int32(np.int32(x ^ ((x >> np.int32(15)) & np.int32(0x1FFFF))) * np.int32(-2073254261))
+    return np.int32(x ^ ((x >> np.int32(16)) & np.int32(0xFFFF)))
+
+
+@helper
+def _hashed(key, token):
+    low, high = np.int32(key & 0xFFFFFFFF), np.int32(key >> 32)
+    return _mixed(np.int32(_mixed(np.int32(np.int32(token) ^ low)) + high))
+
+
+@helper
+def _likeliest(row, count):
+    """The first of the largest logits; -1 where none is a number."""
+    logits, best, top = floats(row), -1, _f(-np.inf)
+    for token in range(count):
+        if logits[token] > top:
+            best, top = token, logits[token]
+    return best
+
+
+@helper
+def _drawn(row, count, temperature, key):
+    """The token with the largest logit / temperature + noise. Logarithms are taken only where the noise can decide."""
+    logits = floats(row)
+    best, top = _likeliest(row, count), -np.inf
+    if best < 0:
+        return best
+    # the likeliest first: it sets a value to beat that few can reach
+    first = best
+    for turn in range(-1, count):
+        token = first if turn < 0 else turn
+        score = logits[token] / temperature
+        if not score + _LARGEST > top:
+            continue
+        word = _hashed(key, token)
+        if word < _RARE_HASH and score + _ORDINARY < top:
+            continue
+        uniform = (np.float64(word) + (2147483648.0 + 0.5)) * 2.0**-32
+        noised = np.float64(score) + np.float64(_f(-math.log(-math.log(uniform))))
+        if noised > top:
+            best, top = token, noised
+    return best
+
+
+@helper
+def _to_next_level(call, segments, tokens, positions, parents, wanted, owners, chosen, depths, deepest, level):
+    """Make the sequences that go on the next step's: one row each, the token just chosen, behind all that is fed."""
+    following = 0
+    for row in range(call.wanted_count):
+        owner, token = owners[row], chosen[owners[row] * deepest + level]
+        if token < 0 or level + 1 >= depths[owner]:
+            continue
+        slot = segments[row].start + segments[row].rows
+        segments[following].keys, segments[following].values = segments[row].keys, segments[row].values
+        segments[following].capacity = segments[row].capacity
+        segments[following].low, segments[following].start = following, slot
+        segments[following].rows = segments[following].chain = 1
+        tokens[following], positions[following], parents[following] = token, slot, -1
+        wanted[following], owners[following] = following, owner
+        following += 1
+    return following
+
+
+def _draft_part(sources: str) -> Any:
+    def draft(thread, address):
+        sources  # noqa: B018  (part of what the cache is keyed by)
+        job = carray(pointer(address), 1, DRAFT)[0]
+        calls = carray(pointer(job.call), 1, CALL)
+        call = calls[0]
+        count, deepest, threads = job.sequences, job.deepest, call.threads
+        segments = carray(pointer(call.segments), count, SEGMENT)
+        tokens = carray(pointer(call.tokens), call.rows, np.int64)
+        positions = carray(pointer(call.positions), call.rows, np.int64)
+        parents = carray(pointer(call.parents), call.rows, np.int64)
+        wanted = carray(pointer(call.wanted), count, np.int64)
+        counters = carray(pointer(call.scratch.counter), 2, np.int64)
+        owners = carray(pointer(job.owners), count, np.int64)
+        depths = carray(pointer(job.depths), count, np.int64)
+        keys = carray(pointer(job.keys), count * deepest, np.int64)
+        temperatures = carray(pointer(job.temperatures), count, np.float32)
+        chosen = carray(pointer(job.chosen), count * deepest, np.int64)
+        met, level = 0, 0
+        while calls[0].rows > 0:
+            run_part(job.step, thread, job.call)
+            for row in range(thread, calls[0].wanted_count, threads):
+                owner = owners[row]
+                line = call.logits + 4 * row * job.logits_width
+                place = owner * deepest + level
+                if temperatures[owner] > 0:
+                    chosen[place] = _drawn(line, job.vocabulary, temperatures[owner], keys[place])
+                else:
+                    chosen[place] = _likeliest(line, job.vocabulary)
+            met += 1
+            barrier(counters[1:].ctypes.data, met, threads)
+            if thread == 0:
+                following = _to_next_level(
+                    calls[0], segments, tokens, positions, parents, wanted, owners, chosen, depths, deepest, level
+                )  # fmt: skip
+                calls[0].rows = calls[0].segment_count = calls[0].wanted_count = following
+                counters[0] = 0
+            met += 1
+            barrier(counters[1:].ctypes.data, met, threads)
+            level += 1
+
+    return numba.cfunc(PART, cache=True, nogil=True, error_model="numpy")(draft)
+
+
+@cache
+def draft_part() -> int:
+    """The address of one thread's part of a draft: (thread, address of a DRAFT record)."""
+    return _draft_part(SOURCES).address

@@ -1,0 +1,152 @@
+"""Formats: how weights lie in memory for the tiles, and what each format makes of a number.
+
+A matrix [N, K] is stored as panels of PANEL outputs. Within a panel the inputs follow one another, each with one weight per
+output side by side, so that a register holds the same input of LANES outputs. `int8` and `int4` keep one float16 scale per output
+and group of 32 inputs, in front of the group (as Q8_0 and Q4_0 do; the largest magnitude maps to 127, or 7).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from paceline.kernels.native.vectors import PANEL
+
+GROUP = 32
+"""Inputs that share a scale; every K is padded with zeros to a multiple of it."""
+
+
+@dataclass(frozen=True)
+class Format:
+    """bits: of one weight, scale aside. together: inputs that share a word of word_bytes. scaled: whether groups have scales."""
+
+    name: str
+    bits: int
+    together: int
+    word_bytes: int
+    scaled: bool = False
+
+    @property
+    def bytes_together(self) -> int:
+        """Bytes of one panel's words: `together` inputs of PANEL outputs."""
+        return self.word_bytes * PANEL
+
+    @property
+    def scale_bytes(self) -> int:
+        return 2 * PANEL if self.scaled else 0
+
+    @property
+    def group_bytes(self) -> int:
+        """Bytes of one group of GROUP inputs of a panel, its scales included."""
+        return self.scale_bytes + GROUP // self.together * self.bytes_together
+
+    def panel_bytes(self, inputs: int) -> int:
+        return padded(inputs, GROUP) // GROUP * self.group_bytes
+
+
+FORMATS = {
+    form.name: form
+    for form in (
+        Format("fp32", 32, 1, 4),
+        Format("fp16", 16, 1, 2),
+        Format("bf16", 16, 2, 4),
+        Format("int8", 8, 1, 1, scaled=True),
+        Format("int4", 4, 8, 4, scaled=True),
+    )
+}
+
+
+def padded(count: int, multiple: int) -> int:
+    return -(-count // multiple) * multiple
+
+
+@dataclass(frozen=True)
+class Packed:
+    """A matrix in a format. data: uint8 [panels, panel_bytes]; outputs N and inputs K before padding."""
+
+    form: Format
+    outputs: int
+    inputs: int
+    data: torch.Tensor
+
+    @property
+    def panels(self) -> int:
+        return self.data.shape[0]
+
+    @property
+    def padded_inputs(self) -> int:
+        return padded(self.inputs, GROUP)
+
+
+def pack(weight: torch.Tensor, form: Format) -> Packed:
+    """weight: [N, K] of any floating type. Worked on in slices, so that little more than the result is held."""
+    outputs, inputs = weight.shape
+    data = torch.empty(padded(outputs, PANEL) // PANEL, form.panel_bytes(inputs), dtype=torch.uint8)
+    for first in range(0, data.shape[0], _SLICE):
+        data[first : first + _SLICE] = _panels(weight[first * PANEL : (first + _SLICE) * PANEL], form)
+    return Packed(form, outputs, inputs, data)
+
+
+_SLICE = 32
+"""Panels packed at a time."""
+
+
+def _panels(weight: torch.Tensor, form: Format) -> torch.Tensor:
+    """weight: [N, K]. uint8 [panels, panel_bytes]."""
+    outputs, inputs = weight.shape
+    panels = padded(outputs, PANEL) // PANEL
+    full = torch.zeros(panels * PANEL, padded(inputs, GROUP))
+    full[:outputs, :inputs] = weight
+    # [panels, groups, GROUP, PANEL]: inputs outside, outputs inside
+    grouped = full.view(panels, PANEL, -1, GROUP).permute(0, 2, 3, 1).contiguous()
+    if not form.scaled:
+        return _bytes(_words(grouped, form)).reshape(panels, -1)
+    whole, scales = _quantized(grouped, form)
+    parts = [_bytes(scales), _bytes(_words(whole, form))]
+    return torch.cat([part.view(*grouped.shape[:2], -1) for part in parts], dim=2).reshape(panels, -1)
+
+
+def represented(weight: torch.Tensor, form: Format) -> torch.Tensor:
+    """float32 [N, K]: what the packed weights stand for; the target that `--weights` names."""
+    if form.scaled:
+        outputs, inputs = weight.shape
+        full = torch.zeros(outputs, padded(inputs, GROUP))
+        full[:, :inputs] = weight
+        whole, scales = _quantized(full.view(outputs, -1, GROUP, 1), form)
+        return (whole * scales.float()).view(outputs, -1)[:, :inputs].contiguous()
+    return weight.to(_PLAIN[form.name]).float()
+
+
+_PLAIN = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+
+
+def _quantized(groups: torch.Tensor, form: Format) -> tuple[torch.Tensor, torch.Tensor]:
+    """groups: float32 [..., GROUP, outputs]. Whole numbers as float32 of the same shape, float16 scales [..., 1, outputs]."""
+    largest = 2 ** (form.bits - 1) - 1
+    # below the smallest normal float16 a scale would lose its precision
+    scales = (groups.abs().amax(-2, keepdim=True) / largest).clamp(min=2.0**-14).half()
+    return (groups / scales.float()).round().clamp(-largest - (form.bits == 4), largest), scales
+
+
+def _words(values: torch.Tensor, form: Format) -> torch.Tensor:
+    """values: [..., GROUP, PANEL], whole numbers where the format has scales. The words, inputs before outputs."""
+    match form.name:
+        case "fp32":
+            return values
+        case "fp16":
+            return values.half()
+        case "bf16":
+            pairs = values.bfloat16().unflatten(-2, (GROUP // 2, 2))
+            return pairs.transpose(-1, -2).contiguous()
+        case "int8":
+            return values.to(torch.int8)
+        case "int4":
+            nibbles = (values + 8).to(torch.int64).unflatten(-2, (GROUP // 8, 8))
+            shifts = 4 * torch.arange(8).view(8, 1)
+            return (nibbles << shifts).sum(-2).to(torch.int32)
+    raise ValueError(f"nothing packs the format {form.name!r}")
+
+
+def _bytes(values: torch.Tensor) -> torch.Tensor:
+    return values.contiguous().view(torch.uint8)

@@ -1,0 +1,140 @@
+"""Layout: the records through which a model, its scratch and a step are handed to compiled code. Addresses are int64."""
+
+from __future__ import annotations
+
+import numpy as np
+
+MATRIX = np.dtype(
+    [
+        ("product", "i8"),  # address of the format's product
+        ("weights", "i8"),
+        ("panel_bytes", "i8"),
+        ("panels", "i8"),
+        ("inputs", "i8"),  # padded
+        ("bias", "i8"),  # float32, or 0
+    ],
+    align=True,
+)
+
+NORM = np.dtype(
+    [
+        ("kind", "i8"),
+        ("weight", "i8"),
+        ("bias", "i8"),
+        ("epsilon", "f4"),
+    ],
+    align=True,
+)
+NO_NORM, RMS, LAYER = 0, 1, 2
+
+QKV, OUT, GATE_UP, DOWN = range(4)
+MATRICES = 4
+"""A layer's matrices, in order; the output head follows those of all layers."""
+BEFORE_ATTENTION, AFTER_ATTENTION, BEFORE_MLP, AFTER_MLP, QUERY, KEY = range(6)
+NORMS = 6
+"""A layer's norms, in order; the final norm follows those of all layers, and after it one that does nothing."""
+
+LAYER_RECORD = np.dtype(
+    [
+        ("window", "i8"),  # keys a row sees, itself included; 0: all
+        ("cosine", "i8"),  # float32 [positions, rotary / 2]
+        ("sine", "i8"),
+        ("score_scale", "f4"),
+        ("score_cap", "f4"),  # 0: none
+    ],
+    align=True,
+)
+
+MODEL = np.dtype(
+    [
+        ("layers", "i8"),
+        ("hidden", "i8"),
+        ("heads", "i8"),
+        ("key_heads", "i8"),
+        ("head_size", "i8"),
+        ("rotary", "i8"),  # how much of a head is rotated
+        ("inner", "i8"),
+        ("vocabulary", "i8"),
+        ("activation", "i8"),
+        ("embedding", "i8"),  # [V, hidden] in embedding_kind
+        ("embedding_kind", "i8"),
+        ("embedding_scale", "f4"),
+        ("logit_scale", "f4"),
+        ("logit_cap", "f4"),
+    ],
+    align=True,
+)
+SILU, GELU_TANH = 0, 1
+EMBEDDING_KINDS = ("fp32", "fp16", "bf16")
+
+SEGMENT = np.dtype(
+    [
+        ("low", "i8"),
+        ("rows", "i8"),
+        ("start", "i8"),
+        ("chain", "i8"),
+        ("keys", "i8"),  # float32 [layers, key_heads, capacity / PANEL, head_size, PANEL]
+        ("values", "i8"),  # float32 [layers, key_heads, padded head_size / PANEL, capacity, PANEL]
+        ("capacity", "i8"),
+    ],
+    align=True,
+)
+
+SCRATCH = np.dtype(
+    [
+        ("counter", "i8"),  # int64 [2]: of the barriers of a step, and of a draft
+        ("residual", "i8"),  # [T, hidden]
+        ("projected", "i8"),  # [T, qkv panels]
+        ("attended", "i8"),  # [T, heads * head_size]
+        ("gated", "i8"),  # [T, gate and up panels]
+        ("inner", "i8"),  # [T, inner]
+        ("branch", "i8"),  # [T, hidden panels]: what a block adds, where a norm follows it
+        ("tiles", "i8"),  # per thread: activations laid out for tiles
+        ("tiles_bytes", "i8"),
+        ("row", "i8"),  # per thread: one normalised row
+        ("row_bytes", "i8"),
+        ("attention", "i8"),  # per thread: queries, scores, probabilities, gathered keys and values
+        ("attention_bytes", "i8"),
+        ("longest", "i8"),  # keys that the attention scratch holds, a multiple of PANEL
+    ],
+    align=True,
+)
+
+CALL = np.dtype(
+    [
+        ("threads", "i8"),
+        ("product", "i8"),  # that of fp32, for attention
+        ("model", "i8"),  # addresses of records, with their counts
+        ("layers", "i8"),
+        ("norms", "i8"),
+        ("matrices", "i8"),
+        ("segments", "i8"),
+        ("segment_count", "i8"),
+        ("tokens", "i8"),  # int64 [T]
+        ("positions", "i8"),  # int64 [T]
+        ("parents", "i8"),  # int64 [T]
+        ("rows", "i8"),
+        ("wanted", "i8"),  # int64 [W]
+        ("wanted_count", "i8"),
+        ("logits", "i8"),  # float32 [W, head panels * PANEL]
+        ("scratch", SCRATCH),
+    ],
+    align=True,
+)
+
+DRAFT = np.dtype(
+    [
+        ("call", "i8"),  # of the first step, which feeds what the caches lack
+        ("step", "i8"),  # address of the step's part
+        ("sequences", "i8"),  # S
+        ("deepest", "i8"),  # D
+        ("vocabulary", "i8"),  # tokens that may be drafted
+        ("logits_width", "i8"),
+        ("owners", "i8"),  # int64 [S]: whose a row is; 0, 1, ... at first
+        ("depths", "i8"),  # int64 [S]
+        ("temperatures", "i8"),  # float32 [S]; 0: greedy
+        ("keys", "i8"),  # int64 [S, D]: of the noise
+        ("chosen", "i8"),  # int64 [S, D]: the drafts, -1 where there is none
+    ],
+    align=True,
+)

@@ -1,0 +1,154 @@
+"""Memory and threads, seen from compiled code: floats at an address, counters that threads share, a barrier.
+
+A kernel gets addresses, since what it works on (weights, caches, scratch) belongs to many arrays of many shapes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import ir
+
+from paceline.kernels.native.vectors import F16, F32, I32, I64, MACHINE, external
+
+import numba  # isort: skip  (after `vectors`)
+from numba import types  # isort: skip
+from numba.extending import intrinsic  # isort: skip
+
+HELPER: dict[str, Any] = {"nogil": True, "error_model": "numpy", "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
+"""Options of functions that are called from kernels only: wrappers for Python would take longer to compile than they do."""
+helper = numba.njit(**HELPER)
+PART = types.void(types.int64, types.int64)
+"""What one thread runs: (thread, address of a record that says what to do)."""
+
+
+@intrinsic
+def run_part(context, part, thread, address):
+    """Call the PART at an address."""
+
+    def generate(context, builder, signature, arguments):
+        kind = ir.FunctionType(ir.VoidType(), [I64, I64])
+        builder.call(builder.inttoptr(arguments[0], kind.as_pointer()), arguments[1:])
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64, types.int64), generate
+
+
+@intrinsic
+def pointer(context, address):
+    """An untyped pointer to an address, for `carray`."""
+
+    def generate(context, builder, signature, arguments):
+        return builder.inttoptr(arguments[0], context.get_value_type(types.voidptr))
+
+    return types.voidptr(types.int64), generate
+
+
+@intrinsic
+def floats(context, address):
+    """A pointer to float32 at an address, to be indexed."""
+
+    def generate(context, builder, signature, arguments):
+        return builder.inttoptr(arguments[0], context.get_value_type(signature.return_type))
+
+    return types.CPointer(types.float32)(types.int64), generate
+
+
+@intrinsic
+def put(context, pointer, index, value):
+    """pointer[index] = value, for a pointer to float32."""
+
+    def generate(context, builder, signature, arguments):
+        place = builder.gep(arguments[0], [arguments[1]])
+        builder.store(arguments[2], place).align = 4
+        return context.get_dummy_value()
+
+    return types.void(types.CPointer(types.float32), types.int64, types.float32), generate
+
+
+@intrinsic
+def half_at(context, address):
+    """The float16 at an address, as float32."""
+
+    def generate(context, builder, signature, arguments):
+        value = builder.load(builder.inttoptr(arguments[0], F16.as_pointer()), typ=F16)
+        value.align = 2
+        return builder.fpext(value, F32)
+
+    return types.float32(types.int64), generate
+
+
+@intrinsic
+def brain_at(context, address):
+    """The bfloat16 at an address, as float32."""
+
+    def generate(context, builder, signature, arguments):
+        kind = ir.IntType(16)
+        value = builder.load(builder.inttoptr(arguments[0], kind.as_pointer()), typ=kind)
+        value.align = 2
+        return builder.bitcast(builder.shl(builder.zext(value, I32), ir.Constant(I32, 16)), F32)
+
+    return types.float32(types.int64), generate
+
+
+@intrinsic
+def float_of(context, bits):
+    """The float32 with these bits."""
+
+    def generate(context, builder, signature, arguments):
+        return builder.bitcast(arguments[0], F32)
+
+    return types.float32(types.int32), generate
+
+
+@intrinsic
+def _arrived(context, address, count):
+    """Add to a shared counter and return what it was before."""
+
+    def generate(context, builder, signature, arguments):
+        return builder.atomic_rmw("add", builder.inttoptr(arguments[0], I64.as_pointer()), arguments[1], "seq_cst")
+
+    return types.int64(types.int64, types.int64), generate
+
+
+@intrinsic
+def _seen(context, address):
+    """A shared counter, read afresh."""
+
+    def generate(context, builder, signature, arguments):
+        pointer = builder.inttoptr(arguments[0], I64.as_pointer())
+        return builder.load_atomic(pointer, "acquire", 8, typ=I64)
+
+    return types.int64(types.int64), generate
+
+
+@intrinsic
+def _pause(context):
+    """Tell the core that this thread only waits."""
+
+    def generate(context, builder, signature, arguments):
+        if "sse2" in MACHINE.features:
+            builder.call(external(builder, "llvm.x86.sse2.pause", ir.VoidType(), []), [])
+        return context.get_dummy_value()
+
+    return types.void(), generate
+
+
+_give_way: Any = types.ExternalFunction("sched_yield", types.int32())
+_PATIENCE = 4096
+
+
+@helper
+def barrier(counter, round_, threads):
+    """Wait until every thread has arrived for the `round_`-th time. counter: address of an int64, 0 before the first round."""
+    if threads == 1:
+        return
+    _arrived(counter, 1)
+    waited = 0
+    while _seen(counter) < round_ * threads:
+        _pause()
+        waited += 1
+        if waited >= _PATIENCE:
+            # the others may be waiting for this very core
+            _give_way()
+            waited = 0

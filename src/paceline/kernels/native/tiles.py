@@ -1,0 +1,193 @@
+"""Tiles: the inner product of a few rows with packed weights, one weight read once and used for every row.
+
+A tile takes R rows of activations and one or two panels of weights (a panel is PANEL outputs side by side, for every input in
+turn), widens each weight in registers and multiplies it into R rows of float32 accumulators. Each output is one sum, taken
+over the inputs in order, in groups of 32 where the format has scales; it does not depend on R, nor on which other panels, rows
+or threads there are. So a row has the same bits alone, in a draft tree and in a prompt, and verifying equals decoding.
+
+What a tile does at the end is its mode: STORE the sums, ADD them to what is there (a residual), or CONTINUE a sum that was
+left off (attention over a prefix, then over a tree's own keys).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import ir
+
+from paceline.kernels.native.formats import GROUP, Format
+from paceline.kernels.native.vectors import (
+    F16, F32, I8, I32, I64, LANES, MACHINE, VECTOR, ZERO,
+    constant, counted, external, fused, load, prefetch, repeated, splat, store,
+)  # fmt: skip
+
+STORE, ADD, CONTINUE = 0, 1, 2
+_AHEAD = 2048
+"""Bytes by which weights are prefetched: about the latency of memory at the speed they are read."""
+_SPARE = 4
+"""Registers left for weights and broadcast activations."""
+
+
+def most_rows(panels: int) -> int:
+    """Rows that one tile over this many panels holds in registers."""
+    return max((MACHINE.registers - _SPARE) // (2 * panels), 1)
+
+
+MOST_ROWS = min(most_rows(1), 12)
+"""Rows of the tallest tile; more rows are split into tiles of about equal height."""
+
+
+def emit_tile(module: Any, form: Format, rows: int, panels: int) -> Any:
+    """Declare and define the tile function of a format, once per module.
+
+    Its arguments are int64 (addresses, bytes, counts): activations [K, rows] float32; weights of the first panel; bytes of a
+    panel; K; outputs; bytes between rows of outputs; mode.
+    """
+    name = f"tile_{form.name}_{rows}_{panels}"
+    known = module.globals.get(name)
+    if known:
+        return known
+    function = ir.Function(module, ir.FunctionType(ir.VoidType(), [I64] * 7), name)
+    function.linkage = "internal"
+    function.attributes.add("noinline")
+    builder = ir.IRBuilder(function.append_basic_block("entry"))
+    activations, weights, panel_bytes, inputs, outputs, stride, mode = function.args
+    vectors = 2 * panels
+    bases = [builder.add(weights, builder.mul(panel_bytes, constant(panel))) for panel in range(panels)]
+    places = [
+        [
+            builder.add(builder.add(outputs, builder.mul(stride, constant(row))), constant(4 * LANES * vector))
+            for vector in range(vectors)
+        ]
+        for row in range(rows)
+    ]
+    start = _begun(builder, places, mode)
+    body = _Body(builder, form, rows, vectors, bases)
+    sums = body.scaled(activations, inputs, start) if form.scaled else body.plain(activations, inputs, start)
+    _ended(builder, places, mode, sums)
+    builder.ret_void()
+    return function
+
+
+def _begun(builder: Any, places: list[list[Any]], mode: Any) -> list[Any]:
+    """The accumulators to begin with: zeros, or what is there in mode CONTINUE."""
+    before = builder.block
+    with builder.if_then(builder.icmp_signed("==", mode, constant(CONTINUE))):
+        there = [load(builder, place, VECTOR, 4) for row in places for place in row]
+        taken = builder.block
+    start = []
+    for value in there:
+        phi = builder.phi(VECTOR)
+        phi.add_incoming(ZERO, before)
+        phi.add_incoming(value, taken)
+        start.append(phi)
+    return start
+
+
+def _ended(builder: Any, places: list[list[Any]], mode: Any, sums: list[Any]) -> None:
+    flat = [place for row in places for place in row]
+    with builder.if_else(builder.icmp_signed("==", mode, constant(ADD))) as (adds, stores):
+        with adds:
+            for value, place in zip(sums, flat, strict=True):
+                store(builder, builder.fadd(value, load(builder, place, VECTOR, 4)), place, 4)
+        with stores:
+            for value, place in zip(sums, flat, strict=True):
+                store(builder, value, place, 4)
+
+
+_WORDS = {name: ir.VectorType(kind, LANES) for name, kind in {"fp32": F32, "fp16": F16, "bf16": I32, "int8": I8, "int4": I32}.items()}
+
+
+class _Body:
+    """The loops of one tile. Accumulators are lists in the order row, vector."""
+
+    def __init__(self, builder: Any, form: Format, rows: int, vectors: int, bases: list[Any]) -> None:
+        self.builder, self.form, self.rows, self.vectors, self.bases = builder, form, rows, vectors, bases
+
+    def plain(self, activations: Any, inputs: Any, start: list[Any]) -> list[Any]:
+        """One sum over all inputs."""
+        unroll = self.form.together
+        with counted(self.builder, self.builder.udiv(inputs, constant(unroll)), start) as loop:
+            offset = self.builder.mul(loop.index, constant(self.form.bytes_together))
+            loop.next = self._multiplied(activations, self.builder.mul(loop.index, constant(unroll)), offset, loop.carried)
+        return loop.carried
+
+    def scaled(self, activations: Any, inputs: Any, start: list[Any]) -> list[Any]:
+        """Per group of inputs a sum over its whole numbers, which is scaled and added to the sum of the groups before."""
+        builder, form = self.builder, self.form
+        running = [builder.alloca(VECTOR) for _ in start]
+        for place, value in zip(running, start, strict=True):
+            builder.store(value, place)
+        with counted(builder, builder.udiv(inputs, constant(GROUP))) as group:
+            offset = builder.mul(group.index, constant(form.group_bytes))
+            first = builder.mul(group.index, constant(GROUP))
+            with counted(builder, constant(GROUP // form.together), [ZERO] * len(start)) as loop:
+                inner = builder.add(offset, constant(form.scale_bytes))
+                inner = builder.add(inner, builder.mul(loop.index, constant(form.bytes_together)))
+                index = builder.add(first, builder.mul(loop.index, constant(form.together)))
+                loop.next = self._multiplied(activations, index, inner, loop.carried)
+            for vector in range(self.vectors):
+                scale = self._scale(vector, offset)
+                for row in range(self.rows):
+                    place = running[row * self.vectors + vector]
+                    builder.store(fused(builder, loop.carried[row * self.vectors + vector], scale, builder.load(place)), place)
+        return [builder.load(place) for place in running]
+
+    def _at(self, vector: int, offset: Any, element_bytes: int) -> Any:
+        """Address of a vector of elements of the panels at a byte offset."""
+        return self.builder.add(self.bases[vector // 2], self.builder.add(offset, constant(vector % 2 * LANES * element_bytes)))
+
+    def _scale(self, vector: int, offset: Any) -> Any:
+        half = load(self.builder, self._at(vector, offset, 2), ir.VectorType(F16, LANES), 2 * LANES)
+        return self.builder.fpext(half, VECTOR)
+
+    def _multiplied(self, activations: Any, index: Any, offset: Any, sums: list[Any]) -> list[Any]:
+        """The sums after the `together` inputs from `index` on, whose weights lie at `offset` in every panel."""
+        builder, form = self.builder, self.form
+        words = [
+            load(builder, self._at(vector, offset, form.word_bytes), _WORDS[form.name], form.word_bytes * LANES)
+            for vector in range(self.vectors)
+        ]
+        for base in self.bases:
+            for line in range(0, form.bytes_together, 64):
+                prefetch(builder, builder.add(base, builder.add(offset, constant(_AHEAD + line))))
+        for step in range(form.together):
+            weights = [widened(builder, form, word, step) for word in words]
+            row_bytes = 4 * self.rows
+            place = builder.add(activations, builder.mul(builder.add(index, constant(step)), constant(row_bytes)))
+            following = []
+            for row in range(self.rows):
+                value = splat(builder, load(builder, builder.add(place, constant(4 * row)), F32, 4))
+                for vector in range(self.vectors):
+                    following.append(fused(builder, weights[vector], value, sums[row * self.vectors + vector]))
+            sums = following
+        return sums
+
+
+def widened(builder: Any, form: Format, word: Any, step: int) -> Any:
+    """Float32 weights of one input: the `step`-th of those that share a word."""
+    match form.name:
+        case "fp32":
+            return word
+        case "fp16":
+            return builder.fpext(word, VECTOR)
+        case "bf16":
+            high = builder.shl(word, repeated(16)) if step == 0 else builder.and_(word, repeated(-65536))
+            return builder.bitcast(high, VECTOR)
+        case "int8":
+            return builder.sitofp(word, VECTOR)
+        case "int4":
+            return _nibble(builder, word, step)
+    raise ValueError(f"no tile reads the format {form.name!r}")
+
+
+def _nibble(builder: Any, word: Any, step: int) -> Any:
+    if LANES == 16:
+        # a table of sixteen floats in one register, which looks at the low four bits of each lane only
+        table = ir.Constant(VECTOR, [float(value - 8) for value in range(16)])
+        index = builder.lshr(word, repeated(4 * step)) if step else word
+        name = "llvm.x86.avx512.permvar.sf.512"
+        return builder.call(external(builder, name, VECTOR, [VECTOR, index.type]), [table, index])
+    unsigned = builder.and_(builder.lshr(word, repeated(4 * step)), repeated(15))
+    return builder.sitofp(builder.sub(unsigned, repeated(8)), VECTOR)
+

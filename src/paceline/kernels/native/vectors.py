@@ -1,0 +1,133 @@
+"""Vectors: how wide this machine's registers are, and the few LLVM vector instructions that the tiles are written in.
+
+A tile is written as LLVM vector code from Python (llvmlite, inside Numba's `intrinsic`), so that the order of every sum is ours
+and not an optimiser's, and so that one text serves AVX-512, AVX2 and NEON. No compiler is needed at installation.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import llvmlite.binding as llvm
+from llvmlite import ir
+
+I8, I16, I32, I64 = ir.IntType(8), ir.IntType(16), ir.IntType(32), ir.IntType(64)
+F16, F32 = ir.HalfType(), ir.FloatType()
+
+
+@dataclass(frozen=True)
+class Machine:
+    """lanes: floats in one register. registers: how many there are. features: what LLVM says the processor can do."""
+
+    lanes: int
+    registers: int
+    features: frozenset[str]
+
+    @property
+    def panel(self) -> int:
+        """Outputs that lie side by side in packed weights: two registers."""
+        return 2 * self.lanes
+
+
+def _detected() -> Machine:
+    present = frozenset(name for name, held in llvm.get_host_cpu_features().items() if held)
+    if "avx512f" in present:
+        return Machine(16, 32, present)
+    if "avx2" in present and "fma" in present:
+        return Machine(8, 16, present)
+    return Machine(4, 32 if "neon" in present else 16, present)
+
+
+MACHINE = _detected()
+LANES, PANEL = MACHINE.lanes, MACHINE.panel
+FUSES = bool(MACHINE.features & {"fma", "avx512f", "neon"})
+"""Whether a fused multiply-add is one instruction here; without it `llvm.fma` is a library call per number."""
+
+if MACHINE.lanes == 16:
+    # LLVM splits 512-bit vectors on processors that it thinks prefer 256; read by Numba when it is first imported
+    os.environ.setdefault("NUMBA_CPU_NAME", llvm.get_host_cpu_name())
+    os.environ.setdefault("NUMBA_CPU_FEATURES", llvm.get_host_cpu_features().flatten() + ",-prefer-256-bit")
+
+VECTOR = ir.VectorType(F32, LANES)
+ZERO = ir.Constant(VECTOR, [0.0] * LANES)
+
+
+def constant(value: int) -> ir.Constant:
+    return ir.Constant(I64, value)
+
+
+def external(builder: Any, name: str, result: ir.Type, arguments: list[ir.Type]) -> ir.Function:
+    """A function or LLVM intrinsic by name, declared once per module."""
+    known = builder.module.globals.get(name)
+    return known or ir.Function(builder.module, ir.FunctionType(result, arguments), name)
+
+
+def load(builder: Any, address: Any, kind: ir.Type, align: int) -> Any:
+    value = builder.load(builder.inttoptr(address, kind.as_pointer()), typ=kind)
+    value.align = align
+    return value
+
+
+def store(builder: Any, value: Any, address: Any, align: int) -> None:
+    builder.store(value, builder.inttoptr(address, value.type.as_pointer())).align = align
+
+
+def splat(builder: Any, scalar: Any) -> Any:
+    """A vector that holds the scalar in every lane."""
+    kind = ir.VectorType(scalar.type, LANES)
+    undefined = ir.Constant(kind, ir.Undefined)
+    one = builder.insert_element(undefined, scalar, ir.Constant(I32, 0))
+    return builder.shuffle_vector(one, undefined, ir.Constant(ir.VectorType(I32, LANES), [0] * LANES))
+
+
+def repeated(value: int) -> ir.Constant:
+    """An int32 constant in every lane."""
+    return ir.Constant(ir.VectorType(I32, LANES), [value] * LANES)
+
+
+def fused(builder: Any, a: Any, b: Any, c: Any) -> Any:
+    """a * b + c in one rounding."""
+    return builder.call(external(builder, f"llvm.fma.v{LANES}f32", VECTOR, [VECTOR] * 3), [a, b, c])
+
+
+def prefetch(builder: Any, address: Any) -> None:
+    name = "llvm.prefetch.p0"
+    callee = external(builder, name, ir.VoidType(), [I8.as_pointer(), I32, I32, I32])
+    pointer = builder.inttoptr(address, I8.as_pointer())
+    builder.call(callee, [pointer, ir.Constant(I32, 0), ir.Constant(I32, 3), ir.Constant(I32, 1)])
+
+
+class Loop:
+    """index: the counter, int64. carried: the values of this turn; give the next turn's to `next`."""
+
+    def __init__(self, index: Any, carried: list[Any]) -> None:
+        self.index, self.carried = index, carried
+        self.next: list[Any] = carried
+
+
+@contextmanager
+def counted(builder: Any, turns: Any, start: list[Any] | None = None) -> Iterator[Loop]:
+    """A loop of `turns` >= 1 turns with values carried in registers; afterwards `carried` holds the last turn's `next`."""
+    before, head, after = builder.block, builder.append_basic_block("loop"), builder.append_basic_block("after")
+    builder.branch(head)
+    builder.position_at_end(head)
+    index = builder.phi(I64)
+    index.add_incoming(constant(0), before)
+    carried = []
+    for value in start or []:
+        phi = builder.phi(value.type)
+        phi.add_incoming(value, before)
+        carried.append(phi)
+    loop = Loop(index, carried)
+    yield loop
+    following = builder.add(index, constant(1))
+    index.add_incoming(following, builder.block)
+    for phi, value in zip(carried, loop.next, strict=True):
+        phi.add_incoming(value, builder.block)
+    builder.cbranch(builder.icmp_signed("<", following, turns), head, after)
+    builder.position_at_end(after)
+    loop.carried = loop.next

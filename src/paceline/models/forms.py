@@ -1,0 +1,113 @@
+"""Forms: what a Llama-form checkpoint computes, read from its configuration; the families that the native road knows.
+
+A family is known when its numbers were compared with transformers' own (tests/models/test_native.py). Whatever else a
+configuration asks for is refused with a reason, and the transformers road takes the model.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+FAMILIES = frozenset({"llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "phi3", "stablelm"})
+
+_ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh", "gelu_new": "gelu_tanh"}
+
+
+class Unsuited(Exception):
+    """The native road cannot run this model; the message says why, for the developer and for `--weights int8`."""
+
+
+@dataclass(frozen=True)
+class LayerForm:
+    """window: keys a row sees, itself included; 0 for all. rotary: the layer type whose rotation table applies, or ""."""
+
+    window: int
+    rotary: str
+
+
+@dataclass(frozen=True)
+class Form:
+    """The numbers of a model; what is present or absent besides (biases, norms) shows in the names of its tensors.
+
+    offset: added to norm weights (Gemma stores them less one). score_scale: of query times key. Caps are 0 where there are none.
+    """
+
+    hidden: int
+    heads: int
+    key_heads: int
+    head_size: int
+    rotary: int
+    inner: int
+    vocabulary: int
+    layers: tuple[LayerForm, ...]
+    activation: str
+    norm: str
+    epsilon: float
+    offset: float
+    tied: bool
+    score_scale: float
+    score_cap: float
+    embedding_scale: float
+    logit_scale: float
+    logit_cap: float
+
+
+def form_of(config: Any) -> Form:
+    """config: transformers' own configuration of a causal LM. Raises Unsuited."""
+    kind = config.model_type
+    if kind not in FAMILIES:
+        raise Unsuited(f"the architecture '{kind}' is not of the Llama form")
+    named = getattr(config, "hidden_activation", None) or config.hidden_act
+    if named not in _ACTIVATIONS:
+        raise Unsuited(f"its activation is '{named}'")
+    for flag in ("use_parallel_residual", "qk_layernorm", "use_bidirectional_attention"):
+        if getattr(config, flag, None):
+            raise Unsuited(f"it sets {flag}")
+    size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    gemma = kind.startswith("gemma")
+    return Form(
+        hidden=config.hidden_size,
+        heads=config.num_attention_heads,
+        key_heads=config.num_key_value_heads or config.num_attention_heads,
+        head_size=size,
+        rotary=_rotary(config, size),
+        inner=config.intermediate_size,
+        vocabulary=config.vocab_size,
+        layers=_layers(config),
+        activation=_ACTIVATIONS[named],
+        norm="layer" if kind == "stablelm" else "rms",
+        epsilon=getattr(config, "rms_norm_eps", None) or config.layer_norm_eps,
+        offset=1.0 if gemma else 0.0,
+        tied=bool(config.tie_word_embeddings),
+        score_scale=float(getattr(config, "query_pre_attn_scalar", None) or size) ** -0.5,
+        score_cap=float(getattr(config, "attn_logit_softcapping", None) or 0.0),
+        embedding_scale=config.hidden_size**0.5 if gemma else 1.0,
+        logit_scale=1.0,
+        logit_cap=float(getattr(config, "final_logit_softcapping", None) or 0.0),
+    )
+
+
+def _rotary(config: Any, size: int) -> int:
+    """Numbers of a head that are rotated; the rest stays. Raises Unsuited where the rotation changes with the length."""
+    parameters = config.rope_parameters
+    kinds = [parameters] if "rope_type" in parameters else [one for one in parameters.values() if isinstance(one, dict)]
+    for one in kinds:
+        if one["rope_type"] in ("dynamic", "longrope"):
+            raise Unsuited(f"its rotation is '{one['rope_type']}', which changes with the length of the text")
+    fraction = kinds[0].get("partial_rotary_factor") or getattr(config, "partial_rotary_factor", None) or 1.0
+    return int(size * fraction)
+
+
+def _layers(config: Any) -> tuple[LayerForm, ...]:
+    window = getattr(config, "sliding_window", None) or 0
+    kinds = getattr(config, "layer_types", None)
+    if not kinds:
+        return (LayerForm(window, ""),) * config.num_hidden_layers
+    per_kind = "rope_type" not in config.rope_parameters
+    forms = []
+    for kind in kinds:
+        if kind not in ("full_attention", "sliding_attention"):
+            raise Unsuited(f"it has layers of '{kind}'")
+        forms.append(LayerForm(window if kind == "sliding_attention" else 0, kind if per_kind else ""))
+    return tuple(forms)

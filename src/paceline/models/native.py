@@ -1,0 +1,257 @@
+"""NativeModel: a Llama-form model run from packed weights, one compiled call per step.
+
+A second road beside the transformers adapter, behind the same contract. A row's logits have the same bits whatever rides beside it
+and on any number of threads, so that verifying equals decoding in every format, int4 included. Activations, keys and values are
+float32; embeddings keep the checkpoint's precision.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Sequence as Many
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from paceline.cache.base import Branching
+from paceline.cache.panels import PanelCache, Shape, Slab
+from paceline.kernels.native import layout
+from paceline.kernels.native.attention import scratch_bytes
+from paceline.kernels.native.decoder import step_part
+from paceline.kernels.native.drafting import draft_part
+from paceline.kernels.native.formats import padded
+from paceline.kernels.native.products import product_address
+from paceline.kernels.native.threads import most_threads, spread
+from paceline.kernels.native.vectors import FUSES, PANEL
+from paceline.models.base import LanguageModel, ModelError, Scores
+from paceline.models.checkpoint import Checkpoint
+from paceline.models.forms import Unsuited, form_of
+from paceline.models.packing import Weights
+from paceline.models.tensors import Tensors
+from paceline.noise import key
+from paceline.params import SamplingParams
+from paceline.sequence import Sequence
+from paceline.step import Step
+from paceline.tree import DraftTree, Proposal
+
+
+class NativeModel(LanguageModel):
+    """Not to be called from two threads at once: the scratch of a forward belongs to the model."""
+
+    def __init__(
+        self, weights: Weights, name: str, context_length: int, eos_token_ids: frozenset[int] = frozenset()
+    ) -> None:
+        form = weights.form
+        self.name, self.weights, self.context_length = name, weights.format, context_length
+        self.vocab_size = form.vocabulary
+        self.eos_token_ids = frozenset(token for token in eos_token_ids if token < form.vocabulary)
+        self.branching = Branching.TREE
+        self.packed = weights
+        self._shape = Shape(len(form.layers), form.key_heads, form.head_size, PANEL)
+        self._scratch = _Scratch(weights)
+        self._step, self._spread = step_part(), spread()
+        self._call = np.zeros(1, layout.CALL)
+        call = self._call[0]
+        call["product"] = product_address("fp32")
+        for field in ("model", "layers", "norms", "matrices"):
+            call[field] = getattr(weights, field).ctypes.data
+
+    def new_cache(self) -> PanelCache:
+        return PanelCache(self._shape)
+
+    def score(self, step: Step, cache: PanelCache, taps: Iterable[int] = ()) -> Scores:  # pyright: ignore[reportIncompatibleMethodOverride]
+        feed = _Feed(
+            tokens=np.array(step.tokens, np.int64),
+            positions=np.array(step.row_positions, np.int64),
+            parents=np.array([parent for segment in step.segments for parent in segment.row_parents], np.int64),
+            wanted=np.array(step.wanted_rows, np.int64),
+            segments=_records((s.low, s.rows, s.start, s.chain, cache.slab(s.sequence.key)) for s in step.segments),
+        )
+        logits = self._logits(len(feed.wanted))
+        threads = self._prepared(feed, max(segment.end for segment in step.segments), logits)
+        self._spread(self._step, threads, self._call.ctypes.data)
+        return Scores(logits[:, : self.vocab_size])
+
+    def extend(
+        self,
+        sequences: Many[Sequence],
+        depths: Many[int],
+        cache: PanelCache,  # pyright: ignore[reportIncompatibleMethodOverride]
+        *,
+        width: int = 1,
+        vocab_size: int,
+        source: str,
+    ) -> list[DraftTree]:
+        """As `LanguageModel.extend`; chains under no more than a temperature are drafted in one call."""
+        if width > 1 or not all(_only_temperature(sequence.params) for sequence in sequences):
+            return super().extend(sequences, depths, cache, width=width, vocab_size=vocab_size, source=source)
+        bounded = [min(d, self.context_length - len(s.tokens) + 1) for s, d in zip(sequences, depths, strict=True)]
+        live = [(sequence, depth) for sequence, depth in zip(sequences, bounded, strict=True) if depth > 0]
+        chains = dict(zip((s.key for s, _ in live), self._chains(live, cache, vocab_size), strict=True)) if live else {}
+        return [_chain(sequence, chains.get(sequence.key, []), source) for sequence in sequences]
+
+    def _chains(self, live: list[tuple[Sequence, int]], cache: PanelCache, vocab_size: int) -> list[list[int]]:
+        """A chain of `depth` tokens for each (sequence, depth), fewer where logits are not numbers."""
+        missing = [sequence.tokens[cache.length(sequence.key) :] for sequence, _ in live]
+        if sum(map(len, missing)) > _PIECE + len(live):
+            long = [(sequence, tuple(tokens[:-1])) for (sequence, _), tokens in zip(live, missing, strict=True) if len(tokens) > 1]
+            self.logits_after(long, cache)
+            missing = [tokens[-1:] for tokens in missing]
+        starts = [cache.length(sequence.key) for sequence, _ in live]
+        slabs = [cache.reserve(sequence.key, len(sequence.tokens) + depth) for sequence, depth in live]
+        lows = np.cumsum([0, *map(len, missing)])
+        feed = _Feed(
+            tokens=np.array([token for tokens in missing for token in tokens], np.int64),
+            positions=np.concatenate([np.arange(a, a + len(m)) for a, m in zip(starts, missing, strict=True)]),
+            parents=np.concatenate([np.arange(-1, len(tokens) - 1) for tokens in missing]),
+            wanted=lows[1:] - 1,
+            segments=_records(zip(lows[:-1], map(len, missing), starts, map(len, missing), slabs, strict=True)),
+        )
+        deepest = max(depth for _, depth in live)
+        depths = np.array([depth for _, depth in live], np.int64)
+        temperatures = np.array([sequence.params.temperature for sequence, _ in live], np.float32)
+        keys, chosen = np.zeros((len(live), deepest), np.int64), np.full((len(live), deepest), -1, np.int64)
+        for line, (sequence, depth) in zip(keys, live, strict=True):
+            if sequence.params.temperature > 0.0:
+                line[:depth] = [_signed(key(sequence.seed, len(sequence.tokens) + level)) for level in range(depth)]
+        owners, logits = np.arange(len(live)), self._logits(len(live))
+        threads = self._prepared(feed, max(len(sequence.tokens) + depth for sequence, depth in live), logits)
+        arrays = (owners, depths, temperatures, keys, chosen)
+        job = np.array(
+            [
+                (
+                    self._call.ctypes.data, self._step, len(live), deepest, min(self.vocab_size, vocab_size), logits.shape[1],
+                    *(array.ctypes.data for array in arrays),
+                )
+            ],
+            layout.DRAFT,
+        )  # fmt: skip
+        self._spread(draft_part(), threads, job.ctypes.data)
+        chains = [[token for token in line if token >= 0] for line in chosen.tolist()]
+        for (sequence, _), tokens in zip(live, chains, strict=True):
+            # the last one drafted is never fed
+            cache.advance(sequence.key, len(sequence.tokens) + max(len(tokens) - 1, 0))
+        return chains
+
+    def _logits(self, rows: int) -> torch.Tensor:
+        return torch.empty(rows, self.packed.head_width)
+
+    def _prepared(self, feed: _Feed, longest: int, logits: torch.Tensor) -> int:
+        """Fill in the call of a step; the number of threads it is to run on. longest: slots of its longest sequence."""
+        threads = min(torch.get_num_threads(), most_threads())
+        self.packed.rotate_up_to(longest)
+        call = self._call[0]
+        self._scratch.reserve(call["scratch"], threads, len(feed.tokens), longest)
+        call["threads"], call["logits"] = threads, logits.data_ptr()
+        call["rows"], call["wanted_count"], call["segment_count"] = len(feed.tokens), len(feed.wanted), len(feed.segments)
+        for name in ("tokens", "positions", "parents", "wanted", "segments"):
+            call[name] = getattr(feed, name).ctypes.data
+        return threads
+
+
+_PIECE = 512
+"""Rows of one forward while a drafter catches up with a long prompt."""
+
+
+@dataclass(frozen=True)
+class _Feed:
+    """The arrays of a step: int64 but for the segments, which are SEGMENT records."""
+
+    tokens: np.ndarray
+    positions: np.ndarray
+    parents: np.ndarray
+    wanted: np.ndarray
+    segments: np.ndarray
+
+
+def _records(segments: Iterable[tuple[int, int, int, int, Slab]]) -> np.ndarray:
+    """SEGMENT records of (low, rows, start, chain, slab)."""
+    return np.array(
+        [(*place, slab.keys.data_ptr(), slab.values.data_ptr(), slab.capacity) for *place, slab in segments], layout.SEGMENT
+    )
+
+
+def _only_temperature(params: SamplingParams) -> bool:
+    return not params.shapes_logits and params.top_k == 0 and params.top_p == 1.0 and params.min_p == 0.0
+
+
+def _signed(word: int) -> int:
+    return word - (1 << 64) if word >> 63 else word
+
+
+def _chain(sequence: Sequence, tokens: list[int], source: str) -> DraftTree:
+    kind = Proposal.POINT if sequence.params.temperature == 0.0 else Proposal.COUPLED
+    parents = range(-1, len(tokens))
+    return DraftTree((sequence.root, *tokens), tuple(parents), kind, sources=("", *[source] * len(tokens)))
+
+
+class _Scratch:
+    """What a forward writes on its way; grown to the largest step seen."""
+
+    def __init__(self, weights: Weights) -> None:
+        form = weights.form
+        width = padded(form.hidden, PANEL)
+        self._per_row = {
+            "residual": width,
+            "projected": weights.widths[layout.QKV],
+            "attended": form.heads * form.head_size,
+            "gated": weights.widths[layout.GATE_UP],
+            "inner": weights.widths[layout.GATE_UP] // 2,
+            "branch": width,
+        }
+        self._widest = weights.widest_input
+        self._head_size = form.head_size
+        self._held: dict[str, torch.Tensor] = {}
+        self._counter = np.zeros(8, np.int64)
+        self._threads = self._rows = self._longest = 0
+
+    def reserve(self, record: Any, threads: int, rows: int, longest: int) -> None:
+        """Point the record at room for a step. longest: slots of its longest sequence."""
+        self._counter[0] = 0
+        if threads <= self._threads and rows <= self._rows and longest <= self._longest:
+            return
+        self._threads, self._rows = max(self._threads, threads), max(self._rows, rows)
+        if longest > self._longest:
+            self._longest = padded(max(longest, 2 * self._longest, 256), PANEL)
+        for name, width in self._per_row.items():
+            self._point(record, name, self._rows * width)
+        record["counter"], record["longest"] = self._counter.ctypes.data, self._longest
+        each = {
+            "tiles": 4 * self._rows * self._widest,
+            "row": 4 * self._widest,
+            "attention": scratch_bytes(self._head_size, self._longest),
+        }
+        for name, size in each.items():
+            # each thread's part on cache lines of its own
+            size = padded(size, 128) + 128
+            record[name + "_bytes"] = size
+            self._point(record, name, self._threads * size // 4)
+
+    def _point(self, record: Any, name: str, count: int) -> None:
+        # cleared, because padding between rows is read too, and must be numbers
+        self._held[name] = torch.zeros(count)
+        record[name] = self._held[name].data_ptr()
+
+
+def native_model(checkpoint: Checkpoint, config: Any, context_length: int, weights: str | None = None) -> NativeModel:
+    """The model of a checkpoint on this road. config: transformers' own. Raises Unsuited where it must go by the other one."""
+    if not FUSES:
+        raise Unsuited("this processor has no fused multiply-add")
+    form = form_of(config)
+    packed = Weights(form, Tensors(checkpoint), _rotary_module(config), weights)
+    model = NativeModel(packed, checkpoint.path.name, context_length, checkpoint.eos_token_ids)
+    text = Sequence(0, tuple(range(min(3, form.vocabulary))), SamplingParams(), seed=0)
+    if not bool(model.logits_after([(text, tuple(text.tokens))], model.new_cache()).isfinite().all()):
+        raise ModelError(f"the weights of '{checkpoint.path}' give logits that are not finite numbers")
+    return model
+
+
+def _rotary_module(config: Any) -> Any:
+    """The family's own rotation, from transformers: it knows every way in which frequencies are scaled."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+
+    module = sys.modules[MODEL_FOR_CAUSAL_LM_MAPPING[type(config)].__module__]
+    (rotary,) = [value for name, value in vars(module).items() if name.endswith("RotaryEmbedding")]
+    return rotary(config)

@@ -1,0 +1,199 @@
+"""Weights: a Llama-form checkpoint packed for the native road, tensor by tensor, with the records that compiled code reads."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from paceline.kernels.native import layout
+from paceline.kernels.native.formats import FORMATS, Packed, pack, padded
+from paceline.kernels.native.products import product_address
+from paceline.kernels.native.vectors import PANEL
+from paceline.models.forms import Form, Unsuited
+from paceline.models.tensors import Tensors
+
+_STORED = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
+_NORMS = {
+    layout.BEFORE_ATTENTION: "input_layernorm",
+    layout.AFTER_ATTENTION: "post_attention_layernorm",
+    layout.BEFORE_MLP: "pre_feedforward_layernorm",
+    layout.AFTER_MLP: "post_feedforward_layernorm",
+    layout.QUERY: "self_attn.q_norm",
+    layout.KEY: "self_attn.k_norm",
+}
+_NO_NORM = (layout.NO_NORM, 0, 0, 0.0)
+_FIRST_POSITIONS = 1024
+
+
+class Weights:
+    """rotary: transformers' own rotation module of the model; called as (x, positions[, layer type]) it gives cos and sin.
+
+    format: a name of FORMATS, or None for the precision of the checkpoint. Raises Unsuited where a tensor is missing, is of another
+    type than a float, or is there without a meaning known here.
+    """
+
+    def __init__(self, form: Form, tensors: Tensors, rotary: Any, format: str | None) -> None:
+        self.form, self._rotary = form, rotary
+        self._kept: list[Any] = []
+        self._tensors = tensors
+        self._embedding = self._read("model.embed_tokens.weight", form.vocabulary, form.hidden)
+        self.format = format or _STORED.get(self._embedding.dtype, "fp32")
+        self._format = FORMATS[self.format]
+        layers, norms, matrices = len(form.layers), [], []
+        for index in range(layers):
+            matrices += self._layer_matrices(f"model.layers.{index}.")
+            norms += self._layer_norms(f"model.layers.{index}.")
+        self.model = self._model(layers)
+        tied = form.tied or "lm_head.weight" not in tensors
+        matrices.append(self._matrix(*((self._embedding,) if tied else self._linear("lm_head", form.vocabulary, form.hidden))))
+        norms += [self._norm("model.norm", form.hidden), _NO_NORM]
+        left = sorted(name for name in tensors.unread if not name.endswith("rotary_emb.inv_freq"))
+        if left:
+            raise Unsuited(f"its tensor '{left[0]}' has no place in the Llama form")
+        self.matrices = np.array(matrices, layout.MATRIX)
+        self.norms = np.array(norms, layout.NORM)
+        self.layers = np.zeros(layers, layout.LAYER_RECORD)
+        self.layers["window"] = [layer.window for layer in form.layers]
+        self.layers["score_scale"], self.layers["score_cap"] = form.score_scale, form.score_cap
+        self._positions = 0
+        self.rotate_up_to(_FIRST_POSITIONS)
+        del self._tensors
+
+    @property
+    def widths(self) -> list[int]:
+        """Outputs of a layer's matrices, padded to panels."""
+        return [int(matrix["panels"]) * PANEL for matrix in self.matrices[: layout.MATRICES]]
+
+    @property
+    def head_width(self) -> int:
+        return int(self.matrices[-1]["panels"]) * PANEL
+
+    @property
+    def widest_input(self) -> int:
+        return int(self.matrices["inputs"].max())
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of all weights, embeddings and tables included."""
+        return sum(kept.nbytes for kept in self._kept)
+
+    @property
+    def read_bytes(self) -> int:
+        """Bytes of weights that every forward reads."""
+        return int((self.matrices["panels"] * self.matrices["panel_bytes"]).sum())
+
+    def rotate_up_to(self, positions: int) -> None:
+        """Make the rotation tables reach this many positions; they double, so that it happens rarely."""
+        if positions <= self._positions:
+            return
+        self._positions = max(positions, 2 * self._positions)
+        where = torch.arange(self._positions)[None]
+        self._tables = {}
+        for index, layer in enumerate(self.form.layers):
+            if layer.rotary not in self._tables:
+                arguments = (torch.zeros(1), where, *([layer.rotary] if layer.rotary else []))
+                half = self.form.rotary // 2
+                self._tables[layer.rotary] = [table[0, :, :half].float().contiguous() for table in self._rotary(*arguments)]
+            cosine, sine = self._tables[layer.rotary]
+            self.layers[index]["cosine"], self.layers[index]["sine"] = cosine.data_ptr(), sine.data_ptr()
+
+    def _model(self, layers: int) -> np.ndarray:
+        form = self.form
+        kinds = {name: kind for kind, name in _STORED.items()}
+        self._embedding = self._embedding.to(kinds.get(self.format, self._embedding.dtype))
+        self._kept.append(self._embedding)
+        record = np.zeros(1, layout.MODEL)
+        for field in ("hidden", "heads", "key_heads", "head_size", "rotary", "inner", "vocabulary"):
+            record[field] = getattr(form, field)
+        for field in ("embedding_scale", "logit_scale", "logit_cap"):
+            record[field] = getattr(form, field)
+        record["layers"] = layers
+        record["activation"] = layout.SILU if form.activation == "silu" else layout.GELU_TANH
+        record["embedding"] = self._embedding.data_ptr()
+        record["embedding_kind"] = layout.EMBEDDING_KINDS.index(_STORED[self._embedding.dtype])
+        return record
+
+    def _layer_matrices(self, prefix: str) -> list[tuple[int, ...]]:
+        attention, mlp = prefix + "self_attn.", prefix + "mlp."
+        form = self.form
+        heads, key_heads = form.heads * form.head_size, form.key_heads * form.head_size
+        qkv = {attention + "q_proj": heads, attention + "k_proj": key_heads, attention + "v_proj": key_heads}
+        gate_up = {mlp + "gate_proj": form.inner, mlp + "up_proj": form.inner}
+        return [
+            self._matrix(*self._joined(qkv, attention + "qkv_proj")),
+            self._matrix(*self._linear(attention + "o_proj", form.hidden, heads)),
+            self._matrix(*(_alternating(part) for part in self._joined(gate_up, mlp + "gate_up_proj"))),
+            self._matrix(*self._linear(mlp + "down_proj", form.hidden, form.inner)),
+        ]
+
+    def _joined(self, parts: dict[str, int], whole: str) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Several linears that read the hidden state, one under another; some checkpoints store them so. parts: their outputs."""
+        hidden = self.form.hidden
+        if whole + ".weight" in self._tensors:
+            return self._linear(whole, sum(parts.values()), hidden)
+        linears = [self._linear(part, outputs, hidden) for part, outputs in parts.items()]
+        biases = [torch.zeros(weight.shape[0]) if bias is None else bias for weight, bias in linears]
+        without = all(bias is None for _, bias in linears)
+        return torch.cat([weight for weight, _ in linears]), None if without else torch.cat(biases)
+
+    def _linear(self, name: str, outputs: int, inputs: int) -> tuple[torch.Tensor, torch.Tensor | None]:
+        bias = name + ".bias"
+        return self._read(name + ".weight", outputs, inputs), self._read(bias, outputs) if bias in self._tensors else None
+
+    def _read(self, name: str, *shape: int) -> torch.Tensor:
+        tensor = self._tensors.find(name)
+        if tensor is None or tensor.shape != shape or not tensor.is_floating_point():
+            raise Unsuited(f"it has no floating-point tensor '{name}' of shape {shape}")
+        return tensor
+
+    def _matrix(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> tuple[int, ...]:
+        packed: Packed = pack(weight, self._format)
+        self._kept.append(packed.data)
+        place = 0
+        if bias is not None:
+            wide = torch.zeros(packed.panels * PANEL)
+            wide[: len(bias)] = bias
+            self._kept.append(wide)
+            place = wide.data_ptr()
+        data = packed.data
+        return (product_address(self.format), data.data_ptr(), data.shape[1], packed.panels, packed.padded_inputs, place)
+
+    def _layer_norms(self, prefix: str) -> list[tuple[Any, ...]]:
+        names = dict(_NORMS)
+        if prefix + "pre_feedforward_layernorm.weight" not in self._tensors:
+            # the name means the norm before the MLP where there is only that one
+            del names[layout.AFTER_ATTENTION]
+            names[layout.BEFORE_MLP] = "post_attention_layernorm"
+        return [
+            self._norm(prefix + names[place], self.form.head_size if place in (layout.QUERY, layout.KEY) else self.form.hidden)
+            if place in names
+            else _NO_NORM
+            for place in range(layout.NORMS)
+        ]
+
+    def _norm(self, name: str, size: int) -> tuple[Any, ...]:
+        if name + ".weight" not in self._tensors:
+            return _NO_NORM
+        weight = self._read(name + ".weight", size).float() + self.form.offset
+        self._kept.append(weight)
+        if self.form.norm == "rms":
+            return (layout.RMS, weight.data_ptr(), 0, self.form.epsilon)
+        has_bias = name + ".bias" in self._tensors
+        bias = self._read(name + ".bias", size).float() if has_bias else torch.zeros_like(weight)
+        self._kept.append(bias)
+        return (layout.LAYER, weight.data_ptr(), bias.data_ptr(), self.form.epsilon)
+
+
+def _alternating(gate_up: torch.Tensor | None) -> torch.Tensor | None:
+    """A panel of gates, then the panel of what they gate, and so on; padded so that both end on a panel."""
+    if gate_up is None:
+        return None
+    inner = gate_up.shape[0] // 2
+    wide = padded(inner, PANEL)
+    parts = gate_up.new_zeros(2, wide, *gate_up.shape[1:])
+    parts[:, :inner] = gate_up.unflatten(0, (2, inner))
+    return parts.unflatten(1, (-1, PANEL)).transpose(0, 1).flatten(0, 2).contiguous()
+
+
