@@ -1,9 +1,9 @@
-# make setup, demo, test, test-all, check: a fresh machine needs `make demo` and `make test` only.
+# make setup, demo, test, test-all, check, docs, bench: a fresh machine needs `make demo` and `make test` only.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: setup demo test test-all check docs
+.PHONY: setup demo test test-all check docs bench
 
 setup: $(VENV)/.ready
 
@@ -33,3 +33,15 @@ check: setup
 
 docs: setup
 	$(BIN)/python docs/generate.py
+
+# hours of a quiet machine; peers run where `pip install -e '.[peers]'` was done before (llama.cpp is compiled by it)
+PEERS := transformers,llama.cpp,ctranslate2,openvino
+GROWN := --grow 16x768 --tasks e2e,sql --context 384 --draft auto --draft ngram --peers $(PEERS)
+
+bench: setup
+	for threads in 1 2; do \
+		$(BIN)/paceline bench --threads $$threads --draft auto --draft ngram --batch 4,16 --out benchmarks && \
+		$(BIN)/paceline bench --threads $$threads $(GROWN) --weights fp32 --out benchmarks && \
+		$(BIN)/paceline bench --threads $$threads $(GROWN) --weights int8 --batch 4,16 --out benchmarks || exit; \
+	done
+	$(BIN)/python -m paceline.bench.page benchmarks docs

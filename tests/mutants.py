@@ -260,7 +260,7 @@ def siblings_see_each_other(patch: pytest.MonkeyPatch) -> None:
 
 @mutant("equality", "law")
 def a_node_stands_at_the_position_of_its_slot(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Segment, "positions", property(lambda self: torch.arange(self.start, self.end)))
+    patch.setattr(Segment, "row_positions", property(lambda self: tuple(range(self.start, self.end))))
 
 
 @mutant("equality")

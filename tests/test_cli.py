@@ -69,6 +69,29 @@ def test_generate_json_is_one_line_with_the_promised_fields(monkeypatch, capsys,
     assert json.loads(capsys.readouterr().out)["token_ids"] == answer["token_ids"]
 
 
+PARTS = ("draft", "forward", "verify", "commit", "other")
+
+
+def test_profile_says_where_the_time_of_a_step_goes(monkeypatch, capsys, models) -> None:
+    target, draft = models
+    call = ("generate", target, "-p", "the thin", "--draft", f"model:{draft}", "--max-tokens", "24")
+    assert run(monkeypatch, *call, "--profile", "--json") == 0
+    speculation = json.loads(capsys.readouterr().out)["speculation"]
+    profile = speculation["profile"]
+    assert set(profile) == {"steps", *PARTS}
+    assert profile["steps"] == speculation["target_forwards"]
+    assert all(profile[part]["ms_per_step"] >= 0 for part in PARTS)
+    assert sum(profile[part]["share"] for part in PARTS) == pytest.approx(1, abs=1e-3)
+    whole_s = sum(profile[part]["ms_per_step"] for part in PARTS) * profile["steps"] / 1e3
+    assert whole_s == pytest.approx(speculation["wall_s"], rel=0.01)
+    assert run(monkeypatch, *call, "--profile") == 0
+    said = capsys.readouterr()
+    assert all(part in said.err for part in PARTS)
+    assert "ms per step" not in said.out
+    assert run(monkeypatch, *call, "--json") == 0
+    assert "profile" not in json.loads(capsys.readouterr().out)["speculation"]
+
+
 def test_trace_shows_every_token_once_and_names_the_drafter(monkeypatch, capsys, models) -> None:
     target, draft = models
     assert run(monkeypatch, "generate", target, "-p", "the", "--draft", f"model:{draft}", "--max-tokens", "8", "--trace") == 0

@@ -49,6 +49,25 @@ def test_segments_tile_the_flat_row_in_order(made: list[Feed]) -> None:
 
 
 @given(feeds())
+def test_the_tensors_hold_what_the_integers_say(made: list[Feed]) -> None:
+    step = Step.of(made)
+    assert tuple(step.token_ids.tolist()) == step.tokens
+    assert tuple(step.positions.tolist()) == step.row_positions
+    assert tuple(step.wants.tolist()) == step.wanted_rows
+    for segment in step.segments:
+        assert tuple(segment.positions.tolist()) == segment.row_positions == step.row_positions[segment.low : segment.high]
+
+
+@given(feeds())
+def test_the_ancestors_of_a_row_are_those_of_its_parent_and_itself(made: list[Feed]) -> None:
+    for segment in Step.of(made).segments:
+        seen = segment.ancestors.tolist()
+        for row, parent in enumerate(segment.row_parents):
+            before = seen[parent] if parent >= 0 else [False] * segment.rows
+            assert seen[row] == [one or other == row for other, one in enumerate(before)]
+
+
+@given(feeds())
 def test_a_row_stands_where_its_token_would_stand_in_the_text(made: list[Feed]) -> None:
     step = Step.of(made)
     for feed, segment in zip(made, step.segments, strict=True):

@@ -21,6 +21,7 @@ import paceline
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from paceline.costs import Costs
     from paceline.engine.check import Comparison
     from paceline.engine.engine import Progress
     from paceline.engine.llm import LLM, Completion
@@ -139,9 +140,10 @@ def generate(
     trace: Annotated[
         bool, typer.Option("--trace", help="Colour tokens by their drafter; show what was drafted in vain.")
     ] = False,
+    profile: Annotated[bool, typer.Option("--profile", help="Show where the time of a step goes.")] = False,
 ) -> None:
     """Complete a prompt."""
-    from paceline.display import Trace, summary
+    from paceline.display import Trace, profile_table, summary
     from paceline.engine.llm import completed
 
     if not prompt:
@@ -157,13 +159,27 @@ def generate(
     last = _streamed(llm.stream(prompt, params), tracer.show if tracer else None if as_json else _Typed().show)
     wall_s = perf_counter() - began
     completion = completed(last.sequence, last.text)
+    costs = llm.engine.speculative.costs
     if as_json:
-        print(json.dumps(_answer_json(llm, completion, params, wall_s), ensure_ascii=False))
+        answer = _answer_json(llm, completion, params, wall_s)
+        if profile:
+            answer["speculation"]["profile"] = _profile_json(costs, wall_s)
+        print(json.dumps(answer, ensure_ascii=False))
         return
     if tracer:
         tracer.legend()
     out.file.write("\n")
     err.print(summary(completion, llm.draft_name, wall_s), style="dim", highlight=False, soft_wrap=True)
+    if profile:
+        err.print(profile_table(costs.profile(wall_s), costs.steps))
+
+
+def _profile_json(costs: Costs, wall_s: float) -> dict[str, Any]:
+    parts = costs.profile(wall_s)
+    return {
+        "steps": costs.steps,
+        **{name: {"ms_per_step": round(part.ms_per_step, 4), "share": round(part.share, 4)} for name, part in parts.items()},
+    }
 
 
 @app.command()
@@ -311,6 +327,55 @@ def _show_check(llm: LLM, rows: list[Comparison], answer: str) -> None:
 
 
 @app.command()
+def bench(
+    model: Model = None,
+    draft: Annotated[list[str] | None, typer.Option("--draft", help="What drafts; may be repeated; auto if left out.")] = None,
+    tasks: Annotated[
+        str, typer.Option("--tasks", help="A comma list of built-in tasks, of JSONL files in Spec-Bench's form, or of both.")
+    ] = "e2e,sql,maths,code,story,copy",
+    out_dir: Annotated[
+        Path | None, typer.Option("--out", help="Write the record as JSON, and its plots, to this folder.")
+    ] = None,
+    weights: Weights = None,
+    grow: Annotated[
+        str | None, typer.Option("--grow", help="LAYERS or LAYERSxWIDTH: the same function in a model of that size.")
+    ] = None,
+    peers: Annotated[str, typer.Option("--peers", help="Other engines: transformers,llama.cpp,ctranslate2,openvino.")] = "",
+    batch: Annotated[str, typer.Option("--batch", help="Sizes of batch whose throughput is measured, such as 1,4,16.")] = "1",
+    threads: Annotated[
+        int | None, typer.Option("--threads", help="Threads of every engine; torch's own choice if left out.")
+    ] = None,
+    max_tokens: MaxTokens = 96,
+    repeats: Annotated[int, typer.Option("--repeats", help="Measured runs, whose median counts.")] = 3,
+    limit: Annotated[int | None, typer.Option("--limit", help="At most this many prompts of each task.")] = None,
+    context: Annotated[
+        int, typer.Option("--context", help="Up to so many tokens of solved examples before each prompt of e2e and sql.")
+    ] = 0,
+    as_json: Json = False,
+) -> None:
+    """Measure what drafts gain over plain decoding, side by side. Exit code 1 where a text differs."""
+    from paceline.bench.files import written
+    from paceline.bench.plots import plot
+    from paceline.bench.runner import run
+    from paceline.bench.settings import Settings
+    from paceline.bench.table import show, watched
+
+    settings = Settings.of(
+        model, draft or ["auto"], tasks=tasks, weights=weights, grow=grow, peers=peers, batch=batch, threads=threads,
+        max_tokens=max_tokens, repeats=repeats, limit=limit, context=context,
+    )  # fmt: skip
+    record = run(settings, watched(err, quiet=as_json))
+    if out_dir is not None:
+        file = written(record, out_dir)
+        plot(record, file.with_suffix(""))
+    if as_json:
+        print(json.dumps(record, ensure_ascii=False))
+    else:
+        show(out, record)
+    raise typer.Exit(0 if record["equal"] else 1)
+
+
+@app.command()
 def methods(as_json: Json = False) -> None:
     """List drafters, verifiers, policies and approximations, and what each says of itself."""
     from paceline.display import methods_table
@@ -362,10 +427,11 @@ def main() -> None:
 
 
 def _user_errors() -> tuple[type[Exception], ...]:
+    from paceline.bench.errors import BenchError
     from paceline.engine.engine import RequestError
     from paceline.models.base import ModelError
     from paceline.registry import UnknownMethod
     from paceline.sampling import LogitsError
     from paceline.spec import SpecError
 
-    return (ModelError, SpecError, UnknownMethod, RequestError, LogitsError)
+    return (ModelError, SpecError, UnknownMethod, RequestError, LogitsError, BenchError)

@@ -14,6 +14,22 @@ class Timings:
     verify_s: float
     commit_s: float
 
+    def __add__(self, other: Timings) -> Timings:
+        return Timings(
+            self.draft_s + other.draft_s,
+            self.forward_s + other.forward_s,
+            self.verify_s + other.verify_s,
+            self.commit_s + other.commit_s,
+        )
+
+
+@dataclass(frozen=True)
+class Part:
+    """What one part of the steps took: milliseconds per step, and its share of the wall time."""
+
+    ms_per_step: float
+    share: float
+
 
 @dataclass
 class Cost:
@@ -34,16 +50,32 @@ def _bucket(size: int) -> int:
 
 @dataclass
 class Costs:
-    """Measured forward times. Shapes are bucketed to powers of two, but for rows up to 16, where each one counts."""
+    """Measured times. Shapes are bucketed to powers of two, but for rows up to 16, where each one counts."""
 
     forwards: dict[tuple[int, int, int], Cost] = field(default_factory=dict)
     """(rows, sequences, longest context) -> cost."""
+    steps: int = 0
+    spent: Timings = Timings(0.0, 0.0, 0.0, 0.0)
+    """Sums over all steps."""
 
     def observe(self, rows: int, batch: int, context_tokens: int, timings: Timings) -> None:
         shape = (rows if rows <= 16 else _bucket(rows), _bucket(batch), _bucket(context_tokens))
         cost = self.forwards.setdefault(shape, Cost())
         cost.count += 1
         cost.total_s += timings.forward_s
+        self.steps += 1
+        self.spent += timings
+
+    def profile(self, wall_s: float) -> dict[str, Part]:
+        """Where `wall_s`, the time in which all steps ran, went by part; `other` is what the parts leave of it."""
+        seconds = {
+            "draft": self.spent.draft_s,
+            "forward": self.spent.forward_s,
+            "verify": self.spent.verify_s,
+            "commit": self.spent.commit_s,
+        }
+        seconds["other"] = wall_s - sum(seconds.values())
+        return {name: Part(1e3 * s / max(self.steps, 1), s / wall_s) for name, s in seconds.items()}
 
     def table(self) -> list[dict[str, float]]:
         """One row per shape seen, for reports."""

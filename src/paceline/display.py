@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from rich import box
@@ -9,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from paceline.costs import Part
 from paceline.engine.engine import Progress
 from paceline.engine.llm import Completion
 from paceline.models.tokenizer import Tokenizer
@@ -80,6 +82,17 @@ def speculation_json(count: Speculation) -> dict[str, Any]:
         "acceptance_by_depth": [round(share, 4) for share in count.acceptance_by_depth],
         "target_forwards": count.target_forwards,
     }
+
+
+def profile_table(parts: Mapping[str, Part], steps: int) -> Table:
+    """Where the time of an answer went: draft, forward, verify, commit and what is around them."""
+    table = Table(title=f"{steps} steps", title_justify="left", header_style="dim", box=box.SIMPLE)
+    table.add_column("part")
+    for name in ("ms per step", "share"):
+        table.add_column(name, justify="right")
+    for name, part in parts.items():
+        table.add_row(name, f"{part.ms_per_step:.3f}", f"{part.share:.1%}")
+    return table
 
 
 _COLUMNS = ("name", "summary", "proposals", "exactness", "branching", "trained")

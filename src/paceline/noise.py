@@ -9,6 +9,9 @@ splitmix64 (Steele et al., 2014) for the key and of Wellons' two-round 32-bit ha
 
 from __future__ import annotations
 
+from typing import TypeVar
+
+import numpy as np
 import torch
 
 LARGEST_GUMBEL = 22.88
@@ -16,13 +19,18 @@ LARGEST_GUMBEL = 22.88
 
 _WORD = 0xFFFFFFFF
 _LONG = 0xFFFFFFFFFFFFFFFF
-_PROBE = 64
+_PROBES = 64
 _SMALL = 8192
 """Up to this many tokens all are noised: filtering them would cost more."""
+_TILE = 16384
+"""Tokens hashed at once: what stays in the innermost cache costs half."""
 _ORDINARY_HASH = 2**31 - 2**26
 """One hash in 64 reaches it."""
 _ORDINARY = 4.16
 """Noise of any hash below it is smaller: -log(-log(1 - 1/64)) = 4.151."""
+
+Array = TypeVar("Array", torch.Tensor, np.ndarray)
+"""The hash is written once for both: on a CPU an operation on a small numpy array costs a quarter of torch's."""
 
 
 def _mix64(x: int) -> int:
@@ -36,12 +44,12 @@ def _signed(word: int) -> int:
     return word - (1 << 32) if word >> 31 else word
 
 
-def _shift(x: torch.Tensor, bits: int) -> torch.Tensor:
-    # int32 shifts are arithmetic in torch; the mask makes them logical
+def _shift(x: Array, bits: int) -> Array:
+    # shifts of signed integers are arithmetic; the mask makes them logical
     return (x >> bits) & ((1 << (32 - bits)) - 1)
 
 
-def _mix32(x: torch.Tensor) -> torch.Tensor:
+def _mix32(x: Array) -> Array:
     x = (x ^ _shift(x, 16)) * _signed(0x7FEB352D)
     x = (x ^ _shift(x, 15)) * _signed(0x846CA68B)
     return x ^ _shift(x, 16)
@@ -52,17 +60,24 @@ def key(seed: int, position: int) -> int:
     return _mix64((_mix64(seed & _LONG) + position) & _LONG)
 
 
-def hashed(seed: int, position: int, tokens: torch.Tensor) -> torch.Tensor:
+def hashed(seed: int, position: int, tokens: Array) -> Array:
     """int32, the shape of `tokens` (int64 or int32 token ids): 32 uniformly mixed bits per token."""
     bits = key(seed, position)
-    return _mix32(_mix32(tokens.to(torch.int32) ^ _signed(bits & _WORD)) + _signed(bits >> 32))
+    ids = tokens.to(torch.int32) if isinstance(tokens, torch.Tensor) else tokens.astype(np.int32, copy=False)
+    return _mix32(_mix32(ids ^ _signed(bits & _WORD)) + _signed(bits >> 32))
 
 
-def gumbel(seed: int, position: int, tokens: torch.Tensor) -> torch.Tensor:
+def gumbel(seed: int, position: int, tokens: Array) -> Array:
     """float32, the shape of `tokens`: standard Gumbel noise of these token ids at this position."""
-    word = hashed(seed, position, tokens).to(torch.float64)
-    uniform = (word + (2147483648.0 + 0.5)) * 2.0**-32
-    return (-(-uniform.log()).log()).to(torch.float32)
+    return _gumbel_of(hashed(seed, position, tokens))
+
+
+def _gumbel_of(words: Array) -> Array:
+    if isinstance(words, torch.Tensor):
+        uniform = (words.to(torch.float64) + (2147483648.0 + 0.5)) * 2.0**-32
+        return (-(-uniform.log()).log()).to(torch.float32)
+    uniform = (words + (2147483648.0 + 0.5)) * 2.0**-32
+    return (-np.log(-np.log(uniform))).astype(np.float32)
 
 
 def noised_best(scores: torch.Tensor, seed: int, position: int, count: int = 1) -> list[int]:
@@ -70,28 +85,52 @@ def noised_best(scores: torch.Tensor, seed: int, position: int, count: int = 1) 
 
     scores: float32 [V], log-probabilities up to a constant, -inf for what cannot be chosen.
     """
-    tokens = _contenders(scores, seed, position, count)
-    noised = scores[tokens].double() + gumbel(seed, position, tokens)
-    best = noised.topk(min(count, tokens.shape[0]))
-    return [t for t, v in zip(tokens[best.indices].tolist(), best.values.tolist(), strict=True) if v > -torch.inf]
+    if scores.device.type != "cpu":
+        # a device noises a whole vocabulary sooner than it answers which tokens need it
+        noised = scores.double() + gumbel(seed, position, torch.arange(scores.shape[0], device=scores.device))
+        best = noised.topk(min(count, scores.shape[0]))
+        return [t for t, v in zip(best.indices.tolist(), best.values.tolist(), strict=True) if v > -torch.inf]
+    row = scores.numpy()
+    tokens = np.arange(len(row), dtype=np.int32) if len(row) <= _SMALL else _contenders(row, seed, position, count)
+    noised = row[tokens] + gumbel(seed, position, tokens).astype(np.float64)
+    if count == 1:
+        places = [noised.argmax()] if len(noised) else []
+    else:
+        places = torch.from_numpy(noised).topk(min(count, len(noised))).indices.tolist()
+    return [int(tokens[place]) for place in places if noised[place] > -np.inf]
 
 
-def _contenders(scores: torch.Tensor, seed: int, position: int, count: int) -> torch.Tensor:
-    """int64 [C]: every token that may be among the `count` best, usually few. The shortcut is exact, for noise is bounded.
+def _contenders(scores: np.ndarray, seed: int, position: int, count: int) -> np.ndarray:
+    """int [C]: every token that may be among the `count` best, usually few. The shortcut is exact, for noise is bounded.
 
-    The best-scored tokens give a value to beat. A token whose score alone reaches it less `_ORDINARY` may win with ordinary
-    noise; any other must have drawn one of the rare hashes above that. So logarithms are taken of few, hashes of those in range.
+    The best-scored token of every stretch of the vocabulary gives a value to beat. A token whose score alone reaches it less
+    `_ORDINARY` may win with ordinary noise; any other must have drawn one of the rare hashes above that. So logarithms are
+    taken of few, and hashes of what is in range.
     """
-    size = scores.shape[0]
-    if size <= _SMALL:
-        return torch.arange(size, device=scores.device)
-    first = scores.topk(max(_PROBE, count)).indices
-    noised = scores[first].double() + gumbel(seed, position, first)
-    to_beat = float(noised.topk(count).values[-1])
-    if to_beat == -torch.inf:
-        return first
-    in_range = scores >= to_beat - LARGEST_GUMBEL
-    if int(in_range.sum()) > _SMALL:
-        every = torch.arange(size, dtype=torch.int32, device=scores.device)
-        in_range &= (hashed(seed, position, every) >= _ORDINARY_HASH) | (scores >= to_beat - _ORDINARY)
-    return in_range.nonzero().flatten()
+    probes = max(_PROBES, count)
+    width = len(scores) // probes
+    first = scores[: width * probes].reshape(probes, width).argmax(1) + np.arange(probes) * width
+    noised = np.sort(scores[first] + gumbel(seed, position, first).astype(np.float64))
+    to_beat = float(noised[-count])
+    if to_beat == -np.inf:
+        return np.flatnonzero(scores > -np.inf)
+    reach, ordinary = _under(to_beat - LARGEST_GUMBEL), _under(to_beat - _ORDINARY)
+    found = []
+    for low in range(0, len(scores), _TILE):
+        tile = scores[low : low + _TILE]
+        within = tile >= reach
+        near = np.count_nonzero(within)
+        if near * 4 < len(tile):
+            ids = np.flatnonzero(within)
+            tile = tile[ids]
+        else:
+            # what is out of range among them cannot win, and does no harm
+            ids = np.arange(len(tile), dtype=np.int32)
+        kept = (hashed(seed, position, ids + low) >= _ORDINARY_HASH) | (tile >= ordinary)
+        found.append(ids[kept] + low)
+    return np.concatenate(found)
+
+
+def _under(bound: float) -> np.float32:
+    """A float32 surely not above `bound`: far from zero, rounding could lift a bound over a score that reaches it."""
+    return np.nextafter(np.float32(bound), np.float32(-np.inf))

@@ -83,7 +83,8 @@ def target_scores(logits: torch.Tensor, context: Context) -> torch.Tensor:
     scores = _shaped(logits, context) if params.shapes_logits else logits
     if params.temperature == 0.0:
         return scores
-    scores = scores / params.temperature
+    if params.temperature != 1.0:
+        scores = scores / params.temperature
     if 0 < params.top_k < scores.shape[-1]:
         scores = scores.masked_fill(scores < scores.topk(params.top_k).values[-1], -torch.inf)
     if params.top_p < 1.0:
@@ -110,7 +111,7 @@ def choose(logits: torch.Tensor, contexts: Many[Context]) -> list[int]:
     Raises LogitsError where a row to sample from holds no number.
     """
     if all(context.sequence.params.plain_greedy for context in contexts):
-        return logits.argmax(-1).tolist()
+        return logits.numpy().argmax(-1).tolist() if logits.device.type == "cpu" else logits.argmax(-1).tolist()
     chosen = []
     for row, context in zip(logits, contexts, strict=True):
         params = context.sequence.params

@@ -75,8 +75,10 @@ class Speculative:
         grown = [trees[sequence.key] for sequence in sequences]
         logits = scores.logits.split([len(tree) for tree in grown]) if grown else ()
         verdicts = self.verifier(sequences, grown, logits) if grown else []
-        verdicts = [stops.cut(sequence, verdict) for sequence, verdict in zip(sequences, verdicts, strict=True)]
         verified = perf_counter()
+        # text and stops are the engine's: they count as other
+        verdicts = [stops.cut(sequence, verdict) for sequence, verdict in zip(sequences, verdicts, strict=True)]
+        cut = perf_counter()
         by_key = {sequence.key: verdict for sequence, verdict in zip(sequences, verdicts, strict=True)}
         self.cache.commit([by_key.get(item.sequence.key, Verdict()) for item in work])
         for sequence, tree, verdict in zip(sequences, grown, verdicts, strict=True):
@@ -84,9 +86,9 @@ class Speculative:
         for item in work:
             item.sequence.speculation.target_forwards += 1
         self.drafter.observe(sequences, grown, verdicts, scores)
-        timings = Timings(drafted - began, scored - drafted, verified - scored, perf_counter() - verified)
+        timings = Timings(drafted - began, scored - drafted, verified - scored, perf_counter() - cut)
         self.policy.observe(sequences, verdicts, timings)
-        self.costs.observe(len(step.token_ids), len(work), max(item.start for item in work), timings)
+        self.costs.observe(len(step.tokens), len(work), max(item.start for item in work), timings)
         return [Outcome(item.sequence, trees.get(item.sequence.key), by_key.get(item.sequence.key, Verdict())) for item in work]
 
     def _propose(self, drafting: Many[Work]) -> dict[int, DraftTree]:

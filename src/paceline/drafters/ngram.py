@@ -8,12 +8,15 @@ Proposals: POINT
 Taps: none
 Branching: TREE
 Trained: no
-Cost: one dictionary look-up per match length and step, whatever the context length
+Cost: one dictionary look-up per match length and new token, whatever the context length
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Many
+from array import array
+from collections.abc import Iterator, Sequence as Many
+from itertools import islice
+from sys import getsizeof
 from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -45,20 +48,59 @@ _LOOKED_AT = 16
 
 
 class _Index:
-    """Where every n-gram of one sequence ends; grown token by token, so a step costs what it adds."""
+    """Where every n-gram of one sequence ended last, and, per such end, where the same n-gram had ended before.
+
+    Grown token by token, so a step costs what it adds; it remembers the tokens it was grown from, so it can be cut back too.
+    """
 
     def __init__(self, shortest: int, longest: int) -> None:
         self.lengths = range(shortest, longest + 1)
-        self.ends: dict[tuple[int, ...], list[int]] = {}
-        self.indexed = 0
+        self.tokens = array("i")
+        self.last: dict[tuple[int, ...], int] = {}
+        self.before = {n: array("i", [0]) for n in self.lengths}
+        """n -> per end its predecessor; 0 for none."""
 
     def grow(self, tokens: list[int]) -> None:
-        # the n-gram at the very end of the text is the question, not an answer: it is indexed once something follows it
-        for end in range(self.indexed + 1, len(tokens)):
+        """Take in what is new but for the last token: an n-gram is indexed once something follows it."""
+        last = self.last
+        for end in range(len(self.tokens) + 1, len(tokens)):
+            self.tokens.append(tokens[end - 1])
+            for n, before in self.before.items():
+                ngram = tuple(tokens[end - n : end]) if n <= end else ()
+                before.append(last.get(ngram, 0))
+                if ngram:
+                    last[ngram] = end
+
+    def truncate(self, size: int) -> None:
+        """Keep what `size` tokens have told, the last of them being followed by nothing yet."""
+        while len(self.tokens) > max(size - 1, 0):
+            end = len(self.tokens)
             for n in self.lengths:
-                if n <= end:
-                    self.ends.setdefault(tuple(tokens[end - n : end]), []).append(end)
-        self.indexed = max(self.indexed, len(tokens) - 1)
+                earlier = self.before[n].pop()
+                if earlier:
+                    self.last[tuple(self.tokens[end - n :])] = earlier
+                elif n <= end:
+                    del self.last[tuple(self.tokens[end - n :])]
+            self.tokens.pop()
+
+    def ends(self, ngram: tuple[int, ...]) -> Iterator[int]:
+        """Where this n-gram ended, the latest first."""
+        end = self.last.get(ngram, 0)
+        while end:
+            yield end
+            end = self.before[len(ngram)][end]
+
+    def copy(self) -> _Index:
+        other = _Index(self.lengths[0], self.lengths[-1])
+        other.tokens, other.last = self.tokens[:], dict(self.last)
+        other.before = {n: ends[:] for n, ends in self.before.items()}
+        return other
+
+    @property
+    def held_bytes(self) -> int:
+        # a tuple of n references with its header and collector's links, and the integer it leads to
+        ngrams = sum(56 + 8 * n + 32 for n in self.lengths) / len(self.lengths) * len(self.last)
+        return int(getsizeof(self.last) + ngrams + self.tokens.itemsize * len(self.tokens) * (1 + len(self.lengths)))
 
 
 class NgramDrafter(Drafter):
@@ -82,26 +124,41 @@ class NgramDrafter(Drafter):
         depth = min(budget.depth, self.options.depth)
         paths: list[list[int]] = []
         for n in reversed(index.lengths):
-            for end in reversed(index.ends.get(tuple(tokens[-n:]), ())[-_LOOKED_AT:]):
-                path = tokens[end : end + depth]
-                if path and path not in paths:
-                    paths.append(path)
+            if len(tokens) >= n and depth:
+                paths = self._continuations(tokens, index.ends(tuple(tokens[-n:])), depth)
             if paths:
                 break
-        # in a text that repeats itself closely the latest match has hardly a continuation yet: longer ones come first
+        return DraftTree.of_paths(sequence.root, paths, self.name, budget.nodes)
+
+    def _continuations(self, tokens: list[int], ends: Iterator[int], depth: int) -> list[list[int]]:
+        """Up to `matches` different ones, whole ones first, else the latest: in a text that repeats itself closely the
+        latest match has hardly a continuation yet."""
+        paths: list[list[int]] = []
+        whole = 0
+        for end in islice(ends, _LOOKED_AT):
+            path = tokens[end : end + depth]
+            if path not in paths:
+                paths.append(path)
+                whole += len(path) == depth
+                if whole == self.options.matches:
+                    break
         paths.sort(key=len, reverse=True)
-        return DraftTree.of_paths(sequence.root, paths[: self.options.matches], self.name, budget.nodes)
+        return paths[: self.options.matches]
 
     def truncate(self, key: int, length: int) -> None:
-        self._indices.pop(key, None)
+        if key in self._indices:
+            self._indices[key].truncate(length)
+
+    def fork(self, key: int, new_key: int) -> None:
+        if key in self._indices:
+            self._indices[new_key] = self._indices[key].copy()
 
     def release(self, key: int) -> None:
         self._indices.pop(key, None)
 
     @property
     def held_bytes(self) -> int:
-        # a list entry of 8 bytes and its share of a key per indexed n-gram
-        return sum(index.indexed * len(index.lengths) * 80 for index in self._indices.values())
+        return sum(index.held_bytes for index in self._indices.values())
 
 
 def build(options: Options, surroundings: Surroundings) -> NgramDrafter:

@@ -61,8 +61,10 @@ class TextStream:
             self._add(window[len(self._before) + self._sent :])
 
     def _add(self, fresh: str) -> None:
-        longest = max((len(stop) for stop in self._stops), default=1)
-        searched = max(len(self.text) - longest + 1, 0)
+        if not self._stops:
+            self.text += fresh
+            return
+        searched = max(len(self.text) - max(map(len, self._stops)) + 1, 0)
         self.text += fresh
         found = [at for stop in self._stops if (at := self.text.find(stop, searched)) >= 0]
         if found:

@@ -209,7 +209,7 @@ class _Scratch:
 
     def reserve(self, record: Any, threads: int, rows: int, longest: int) -> None:
         """Point the record at room for a step. longest: slots of its longest sequence."""
-        self._counter[0] = 0
+        self._counter[:] = 0
         if threads <= self._threads and rows <= self._rows and longest <= self._longest:
             return
         self._threads, self._rows = max(self._threads, threads), max(self._rows, rows)

@@ -157,8 +157,9 @@ class Weights:
             wide[: len(bias)] = bias
             self._kept.append(wide)
             place = wide.data_ptr()
-        data = packed.data
-        return (product_address(self.format), data.data_ptr(), data.shape[1], packed.panels, packed.padded_inputs, place)
+        data, inputs, form = packed.data, packed.padded_inputs, packed.form
+        product = product_address(form.name)
+        return (product, data.data_ptr(), data.shape[1], packed.panels, inputs, form.row_bytes(inputs), form.quantizes, place)
 
     def _layer_norms(self, prefix: str) -> list[tuple[Any, ...]]:
         names = dict(_NORMS)

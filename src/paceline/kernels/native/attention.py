@@ -16,6 +16,7 @@ import numpy as np
 from paceline.kernels.native import arithmetic
 from paceline.kernels.native.memory import floats, helper, put
 from paceline.kernels.native.products import call_product
+from paceline.kernels.native.rows import up
 from paceline.kernels.native.tiles import CONTINUE, MOST_ROWS, STORE
 from paceline.kernels.native.vectors import PANEL
 
@@ -27,11 +28,6 @@ def scratch_bytes(head_size: int, longest: int) -> int:
     width = -(-head_size // PANEL) * PANEL
     tail = longest
     return 4 * (2 * MOST_ROWS * width + 2 * MOST_ROWS * (longest + PANEL) + 2 * tail * width + PANEL * width)
-
-
-@helper
-def up(count, multiple):
-    return (count + multiple - 1) // multiple * multiple
 
 
 @helper

@@ -13,14 +13,32 @@ from typing import Any
 import numpy as np
 
 from paceline.kernels.native import arithmetic
-from paceline.kernels.native.attention import attend, up
+from paceline.kernels.native.attention import attend
 from paceline.kernels.native.compiled import SOURCES
 from paceline.kernels.native.layout import (
-    AFTER_ATTENTION, AFTER_MLP, BEFORE_ATTENTION, BEFORE_MLP, CALL, DOWN, GATE_UP, KEY, LAYER, LAYER_RECORD, MATRICES, MATRIX,
-    MODEL, NO_NORM, NORM, NORMS, OUT, QKV, QUERY, RMS, SEGMENT, SILU,
-)  # fmt: skip
+    AFTER_ATTENTION,
+    AFTER_MLP,
+    BEFORE_ATTENTION,
+    BEFORE_MLP,
+    CALL,
+    DOWN,
+    GATE_UP,
+    KEY,
+    LAYER_RECORD,
+    MATRICES,
+    MATRIX,
+    MODEL,
+    NO_NORM,
+    NORM,
+    NORMS,
+    OUT,
+    QKV,
+    QUERY,
+    SEGMENT,
+    SILU,
+)
 from paceline.kernels.native.memory import PART, barrier, brain_at, floats, half_at, helper, pointer, put
-from paceline.kernels.native.products import call_product
+from paceline.kernels.native.rows import laid_out, multiplied, normed, share, up
 from paceline.kernels.native.tiles import ADD, MOST_ROWS, STORE
 from paceline.kernels.native.vectors import PANEL
 
@@ -28,64 +46,6 @@ import numba  # isort: skip  (after `vectors`)
 from numba import carray  # isort: skip
 
 _f = np.float32
-
-
-@helper
-def share(count, thread, threads):
-    """Where a thread's part of `count` panels begins: even, so that tiles of two panels fit."""
-    return count if thread == threads else count * thread // threads // 2 * 2
-
-
-@helper
-def normed(norm, row, count, out):
-    if norm.kind == RMS:
-        arithmetic.rms_norm(row, count, norm.weight, norm.epsilon, out)
-    elif norm.kind == LAYER:
-        arithmetic.layer_norm(row, count, norm.weight, norm.bias, norm.epsilon, out)
-
-
-@helper
-def tiled(norm, rows, source, stride, chosen, count, inputs, row_scratch, tiles):
-    """Lay rows out for the tiles, normalised on the way: tile after tile of [inputs, height]. chosen: which rows, or none: all."""
-    parts = (rows + MOST_ROWS - 1) // MOST_ROWS
-    target, begin = floats(tiles), 0
-    for part in range(parts):
-        height = rows // parts + (1 if part < rows % parts else 0)
-        for r in range(height):
-            row = begin + r if len(chosen) == 0 else chosen[begin + r]
-            address = source + 4 * row * stride
-            if norm.kind != NO_NORM:
-                normed(norm, address, count, row_scratch)
-                address = row_scratch
-            at = floats(address)
-            place = begin * inputs + r
-            for k in range(count):
-                put(target, place + k * height, at[k])
-            for k in range(count, inputs):
-                put(target, place + k * height, _f(0))
-        begin += height
-
-
-@helper
-def multiplied(matrix, rows, tiles, outputs, stride, low, high, mode):
-    """Outputs of the panels [low, high) for all rows; weights outside, so that rows past one tile find them in cache."""
-    parts = (rows + MOST_ROWS - 1) // MOST_ROWS
-    step = high - low if parts == 1 else 2
-    for place in range(low, high, max(step, 1)):
-        begin = 0
-        for part in range(parts):
-            height = rows // parts + (1 if part < rows % parts else 0)
-            call_product(
-                matrix.product, height, tiles + 4 * begin * matrix.inputs, matrix.weights, matrix.panel_bytes, matrix.inputs,
-                outputs + 4 * begin * stride, 4 * stride, place, min(place + step, high), mode,
-            )  # fmt: skip
-            begin += height
-    if matrix.bias != 0:
-        bias = floats(matrix.bias)
-        for row in range(rows):
-            line = floats(outputs + 4 * row * stride)
-            for k in range(low * PANEL, high * PANEL):
-                put(line, k, line[k] + bias[k])
 
 
 @helper
@@ -150,12 +110,13 @@ def attended(model, layers, index, segments, parents, scratch, product, thread, 
 
 
 @helper
-def gated(model, rows, low, high, scratch, stride, inner_stride):
+def gated(model, matrix, rows, scratch, thread, threads):
     """The activation of this thread's panels: they alternate, a panel of gates and the panel of what they gate."""
+    width, low, high = matrix.panels * PANEL, share(matrix.panels, thread, threads), share(matrix.panels, thread + 1, threads)
     for row in range(rows):
         for pair in range(low // 2, high // 2):
-            gate = scratch.gated + 4 * (row * stride + 2 * pair * PANEL)
-            out = scratch.inner + 4 * (row * inner_stride + pair * PANEL)
+            gate = scratch.gated + 4 * (row * width + 2 * pair * PANEL)
+            out = scratch.inner + 4 * (row * width // 2 + pair * PANEL)
             if model.activation == SILU:
                 arithmetic.silu_gated(gate, gate + 4 * PANEL, PANEL, out)
             else:
@@ -163,20 +124,68 @@ def gated(model, rows, low, high, scratch, stride, inner_stride):
 
 
 @helper
-def joined(norm, matrix, rows, tiles, scratch, width, stride, low, high, row_scratch, thread, threads, round_):
-    """Add a block's output to the residual stream, behind a norm of its own where the model has one; the barrier's new round."""
+def joined(norm, matrix, rows, scratch, width, thread, threads, round_):
+    """Add a block's output to the residual stream, behind a norm of its own where the model has one. Returns the round."""
+    stride = up(width, PANEL)
     if norm.kind == NO_NORM:
-        multiplied(matrix, rows, tiles, scratch.residual, stride, low, high, ADD)
+        multiplied(matrix, rows, scratch.residual, stride, scratch, thread, threads, ADD)
     else:
-        multiplied(matrix, rows, tiles, scratch.branch, stride, low, high, STORE)
+        multiplied(matrix, rows, scratch.branch, stride, scratch, thread, threads, STORE)
         round_ += 1
         barrier(scratch.counter, round_, threads)
+        own = scratch.row + thread * scratch.row_bytes
         for row in range(thread, rows, threads):
-            normed(norm, scratch.branch + 4 * row * stride, width, row_scratch)
-            arithmetic.added(scratch.residual + 4 * row * stride, width, row_scratch)
+            normed(norm, scratch.branch + 4 * row * stride, width, own)
+            arithmetic.added(scratch.residual + 4 * row * stride, width, own)
     round_ += 1
     barrier(scratch.counter, round_, threads)
     return round_
+
+
+@helper
+def mixed(model, layers, index, norms, matrices, segments, positions, parents, call, thread, round_):
+    """The attention block of one layer, up to the residual stream. Returns the round."""
+    threads, scratch, rows, norm = call.threads, call.scratch, call.rows, NORMS * index
+    matrix, width = matrices[MATRICES * index + QKV], matrices[MATRICES * index + QKV].panels * PANEL
+    multiplied(matrix, rows, scratch.projected, width, scratch, thread, threads, STORE)
+    round_ += 1
+    barrier(scratch.counter, round_, threads)
+    for s in range(len(segments)):
+        segment = segments[s]
+        for row in range(segment.rows):
+            flat = segment.low + row
+            if flat % threads == thread:
+                line = scratch.projected + 4 * flat * width
+                placed(model, norms, layers[index], index, segment, row, positions[flat], line)
+    round_ += 1
+    barrier(scratch.counter, round_, threads)
+    attended(model, layers, index, segments, parents, scratch, call.product, thread, threads, width)
+    round_ += 1
+    barrier(scratch.counter, round_, threads)
+    matrix, held = matrices[MATRICES * index + OUT], model.heads * model.head_size
+    round_ = laid_out(
+        matrix, norms[-1], rows, scratch.attended, held, positions[:0], held, scratch, thread, threads, round_
+    )  # fmt: skip
+    return joined(norms[norm + AFTER_ATTENTION], matrix, rows, scratch, model.hidden, thread, threads, round_)
+
+
+@helper
+def headed(model, norm, matrix, wanted, call, thread, round_):
+    """The last norm and the head, for the wanted rows."""
+    threads, scratch, width = call.threads, call.scratch, matrix.panels * PANEL
+    stride = up(model.hidden, PANEL)
+    round_ = laid_out(
+        matrix, norm, len(wanted), scratch.residual, stride, wanted, model.hidden, scratch, thread, threads, round_
+    )  # fmt: skip
+    multiplied(matrix, len(wanted), call.logits, width, scratch, thread, threads, STORE)
+    low, high = share(matrix.panels, thread, threads), share(matrix.panels, thread + 1, threads)
+    for row in range(len(wanted)):
+        line = call.logits + 4 * (row * width + low * PANEL)
+        if model.logit_scale != _f(1):
+            arithmetic.scaled(line, (high - low) * PANEL, model.logit_scale)
+        if model.logit_cap > 0:
+            arithmetic.soft_capped(line, (high - low) * PANEL, model.logit_cap)
+    barrier(scratch.counter, round_ + 1, threads)
 
 
 @cache
@@ -199,70 +208,34 @@ def _step_part(sources: str) -> Any:
         positions = carray(pointer(call.positions), call.rows, np.int64)
         parents = carray(pointer(call.parents), call.rows, np.int64)
         wanted = carray(pointer(call.wanted), call.wanted_count, np.int64)
-        threads, scratch, product, logits, round_ = call.threads, call.scratch, call.product, call.logits, 0
-        rows, width = len(tokens), model.hidden
+        threads, scratch, round_ = call.threads, call.scratch, 0
+        rows, width, all_rows = len(tokens), model.hidden, wanted[:0]
         stride = up(width, PANEL)
-        everything = wanted[:0]
-        tiles = scratch.tiles + thread * scratch.tiles_bytes
-        row_scratch = scratch.row + thread * scratch.row_bytes
         for row in range(thread, rows, threads):
             embedded(model, tokens[row], scratch.residual + 4 * row * stride)
         round_ += 1
         barrier(scratch.counter, round_, threads)
         for index in range(model.layers):
-            layer, norm = layers[index], NORMS * index
-            matrix = matrices[MATRICES * index + QKV]
-            heads_stride = matrix.panels * PANEL
-            tiled(norms[norm + BEFORE_ATTENTION], rows, scratch.residual, stride, everything, width, matrix.inputs, row_scratch, tiles)
-            low, high = share(matrix.panels, thread, threads), share(matrix.panels, thread + 1, threads)
-            multiplied(matrix, rows, tiles, scratch.projected, heads_stride, low, high, STORE)
-            round_ += 1
-            barrier(scratch.counter, round_, threads)
-            for s in range(len(segments)):
-                segment = segments[s]
-                for row in range(segment.rows):
-                    flat = segment.low + row
-                    if flat % threads == thread:
-                        line = scratch.projected + 4 * flat * heads_stride
-                        placed(model, norms, layer, index, segment, row, positions[flat], line)
-            round_ += 1
-            barrier(scratch.counter, round_, threads)
-            attended(model, layers, index, segments, parents, scratch, product, thread, threads, heads_stride)
-            round_ += 1
-            barrier(scratch.counter, round_, threads)
-            matrix, held = matrices[MATRICES * index + OUT], model.heads * model.head_size
-            tiled(norms[-1], rows, scratch.attended, held, everything, held, matrix.inputs, row_scratch, tiles)
-            low, high = share(matrix.panels, thread, threads), share(matrix.panels, thread + 1, threads)
-            round_ = joined(
-                norms[norm + AFTER_ATTENTION], matrix, rows, tiles, scratch, width, stride, low, high, row_scratch, thread, threads, round_
-            )
+            norm = NORMS * index
+            round_ = laid_out(
+                matrices[MATRICES * index + QKV], norms[norm + BEFORE_ATTENTION], rows, scratch.residual, stride, all_rows, width,
+                scratch, thread, threads, round_,
+            )  # fmt: skip
+            round_ = mixed(model, layers, index, norms, matrices, segments, positions, parents, call, thread, round_)
             matrix = matrices[MATRICES * index + GATE_UP]
-            tiled(norms[norm + BEFORE_MLP], rows, scratch.residual, stride, everything, width, matrix.inputs, row_scratch, tiles)
-            low, high = share(matrix.panels, thread, threads), share(matrix.panels, thread + 1, threads)
-            gate_stride, inner_stride = matrix.panels * PANEL, matrix.panels // 2 * PANEL
-            multiplied(matrix, rows, tiles, scratch.gated, gate_stride, low, high, STORE)
-            gated(model, rows, low, high, scratch, gate_stride, inner_stride)
-            round_ += 1
-            barrier(scratch.counter, round_, threads)
-            matrix = matrices[MATRICES * index + DOWN]
-            tiled(norms[-1], rows, scratch.inner, inner_stride, everything, model.inner, matrix.inputs, row_scratch, tiles)
-            low, high = share(matrix.panels, thread, threads), share(matrix.panels, thread + 1, threads)
-            round_ = joined(
-                norms[norm + AFTER_MLP], matrix, rows, tiles, scratch, width, stride, low, high, row_scratch, thread, threads, round_
+            round_ = laid_out(
+                matrix, norms[norm + BEFORE_MLP], rows, scratch.residual, stride, all_rows, width, scratch, thread, threads, round_
             )
-        if len(wanted) > 0:
-            matrix = matrices[MATRICES * model.layers]
-            tiled(norms[NORMS * model.layers], len(wanted), scratch.residual, stride, wanted, width, matrix.inputs, row_scratch, tiles)
-            low, high = share(matrix.panels, thread, threads), share(matrix.panels, thread + 1, threads)
-            step = matrix.panels * PANEL
-            multiplied(matrix, len(wanted), tiles, logits, step, low, high, STORE)
-            for row in range(len(wanted)):
-                line = logits + 4 * (row * step + low * PANEL)
-                if model.logit_scale != _f(1):
-                    arithmetic.scaled(line, (high - low) * PANEL, model.logit_scale)
-                if model.logit_cap > 0:
-                    arithmetic.soft_capped(line, (high - low) * PANEL, model.logit_cap)
+            multiplied(matrix, rows, scratch.gated, matrix.panels * PANEL, scratch, thread, threads, STORE)
+            gated(model, matrix, rows, scratch, thread, threads)
             round_ += 1
             barrier(scratch.counter, round_, threads)
+            inner_stride, matrix = matrix.panels // 2 * PANEL, matrices[MATRICES * index + DOWN]
+            round_ = laid_out(
+                matrix, norms[-1], rows, scratch.inner, inner_stride, all_rows, model.inner, scratch, thread, threads, round_
+            )
+            round_ = joined(norms[norm + AFTER_MLP], matrix, rows, scratch, width, thread, threads, round_)
+        if len(wanted) > 0:
+            headed(model, norms[NORMS * model.layers], matrices[MATRICES * model.layers], wanted, call, thread, round_)
 
     return numba.cfunc(PART, cache=True, nogil=True, error_model="numpy")(step)

@@ -2,7 +2,8 @@
 
 A matrix [N, K] is stored as panels of PANEL outputs. Within a panel the inputs follow one another, each with one weight per
 output side by side, so that a register holds the same input of LANES outputs. `int8` and `int4` keep one float16 scale per output
-and group of 32 inputs, in front of the group (as Q8_0 and Q4_0 do; the largest magnitude maps to 127, or 7).
+and group of 32 inputs, in front of the group (as Q8_0 and Q4_0 do; the largest magnitude maps to 127, or 7). `w8a8` holds
+the same numbers as `int8` and multiplies them with activations that are quantised alike, in whole numbers.
 """
 
 from __future__ import annotations
@@ -19,13 +20,21 @@ GROUP = 32
 
 @dataclass(frozen=True)
 class Format:
-    """bits: of one weight, scale aside. together: inputs that share a word of word_bytes. scaled: whether groups have scales."""
+    """bits: of one weight, scale aside. together: inputs that share a word of word_bytes. scaled: whether groups have scales.
+
+    quantizes: whether activations become whole numbers too, with one scale per row and group.
+    """
 
     name: str
     bits: int
     together: int
     word_bytes: int
     scaled: bool = False
+    quantizes: bool = False
+
+    def row_bytes(self, inputs: int) -> int:
+        """Bytes of one row of activations: float32, or bytes with a scale and a sum per group."""
+        return inputs // GROUP * (GROUP + 8) if self.quantizes else 4 * inputs
 
     @property
     def bytes_together(self) -> int:
@@ -53,6 +62,7 @@ FORMATS = {
         Format("bf16", 16, 2, 4),
         Format("int8", 8, 1, 1, scaled=True),
         Format("int4", 4, 8, 4, scaled=True),
+        Format("w8a8", 8, 4, 4, scaled=True, quantizes=True),
     )
 }
 
@@ -145,6 +155,10 @@ def _words(values: torch.Tensor, form: Format) -> torch.Tensor:
             nibbles = (values + 8).to(torch.int64).unflatten(-2, (GROUP // 8, 8))
             shifts = 4 * torch.arange(8).view(8, 1)
             return (nibbles << shifts).sum(-2).to(torch.int32)
+        case "w8a8":
+            # unsigned, as the instruction wants them: 128 too much each, which is taken off again by the sum of activations
+            fours = (values + 128).to(torch.uint8).unflatten(-2, (GROUP // 4, 4))
+            return fours.transpose(-1, -2).contiguous()
     raise ValueError(f"nothing packs the format {form.name!r}")
 
 

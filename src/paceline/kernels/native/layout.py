@@ -11,6 +11,8 @@ MATRIX = np.dtype(
         ("panel_bytes", "i8"),
         ("panels", "i8"),
         ("inputs", "i8"),  # padded
+        ("row_bytes", "i8"),  # of one row of activations, laid out
+        ("quantizes", "i8"),  # whether activations are whole numbers too
         ("bias", "i8"),  # float32, or 0
     ],
     align=True,

@@ -5,8 +5,10 @@ A kernel gets addresses, since what it works on (weights, caches, scratch) belon
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
+import numpy as np
 from llvmlite import ir
 
 from paceline.kernels.native.vectors import F16, F32, I32, I64, MACHINE, external
@@ -64,6 +66,31 @@ def put(context, pointer, index, value):
         return context.get_dummy_value()
 
     return types.void(types.CPointer(types.float32), types.int64, types.float32), generate
+
+
+@intrinsic
+def put_byte(context, address, value):
+    """Store the lowest byte of an integer."""
+
+    def generate(context, builder, signature, arguments):
+        kind = ir.IntType(8)
+        place = builder.inttoptr(arguments[0], kind.as_pointer())
+        builder.store(builder.trunc(arguments[1], kind), place).align = 1
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64), generate
+
+
+@intrinsic
+def put_word(context, address, value):
+    """Store the lowest 32 bits of an integer."""
+
+    def generate(context, builder, signature, arguments):
+        place = builder.inttoptr(arguments[0], I32.as_pointer())
+        builder.store(builder.trunc(arguments[1], I32), place).align = 4
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64), generate
 
 
 @intrinsic
@@ -134,8 +161,22 @@ def _pause(context):
     return types.void(), generate
 
 
-_give_way: Any = types.ExternalFunction("sched_yield", types.int32())
-_PATIENCE = 4096
+if sys.platform == "win32":
+
+    @helper
+    def _sleep():
+        _pause()
+
+else:
+    _usleep: Any = types.ExternalFunction("usleep", types.int32(types.uint32))
+
+    @helper
+    def _sleep():
+        _usleep(np.uint32(20))
+
+
+_PATIENCE = 2000
+"""Turns of waiting, some tens of microseconds, before a thread sleeps."""
 
 
 @helper
@@ -146,9 +187,9 @@ def barrier(counter, round_, threads):
     _arrived(counter, 1)
     waited = 0
     while _seen(counter) < round_ * threads:
-        _pause()
         waited += 1
-        if waited >= _PATIENCE:
-            # the others may be waiting for this very core
-            _give_way()
-            waited = 0
+        if waited < _PATIENCE:
+            _pause()
+        else:
+            # the one that is waited for may be waiting for this very core
+            _sleep()

@@ -17,7 +17,7 @@ from llvmlite import ir
 
 from paceline.kernels.native.formats import GROUP, Format
 from paceline.kernels.native.vectors import (
-    F16, F32, I8, I32, I64, LANES, MACHINE, VECTOR, ZERO,
+    F16, F32, I8, I32, I64, LANES, MACHINE, VECTOR, WORDS, ZERO,
     constant, counted, external, fused, load, prefetch, repeated, splat, store,
 )  # fmt: skip
 
@@ -63,7 +63,8 @@ def emit_tile(module: Any, form: Format, rows: int, panels: int) -> Any:
     ]
     start = _begun(builder, places, mode)
     body = _Body(builder, form, rows, vectors, bases)
-    sums = body.scaled(activations, inputs, start) if form.scaled else body.plain(activations, inputs, start)
+    loops = body.whole if form.quantizes else body.scaled if form.scaled else body.plain
+    sums = loops(activations, inputs, start)
     _ended(builder, places, mode, sums)
     builder.ret_void()
     return function
@@ -133,6 +134,40 @@ class _Body:
                     builder.store(fused(builder, loop.carried[row * self.vectors + vector], scale, builder.load(place)), place)
         return [builder.load(place) for place in running]
 
+    def whole(self, activations: Any, inputs: Any, start: list[Any]) -> list[Any]:
+        """As `scaled`, with activations in whole numbers: sums of a group are exact, whatever their order."""
+        builder, form, rows = self.builder, self.form, self.rows
+        running = [builder.alloca(VECTOR) for _ in start]
+        for place, value in zip(running, start, strict=True):
+            builder.store(value, place)
+        with counted(builder, builder.udiv(inputs, constant(GROUP))) as group:
+            offset = builder.mul(group.index, constant(form.group_bytes))
+            scales = builder.add(activations, builder.mul(group.index, constant(rows * (8 + GROUP))))
+            excess = [load(builder, builder.add(scales, constant(4 * (rows + row))), I32, 4) for row in range(rows)]
+            begin = [splat(builder, builder.neg(value)) for value in excess for _ in range(self.vectors)]
+            sums = begin
+            for step in range(GROUP // form.together):
+                inner = builder.add(offset, constant(form.scale_bytes + step * form.bytes_together))
+                words = [load(builder, self._at(vector, inner, 4), WORDS, 4 * LANES) for vector in range(self.vectors)]
+                for base in self.bases:
+                    for line in range(0, form.bytes_together, 64):
+                        prefetch(builder, builder.add(base, builder.add(inner, constant(_AHEAD + line))))
+                following = []
+                for row in range(rows):
+                    place = builder.add(scales, constant(4 * rows * (2 + step) + 4 * row))
+                    four = splat(builder, load(builder, place, I32, 4))
+                    for vector in range(self.vectors):
+                        following.append(four_products(builder, sums[row * self.vectors + vector], words[vector], four))
+                sums = following
+            for row in range(rows):
+                size = splat(builder, load(builder, builder.add(scales, constant(4 * row)), F32, 4))
+                for vector in range(self.vectors):
+                    scale = builder.fmul(self._scale(vector, offset), size)
+                    at = running[row * self.vectors + vector]
+                    value = builder.sitofp(sums[row * self.vectors + vector], VECTOR)
+                    builder.store(fused(builder, value, scale, builder.load(at)), at)
+        return [builder.load(place) for place in running]
+
     def _at(self, vector: int, offset: Any, element_bytes: int) -> Any:
         """Address of a vector of elements of the panels at a byte offset."""
         return self.builder.add(self.bases[vector // 2], self.builder.add(offset, constant(vector % 2 * LANES * element_bytes)))
@@ -179,6 +214,20 @@ def widened(builder: Any, form: Format, word: Any, step: int) -> Any:
         case "int4":
             return _nibble(builder, word, step)
     raise ValueError(f"no tile reads the format {form.name!r}")
+
+
+def four_products(builder: Any, sums: Any, unsigned: Any, signed: Any) -> Any:
+    """Per 32-bit lane: the sum plus the products of four unsigned with four signed bytes."""
+    if MACHINE.features & {"avx512vnni", "avxvnni"}:
+        bits = 32 * LANES
+        kind = ir.VectorType(I8, 4 * LANES)
+        callee = external(builder, f"llvm.x86.avx512.vpdpbusd.{bits}", WORDS, [WORDS, kind, kind])
+        return builder.call(callee, [sums, builder.bitcast(unsigned, kind), builder.bitcast(signed, kind)])
+    for byte in range(4):
+        left = builder.and_(builder.lshr(unsigned, repeated(8 * byte)), repeated(255))
+        right = builder.ashr(builder.shl(signed, repeated(24 - 8 * byte)), repeated(24))
+        sums = builder.add(sums, builder.mul(left, right))
+    return sums
 
 
 def _nibble(builder: Any, word: Any, step: int) -> Any:

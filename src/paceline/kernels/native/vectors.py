@@ -53,6 +53,7 @@ if MACHINE.lanes == 16:
     os.environ.setdefault("NUMBA_CPU_FEATURES", llvm.get_host_cpu_features().flatten() + ",-prefer-256-bit")
 
 VECTOR = ir.VectorType(F32, LANES)
+WORDS = ir.VectorType(I32, LANES)
 ZERO = ir.Constant(VECTOR, [0.0] * LANES)
 
 

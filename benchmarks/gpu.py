@@ -1,0 +1,327 @@
+"""The GPU path on the device at hand: share of the memory roofline, cost of verifying, equal bits of verify and decode.
+
+    python benchmarks/gpu.py [--layers 32] [--split 512] [--out benchmarks/gpu.json]
+
+A decoder in the shape of Llama-3-8B with random bf16 weights runs over the paged cache, one CUDA graph per bucket of flat rows.
+Without a GPU it says so and exits 2; where verify and decode differ in a single bit it exits 1. `MEANING` explains the JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+from torch.nn.functional import linear, rms_norm, silu
+
+from paceline import __version__
+from paceline.cache.paged import PagedCache
+from paceline.params import SamplingParams
+from paceline.sampling import Context
+from paceline.sequence import Sequence
+from paceline.step import Feed, Step, Verdict
+from paceline.tree import DraftTree
+
+HIDDEN, HEADS, KV_HEADS, DIM, MLP, VOCABULARY = 4096, 32, 8, 128, 14336, 128256
+PAGE, REPEATS = 64, 30
+ROWS, CONTEXTS, BATCHES = (1, 4, 8, 16, 64), (1024, 32768), (1, 2, 4, 8, 16, 32, 64)
+MEANING = {
+    "copy_bytes_per_s": "read plus written by a device-to-device copy of 4 GiB: the bandwidth that shares refer to",
+    "forward[]": "one captured forward of the whole step, logits included: rows per sequence (1: decoding; n: a tree of a root"
+    " and n - 1 nodes), batch, context (committed tokens per sequence), bucket (the captured extent), seconds (median),"
+    " floor_s ((bytes of weights + bytes of keys and values read once) / copy_bytes_per_s), share_of_roofline (floor_s /"
+    " seconds), cost (seconds over those of one row at the same batch and context, which are one_row_s)",
+    "attention[]": "one layer's tree attention alone, captured; kv_bytes are its keys and values read once",
+    "sampling[]": "choose_on_device alone at temperature 1, with and without top-p 0.9; refused: rows it left to the host",
+    "bits": "rows whose attention in a tree, and in a prefill chunk, has the very bits of decoding them alone, of rows compared;"
+    " attention only: what cuBLAS makes of a row may depend on the number of rows",
+    "left_out": "what did not fit the device's memory",
+}
+
+
+class Decoder:
+    """Random weights in Llama-3-8B's shape; attention over the paged cache."""
+
+    def __init__(self, layers: int, longest: int, device: torch.device) -> None:
+        def weight(*shape: int) -> torch.Tensor:
+            return torch.empty(shape, dtype=torch.bfloat16, device=device).normal_(std=0.02)
+
+        self.embedding, self.head, self.norm = weight(VOCABULARY, HIDDEN), weight(VOCABULARY, HIDDEN), weight(HIDDEN)
+        self.layers = [
+            {
+                "in": weight((HEADS + 2 * KV_HEADS) * DIM, HIDDEN),
+                "out": weight(HIDDEN, HEADS * DIM),
+                "up": weight(2 * MLP, HIDDEN),
+                "down": weight(HIDDEN, MLP),
+                "norms": weight(2, HIDDEN),
+            }
+            for _ in range(layers)
+        ]
+        angles = torch.outer(torch.arange(longest), 500000.0 ** (-torch.arange(0, DIM, 2) / DIM))
+        self.cosine = torch.cat([angles.cos()] * 2, 1).to(device, torch.bfloat16)[:, None]
+        self.sine = torch.cat([-angles.sin(), angles.sin()], 1).to(device, torch.bfloat16)[:, None]
+
+    @property
+    def read_bytes(self) -> int:
+        """Of one forward, the embedding's few rows left out."""
+        return self.head.nbytes + sum(weight.nbytes for layer in self.layers for weight in layer.values())
+
+    def forward(self, tokens: torch.Tensor, tables: Any, cache: PagedCache, attend: Callable[..., torch.Tensor]) -> torch.Tensor:
+        """tokens: int64 [T]. Returns float32 [T, V]."""
+        hidden = self.embedding[tokens]
+        places = tables.positions.clamp(min=0)
+        cosine, sine = self.cosine[places], self.sine[places]
+        for number, layer in enumerate(self.layers):
+            fused = linear(rms_norm(hidden, (HIDDEN,), layer["norms"][0]), layer["in"]).view(len(tokens), -1, DIM)
+            turned = fused[:, : HEADS + KV_HEADS]
+            turned = turned * cosine + turned.roll(DIM // 2, 2) * sine
+            cache.write(number, tables.destinations, turned[:, HEADS:], fused[:, HEADS + KV_HEADS :])
+            mixed = attend(turned[:, :HEADS], cache, number, tables)
+            hidden = hidden + linear(mixed.flatten(1), layer["out"])
+            gate, up = linear(rms_norm(hidden, (HIDDEN,), layer["norms"][1]), layer["up"]).chunk(2, 1)
+            hidden = hidden + linear(silu(gate) * up, layer["down"])
+        return linear(rms_norm(hidden, (HIDDEN,), self.norm), self.head).float()
+
+
+def captured(call: Callable[[], Any]) -> torch.cuda.CUDAGraph:
+    """`call` as a graph; it runs first by itself, which compiles its kernels and makes what they write to."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(2):
+            call()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        call()
+    return graph
+
+
+def seconds(call: Callable[[], Any]) -> float:
+    """Median of single calls, by the device's clock; what an earlier call left in the L2 cache is overwritten before each."""
+    for _ in range(5):
+        call()
+    times, other = [], torch.empty(2**29, dtype=torch.uint8, device="cuda")
+    for _ in range(REPEATS):
+        other.zero_()
+        began, ended = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        began.record()
+        call()
+        ended.record()
+        ended.synchronize()
+        times.append(began.elapsed_time(ended) / 1000)
+    return median(times)
+
+
+def copied_bytes_per_s(device: torch.device) -> float:
+    source = torch.empty(2**32, dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    return 2 * source.nbytes / seconds(lambda: target.copy_(source))
+
+
+def tree_of(rows: int) -> DraftTree:
+    """A root and rows - 1 nodes, two below each."""
+    return DraftTree(tuple(range(rows)), tuple((node - 1) // 2 if node else -1 for node in range(rows)))
+
+
+def held(cache: PagedCache, batch: int, context: int) -> list[Sequence]:
+    """Sequences that hold `context` committed tokens, whatever lies in their pages, and lack their root."""
+    owners = [Sequence(key, (*range(1, context + 1), 0), SamplingParams(), key) for key in range(batch)]
+    for owner in owners:
+        cache.stage(Step.of([Feed(owner, 0, tuple(owner.tokens[:context]))]))
+        cache.commit([Verdict()])
+    return owners
+
+
+class Bench:
+    """One device: what it is made to measure."""
+
+    def __init__(self, layers: int, split: int, device: torch.device) -> None:
+        # Triton is imported here, where a device is known to be there
+        from paceline.kernels.step_tables import Extent, StepTables
+        from paceline.kernels.tree_attention import Tiling, tree_attention
+
+        self.extents, self.tables, self.kernel = Extent, StepTables, tree_attention
+        self.tiling, self.device, self.layers = Tiling(split=split), device, layers
+        self.share = self.tiling.rows_per_tile(HEADS, KV_HEADS)
+        self.left_out: list[str] = []
+        self.bandwidth = copied_bytes_per_s(device)
+        self.model = Decoder(layers, max(CONTEXTS) + 128, device)
+
+    def attend(self, query: torch.Tensor, cache: PagedCache, layer: int, tables: Any) -> torch.Tensor:
+        pages = cache.layer(layer)
+        return self.kernel(query, pages.keys, pages.values, tables, scale=DIM**-0.5, tiling=self.tiling)
+
+    def staged(self, cache: PagedCache, feeds: list[Feed], *, bucket: bool) -> tuple[Step, Any]:
+        """A staged step and its tables."""
+        step = Step.of(feeds)
+        cache.stage(step)
+        blocks = [cache.blocks(segment.sequence.key) for segment in step.segments]
+        extent = self.extents.of(step, blocks, self.share)
+        tables = self.tables(extent.bucketed() if bucket else extent, cache.page_size, self.share, self.device)
+        tables.load(step, blocks)
+        return step, tables
+
+    def fits(self, batch: int, context: int, layers: int) -> bool:
+        needed = batch * (context + 2 * PAGE) * layers * 4 * KV_HEADS * DIM
+        free = torch.cuda.mem_get_info(self.device)[0] - 4 * 2**30
+        if needed > free:
+            self.left_out.append(f"batch {batch} at {context} tokens over {layers} layers: {needed} bytes of keys and values")
+        return needed <= free
+
+    def cache_of(self, batch: int, context: int, layers: int) -> PagedCache:
+        """A cache with small random numbers in all its pages."""
+        cache = PagedCache(batch * ((context + 64) // PAGE + 2), PAGE)
+        row = torch.zeros(1, KV_HEADS, DIM, dtype=torch.bfloat16, device=self.device)
+        for layer in range(layers):
+            cache.write(layer, torch.zeros(1, dtype=torch.int64, device=self.device), row, row)
+            for store in cache.layer(layer).stores:
+                store.normal_()
+        return cache
+
+    def forwards(self, batch: int, context: int, rows: tuple[int, ...]) -> list[dict[str, Any]]:
+        """Whole forwards of one batch and context."""
+        if not self.fits(batch, context, self.layers):
+            return []
+        cache, found = self.cache_of(batch, context, self.layers), []
+        owners = held(cache, batch, context)
+        for count in rows:
+            step, tables = self.staged(cache, [Feed(o, context, (0,), tree_of(count)) for o in owners], bucket=True)
+            tokens = torch.zeros(tables.extent.rows, dtype=torch.int64, device=self.device)
+            tokens[: len(step.token_ids)] = step.token_ids.to(self.device)
+            graph = captured(lambda: self.model.forward(tokens, tables, cache, self.attend))  # noqa: B023
+            took = seconds(graph.replay)
+            kv_bytes = batch * (context + count) * self.layers * 4 * KV_HEADS * DIM
+            floor = (self.model.read_bytes + kv_bytes) / self.bandwidth
+            found.append(
+                {
+                    "rows": count, "batch": batch, "context": context, "bucket": tables.extent.rows, "seconds": took,
+                    "floor_s": floor, "share_of_roofline": floor / took,
+                }
+            )  # fmt: skip
+            one = found[0]["seconds"]
+            found[-1] |= {"one_row_s": one, "cost": took / one}
+            print(json.dumps(found[-1]))
+            del graph
+        return found
+
+    def attention(self, batch: int, context: int) -> list[dict[str, Any]]:
+        """One layer's attention alone."""
+        if not self.fits(batch, context, 1):
+            return []
+        cache, found = self.cache_of(batch, context, 1), []
+        owners = held(cache, batch, context)
+        for count in ROWS:
+            _, tables = self.staged(cache, [Feed(o, context, (0,), tree_of(count)) for o in owners], bucket=True)
+            query = torch.randn(tables.extent.rows, HEADS, DIM, dtype=torch.bfloat16, device=self.device)
+            took = seconds(captured(lambda: self.attend(query, cache, 0, tables)).replay)  # noqa: B023
+            kv_bytes = batch * (context + count) * 4 * KV_HEADS * DIM
+            found.append(
+                {
+                    "rows": count, "batch": batch, "context": context, "seconds": took, "kv_bytes": kv_bytes,
+                    "share_of_roofline": kv_bytes / self.bandwidth / took,
+                }
+            )  # fmt: skip
+            print(json.dumps(found[-1]))
+        return found
+
+    def sampling(self) -> list[dict[str, Any]]:
+        """The choice of tokens alone."""
+        from paceline.kernels.fused_sampling import SamplingRows, choose_on_device
+
+        found = []
+        for count in ROWS:
+            for top_p in (1.0, 0.9):
+                params = SamplingParams(temperature=1.0, top_p=top_p)
+                contexts = [Context(Sequence(row, (1,), params, row)) for row in range(count)]
+                rows = SamplingRows.of(contexts, VOCABULARY, self.device)
+                logits = torch.randn(count, VOCABULARY, device=self.device) * 4
+                took = seconds(captured(lambda: choose_on_device(logits, rows)).replay)  # noqa: B023
+                refused = int((choose_on_device(logits, rows) < 0).sum())
+                found.append({"rows": count, "top_p": top_p, "seconds": took, "refused": refused})
+                print(json.dumps(found[-1]))
+        return found
+
+    def bits(self) -> dict[str, int]:
+        """Attention of every node of a tree, and of a chunk, against the same row decoded alone from committed keys."""
+        compared = equal = 0
+        for context in (60, 511, 1000, 4095):
+            cache, tree = self.cache_of(4, context, 1), tree_of(31)
+            owner = held(cache, 1, context)[0]
+            rows = torch.randn(3, len(tree), HEADS, DIM, dtype=torch.bfloat16, device=self.device)
+            query, keys, values = rows[0], rows[1, :, :KV_HEADS], rows[2, :, :KV_HEADS]
+
+            def attended(nodes: tuple[int, ...], feed: Feed, cache: PagedCache = cache, rows: Any = (query, keys, values)):
+                _, tables = self.staged(cache, [feed], bucket=False)
+                here = torch.tensor(nodes, device=self.device)
+                cache.write(0, tables.destinations, rows[1][here], rows[2][here])
+                return self.attend(rows[0][here], cache, 0, tables)
+
+            verified = attended(tuple(range(len(tree))), Feed(owner, context, (0,), tree))
+            for node in range(len(tree)):
+                path = (0, *tree.path(node))
+                copy = Sequence(1, (*owner.tokens[:context], *path), SamplingParams(), 1)
+                cache.fork(0, 1)
+                chunk = attended(path, Feed(copy, context, path))
+                for place, passed in enumerate(path):
+                    cache.truncate(1, context + place)
+                    alone = attended((passed,), Feed(copy, context + place, (passed,)))[0]
+                    cache.commit([Verdict()])
+                    compared += 2
+                    equal += int(torch.equal(alone, verified[passed])) + int(torch.equal(alone, chunk[place]))
+                cache.release(1)
+        return {"compared": compared, "equal": equal}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--layers", type=int, default=32)
+    parser.add_argument("--split", type=int, default=512, help="key positions per program of the attention kernel")
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/gpu.json"))
+    arguments = parser.parse_args()
+    if not torch.cuda.is_available():
+        print("benchmarks/gpu.py measures the GPU path, and torch sees no CUDA device here", file=sys.stderr)
+        return 2
+    import triton
+
+    with torch.inference_mode():
+        device = torch.device("cuda")
+        bench = Bench(arguments.layers, arguments.split, device)
+        report = {
+            "what": "tree attention over a paged cache and a Llama-3-8B-shaped decoder, random bf16 weights, CUDA graphs",
+            "meaning": MEANING,
+            "argv": sys.argv[1:],
+            "machine": torch.cuda.get_device_name(device),
+            "layers": arguments.layers,
+            "split": arguments.split,
+            "page_size": PAGE,
+            "commit": subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True).stdout.strip(),
+            "versions": {
+                "paceline": __version__, "torch": torch.__version__, "cuda": torch.version.cuda, "triton": triton.__version__,
+                "python": platform.python_version(),
+            },
+            "copy_bytes_per_s": bench.bandwidth,
+            "weight_bytes": bench.model.read_bytes,
+            "bits": bench.bits(),
+            "attention": [row for context in CONTEXTS for row in bench.attention(1, context)],
+            "sampling": bench.sampling(),
+            "forward": [row for context in CONTEXTS for row in bench.forwards(1, context, ROWS)]
+            + [row for batch in BATCHES[1:] for row in bench.forwards(batch, 1024, (1, 8))],
+            "left_out": bench.left_out,
+        }  # fmt: skip
+    arguments.out.parent.mkdir(parents=True, exist_ok=True)
+    arguments.out.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    bits = report["bits"]
+    print(f"{bits['equal']} of {bits['compared']} rows have the bits of decoding; written to {arguments.out}")
+    return 0 if bits["equal"] == bits["compared"] else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

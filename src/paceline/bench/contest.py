@@ -1,0 +1,154 @@
+"""Contest: several ways to decode the same prompts, taking turns, so that whatever the machine does happens to all of them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence as Many
+from dataclasses import dataclass, field, replace
+from statistics import median
+from typing import Protocol
+
+from paceline.sequence import Speculation
+
+
+@dataclass(frozen=True)
+class Decoded:
+    """One decoding. token_ids: what was emitted. first_s, first_tokens: when the first tokens came, and how many; total_s: when
+    it ended. This engine's only: speculation, what was drafted and accepted; steps, those behind the first tokens, and spent_s,
+    their seconds by part."""
+
+    token_ids: list[int]
+    first_s: float
+    first_tokens: int
+    total_s: float
+    speculation: Speculation | None = None
+    steps: int = 0
+    spent_s: Mapping[str, float] = field(default_factory=dict)
+
+
+class Decoder(Protocol):
+    """A way to decode greedily: this engine with a drafter, or a peer in one of its modes."""
+
+    name: str
+
+    def decode(self, prompt: Many[int], max_tokens: int) -> Decoded:
+        """Decode until EOS or `max_tokens`, batch 1. prompt: token ids. Raises DecoderFailed where it cannot go on."""
+        ...
+
+
+class DecoderFailed(Exception):
+    """A peer failed in its own code; the message is one sentence for its row."""
+
+
+@dataclass
+class Tally:
+    """What one decoder did on the prompts of a task. Times are medians over the repeats, summed over the prompts, in seconds."""
+
+    runs: dict[int, list[Decoded]] = field(default_factory=dict)
+    """Prompt -> its repeats."""
+    error: str | None = None
+
+    def add(self, prompt: int, decoded: Decoded) -> None:
+        self.runs.setdefault(prompt, []).append(decoded)
+
+    @property
+    def total_s(self) -> float:
+        return sum(median(one.total_s for one in repeats) for repeats in self.runs.values())
+
+    @property
+    def first_s(self) -> float:
+        return sum(median(one.first_s for one in repeats) for repeats in self.runs.values())
+
+    @property
+    def tokens(self) -> int:
+        """Tokens emitted by one repeat over all prompts, EOS left out: the one count for every decoder."""
+        return sum(len(repeats[0].token_ids) for repeats in self.runs.values())
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Of whole answers, prompts included."""
+        return self.tokens / self.total_s
+
+    @property
+    def decode_tokens_per_s(self) -> float | None:
+        """Of what came behind the first tokens; None where nothing did."""
+        later = sum(len(repeats[0].token_ids) - repeats[0].first_tokens for repeats in self.runs.values())
+        spent = self.total_s - self.first_s
+        return later / spent if later > 0 and spent > 0 else None
+
+    @property
+    def speculation(self) -> Speculation:
+        """The counts of all repeats over all prompts."""
+        total = Speculation()
+        for one in self._all:
+            for name, value in vars(one.speculation or Speculation()).items():
+                if isinstance(value, Counter):
+                    getattr(total, name).update(value)
+                else:
+                    setattr(total, name, getattr(total, name) + value)
+        return total
+
+    @property
+    def steps(self) -> int:
+        """Steps behind the first tokens, over all repeats and prompts."""
+        return sum(one.steps for one in self._all)
+
+    @property
+    def step_ms(self) -> dict[str, float]:
+        """Mean milliseconds of such a step, part by part."""
+        total: Counter[str] = Counter()
+        for one in self._all:
+            total.update(one.spent_s)
+        return {part: seconds / max(self.steps, 1) * 1e3 for part, seconds in total.items()}
+
+    @property
+    def _all(self) -> list[Decoded]:
+        return [one for repeats in self.runs.values() for one in repeats]
+
+    def equal_prompts(self, other: Tally) -> int:
+        """Prompts whose every repeat, here and there, emitted the same token ids."""
+        return sum(
+            all(one.token_ids == other.runs[prompt][0].token_ids for one in (*repeats, *other.runs[prompt]))
+            for prompt, repeats in self.runs.items()
+        )
+
+
+def answer(token_ids: Many[int], ends: frozenset[int]) -> list[int]:
+    """The tokens before the first that ends a text: some engines emit it, others do not."""
+    end = next((place for place, token in enumerate(token_ids) if token in ends), len(token_ids))
+    return list(token_ids[:end])
+
+
+@dataclass(frozen=True)
+class Rules:
+    """max_tokens: the longest answer. repeats: measured runs per prompt. ends: token ids that end a text."""
+
+    max_tokens: int
+    repeats: int
+    ends: frozenset[int] = frozenset()
+
+
+def contest(
+    decoders: Many[Decoder], prompts: Many[Many[int]], rules: Rules, advance: Callable[[], None] = lambda: None
+) -> dict[str, Tally]:
+    """Let every decoder decode every prompt, in turns, after one warm-up each that is not counted; name -> tally.
+
+    The order shifts by one from prompt to prompt, so that none always follows the same one. A decoder that fails leaves the
+    contest, and its tally says why. advance: called after each decoding, and for each that a failure cancels.
+    """
+    tallies = {decoder.name: Tally() for decoder in decoders}
+    turns = [(None, prompts[0])] + [(number, prompt) for _ in range(rules.repeats) for number, prompt in enumerate(prompts)]
+    for turn, (number, prompt) in enumerate(turns):
+        first = turn % len(decoders)
+        for decoder in (*decoders[first:], *decoders[:first]):
+            tally = tallies[decoder.name]
+            if tally.error is None:
+                try:
+                    decoded = decoder.decode(prompt, rules.max_tokens)
+                except DecoderFailed as error:
+                    tally.error = str(error)
+                else:
+                    if number is not None:
+                        tally.add(number, replace(decoded, token_ids=answer(decoded.token_ids, rules.ends)))
+            advance()
+    return tallies

@@ -1,0 +1,7 @@
+"""What can go wrong with a measurement through no fault of the program."""
+
+from __future__ import annotations
+
+
+class BenchError(Exception):
+    """A task file, a size or a peer that cannot be used; the message is one sentence for the user."""

@@ -1,0 +1,45 @@
+"""Where a record goes: one JSON file per run, and its plots beside it."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from paceline.bench.errors import BenchError
+
+
+def title(record: dict[str, Any]) -> str:
+    """A short name for the run, the same for the same settings: what its files are called."""
+    parts = [record["model"]["name"]]
+    if grown := record["grown"]:
+        parts.append(f"grown-{grown['layers']}" + (f"x{grown['width']}" if grown["width"] else ""))
+    parts += [record["model"]["weights"], threads(record)]
+    return re.sub(r"[^\w.-]+", "-", "-".join(parts))
+
+
+def threads(record: dict[str, Any]) -> str:
+    """How many threads a run had, in words."""
+    return f"{record['threads']} thread" + ("s" if record["threads"] != 1 else "")
+
+
+def written(record: dict[str, Any], folder: Path) -> Path:
+    """Write the record to `folder`, over one of the same settings. Raises BenchError where it cannot."""
+    file = folder / f"bench-{title(record)}.json"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        file.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise BenchError(f"cannot write {file}: {error.strerror}") from error
+    return file
+
+
+def records(folder: Path) -> dict[Path, dict[str, Any]]:
+    """Every record of `paceline bench` in a folder, by file."""
+    found = {}
+    for file in sorted(folder.glob("*.json")):
+        content = json.loads(file.read_text(encoding="utf-8"))
+        if isinstance(content, dict) and content.get("kind") == "paceline bench":
+            found[file] = content
+    return found

@@ -1,0 +1,53 @@
+"""Origin: where a number comes from: machine, versions, commit, memory."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from paceline.machine import processor
+from paceline.version import __version__
+
+_PACKAGES = ("torch", "transformers", "numpy")
+
+
+def origin() -> dict[str, Any]:
+    """Machine, versions, commit and date, for a record."""
+    return {
+        "date": datetime.now(UTC).date().isoformat(),
+        "commit": commit(),
+        "machine": {"processor": processor(), "cores": os.cpu_count(), "system": f"{platform.system()} {platform.machine()}"},
+        "versions": {
+            "paceline": __version__,
+            "python": platform.python_version(),
+            **{package: version(package) for package in _PACKAGES},
+        },
+    }
+
+
+def commit() -> str | None:
+    """The commit of the source tree this runs from, and whether it was changed since; None outside of one."""
+    folder = Path(__file__).parent
+    try:
+        head = _git(folder, "rev-parse", "HEAD")
+        return f"{head} with changes" if _git(folder, "status", "--porcelain", "--", ".") else head
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+def _git(folder: Path, *arguments: str) -> str:
+    done = subprocess.run(["git", "-C", str(folder), *arguments], capture_output=True, text=True, check=True)
+    return done.stdout.strip()
+
+
+def peak_resident_bytes() -> int | None:
+    """The most memory this process ever held; None where the system does not tell."""
+    status = Path("/proc/self/status")
+    lines = status.read_text().splitlines() if status.exists() else []
+    held = next((line.split()[1] for line in lines if line.startswith("VmHWM:")), None)
+    return int(held) * 1024 if held else None

@@ -1,0 +1,146 @@
+"""llama.cpp: its C API through llama-cpp-python, plain; and the binding's own prompt lookup. On a GGUF file of the checkpoint."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence as Many
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from paceline.bench.contest import Decoded
+from paceline.bench.curves import some_tokens
+from paceline.bench.peers.base import Material, Mode, Peer
+from paceline.bench.peers.gguf_file import FORMATS, gguf_file
+
+_BATCH = 512
+
+
+class LlamaCpp(Peer):
+    name = "llama.cpp"
+
+    def __init__(self, material: Material) -> None:
+        import llama_cpp  # pyright: ignore[reportMissingImports]
+
+        self.version, self.weights = f"llama-cpp-python {llama_cpp.__version__}", FORMATS[material.weights]
+        self._material = material
+        self._lookups: list[Any] = []
+        self._file = str(gguf_file(material.target, material.work, material.weights))
+        self._context = _Context(llama_cpp, self._file, material)
+
+    def modes(self) -> dict[str, Callable[[], Mode]]:
+        return {"plain": lambda: self._plain, "prompt lookup": self._lookup}
+
+    def forward(self, context: int) -> Callable[[int], float]:
+        inner = self._context
+        tokens = some_tokens(context + _BATCH, inner.vocab_size)
+        inner.truncate(0)
+        inner.feed(tokens[:context], 0)
+
+        def run(rows: int) -> float:
+            began = perf_counter()
+            inner.feed(tokens[context : context + rows], context, every_row=True)
+            seconds = perf_counter() - began
+            inner.truncate(context)
+            return seconds
+
+        return run
+
+    def close(self) -> None:
+        for model in self._lookups:
+            model.close()
+        self._context.close()
+
+    def _plain(self, prompt: Many[int], max_tokens: int) -> Decoded:
+        inner, ends = self._context, self._material.ends
+        inner.truncate(0)
+        began = perf_counter()
+        inner.feed(prompt, 0)
+        tokens = [inner.best()]
+        first_s = perf_counter() - began
+        while tokens[-1] not in ends and len(tokens) < max_tokens:
+            inner.feed(tokens[-1:], len(prompt) + len(tokens) - 1)
+            tokens.append(inner.best())
+        return Decoded(tokens, first_s, 1, perf_counter() - began)
+
+    def _lookup(self) -> Mode:
+        from llama_cpp import Llama  # pyright: ignore[reportMissingImports]
+        from llama_cpp.llama_speculative import LlamaPromptLookupDecoding  # pyright: ignore[reportMissingImports]
+
+        threads = self._material.threads
+        model = Llama(
+            self._file,
+            n_ctx=self._material.context,
+            n_batch=_BATCH,
+            n_threads=threads,
+            n_threads_batch=threads,
+            draft_model=LlamaPromptLookupDecoding(max_ngram_size=3, num_pred_tokens=5),
+            verbose=False,
+        )
+        self._lookups.append(model)
+
+        def decode(prompt: Many[int], max_tokens: int) -> Decoded:
+            model.reset()
+            tokens: list[int] = []
+            first_s = 0.0
+            began = perf_counter()
+            for token in model.generate(list(prompt), temp=0.0, top_k=1, repeat_penalty=1.0, reset=True):
+                first_s = first_s or perf_counter() - began
+                tokens.append(token)
+                if token in self._material.ends or len(tokens) == max_tokens:
+                    break
+            return Decoded(tokens, first_s, 1, perf_counter() - began)
+
+        return decode
+
+
+class _Context:
+    """A model and a context of one sequence, through the C API: no Python stands between the tokens but the loop."""
+
+    def __init__(self, library: Any, file: str, material: Material) -> None:
+        self._library = library
+        library.llama_backend_init()
+        # kept: the library calls it for as long as it lives
+        self._silence = library.llama_log_callback(lambda level, text, data: None)
+        library.llama_log_set(self._silence, ctypes.c_void_p(0))
+        self._model = library.llama_model_load_from_file(file.encode(), library.llama_model_default_params())
+        options = library.llama_context_default_params()
+        options.n_ctx, options.n_batch, options.n_ubatch = material.context, _BATCH, _BATCH
+        options.n_threads = options.n_threads_batch = material.threads
+        self._context = library.llama_init_from_model(self._model, options) if self._model else None
+        if not self._context:
+            raise RuntimeError("the model or its context could not be made")
+        self._batch = library.llama_batch_init(_BATCH, 0, 1)
+        self._memory = library.llama_get_memory(self._context)
+        self.vocab_size = library.llama_vocab_n_tokens(library.llama_model_get_vocab(self._model))
+
+    def close(self) -> None:
+        self._library.llama_batch_free(self._batch)
+        self._library.llama_free(self._context)
+        self._library.llama_model_free(self._model)
+
+    def truncate(self, length: int) -> None:
+        self._library.llama_memory_seq_rm(self._memory, 0, length, -1)
+
+    def feed(self, tokens: Many[int], start: int, every_row: bool = False) -> None:
+        """Forward tokens in pieces of the batch; logits of the last, or of every row."""
+        for low in range(0, len(tokens), _BATCH):
+            piece, batch = tokens[low : low + _BATCH], self._batch
+            batch.n_tokens = len(piece)
+            for row, token in enumerate(piece):
+                batch.token[row], batch.pos[row] = token, start + low + row
+                batch.n_seq_id[row], batch.seq_id[row][0] = 1, 0
+                batch.logits[row] = every_row or low + row == len(tokens) - 1
+            if self._library.llama_decode(self._context, batch):
+                raise RuntimeError("llama_decode failed")
+        self._library.llama_synchronize(self._context)
+
+    def best(self) -> int:
+        """The token with the largest logit behind the last row."""
+        logits = self._library.llama_get_logits_ith(self._context, -1)
+        return int(np.ctypeslib.as_array(logits, shape=(self.vocab_size,)).argmax())
+
+
+def load(material: Material) -> Peer:
+    return LlamaCpp(material)

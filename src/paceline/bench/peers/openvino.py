@@ -1,0 +1,82 @@
+"""OpenVINO GenAI: `LLMPipeline` on a GGUF file of the checkpoint, plain, with prompt lookup, and with the draft model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence as Many
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from paceline.bench.contest import Decoded
+from paceline.bench.peers.base import Material, Mode, Peer
+from paceline.bench.peers.gguf_file import FORMATS, gguf_file
+
+_FORMATS = {"fp32": "fp16", "bf16": "fp16", "fp16": "fp16", "int8": "int8", "int4": "int4"}
+"""Its reader of GGUF takes no wider floats than half precision."""
+
+
+class OpenVino(Peer):
+    """Arithmetic in float32 where wide weights were asked for, else what the library itself prefers."""
+
+    name = "openvino"
+
+    def __init__(self, material: Material) -> None:
+        import openvino_genai  # pyright: ignore[reportMissingImports]
+
+        self.version = openvino_genai.get_version()
+        self._genai, self._material = openvino_genai, material
+        self._format = _FORMATS[material.weights]
+        self.weights = FORMATS[self._format]
+        self._file = self._exported(material.target)
+        self._options: dict[str, Any] = {"INFERENCE_NUM_THREADS": material.threads}
+        if material.weights == "fp32":
+            self._options["INFERENCE_PRECISION_HINT"] = "f32"
+
+    def modes(self) -> dict[str, Callable[[], Mode]]:
+        assisted = {"num_assistant_tokens": 5}
+        found: dict[str, Callable[[], Mode]] = {
+            "plain": lambda: self._mode({}, {}),
+            "prompt lookup": lambda: self._mode({"prompt_lookup": True}, {**assisted, "max_ngram_size": 3}),
+        }
+        if (draft := self._material.draft) is not None:
+            found["draft model"] = lambda: self._mode({"draft_model": self._draft(draft)}, assisted)
+        return found
+
+    def _exported(self, folder: Path) -> Path:
+        """The GGUF file, in a folder of its own: the pipeline may leave its model beside it."""
+        place = self._material.work / f"{folder.name}-openvino-{self._format}"
+        place.mkdir(exist_ok=True)
+        return gguf_file(folder, place, self._format)
+
+    def _draft(self, folder: Path) -> Any:
+        """Drafts are read in the library's own form only, which a pipeline that reads GGUF can write."""
+        file = self._exported(folder)
+        self._genai.LLMPipeline(str(file), "CPU", enable_save_ov_model=True, **self._options)
+        return self._genai.draft_model(str(file.parent), "CPU", **self._options)
+
+    def _mode(self, loading: dict[str, Any], generating: dict[str, Any]) -> Mode:
+        import openvino  # pyright: ignore[reportMissingImports]
+
+        pipeline = self._genai.LLMPipeline(str(self._file), "CPU", **loading, **self._options)
+        config = self._genai.GenerationConfig()
+        config.do_sample = False
+        config.stop_token_ids = set(self._material.ends)
+        for name, value in generating.items():
+            setattr(config, name, value)
+
+        def decode(prompt: Many[int], max_tokens: int) -> Decoded:
+            ids = np.array([prompt], dtype=np.int64)
+            inputs = self._genai.TokenizedInputs(openvino.Tensor(ids), openvino.Tensor(np.ones_like(ids)))
+            config.max_new_tokens = max_tokens
+            began = perf_counter()
+            result = pipeline.generate(inputs, config)
+            total_s = perf_counter() - began
+            return Decoded(list(result.tokens[0]), result.perf_metrics.get_ttft().mean / 1e3, 1, total_s)
+
+        return decode
+
+
+def load(material: Material) -> Peer:
+    return OpenVino(material)

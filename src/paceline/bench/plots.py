@@ -1,0 +1,125 @@
+"""Plots of a record, as PNG files: speed-ups by task, acceptance by depth, verify cost by rows, the parts of a step."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from paceline.bench.errors import BenchError
+from paceline.bench.files import threads
+from paceline.bench.ours import PLAIN
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#999999")
+"""Okabe and Ito (2008): told apart by colour-blind readers too."""
+_MARKERS = "osD^vP*X"
+
+
+def plot(record: dict[str, Any], stem: Path) -> list[Path]:
+    """Write STEM-speedup.png, -acceptance.png, -verify.png and -step.png, those for which there is something to show.
+
+    Raises BenchError where matplotlib is not installed.
+    """
+    try:
+        import matplotlib
+    except ImportError as error:
+        raise BenchError("plots need matplotlib: install paceline[bench]") from error
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    written = []
+    for name, draw in (("speedup", _speedup), ("acceptance", _acceptance), ("verify", _verify), ("step", _step)):
+        figure, axes = pyplot.subplots(figsize=(8.5, 4.8), layout="constrained")
+        if (caption := draw(axes, record)) is not None:
+            axes.set_title(f"{_subject(record)}\n{caption}", fontsize=10, loc="left")
+            axes.spines[["top", "right"]].set_visible(False)
+            file = stem.with_name(f"{stem.name}-{name}.png")
+            figure.savefig(file, dpi=120)
+            written.append(file)
+        pyplot.close(figure)
+    return written
+
+
+def _subject(record: dict[str, Any]) -> str:
+    model, grown = record["model"], record["grown"]
+    name = f"{model['name']} grown to {model['parameters'] / 1e6:.0f}M" if grown else model["name"]
+    return f"{name}, {model['weights']}, {threads(record)}, {record['machine']['processor']}"
+
+
+def _speedup(axes: Axes, record: dict[str, Any]) -> str | None:
+    """Bars by task, one per mode; the speed of plain decoding stands under each task."""
+    gains = record["speedup"]
+    modes = list(dict.fromkeys(mode for task in gains.values() for mode in task))
+    if not modes:
+        return None
+    width = 0.84 / len(modes)
+    for place, mode in enumerate(modes):
+        at = [number for number, task in enumerate(gains) if "decode_ratio" in gains[task].get(mode, {})]
+        heights = [gains[task][mode]["decode_ratio"] for task in gains if "decode_ratio" in gains[task].get(mode, {})]
+        hatch = "//" if place >= len(COLOURS) else None
+        colour = COLOURS[place % len(COLOURS)]
+        bars = axes.bar(
+            [n + (place - (len(modes) - 1) / 2) * width for n in at], heights, width, label=mode, color=colour, hatch=hatch
+        )
+        crowded = len(modes) > 4
+        axes.bar_label(bars, fmt="%.2f", fontsize=7 if crowded else 8, rotation=90 if crowded else 0, padding=2)
+    plain = {row["task"]: row["decode_tokens_per_s"] for row in record["rows"] if row["mode"] == PLAIN}
+    labels = [f"{task}\n{plain[task]:.0f}/s" if plain[task] else task for task in gains]
+    axes.set_xticks(range(len(gains)), labels, fontsize=8)
+    axes.axhline(1.0, color="black", linewidth=0.8)
+    axes.set_ylabel("decoding speed over plain decoding")
+    axes.set_xlabel("task, and tokens per second of plain decoding")
+    axes.legend(fontsize=8, ncols=4, loc="upper center", bbox_to_anchor=(0.5, -0.2))
+    return "speed-up by task; 1 is plain decoding of this engine"
+
+
+def _acceptance(axes: Axes, record: dict[str, Any]) -> str | None:
+    """One line per mode, of the last group of rows: all tasks, where there are several."""
+    if not any(shares for modes in record["acceptance_by_depth"].values() for shares in modes.values()):
+        return None
+    task, modes = list(record["acceptance_by_depth"].items())[-1]
+    for place, (mode, shares) in enumerate(modes.items()):
+        colour, marker = COLOURS[place % len(COLOURS)], _MARKERS[place % len(_MARKERS)]
+        axes.plot(range(1, len(shares) + 1), shares, color=colour, marker=marker, label=mode)
+    axes.set_xticks(range(1, max(map(len, modes.values())) + 1))
+    axes.set_ylim(0, 1)
+    axes.set_xlabel("depth in the draft (tokens behind the root)")
+    axes.set_ylabel("share of steps accepted")
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize=8)
+    return f"acceptance by depth, {task}: of the steps that drafted so deep"
+
+
+def _verify(axes: Axes, record: dict[str, Any]) -> str | None:
+    cost = record["verify_cost"]
+    rows: list[int] = []
+    for place, (name, by_rows) in enumerate(cost["ms"].items()):
+        rows = [int(n) for n in by_rows]
+        axes.plot(rows, list(by_rows.values()), color=COLOURS[place], marker=_MARKERS[place], label=name)
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(rows, [str(n) for n in rows])
+    axes.set_ylim(bottom=0)
+    axes.set_xlabel("rows of the forward (the root and its drafted nodes)")
+    axes.set_ylabel("ms, median")
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize=8)
+    return f"cost of a verify behind {cost['context_tokens']} cached tokens"
+
+
+def _step(axes: Axes, record: dict[str, Any]) -> str | None:
+    """Stacked bars, one per mode: where the time of a step goes."""
+    steps = {row["mode"]: row["step_ms"] for row in record["rows"] if "step_ms" in row}
+    left = [0.0] * len(steps)
+    for place, part in enumerate(next(iter(steps.values()))):
+        widths = [step[part] for step in steps.values()]
+        axes.barh(list(steps), widths, left=left, label=part, color=COLOURS[place])
+        left = [a + b for a, b in zip(left, widths, strict=True)]
+    for number, total in enumerate(left):
+        axes.text(total, number, f" {total:.2f}", va="center", fontsize=8)
+    axes.invert_yaxis()
+    axes.margins(x=0.1)
+    axes.set_xlabel("ms, mean of the steps behind the first tokens")
+    axes.legend(fontsize=8, ncols=5, loc="upper center", bbox_to_anchor=(0.5, -0.18))
+    return f"where the time of a step goes, {record['rows'][-1]['task']}"

@@ -1,0 +1,162 @@
+"""Report: from tallies to the record of a run. No ratio stands there without both of its terms."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from paceline.bench.contest import Tally
+from paceline.bench.ours import PLAIN
+from paceline.bench.prompts import Prepared
+
+ALL = "all tasks"
+"""The name under which tasks are summed up."""
+
+
+def task_rows(task: Prepared, tallies: Mapping[str, Tally], peers: Mapping[str, str]) -> list[dict[str, Any]]:
+    """One row per decoder. peers: decoder -> its peer; the others are this engine's."""
+    plain = tallies[PLAIN]
+    rows = []
+    for name, tally in tallies.items():
+        row: dict[str, Any] = {"task": task.name, "mode": name, "peer": peers.get(name), "prompts": len(task.prompts)}
+        if tally.error is not None:
+            rows.append({**row, "error": tally.error})
+            continue
+        row |= {
+            "prompt_tokens": sum(map(len, task.prompts)),
+            "tokens": tally.tokens,
+            "total_s": tally.total_s,
+            "first_s": tally.first_s,
+            "tokens_per_s": tally.tokens_per_s,
+            "decode_tokens_per_s": tally.decode_tokens_per_s,
+            "equal_prompts": tally.equal_prompts(plain),
+        }
+        if name not in peers:
+            row |= _speculation(tally)
+        elif (own := tallies.get(f"{peers[name]} {PLAIN}")) is not None and own.error is None:
+            row["equal_to_its_own_plain"] = tally.equal_prompts(own)
+        rows.append(row)
+    return rows
+
+
+def _speculation(tally: Tally) -> dict[str, Any]:
+    count = tally.speculation
+    depths = sorted(count.drafted_by_depth)
+    return {
+        "tau": count.tau,
+        "steps": count.steps,
+        "emitted_tokens": count.emitted_tokens,
+        "draft_tokens": count.draft_tokens,
+        "accepted_tokens": count.accepted_tokens,
+        "drafted_by_depth": [count.drafted_by_depth[depth] for depth in depths],
+        "accepted_by_depth": [count.accepted_by_depth[depth] for depth in depths],
+        "later_steps": tally.steps,
+        "step_ms": tally.step_ms,
+    }
+
+
+def with_total(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The rows, and behind them one per mode that sums up all tasks, for modes that ended every task."""
+    tasks = list(dict.fromkeys(row["task"] for row in rows))
+    if len(tasks) < 2:
+        return rows
+    totals = []
+    for mode in dict.fromkeys(row["mode"] for row in rows):
+        mine = [row for row in rows if row["mode"] == mode and "error" not in row]
+        if len(mine) == len(tasks):
+            totals.append(_total(mine))
+    return rows + totals
+
+
+def _total(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    summed = {
+        name: sum(row[name] for row in rows)
+        for name, value in rows[0].items()
+        if isinstance(value, int) and all(name in row for row in rows)
+    }
+    total_s, first_s = (sum(row[name] for row in rows) for name in ("total_s", "first_s"))
+    decoded = [(row["decode_tokens_per_s"], row["total_s"] - row["first_s"]) for row in rows if row["decode_tokens_per_s"]]
+    total: dict[str, Any] = {
+        "task": ALL,
+        "mode": rows[0]["mode"],
+        "peer": rows[0]["peer"],
+        **summed,
+        "total_s": total_s,
+        "first_s": first_s,
+        "tokens_per_s": summed["tokens"] / total_s,
+        "decode_tokens_per_s": sum(rate * s for rate, s in decoded) / sum(s for _, s in decoded) if decoded else None,
+    }
+    if "steps" in summed:
+        total["tau"] = summed["emitted_tokens"] / summed["steps"]
+        for name in ("drafted_by_depth", "accepted_by_depth"):
+            total[name] = _added(row[name] for row in rows)
+        total["step_ms"] = {
+            part: sum(row["step_ms"][part] * row["later_steps"] for row in rows) / max(summed["later_steps"], 1)
+            for part in rows[0]["step_ms"]
+        }
+    return total
+
+
+def _added(lists: Iterable[list[int]]) -> list[int]:
+    """Sums by place; shorter lists end early."""
+    found: list[int] = []
+    for values in lists:
+        found += [0] * (len(values) - len(found))
+        for place, value in enumerate(values):
+            found[place] += value
+    return found
+
+
+def speedups(rows: list[dict[str, Any]]) -> dict[str, dict[str, dict[str, float]]]:
+    """Task -> mode -> tokens per second against this engine's plain decoding: both terms and their ratio, for whole answers
+    and, where tokens came behind the first, for those."""
+    found: dict[str, dict[str, dict[str, float]]] = {}
+    plain = {row["task"]: row for row in rows if row["mode"] == PLAIN}
+    for row in rows:
+        if row["mode"] == PLAIN or "error" in row:
+            continue
+        base, terms = plain[row["task"]], {}
+        for prefix in ("", "decode_"):
+            theirs, mine = base[f"{prefix}tokens_per_s"], row[f"{prefix}tokens_per_s"]
+            if theirs and mine is not None:
+                terms |= {f"plain_{prefix}tokens_per_s": theirs, f"{prefix}tokens_per_s": mine, f"{prefix}ratio": mine / theirs}
+        found.setdefault(row["task"], {})[row["mode"]] = terms
+    return found
+
+
+def against_peers(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Per task and peer: plain against plain, and the best mode of each; whole answers, and decoding alone."""
+    found = []
+    for task in dict.fromkeys(row["task"] for row in rows):
+        here = [row for row in rows if row["task"] == task and "error" not in row]
+        ours = [row for row in here if row["peer"] is None]
+        for peer in dict.fromkeys(row["peer"] for row in here if row["peer"] is not None):
+            theirs = [row for row in here if row["peer"] == peer]
+            entry: dict[str, Any] = {"task": task, "peer": peer}
+            for prefix in ("", "decode_"):
+                rate = f"{prefix}tokens_per_s"
+                pairs = {
+                    f"{prefix}plain": [
+                        [row for row in side if row["mode"] in (PLAIN, f"{peer} {PLAIN}")] for side in (ours, theirs)
+                    ],
+                    f"{prefix}best": [ours, theirs],
+                }
+                for name, (left, right) in pairs.items():
+                    if any(row[rate] for row in left) and any(row[rate] for row in right):
+                        entry[name] = _versus(_fastest(left, rate), _fastest(right, rate), rate)
+            found.append(entry)
+    return found
+
+
+def _fastest(rows: list[dict[str, Any]], rate: str) -> dict[str, Any]:
+    return max(rows, key=lambda row: row[rate] or 0.0)
+
+
+def _versus(ours: dict[str, Any], theirs: dict[str, Any], rate: str) -> dict[str, Any]:
+    return {
+        "ours": ours["mode"],
+        "ours_tokens_per_s": ours[rate],
+        "theirs": theirs["mode"],
+        "theirs_tokens_per_s": theirs[rate],
+        "ratio": ours[rate] / theirs[rate],
+    }

@@ -1,0 +1,211 @@
+"""Runner: one run of `paceline bench`, from settings to its record."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import asdict
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+
+from paceline.bench.batches import batch_rows
+from paceline.bench.contest import Decoder, DecoderFailed, Rules, contest
+from paceline.bench.curves import FORWARDS, PREFILL, ROWS, VERIFY_CONTEXT, ModelForward, some_tokens, verify_curve
+from paceline.bench.grow import grown
+from paceline.bench.origin import origin, peak_resident_bytes
+from paceline.bench.ours import PLAIN, EngineDecoder
+from paceline.bench.peers import PEERS
+from paceline.bench.peers.base import Material, Peer, PeerDecoder, guarded
+from paceline.bench.prompts import Prepared, Preparer
+from paceline.bench.report import against_peers, speedups, task_rows, with_total
+from paceline.bench.settings import Settings
+from paceline.compose import automatic
+from paceline.engine.llm import LLM
+from paceline.models.base import LanguageModel
+from paceline.models.checkpoint import inspected
+from paceline.models.embedded import DEFAULT, draft_of
+from paceline.models.load import resolve
+
+Watch = Callable[[str, int], AbstractContextManager[Callable[[], None]]]
+"""Called with what begins and its number of parts; gives what to call after each part."""
+_BITS = {"fp32": 32, "bf16": 16, "fp16": 16, "int8": 8, "int4": 4}
+
+
+def run(settings: Settings, watch: Watch) -> dict[str, Any]:
+    """Measure, and return the record. Raises BenchError, ModelError, SpecError, UnknownMethod or RequestError."""
+    with TemporaryDirectory(prefix="paceline-bench-") as work:
+        bench = _Run(settings, Path(work), watch)
+        try:
+            return bench.record()
+        finally:
+            bench.close()
+
+
+class _Run:
+    """The model, this engine's decoders and the peers, for as long as one run lasts."""
+
+    def __init__(self, settings: Settings, work: Path, watch: Watch) -> None:
+        self.settings, self.work, self.watch = settings, work, watch
+        self.threads = settings.threads or torch.get_num_threads()
+        torch.set_num_threads(self.threads)
+        self.source = resolve(settings.model if settings.model is not None else DEFAULT)
+        self.path, self.growth = self.source, None
+        if settings.growth is not None:
+            self.path = work / f"{self.source.name}-grown"
+            with watch("growing the model", 1):
+                grown(self.source, self.path, settings.growth)
+            self.growth = {"from": self.source.name, **asdict(settings.growth)}
+        with watch("loading the model", 1):
+            self.llm = LLM(str(self.path), "none", weights=settings.weights, batch=max(8, *settings.batches, 0))
+        self.ours = {PLAIN: EngineDecoder(PLAIN, self.llm.engine)}
+        for draft in settings.drafts:
+            if draft != "none":
+                # the draft that goes with the model it was grown from
+                self.llm.use(automatic(str(self.source)) if draft == "auto" else draft)
+                self.ours[draft] = EngineDecoder(draft, self.llm.engine)
+        self.target: LanguageModel = self.llm.target
+        self.rules = Rules(settings.max_tokens, settings.repeats, self.target.eos_token_ids)
+        self.longest = self.llm.engine.longest
+        self.peers: dict[str, Peer] = {}
+        self.failures: dict[str, str] = {}
+        self.theirs: dict[str, PeerDecoder] = {}
+        self._load_peers()
+        # what was loaded may have opened thread pools of its own choice, and with them changed this one
+        torch.set_num_threads(self.threads)
+
+    def _load_peers(self) -> None:
+        weights = next((name for name in _BITS if self.target.weights.startswith(name)), "fp32")
+        draft = draft_of(self.source)
+        material = Material(self.path, draft, self.work, weights, self.longest, self.target.eos_token_ids, self.threads)
+        for name in self.settings.peers:
+            with self.watch(f"loading {name}", 1):
+                try:
+                    peer = self.peers[name] = guarded(lambda name=name: PEERS[name].load(material))
+                except DecoderFailed as error:
+                    self.failures[name] = str(error)
+                    continue
+                for mode, load in peer.modes().items():
+                    try:
+                        decoder = PeerDecoder(peer, mode, load)
+                        self.theirs[decoder.name] = decoder
+                    except DecoderFailed as error:
+                        self.failures[f"{name} {mode}"] = str(error)
+
+    def close(self) -> None:
+        for peer in self.peers.values():
+            peer.close()
+
+    def record(self) -> dict[str, Any]:
+        settings = self.settings
+        preparer = Preparer(
+            self.llm.tokenizer, self.target, self.longest, self.ours[PLAIN], settings.max_tokens, settings.context_tokens
+        )
+        with self.watch("preparing prompts", len(settings.tasks)) as advance:
+            tasks = []
+            for task in settings.tasks:
+                tasks.append(preparer(task))
+                advance()
+        rows = with_total([row for task in tasks for row in self._contested(task)])
+        batches = [row for task in tasks for size in settings.batches for row in self._batched(task, size)]
+        plain = [row for row in rows if row["peer"] is None]
+        parameters = inspected(self.path).parameters
+        return {
+            "kind": "paceline bench",
+            **origin(),
+            "argv": sys.argv[1:],
+            "threads": self.threads,
+            "model": {"name": self.source.name, "parameters": parameters, "weights": self.target.weights},
+            "grown": self.growth,
+            "settings": {
+                "max_tokens": settings.max_tokens,
+                "repeats": settings.repeats,
+                "context_tokens": settings.context_tokens,
+                "drafts": list(self.ours)[1:],
+                "greedy": True,
+            },
+            "tasks": {task.name: {"prompts": len(task.prompts), "left_out": task.left_out} for task in tasks},
+            "rows": rows,
+            "speedup": speedups(rows),
+            "tau": _by_task(plain, lambda row: row["tau"]),
+            "acceptance_by_depth": _by_task(plain, _acceptance),
+            "equal": all(row["equal_prompts"] == row["prompts"] for row in (*plain, *batches)),
+            "verify_cost": self._verify_cost(),
+            "prefill": self._prefill(),
+            "batches": batches,
+            "peers": {name: {"version": peer.version, "weights": peer.weights} for name, peer in self.peers.items()},
+            "failed": self.failures,
+            "not_installed": list(settings.absent),
+            "against_peers": against_peers(rows),
+            "memory": self._memory(parameters),
+        }
+
+    def _contested(self, task: Prepared) -> list[dict[str, Any]]:
+        decoders: list[Decoder] = [*self.ours.values(), *self.theirs.values()]
+        turns = 1 + self.rules.repeats * len(task.prompts)
+        with self.watch(f"decoding {task.name}", turns * len(decoders)) as advance:
+            tallies = contest(decoders, task.prompts, self.rules, advance)
+        return task_rows(task, tallies, {name: decoder.peer for name, decoder in self.theirs.items()})
+
+    def _batched(self, task: Prepared, size: int) -> list[dict[str, Any]]:
+        decoders = list(self.ours.values())
+        with self.watch(f"decoding {task.name}, batch {size}", (self.rules.repeats + 1) * len(decoders)) as advance:
+            return [{"task": task.name, **row} for row in batch_rows(decoders, task.prompts, size, self.rules, advance)]
+
+    def _verify_cost(self) -> dict[str, Any]:
+        """Milliseconds of a forward by rows, and that over one row's; this engine's and, where they tell, its peers'."""
+        context = max(min(VERIFY_CONTEXT, self.longest - max(ROWS)), 0)
+        rows = [n for n in ROWS if context + n <= self.longest]
+        forwards: dict[str, Callable[[int], float]] = {"paceline": ModelForward(self.target, context)}
+        for name, peer in self.peers.items():
+            try:
+                forward = guarded(lambda peer=peer: peer.forward(context))
+                if forward is not None:
+                    guarded(lambda forward=forward: forward(rows[-1]))
+                    forwards[name] = forward
+            except DecoderFailed as error:
+                self.failures[f"{name}, verify cost"] = str(error)
+        with self.watch("verify cost", (FORWARDS + 1) * len(rows) * len(forwards)) as advance:
+            curves = verify_curve(forwards, rows, FORWARDS, advance)
+        return {
+            "context_tokens": context,
+            "ms": curves,
+            "relative": {name: {n: ms / by_rows[rows[0]] for n, ms in by_rows.items()} for name, by_rows in curves.items()},
+        }
+
+    def _prefill(self) -> dict[str, Any]:
+        """Milliseconds until the first token behind a prompt of that length, with nothing cached."""
+        tokens = min(PREFILL, self.longest - 1)
+        theirs = [one for one in self.theirs.values() if one.name == f"{one.peer} {PLAIN}"]
+        decoders: list[Decoder] = [self.ours[PLAIN], *theirs]
+        prompt = some_tokens(tokens, self.target.vocab_size)
+        with self.watch("prefill", (1 + self.rules.repeats) * len(decoders)) as advance:
+            tallies = contest(decoders, [prompt], Rules(1, self.rules.repeats), advance)
+        self.failures |= {f"{name}, prefill": one.error for name, one in tallies.items() if one.error is not None}
+        return {"tokens": tokens, "ms": {name: one.total_s * 1e3 for name, one in tallies.items() if one.error is None}}
+
+    def _memory(self, parameters: int) -> dict[str, Any]:
+        weights = next((bits for name, bits in _BITS.items() if self.target.weights.startswith(name)), 32)
+        return {
+            "peak_resident_bytes": peak_resident_bytes(),
+            "weights_bytes": parameters * weights // 8,
+            "kv_bytes": max(decoder.held_bytes for decoder in self.ours.values()),
+            "holds_peers": bool(self.peers),
+        }
+
+
+def _by_task(rows: list[dict[str, Any]], value: Callable[[dict[str, Any]], Any]) -> dict[str, dict[str, Any]]:
+    """Task -> mode -> value of its row, plain left out."""
+    found: dict[str, dict[str, Any]] = {}
+    for row in rows:
+        if row["mode"] != PLAIN:
+            found.setdefault(row["task"], {})[row["mode"]] = value(row)
+    return found
+
+
+def _acceptance(row: dict[str, Any]) -> list[float]:
+    """By depth, the share of steps that drafted so deep in which a node there was accepted."""
+    return [accepted / drafted for accepted, drafted in zip(row["accepted_by_depth"], row["drafted_by_depth"], strict=True)]

@@ -1,0 +1,81 @@
+"""Settings: what one run of `paceline bench` is asked for, checked before any work begins."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from paceline.bench.errors import BenchError
+from paceline.bench.grow_shape import Growth
+from paceline.bench.peers import chosen
+from paceline.bench.tasks import Task, load_tasks
+
+LARGEST_BATCH, MOST_THREADS, MOST_TOKENS, MOST_REPEATS, MOST_CONTEXT = 256, 1024, 1 << 16, 1000, 1 << 20
+
+
+@dataclass(frozen=True)
+class Settings:
+    """model: None for the embedded default. drafts: specs run against plain decoding. peers, absent: named ones that are
+    installed, and that are not. batches: sizes of batch whose throughput is measured beside batch 1."""
+
+    model: str | None
+    drafts: tuple[str, ...]
+    tasks: tuple[Task, ...]
+    weights: str | None = None
+    growth: Growth | None = None
+    peers: tuple[str, ...] = ()
+    absent: tuple[str, ...] = ()
+    batches: tuple[int, ...] = ()
+    threads: int | None = None
+    max_tokens: int = 96
+    repeats: int = 3
+    context_tokens: int = 0
+
+    @classmethod
+    def of(
+        cls,
+        model: str | None,
+        drafts: list[str],
+        *,
+        tasks: str,
+        weights: str | None,
+        grow: str | None,
+        peers: str,
+        batch: str,
+        threads: int | None,
+        max_tokens: int,
+        repeats: int,
+        limit: int | None,
+        context: int,
+    ) -> Settings:
+        """From what the command line was given. Raises BenchError."""
+        for option, value, low, high in (
+            ("threads", threads, 1, MOST_THREADS),
+            ("max-tokens", max_tokens, 1, MOST_TOKENS),
+            ("repeats", repeats, 1, MOST_REPEATS),
+            ("limit", limit, 1, None),
+            ("context", context, 0, MOST_CONTEXT),
+        ):
+            if value is not None and (value < low or (high is not None and value > high)):
+                raise BenchError(f"--{option} {value}: it must be at least {low}" + (f" and at most {high}" if high else ""))
+        installed, absent = chosen(peers)
+        return cls(
+            model,
+            tuple(dict.fromkeys(drafts)),
+            tuple(load_tasks(tasks, limit)),
+            weights,
+            Growth.parse(grow) if grow is not None else None,
+            tuple(installed),
+            tuple(absent),
+            tuple(sorted({_batch(part) for part in batch.split(",")} - {1})),
+            threads,
+            max_tokens,
+            repeats,
+            context,
+        )
+
+
+def _batch(text: str) -> int:
+    size = text.strip()
+    if not (size.isascii() and size.isdecimal() and len(size) < 6 and 1 <= int(size) <= LARGEST_BATCH):
+        raise BenchError(f"--batch {text}: sizes are whole numbers from 1 to {LARGEST_BATCH}, with commas between them")
+    return int(size)

@@ -1,0 +1,173 @@
+"""What the terminal shows of a run: progress bars while it lasts, then its tables."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from paceline.bench.files import threads
+from paceline.bench.ours import PLAIN
+from paceline.bench.runner import Watch
+
+
+def watched(console: Console, quiet: bool) -> Watch:
+    """Progress bars on a terminal; nothing where nobody watches."""
+
+    @contextmanager
+    def watch(what: str, total: int) -> Iterator[Callable[[], None]]:
+        columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
+        with Progress(*columns, console=console, transient=True, disable=quiet or not console.is_terminal) as bar:
+            task = bar.add_task(what, total=total if total > 1 else None)
+            yield lambda: bar.advance(task)
+
+    return watch
+
+
+def show(console: Console, record: dict[str, Any]) -> None:
+    """Print the record of a run."""
+    model, grown = record["model"], record["grown"]
+    size = f"{model['name']}, {model['parameters'] / 1e6:.1f}M parameters, weights {model['weights']}"
+    if grown:
+        size += f"; GROWN from {grown['from']}: the same function in {_grown(grown)}, not a better model"
+    console.print(size, highlight=False, soft_wrap=True)
+    _print(console, _speeds(record))
+    for failed, why in record["failed"].items():
+        console.print(f"{failed} failed: {why}", highlight=False, markup=False, soft_wrap=True)
+    for row in record["rows"]:
+        if "error" in row:
+            console.print(f"{row['mode']} failed in {row['task']}: {row['error']}", highlight=False, markup=False, soft_wrap=True)
+    if absent := record["not_installed"]:
+        console.print(f"not installed, so not run: {', '.join(absent)}", highlight=False, soft_wrap=True)
+    if record["against_peers"]:
+        _print(console, _against(record))
+    if record["batches"]:
+        _print(console, _batches(record))
+    if record["acceptance_by_depth"]:
+        _print(console, _acceptance(record))
+    _print(console, _verify(record))
+    _print(console, _steps(record))
+    console.print(_footing(record), style="dim", highlight=False, soft_wrap=True)
+
+
+def _grown(grown: dict[str, Any]) -> str:
+    return f"{grown['layers']} layers" + (f" of width {grown['width']}" if grown["width"] else "")
+
+
+def _print(console: Console, table: Table) -> None:
+    """A table under its title, which may be wider than it."""
+    title, table.title = table.title, None
+    console.print(title, style="bold", highlight=False, soft_wrap=True)
+    console.print(table)
+
+
+def _table(title: str, left: int, *columns: str) -> Table:
+    """The first `left` columns hold words, the others numbers."""
+    table = Table(title=title, header_style="dim", box=box.SIMPLE)
+    for place, column in enumerate(columns):
+        table.add_column(column, justify="left" if place < left else "right", no_wrap=place >= left)
+    return table
+
+
+def _number(value: float | None, form: str = ".1f") -> str:
+    return "" if value is None else format(value, form)
+
+
+def _speeds(record: dict[str, Any]) -> Table:
+    table = _table(
+        "greedy, one request at a time: tokens/s of whole answers, of decoding alone; gain over plain decoding here", 2,
+        "task", "mode", "tokens", "rate", "gain", "decoding", "gain", "tau", "same",
+    )  # fmt: skip
+    task = None
+    for row in record["rows"]:
+        if "error" in row:
+            continue
+        if task not in (None, row["task"]):
+            table.add_section()
+        gain = record["speedup"].get(row["task"], {}).get(row["mode"], {})
+        table.add_row(
+            row["task"] if row["task"] != task else "",
+            row["mode"],
+            str(row["tokens"]),
+            _number(row["tokens_per_s"]),
+            _number(gain.get("ratio"), ".2f"),
+            _number(row["decode_tokens_per_s"]),
+            _number(gain.get("decode_ratio"), ".2f"),
+            _number(row.get("tau"), ".2f"),
+            "" if row["mode"] == PLAIN else f"{row['equal_prompts']}/{row['prompts']}",
+        )
+        task = row["task"]
+    return table
+
+
+def _against(record: dict[str, Any]) -> Table:
+    table = _table("against peers: decoding, tokens/s", 2, "task", "peer", "ours", "rate", "theirs", "rate", "ratio")
+    for entry in record["against_peers"]:
+        for kind in ("decode_plain", "decode_best"):
+            if kind in entry:
+                versus = entry[kind]
+                table.add_row(
+                    entry["task"], entry["peer"], versus["ours"], _number(versus["ours_tokens_per_s"]),
+                    versus["theirs"].removeprefix(f"{entry['peer']} "), _number(versus["theirs_tokens_per_s"]),
+                    _number(versus["ratio"], ".2f"),
+                )  # fmt: skip
+    return table
+
+
+def _batches(record: dict[str, Any]) -> Table:
+    table = _table("many requests at once", 2, "task", "mode", "batch", "tokens/s", "plain tokens/s", "ratio", "same text")
+    for row in record["batches"]:
+        if row["mode"] != PLAIN:
+            table.add_row(
+                row["task"], row["mode"], str(row["batch"]), _number(row["tokens_per_s"]), _number(row["plain_tokens_per_s"]),
+                _number(row["ratio"], ".2f"), f"{row['equal_prompts']}/{row['prompts']}",
+            )  # fmt: skip
+    return table
+
+
+def _verify(record: dict[str, Any]) -> Table:
+    cost, prefill = record["verify_cost"], record["prefill"]
+    title = f"a forward by rows behind {cost['context_tokens']} tokens: median ms, over one row; prefill of {prefill['tokens']}"
+    table = _table(title, 1, "rows", *(cell for name in cost["ms"] for cell in (name, "")))
+    for n in next(iter(cost["ms"].values())):
+        pairs = ((f"{cost['ms'][name][n]:.2f}", f"{cost['relative'][name][n]:.2f}") for name in cost["ms"])
+        table.add_row(str(n), *(cell for pair in pairs for cell in pair))
+    firsts = (prefill["ms"].get(PLAIN if name == "paceline" else f"{name} {PLAIN}") for name in cost["ms"])
+    table.add_row("prefill", *(cell for first in firsts for cell in (_number(first), "")))
+    return table
+
+
+def _steps(record: dict[str, Any]) -> Table:
+    rows = [row for row in record["rows"] if "step_ms" in row]
+    last = rows[-1]["task"]
+    rows = [row for row in rows if row["task"] == last]
+    table = _table(f"a step behind the first tokens, {last}: mean ms by part", 1, "mode", *rows[0]["step_ms"])
+    for row in rows:
+        table.add_row(row["mode"], *(f"{ms:.3f}" for ms in row["step_ms"].values()))
+    return table
+
+
+def _acceptance(record: dict[str, Any]) -> Table:
+    task, modes = list(record["acceptance_by_depth"].items())[-1]
+    table = _table(f"acceptance by depth, {task}", 1, "mode", *map(str, range(1, max(map(len, modes.values())) + 1)))
+    for mode, shares in modes.items():
+        table.add_row(mode, *(f"{share:.2f}" for share in shares))
+    return table
+
+
+def _footing(record: dict[str, Any]) -> str:
+    memory, versions = record["memory"], record["versions"]
+    line = f"medians of {record['settings']['repeats']} repeats in turns; {threads(record)}, "
+    line += f"{record['machine']['processor']}, torch {versions['torch']}, paceline {versions['paceline']}"
+    if memory["peak_resident_bytes"] is not None:
+        whole = ", peers included" if memory["holds_peers"] else ""
+        line += (
+            f"; peak resident {memory['peak_resident_bytes'] / 1e6:.0f} MB{whole} (weights {memory['weights_bytes'] / 1e6:.0f},"
+        )
+        line += f" keys and values {memory['kv_bytes'] / 1e6:.0f})"
+    return line

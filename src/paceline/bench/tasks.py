@@ -1,0 +1,103 @@
+"""Tasks: named groups of prompts, from a JSONL file or built in. Results are grouped by their names.
+
+A row of a file is either Spec-Bench's, {"question_id", "category", "turns": [...]}, each turn said to the model in its chat
+template after the answer to the one before, or {"prompt", "task"}, raw text. Category names are kept as they are.
+
+Source: Spec-Bench (Xia et al. 2024), section 4: multi-turn, translation, summarisation, QA, maths, retrieval-augmented.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from paceline.bench.builtin import BUILT_IN, built_in
+from paceline.bench.errors import BenchError
+
+LARGEST_FILE_BYTES = 64 << 20
+MOST_ROWS = 10_000
+
+
+@dataclass(frozen=True)
+class Item:
+    """One question. texts: what is said, one or more turns. chat: through the chat template, where the model has one."""
+
+    texts: tuple[str, ...]
+    chat: bool = False
+
+
+@dataclass(frozen=True)
+class Task:
+    """Prompts of one kind. examples: solved ones (prompt with answer), which may be put in front of each prompt as context."""
+
+    name: str
+    items: tuple[Item, ...]
+    examples: tuple[str, ...] = ()
+
+
+def load_tasks(named: str, limit: int | None = None) -> list[Task]:
+    """Tasks from a comma list of built-in names and JSONL files, at most `limit` prompts of each.
+
+    Raises BenchError where a name is unknown, or a file is missing, too large or holds anything but such rows.
+    """
+    names = [name.strip() for name in named.split(",") if name.strip()]
+    found: dict[str, Task] = {}
+    for name in names:
+        for task in [_built_in(name)] if name in BUILT_IN else read_tasks(Path(name)):
+            if task.name in found:
+                raise BenchError(f"the task '{task.name}' is named twice")
+            found[task.name] = Task(task.name, task.items[:limit], task.examples)
+    if not found:
+        raise BenchError(f"no task is named: choose from {', '.join(BUILT_IN)}, or name a JSONL file")
+    return list(found.values())
+
+
+def _built_in(name: str) -> Task:
+    prompts, examples = built_in(name)
+    return Task(name, tuple(Item((prompt,)) for prompt in prompts), examples)
+
+
+def read_tasks(file: Path) -> list[Task]:
+    """The rows of a JSONL file, grouped by category in order of appearance. Raises BenchError."""
+    if not file.suffix and not file.exists():
+        raise BenchError(f"there is no task '{file}': choose from {', '.join(BUILT_IN)}, or name a JSONL file")
+    try:
+        if file.stat().st_size > LARGEST_FILE_BYTES:
+            raise BenchError(f"{file} is larger than {LARGEST_FILE_BYTES >> 20} MiB")
+        # not splitlines(): JSON strings may hold U+2028 and its like
+        lines = [line for line in file.read_text(encoding="utf-8").split("\n") if line.strip()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise BenchError(f"cannot read {file}: {getattr(error, 'strerror', None) or 'it is not UTF-8 text'}") from error
+    if not lines or len(lines) > MOST_ROWS:
+        raise BenchError(f"{file} holds {len(lines)} rows: between 1 and {MOST_ROWS} can be run")
+    groups: dict[str, list[Item]] = {}
+    for number, line in enumerate(lines, 1):
+        try:
+            name, item = _parsed(json.loads(line))
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise BenchError(
+                f"{file} row {number} is neither {{'category', 'turns'}} nor {{'prompt'}} with text in it"
+            ) from error
+        groups.setdefault(name, []).append(item)
+    return [Task(name, tuple(items)) for name, items in groups.items()]
+
+
+def _parsed(row: dict[str, Any]) -> tuple[str, Item]:
+    if "turns" in row:
+        return _text(row.get("category", "turns")), Item(tuple(_texts(row["turns"])), chat=True)
+    return _text(row.get("task", "prompt")), Item((_text(row["prompt"]),))
+
+
+def _texts(values: Iterable[Any]) -> list[str]:
+    if not isinstance(values, list) or not values:
+        raise TypeError
+    return [_text(value) for value in values]
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str) or not value.strip():
+        raise TypeError
+    return value

@@ -1,0 +1,247 @@
+"""Pages: the keys and values of all sequences in one pool, page_size slots to a page; a sequence is a list of pages.
+
+A sequence's slot s lies in page `blocks[s // page_size]` at place `s % page_size`. Slots [0, length) hold the committed prefix
+in order; staged rows lie behind it. Forks share pages by counting their holders, and a shared page is copied before a step
+writes to it. Shapes are learnt from the first write of a layer. A prefix shared between requests is a fork that finds its
+source by content: what an index of prefixes would add is who holds a page, not how pages are kept.
+
+Source: PagedAttention, Kwon et al. (arXiv:2309.06180), sections 4.1 to 4.4.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Sequence as Many
+from dataclasses import dataclass, field
+from itertools import islice
+
+import torch
+
+from paceline.cache.base import Branching, KVCache, check_starts, kept_slots
+from paceline.cache.pages import PagePool
+from paceline.cache.scaled import NARROW, narrowed, widened
+from paceline.step import Segment, Step, Verdict
+
+
+@dataclass(frozen=True)
+class LayerPages:
+    """keys: [pages, page_size, K, D]; values: [pages, page_size, K, D']; scales, of narrow formats only: float32 [pages,
+    page_size, K]. dtype: what was written before it was narrowed."""
+
+    keys: torch.Tensor
+    values: torch.Tensor
+    dtype: torch.dtype
+    key_scales: torch.Tensor | None = None
+    value_scales: torch.Tensor | None = None
+
+    @property
+    def stores(self) -> list[torch.Tensor]:
+        every = (self.keys, self.values, self.key_scales, self.value_scales)
+        return [store for store in every if store is not None]
+
+
+@dataclass
+class _Held:
+    """One sequence: its pages, and how many slots are committed."""
+
+    blocks: array[int] = field(default_factory=lambda: array("i"))
+    length: int = 0
+
+
+class PagedCache(KVCache):
+    """Branching: TREE. Commit moves the accepted nodes' slots together; keys carry their rotation, so moving is exact.
+
+    pages: how many there are; the pool of a layer is reserved at its first write. page_size: slots, a power of two. narrow:
+    float8_e4m3fn or int8 to keep keys and values in, with a scale per token and head; None keeps them as they come.
+    `stage` raises OutOfPages, and changes nothing, where the step needs more pages than are free.
+    """
+
+    branching = Branching.TREE
+
+    def __init__(self, pages: int, page_size: int = 16, narrow: torch.dtype | None = None) -> None:
+        if page_size < 1 or page_size & (page_size - 1):
+            raise ValueError("a page holds a power of two of slots")
+        if narrow is not None and narrow not in NARROW:
+            raise ValueError("a narrow cache is in float8_e4m3fn or int8")
+        self.page_size = page_size
+        self._pool, self._pages, self._narrow = PagePool(pages), pages, narrow
+        self._layers: dict[int, LayerPages] = {}
+        self._held: dict[int, _Held] = {}
+        self._places: dict[int, torch.Tensor] = {}
+        self._staged: Step | None = None
+
+    def length(self, key: int) -> int:
+        held = self._held.get(key)
+        return held.length if held else 0
+
+    def blocks(self, key: int) -> array[int]:
+        """The pages of a sequence in the order of its slots, staged ones included; not to be kept over the next step."""
+        return self._held[key].blocks
+
+    def layer(self, layer: int) -> LayerPages:
+        """A layer's pages, for a kernel to read. Raises KeyError before the first write."""
+        return self._layers[layer]
+
+    @property
+    def free_pages(self) -> int:
+        return self._pool.free
+
+    @torch.inference_mode()
+    def stage(self, step: Step) -> None:
+        check_starts(step, self)
+        self._forget_staged()
+        plan = []
+        for segment in step.segments:
+            held = self._held.get(segment.sequence.key) or _Held()
+            lacking = -(-segment.end // self.page_size) - len(held.blocks)
+            # of the pages that hold committed slots only the last can be written to, where it is not full
+            copied = segment.start % self.page_size > 0 and self._pool.shared(held.blocks[-1])
+            plan.append((held, lacking, copied))
+        taken = iter(self._pool.take(sum(lacking + copied for _, lacking, copied in plan)))
+        for segment, (held, lacking, copied) in zip(step.segments, plan, strict=True):
+            self._held[segment.sequence.key] = held
+            if copied:
+                self._copy_last(held.blocks, next(taken))
+            held.blocks.extend(islice(taken, lacking))
+        self._staged = step
+
+    def _copy_last(self, blocks: array[int], page: int) -> None:
+        """Put a copy of its last page in that page's place."""
+        for layer in self._layers.values():
+            for store in layer.stores:
+                store[page] = store[blocks[-1]]
+        self._pool.drop(blocks[-1:])
+        blocks[-1] = page
+
+    def _forget_staged(self) -> None:
+        """Give back the pages of a step that was never committed."""
+        for segment in self._staged.segments if self._staged else ():
+            if segment.sequence.key in self._held:
+                self._trim(self._held[segment.sequence.key])
+        self._places.clear()
+        self._staged = None
+
+    def _trim(self, held: _Held) -> None:
+        """Give back the pages behind the committed slots."""
+        needed = -(-held.length // self.page_size)
+        self._pool.drop(held.blocks[needed:])
+        del held.blocks[needed:]
+
+    def _flat(self, key: int, slots: Iterable[int]) -> list[int]:
+        """Where slots lie in a pool whose pages are joined end to end."""
+        blocks, size = self._held[key].blocks, self.page_size
+        return [blocks[slot // size] * size + slot % size for slot in slots]
+
+    def write(self, layer: int, destinations: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
+        """Store fresh rows of one layer, all sequences at once. Does not wait for the device.
+
+        destinations: int32 or int64 [T], page * page_size + place. keys: [T, K, D]; values: [T, K, D'].
+        """
+        pages = self._layers.get(layer) or self._reserve(layer, keys, values)
+        if pages.key_scales is None or pages.value_scales is None:
+            parts = [(pages.keys, keys), (pages.values, values)]
+        else:
+            keys, key_scales = narrowed(keys, pages.keys.dtype)
+            values, value_scales = narrowed(values, pages.values.dtype)
+            parts = [
+                (pages.keys, keys),
+                (pages.values, values),
+                (pages.key_scales, key_scales),
+                (pages.value_scales, value_scales),
+            ]
+        for store, rows in parts:
+            store.flatten(0, 1)[destinations] = rows
+
+    def _reserve(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> LayerPages:
+        """The pool of one layer, in the shape of its first rows [T, K, D]."""
+
+        def pool(rows: torch.Tensor, *, scale: bool = False) -> torch.Tensor:
+            shape = (self._pages + 1, self.page_size, *(rows.shape[1:2] if scale else rows.shape[1:]))
+            return torch.empty(shape, dtype=torch.float32 if scale else self._narrow or rows.dtype, device=rows.device)
+
+        scales = (pool(keys, scale=True), pool(values, scale=True)) if self._narrow else (None, None)
+        self._layers[layer] = LayerPages(pool(keys), pool(values), keys.dtype, *scales)
+        return self._layers[layer]
+
+    def store(self, layer: int, segment: Segment, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Write the fresh rows of one layer and return copies of all that the segment may attend to: for models without a
+        kernel that reads pages.
+
+        keys: [K, rows, D]; values: [K, rows, D']. Returns [K, end, D] and [K, end, D'].
+        """
+        key = segment.sequence.key
+        if key not in self._places:
+            self._places[key] = _on(keys.device, self._flat(key, range(segment.end)))
+        places = self._places[key]
+        self.write(layer, places[segment.start :], keys.transpose(0, 1), values.transpose(0, 1))
+        pages = self._layers[layer]
+        found_keys = _read(pages.keys, pages.key_scales, places, pages.dtype)
+        return found_keys, _read(pages.values, pages.value_scales, places, pages.dtype)
+
+    # a forward in inference mode makes the tensors, and such tensors can only be written to in inference mode
+    @torch.inference_mode()
+    def commit(self, verdicts: Many[Verdict]) -> None:
+        if self._staged is None:
+            raise ValueError("nothing is staged")
+        sources: list[int] = []
+        destinations: list[int] = []
+        for segment, (length, slots) in zip(self._staged.segments, kept_slots(self._staged, verdicts), strict=True):
+            held = self._held[segment.sequence.key]
+            held.length = length + len(slots)
+            kept = range(length, held.length)
+            if slots != list(kept):
+                sources += self._flat(segment.sequence.key, slots)
+                destinations += self._flat(segment.sequence.key, kept)
+        if sources:
+            self._move(sources, destinations)
+        self._forget_staged()
+
+    def _move(self, sources: list[int], destinations: list[int]) -> None:
+        """Copy rows within the flat pool, all layers; what is read is read before anything is written."""
+        device = next((layer.keys.device for layer in self._layers.values()), torch.device("cpu"))
+        come, go = _on(device, sources), _on(device, destinations)
+        for layer in self._layers.values():
+            for store in layer.stores:
+                flat = store.flatten(0, 1)
+                flat[go] = flat[come]
+
+    def truncate(self, key: int, length: int) -> None:
+        held = self._held.get(key)
+        if held is not None and length < held.length:
+            held.length = length
+            self._trim(held)
+
+    def fork(self, key: int, new_key: int) -> None:
+        if key == new_key:
+            return
+        self.release(new_key)
+        source, copy = self._held.get(key), _Held()
+        if source is not None:
+            copy.length = source.length
+            copy.blocks = source.blocks[: -(-source.length // self.page_size)]
+            self._pool.share(copy.blocks)
+        self._held[new_key] = copy
+
+    def release(self, key: int) -> None:
+        held = self._held.pop(key, None)
+        if held is not None:
+            self._pool.drop(held.blocks)
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of the pages in use; those of free pages are reserved too, once, for whoever comes."""
+        each = sum(store[0].nbytes for layer in self._layers.values() for store in layer.stores)
+        return each * self._pool.used
+
+
+def _on(device: torch.device, numbers: Many[int]) -> torch.Tensor:
+    """int64, copied to the device without waiting for it."""
+    return torch.tensor(numbers, pin_memory=device.type == "cuda").to(device, non_blocking=True)
+
+
+def _read(store: torch.Tensor, scales: torch.Tensor | None, places: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """[K, n, D]: rows at places of a pool whose pages are joined end to end."""
+    rows = store.flatten(0, 1)[places]
+    if scales is not None:
+        rows = widened(rows, scales.flatten(0, 1)[places], dtype)
+    return rows.transpose(0, 1)

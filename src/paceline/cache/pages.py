@@ -1,0 +1,54 @@
+"""PagePool: which pages are free and how many sequences hold each of the others. Page ids only; no tensors live here."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+
+class OutOfPages(Exception):
+    """A step needs more pages than are free. Nothing has been changed; whoever schedules frees some and tries again."""
+
+    def __init__(self, needed: int, free: int) -> None:
+        super().__init__(f"the step needs {needed} more pages of the cache, but only {free} are free")
+        self.needed, self.free = needed, free
+
+
+class PagePool:
+    """Pages 1 to count, counted by reference. Page 0 belongs to nobody: rows that only pad a captured graph write to it."""
+
+    def __init__(self, count: int) -> None:
+        self._free = list(range(count, 0, -1))
+        self._holders: Counter[int] = Counter()
+
+    @property
+    def free(self) -> int:
+        return len(self._free)
+
+    @property
+    def used(self) -> int:
+        return len(self._holders)
+
+    def take(self, count: int) -> list[int]:
+        """Pages held once. Raises OutOfPages, and takes none, where fewer are free."""
+        if count > len(self._free):
+            raise OutOfPages(count, len(self._free))
+        pages = [self._free.pop() for _ in range(count)]
+        self._holders.update(pages)
+        return pages
+
+    def share(self, pages: Iterable[int]) -> None:
+        """One more holder of each."""
+        self._holders.update(pages)
+
+    def shared(self, page: int) -> bool:
+        """Whether a write to this page would be seen by another holder."""
+        return self._holders[page] > 1
+
+    def drop(self, pages: Iterable[int]) -> None:
+        """One holder fewer of each; what nobody holds is free again."""
+        for page in pages:
+            self._holders[page] -= 1
+            if not self._holders[page]:
+                del self._holders[page]
+                self._free.append(page)

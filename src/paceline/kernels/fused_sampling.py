@@ -1,0 +1,201 @@
+"""Fused sampling: from logits to tokens on the device, the very tokens that `sampling.choose` picks.
+
+A launch divides by the temperature, drops what lies below the row's cut, adds the position-keyed noise and keeps the best; the
+hash is the 32-bit one of `noise`, bit for bit, its Gumbel computed in float64 and rounded to float32 likewise. Cuts are values:
+the k-th largest score, the score where the mass reaches top-p, the largest score plus log min-p, whichever is highest.
+
+Where a device could come to another token the row is refused (-1) and the caller asks `sampling.choose`: no finite score or one
+that is not a number, two best tokens of equal value, or a mass that comes so close to top-p that the order of a sum decides.
+Penalties, biases and bans change single logits from the host's counts and are refused as a whole (`fits`).
+
+Source: Gumbel-max sampling; the noise is that of `paceline.noise`, which names its sources.
+"""
+# pyright: reportMissingImports=false, reportOperatorIssue=false, reportCallIssue=false, reportIndexIssue=false, reportAttributeAccessIssue=false
+# ... for Triton is optional, and its stubs know neither the values of a kernel nor the options of a launch
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence as Many
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+from paceline import noise, sampling
+from paceline.params import SamplingParams
+from paceline.sampling import Context
+
+_SORTED = 1024
+"""Scores sorted per row to find a cut; a top-p that needs more of them is refused."""
+_DOUBT = 1e-9
+"""Masses are sums of up to V float64 terms in any order: further than this from top-p, every order agrees."""
+_CHUNK, _BLOCK = 8192, 1024
+_NO_TOKEN = tl.constexpr(2**31 - 1)
+_LARGEST_GUMBEL = tl.constexpr(noise.LARGEST_GUMBEL)
+
+
+def fits(params: SamplingParams, vocab_size: int) -> bool:
+    """Whether rows sampled like this may be handed to `choose_on_device`."""
+    return not params.shapes_logits and (params.temperature == 0.0 or not _SORTED < params.top_k < vocab_size)
+
+
+def _signed(word: int) -> int:
+    return word - (1 << 32) if word >> 31 else word
+
+
+@dataclass(frozen=True)
+class SamplingRows:
+    """What W rows are sampled by, one copy to the device. Known before the logits are: a node's position is root + depth.
+
+    numbers: float64 [W, 6]: the two signed 32-bit words of the noise's key, temperature, top-k (0: off), top-p and log min-p.
+    cuts: whether any row has a cut.
+    """
+
+    numbers: torch.Tensor
+    cuts: bool
+
+    @classmethod
+    def of(cls, contexts: Many[Context], vocab_size: int, device: torch.device) -> SamplingRows:
+        """Raises ValueError for a context that does not fit. Does not wait for the device."""
+        rows, cuts = [], False
+        for context in contexts:
+            params = context.sequence.params
+            if not fits(params, vocab_size):
+                raise ValueError("rows with penalties, biases, bans or a very large top-k are not sampled on the device")
+            bits = noise.key(context.sequence.seed, context.position)
+            greedy = params.temperature == 0.0
+            top_k = 0 if greedy or params.top_k >= vocab_size else params.top_k
+            top_p = 1.0 if greedy else params.top_p
+            log_min_p = math.log(params.min_p) if params.min_p and not greedy else -math.inf
+            cuts = cuts or top_k > 0 or top_p < 1.0 or log_min_p > -math.inf
+            words = _signed(bits & 0xFFFFFFFF), _signed(bits >> 32)
+            rows.append((*words, params.temperature, top_k, top_p, log_min_p))
+        host = torch.tensor(rows, dtype=torch.float64, pin_memory=device.type == "cuda")
+        return cls(host.to(device, non_blocking=True), cuts)
+
+
+@triton.jit
+def _mix32(word):
+    # unsigned, so that shifts fill with zeros; products wrap
+    word = (word ^ (word >> 16)) * 0x7FEB352D
+    word = (word ^ (word >> 15)) * 0x846CA68B
+    return word ^ (word >> 16)
+
+
+@triton.jit
+def _gumbel(tokens, low, high):
+    word = _mix32(_mix32(tokens.to(tl.uint32) ^ low) + high)
+    # two sums, for 2**31 + 0.5 is no float32 and a literal might become one
+    uniform = ((word.to(tl.int32, bitcast=True).to(tl.float64) + 2147483648.0) + 0.5) * 2.3283064365386963e-10
+    return (-tl.log(-tl.log(uniform))).to(tl.float32)
+
+
+@triton.jit(do_not_specialize=["logits_row"])
+def _best_of_chunk(
+    logits, numbers, cuts, values, tokens, counts, vocab_size, logits_row, chunk: tl.constexpr, block: tl.constexpr,
+):  # fmt: skip
+    """One row and chunk of the vocabulary: its largest score + noise (float64), the lowest token that has it, and how many
+    have; a count of -1 says that a logit was not a number."""
+    row = tl.program_id(0)
+    low = tl.load(numbers + row * 6).to(tl.int32).to(tl.uint32, bitcast=True)
+    high = tl.load(numbers + row * 6 + 1).to(tl.int32).to(tl.uint32, bitcast=True)
+    temperature = tl.load(numbers + row * 6 + 2).to(tl.float32)
+    cut = tl.load(cuts + row)
+    divisor = tl.where(temperature > 0.0, temperature, 1.0)
+    begin = tl.program_id(1) * chunk
+    best = tl.full([], float("-inf"), tl.float64)
+    chosen = tl.full([], _NO_TOKEN, tl.int32)
+    count = tl.full([], 0, tl.int32)
+    sick = tl.full([], 0, tl.int32)
+    for at in range(begin, tl.minimum(begin + chunk, vocab_size), block):
+        token = at + tl.arange(0, block)
+        inside = token < vocab_size
+        logit = tl.load(logits + row.to(tl.int64) * logits_row + token, mask=inside, other=float("-inf")).to(tl.float32)
+        sick = tl.maximum(sick, tl.max((logit != logit).to(tl.int32), 0))
+        score = tl.div_rn(logit, divisor)
+        score = tl.where(score < cut, float("-inf"), score)
+        # noise is bounded: a block whose best score is further behind cannot win
+        if tl.max(score, 0).to(tl.float64) + _LARGEST_GUMBEL >= best:
+            noised = score.to(tl.float64)
+            if temperature > 0.0:
+                noised += _gumbel(token, low, high).to(tl.float64)
+            top = tl.max(noised, 0)
+            first = tl.min(tl.where(noised == top, token, _NO_TOKEN), 0)
+            equals = tl.sum((noised == top).to(tl.int32), 0)
+            chosen = tl.where(top > best, first, tl.where(top == best, tl.minimum(chosen, first), chosen))
+            count = tl.where(top > best, equals, tl.where(top == best, count + equals, count))
+            best = tl.maximum(best, top)
+    cell = row * tl.num_programs(1) + tl.program_id(1)
+    tl.store(values + cell, best)
+    tl.store(tokens + cell, chosen)
+    tl.store(counts + cell, tl.where(sick > 0, -1, count))
+
+
+def _cuts(logits: torch.Tensor, numbers: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """float32 [W], scores below which are dropped, and bool [W], rows whose cut another order of summing might move.
+
+    The steps are those of `sampling.target_scores`, for all rows at once: top-k, then top-p of what it leaves, then min-p.
+    """
+    temperature, top_k, top_p, log_min_p = numbers[:, 2:].unbind(1)
+    scores = logits / torch.where(temperature > 0, temperature, 1.0).float()[:, None]
+    sorted_scores = scores.topk(min(_SORTED, scores.shape[1])).values
+    # the k-th of fewer than k that were sorted is asked for only where k is off
+    kth = sorted_scores.gather(1, (top_k.long() - 1).clamp(0, sorted_scores.shape[1] - 1)[:, None])
+    cut = torch.where(top_k[:, None] > 0, kth, -torch.inf)
+    total = scores.masked_fill(scores < cut, -torch.inf).double().logsumexp(1, keepdim=True)
+    sorted_scores = sorted_scores.masked_fill(sorted_scores < cut, -torch.inf)
+    mass = (sorted_scores.double() - total).exp().cumsum(1)
+    needed = (mass < top_p[:, None]).sum(1, keepdim=True)
+    at_needed = sorted_scores.gather(1, needed.clamp(max=sorted_scores.shape[1] - 1))
+    nucleus = top_p < 1
+    short = (needed[:, 0] == sorted_scores.shape[1]) & (sorted_scores.shape[1] < scores.shape[1])
+    doubtful = nucleus & (short | ((mass - top_p[:, None]).abs() < _DOUBT).any(1))
+    cut = torch.where(nucleus[:, None], torch.maximum(cut, at_needed), cut)
+    return torch.maximum(cut, sorted_scores[:, :1] + log_min_p.float()[:, None])[:, 0], doubtful
+
+
+def choose_on_device(logits: torch.Tensor, rows: SamplingRows) -> torch.Tensor:
+    """int32 [W] on the device: per row the token that `sampling.choose` picks, or -1 where the caller has to ask it.
+
+    logits: float32 [W, V], a row's logits contiguous. Never waits for the device.
+    """
+    count, vocab_size = logits.shape
+    if rows.cuts:
+        cuts, doubtful = _cuts(logits, rows.numbers)
+    else:
+        cuts = logits.new_full((count,), -torch.inf)
+        doubtful = torch.zeros(count, dtype=torch.bool, device=logits.device)
+    chunks = -(-vocab_size // _CHUNK)
+    values = logits.new_empty(count, chunks, dtype=torch.float64)
+    tokens, counts = torch.empty(2, count, chunks, dtype=torch.int32, device=logits.device)
+    _best_of_chunk[(count, chunks)](
+        logits, rows.numbers, cuts, values, tokens, counts, vocab_size, logits.stride(0), chunk=_CHUNK, block=_BLOCK,
+        num_warps=4, enable_fp_fusion=False,
+    )  # fmt: skip
+    best = values.amax(1, keepdim=True)
+    leads = values == best
+    token = torch.where(leads, tokens, 2**31 - 1).amin(1)
+    alone = torch.where(leads, counts, 0).sum(1) == 1
+    greedy = rows.numbers[:, 2] == 0
+    certain = (best[:, 0] > -torch.inf) & (counts >= 0).all(1) & ~doubtful & (greedy | alone)
+    return torch.where(certain, token, -1)
+
+
+def choose(logits: torch.Tensor, contexts: Many[Context]) -> list[int]:
+    """`sampling.choose` with what the device may decide decided there; reading the tokens is the one wait.
+
+    logits: float32 [R, V]. Raises LogitsError where a row to sample from holds no number.
+    """
+    asked = [row for row, context in enumerate(contexts) if fits(context.sequence.params, logits.shape[1])]
+    chosen = [-1] * len(contexts)
+    if asked:
+        rows = SamplingRows.of([contexts[row] for row in asked], logits.shape[1], logits.device)
+        part = logits if len(asked) == len(contexts) else logits[asked]
+        for row, token in zip(asked, choose_on_device(part, rows).tolist(), strict=True):
+            chosen[row] = token
+    left = [row for row, token in enumerate(chosen) if token < 0]
+    for row in left:
+        chosen[row] = sampling.choose(logits[row : row + 1], [contexts[row]])[0]
+    return chosen

@@ -1,0 +1,146 @@
+"""Rows: activations laid out for the tiles, and the products of all rows of a step with one matrix.
+
+Up to MOST_ROWS rows make one tile, more are split into tiles of about equal height; weights are walked outside and tiles inside,
+so that past the first tile they come from cache. For few rows every thread lays them out for itself, which costs less than
+meeting; for many they share the work.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from paceline.kernels.native import arithmetic
+from paceline.kernels.native.formats import GROUP
+from paceline.kernels.native.layout import LAYER, NO_NORM, RMS
+from paceline.kernels.native.memory import barrier, floats, helper, put, put_byte, put_word
+from paceline.kernels.native.products import call_product
+from paceline.kernels.native.tiles import MOST_ROWS
+from paceline.kernels.native.vectors import PANEL
+
+_f = np.float32
+_TOGETHER = 4
+"""Bytes of quantised activations that are multiplied at once."""
+
+
+@helper
+def up(count, multiple):
+    return (count + multiple - 1) // multiple * multiple
+
+
+@helper
+def parts_of(rows):
+    return (rows + MOST_ROWS - 1) // MOST_ROWS
+
+
+@helper
+def part_begin(rows, part):
+    """The first row of a tile; that of the next one ends it."""
+    parts = parts_of(rows)
+    return part * (rows // parts) + min(part, rows % parts)
+
+
+@helper
+def share(count, thread, threads):
+    """Where a thread's part of `count` panels begins: even, so that tiles of two panels fit."""
+    return count if thread == threads else count * thread // threads // 2 * 2
+
+
+@helper
+def normed(norm, row, count, out):
+    if norm.kind == RMS:
+        arithmetic.rms_norm(row, count, norm.weight, norm.epsilon, out)
+    elif norm.kind == LAYER:
+        arithmetic.layer_norm(row, count, norm.weight, norm.bias, norm.epsilon, out)
+
+
+@helper
+def _shared(rows, threads):
+    return threads > 1 and parts_of(rows) >= 2 * threads
+
+
+@helper
+def _tiles(rows, scratch, thread, threads):
+    return scratch.tiles if _shared(rows, threads) else scratch.tiles + thread * scratch.tiles_bytes
+
+
+@helper
+def laid_out(matrix, norm, rows, source, stride, chosen, count, scratch, thread, threads, round_):
+    """Lay rows of `count` floats out for a matrix, normalised on the way. Returns the barrier's round.
+
+    source: address of rows `stride` floats apart. chosen: int64, which of them; empty: the first `rows`.
+    """
+    tiles = _tiles(rows, scratch, thread, threads)
+    own = scratch.row + thread * scratch.row_bytes
+    together = _shared(rows, threads)
+    for part in range(thread if together else 0, parts_of(rows), threads if together else 1):
+        begin, end = part_begin(rows, part), part_begin(rows, part + 1)
+        tile = tiles + begin * matrix.row_bytes
+        for row in range(begin, end):
+            address = source + 4 * stride * (row if len(chosen) == 0 else chosen[row])
+            if norm.kind != NO_NORM:
+                normed(norm, address, count, own)
+                address = own
+            if matrix.quantizes:
+                _quantized(address, count, matrix.inputs, tile, row - begin, end - begin)
+            else:
+                _interleaved(address, count, matrix.inputs, tile, row - begin, end - begin)
+    if together:
+        round_ += 1
+        barrier(scratch.counter, round_, threads)
+    return round_
+
+
+@helper
+def _interleaved(row, count, inputs, tile, place, height):
+    """Float32 [inputs, height]: one row becomes one column."""
+    source, target = floats(row), floats(tile)
+    for k in range(count):
+        put(target, k * height + place, source[k])
+    for k in range(count, inputs):
+        put(target, k * height + place, _f(0))
+
+
+@helper
+def _quantized(row, count, inputs, tile, place, height):
+    """One row as whole numbers with a scale per group of inputs: per group, of all rows of the tile in turn, the float32 scale,
+    128 times the sum (what unsigned weights add too much), and the bytes, four inputs at a time.
+    """  # fmt: skip
+    source = floats(row)
+    for group in range(inputs // GROUP):
+        first, at = group * GROUP, tile + group * height * (8 + GROUP)
+        number = min(max(count - first, 0), GROUP)
+        largest = _f(0)
+        for k in range(number):
+            largest = max(largest, abs(source[first + k]))
+        scale = largest / _f(127)
+        inverse = _f(1) / scale if scale > 0 else _f(0)
+        total = 0
+        for k in range(GROUP):
+            value = 0
+            if k < number:
+                value = int(math.floor(source[first + k] * inverse + _f(0.5)))
+            total += value
+            put_byte(at + 8 * height + (k // _TOGETHER * height + place) * _TOGETHER + k % _TOGETHER, value)
+        put(floats(at), place, scale)
+        put_word(at + 4 * (height + place), 128 * total)
+
+
+@helper
+def multiplied(matrix, rows, outputs, stride, scratch, thread, threads, mode):
+    """This thread's panels of the outputs of all rows, `stride` floats apart."""
+    low, high = share(matrix.panels, thread, threads), share(matrix.panels, thread + 1, threads)
+    tiles, parts = _tiles(rows, scratch, thread, threads), parts_of(rows)
+    step = max(high - low if parts == 1 else 2, 1)
+    for place in range(low, high, step):
+        for part in range(parts):
+            begin, end = part_begin(rows, part), part_begin(rows, part + 1)
+            call_product(
+                matrix.product, end - begin, tiles + begin * matrix.row_bytes, matrix.weights, matrix.panel_bytes, matrix.inputs,
+                outputs + 4 * begin * stride, 4 * stride, place, min(place + step, high), mode,
+            )  # fmt: skip
+    if matrix.bias != 0:
+        wide = 4 * low * PANEL
+        for row in range(rows):
+            arithmetic.added(outputs + 4 * row * stride + wide, (high - low) * PANEL, matrix.bias + wide)

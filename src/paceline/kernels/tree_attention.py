@@ -1,0 +1,254 @@
+"""Tree attention over a paged cache, in Triton: a flat ragged step of chunks, decodes and draft trees in two launches.
+
+Keys and values of a layer lie in pages [pages, page_size, K, D]. A row attends to positions, not to slots: `StepTables` says in
+which slot each position's key lies for that row. The first launch works on (tile of rows, kv head, split of the positions);
+the second merges a row's splits by log-sum-exp.
+
+Verify and decode give the same bits, and what rides beside a row does not show, because
+- splits and the blocks within them begin at fixed positions, counted from 0, and are summed in order; which of them a row sums
+  follows from its own position and the layer's window alone;
+- a staged key is summed at its position's place, as if it were committed. In a block where the paths of a draft part, the rows
+  of a tile take turns: each computes the whole tile against its own keys and keeps its own line of the result;
+- every product has one shape, [block_rows, D] x [D, block_keys], whether a row is alone in its tile or not, and an element of a
+  tensor core's product does not depend on its place in the tile (`benchmarks/gpu.py` checks this on the device at hand; BLAS
+  under the interpreter does not have the property, so the tests put in a product that has);
+- one compiled kernel serves all steps of a layer: arguments that vary between steps are not specialised.
+
+Source: split positions and their merge after Flash-Decoding (Dao et al., 2023) and FlashAttention-2 (arXiv:2307.08691, section
+3.1); tree attention after SpecInfer (arXiv:2305.09781, section 4.2); pages after PagedAttention (arXiv:2309.06180, section 4);
+sinks as logits of the softmax after GPT-OSS.
+"""
+
+# pyright: reportMissingImports=false, reportOperatorIssue=false, reportCallIssue=false, reportIndexIssue=false
+# ... for Triton is optional, and its stubs know neither the values of a kernel nor the options of a launch
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+from paceline.kernels.step_tables import StepTables
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """Part of what the target *is*: two tilings differ in the last bits, so one serves a model for its life.
+
+    rows: lines of a tile, each a query head of a row; a power of two, at least 16 and the query heads of a kv head. keys:
+    positions per block. split: positions per program, a multiple of `keys`.
+    """
+
+    rows: int = 32
+    keys: int = 64
+    split: int = 512
+
+    def rows_per_tile(self, heads: int, kv_heads: int) -> int:
+        """Rows of a step that share a tile. Raises ValueError where not even one fits."""
+        if heads > self.rows * kv_heads:
+            raise ValueError(f"{heads // kv_heads} query heads per kv head do not fit a tile of {self.rows} lines")
+        return self.rows * kv_heads // heads
+
+
+@triton.jit
+def _capped(scores, cap):
+    # tanh from exp2, exact at both ends: Triton's interpreter has no tanh
+    return cap * (1.0 - 2.0 / (tl.exp2(scores * (2.0 * 1.4426950408889634 / cap)) + 1.0))
+
+
+@triton.jit(do_not_specialize=["query_row", "query_head", "splits", "table_width", "tail_width", "window"])
+def _attend_split(
+    query, keys, values, key_scales, value_scales, positions, tiles, blocks, tail, mixed, peaks, masses,
+    query_row, query_head, splits, table_width, tail_width, window, scale, cap,
+    kv_heads: tl.constexpr, group: tl.constexpr, key_dim: tl.constexpr, value_dim: tl.constexpr, key_lines: tl.constexpr,
+    value_lines: tl.constexpr, page_size: tl.constexpr, tile_lines: tl.constexpr, block_keys: tl.constexpr,
+    split_keys: tl.constexpr, capped: tl.constexpr, scaled: tl.constexpr, wide: tl.constexpr,
+):  # fmt: skip
+    """One tile, kv head and split. Scores are kept in base 2. Writes per row, head and split: the unnormalised mix of values
+    [T, H, splits, D'], the largest score and the sum of weights [T, H, splits], all float32."""
+    sequence = tl.load(tiles + tl.program_id(0) * 4)
+    first = tl.load(tiles + tl.program_id(0) * 4 + 1)
+    rows = tl.load(tiles + tl.program_id(0) * 4 + 2)
+    straight = tl.load(tiles + tl.program_id(0) * 4 + 3)
+    kv_head = tl.program_id(1)
+    split = tl.program_id(2)
+
+    line = tl.arange(0, tile_lines)
+    member = line // group
+    head = kv_head * group + line % group
+    used = member < rows
+    row = first + member
+    position = tl.load(positions + row, mask=used, other=-1)
+    edge = tl.where(window > 0, tl.maximum(position - window + 1, 0), 0)
+    last = tl.max(position, 0)
+    begin = split * split_keys
+    end = tl.minimum(begin + split_keys, last + 1)
+    lowest = tl.min(tl.where(used, edge, last), 0)
+    if (begin > last) | (begin + split_keys <= lowest):
+        return
+
+    key_line = tl.arange(0, key_lines)
+    value_line = tl.arange(0, value_lines)
+    asked = tl.load(
+        query + row[:, None].to(tl.int64) * query_row + head[:, None] * query_head + key_line[None, :],
+        mask=used[:, None] & (key_line < key_dim)[None, :],
+        other=0.0,
+    )
+    peak = tl.full([tile_lines], float("-inf"), tl.float32)
+    mass = tl.zeros([tile_lines], tl.float32)
+    mix = tl.zeros([tile_lines, value_lines], tl.float32)
+    for at in range(tl.maximum(begin, lowest // block_keys * block_keys), end, block_keys):
+        key_position = at + tl.arange(0, block_keys)
+        parted = (last >= straight) & (at + block_keys > straight)
+        for turn in range(tl.where(parted, rows, 1)):
+            reach = tl.where(parted, tl.load(positions + first + turn), last)
+            live = key_position <= reach
+            below = key_position - straight
+            staged = live & (below >= 0)
+            slot = tl.where(staged, tl.load(tail + (first + turn) * tail_width + below, mask=staged, other=0), key_position)
+            page = tl.load(blocks + sequence * table_width + slot // page_size, mask=live, other=0)
+            place = (page.to(tl.int64) * page_size + slot % page_size) * kv_heads + kv_head
+
+            found = tl.load(
+                keys + place[:, None] * key_dim + key_line[None, :],
+                mask=live[:, None] & (key_line < key_dim)[None, :],
+                other=0.0,
+            )
+            if wide:
+                scores = tl.dot(asked.to(tl.float32), tl.trans(found.to(tl.float32)), input_precision="ieee")
+            else:
+                scores = tl.dot(asked, tl.trans(found.to(asked.dtype)), input_precision="ieee")
+            if scaled:
+                scores *= tl.load(key_scales + place, mask=live, other=0.0)[None, :]
+            scores *= scale
+            if capped:
+                scores = _capped(scores, cap)
+            scores *= 1.4426950408889634
+            seen = (key_position[None, :] <= position[:, None]) & (key_position[None, :] >= edge[:, None])
+            seen &= (tl.where(parted, member, turn) == turn)[:, None]
+            scores = tl.where(seen, scores, float("-inf"))
+
+            grown = tl.maximum(peak, tl.max(scores, 1))
+            base = tl.where(grown == float("-inf"), 0.0, grown)
+            weights = tl.exp2(scores - base[:, None])
+            fade = tl.exp2(peak - base)
+            held = tl.load(
+                values + place[:, None] * value_dim + value_line[None, :],
+                mask=live[:, None] & (value_line < value_dim)[None, :],
+                other=0.0,
+            )
+            if scaled:
+                held = (held.to(tl.float32) * tl.load(value_scales + place, mask=live, other=0.0)[:, None]).to(asked.dtype)
+            held = held.to(asked.dtype)
+            if wide:
+                more = tl.dot(weights.to(asked.dtype).to(tl.float32), held.to(tl.float32), input_precision="ieee")
+            else:
+                more = tl.dot(weights.to(asked.dtype), held, input_precision="ieee")
+            # a line whose turn it is not keeps its very bits, even where another's values have overflowed
+            touched = tl.max(seen.to(tl.int32), 1) > 0
+            mix = tl.where(touched[:, None], mix * fade[:, None] + more, mix)
+            mass = tl.where(touched, mass * fade + tl.sum(weights, 1), mass)
+            peak = grown
+
+    cell = (row.to(tl.int64) * (kv_heads * group) + head) * splits + split
+    tl.store(peaks + cell, peak, mask=used)
+    tl.store(masses + cell, mass, mask=used)
+    tl.store(
+        mixed + cell[:, None] * value_dim + value_line[None, :],
+        mix,
+        mask=used[:, None] & (value_line < value_dim)[None, :],
+    )
+
+
+@triton.jit(do_not_specialize=["splits", "window"])
+def _merge_splits(
+    mixed, peaks, masses, sinks, positions, out, splits, window,
+    heads: tl.constexpr, value_dim: tl.constexpr, value_lines: tl.constexpr, split_keys: tl.constexpr, sunk: tl.constexpr,
+):  # fmt: skip
+    """One row and head: add up its own splits, lowest positions first, then the sink, and divide by the sum of weights."""
+    row = tl.program_id(0)
+    head = tl.program_id(1)
+    value_line = tl.arange(0, value_lines)
+    position = tl.load(positions + row)
+    edge = tl.where(window > 0, tl.maximum(position - window + 1, 0), 0)
+    cell = row.to(tl.int64) * heads + head
+    peak = tl.full([1], float("-inf"), tl.float32)
+    mass = tl.zeros([1], tl.float32)
+    mix = tl.zeros([value_lines], tl.float32)
+    # padding has position -1 and merges nothing
+    for split in range(edge // split_keys, tl.where(position < 0, 0, position // split_keys + 1)):
+        its_peak = tl.load(peaks + cell * splits + split)
+        grown = tl.maximum(peak, its_peak)
+        fade = tl.exp2(peak - grown)
+        share = tl.exp2(its_peak - grown)
+        its_mix = tl.load(mixed + (cell * splits + split) * value_dim + value_line, mask=value_line < value_dim, other=0.0)
+        mix = mix * fade + its_mix * share
+        mass = mass * fade + tl.load(masses + cell * splits + split) * share
+        peak = grown
+    if sunk:
+        sink = tl.load(sinks + head).to(tl.float32) * 1.4426950408889634
+        grown = tl.maximum(peak, sink)
+        fade = tl.exp2(peak - grown)
+        mix = mix * fade
+        mass = mass * fade + tl.exp2(sink - grown)
+    result = mix / tl.where(position < 0, 1.0, mass)
+    tl.store(out + cell * value_dim + value_line, result.to(out.dtype.element_ty), mask=value_line < value_dim)
+
+
+def tree_attention(
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    tables: StepTables,
+    *,
+    scale: float,
+    tiling: Tiling,
+    window: int = 0,
+    softcap: float | None = None,
+    sinks: torch.Tensor | None = None,
+    key_scales: torch.Tensor | None = None,
+    value_scales: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Attention of every row of a step, whose own keys and values are already in the pages; [T, H, D'] in the query's dtype.
+
+    query: float32, float16 or bfloat16 [T, H, D]; rows may be strided, D is contiguous. keys: [pages, page_size, K, D] and
+    values: [pages, page_size, K, D'], contiguous, in the query's dtype or, with scales, float8_e4m3fn or int8. key_scales,
+    value_scales: float32 [pages, page_size, K]. window: how many positions a row sees, its own included; 0 for all. softcap:
+    scores become softcap * tanh(score / softcap). sinks: [H], a logit per head that joins the softmax and has no value.
+
+    Raises ValueError where the shapes do not agree. Never waits for the device, so that a graph can capture it.
+    """
+    rows, heads, key_dim = query.shape
+    _, page_size, kv_heads, value_dim = values.shape
+    if rows != tables.extent.rows or keys.shape != (*values.shape[:3], key_dim) or page_size != tables.page_size:
+        raise ValueError("query, pages and tables do not describe the same step")
+    if heads % kv_heads or tables.rows_per_tile != tiling.rows_per_tile(heads, kv_heads) or tiling.split % tiling.keys:
+        raise ValueError("the tiling does not fit the heads, the tables or itself")
+    if query.stride(2) != 1 or not keys.is_contiguous() or not values.is_contiguous():
+        raise ValueError("head dimensions and pages have to be contiguous")
+    if (key_scales is None) != (value_scales is None):
+        raise ValueError("keys and values are scaled together or not at all")
+    splits = -(-tables.extent.blocks * page_size // tiling.split)
+    mixed = query.new_empty(rows, heads, splits, value_dim, dtype=torch.float32)
+    peaks, masses = mixed.new_empty(rows, heads, splits), mixed.new_empty(rows, heads, splits)
+    out = query.new_empty(rows, heads, value_dim)
+    value_lines = max(16, triton.next_power_of_2(value_dim))
+    _attend_split[(tables.extent.tiles, kv_heads, splits)](
+        query, keys, values, key_scales, value_scales, tables.positions, tables.tiles, tables.blocks, tables.tail,
+        mixed, peaks, masses, query.stride(0), query.stride(1), splits, tables.extent.blocks, tables.extent.depth, window,
+        float(scale), float(softcap or 0.0),
+        kv_heads=kv_heads, group=heads // kv_heads, key_dim=key_dim, value_dim=value_dim,
+        key_lines=max(16, triton.next_power_of_2(key_dim)), value_lines=value_lines, page_size=page_size, tile_lines=tiling.rows,
+        block_keys=tiling.keys, split_keys=tiling.split, capped=softcap is not None, scaled=key_scales is not None,
+        # the interpreter keeps bfloat16 as raw bits and cannot multiply it; float32 holds its products exactly
+        wide=not query.is_cuda and query.dtype is torch.bfloat16,
+        num_warps=4, num_stages=2, enable_fp_fusion=True,
+    )  # fmt: skip
+    _merge_splits[(rows, heads)](
+        mixed, peaks, masses, sinks, tables.positions, out, splits, window,
+        heads=heads, value_dim=value_dim, value_lines=value_lines, split_keys=tiling.split, sunk=sinks is not None, num_warps=4,
+        enable_fp_fusion=True,
+    )  # fmt: skip
+    return out

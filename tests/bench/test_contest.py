@@ -1,0 +1,68 @@
+"""Turns, medians, one token counter, and what becomes of a decoder that fails."""
+
+from __future__ import annotations
+
+import pytest
+
+from paceline.bench.contest import Decoded, DecoderFailed, Rules, Tally, answer, contest
+
+
+class Fake:
+    """Decodes by taking the next of its times; writes down every call."""
+
+    def __init__(self, name: str, calls: list[tuple[str, int]], times: list[float], fails_at: int = -1) -> None:
+        self.name, self._calls, self._times, self._fails_at = name, calls, iter(times), fails_at
+
+    def decode(self, prompt, max_tokens: int) -> Decoded:
+        self._calls.append((self.name, prompt[0]))
+        if prompt[0] == self._fails_at:
+            raise DecoderFailed("broke")
+        return Decoded([prompt[0], 7, 8, 2, 9], 0.5, 1, next(self._times))
+
+
+def test_decoders_take_turns_and_the_warm_up_is_not_counted() -> None:
+    calls: list[tuple[str, int]] = []
+    decoders = [Fake("a", calls, [99.0, 1.0, 2.0, 5.0, 2.0, 3.0, 2.0]), Fake("b", calls, [99.0] + [1.0] * 6)]
+    tallies = contest(decoders, [(10,), (11,)], Rules(5, 3, frozenset({2})))
+    assert calls[:2] == [("a", 10), ("b", 10)], "the warm-up"
+    assert calls[2:6] == [("b", 10), ("a", 10), ("a", 11), ("b", 11)], "the order shifts from prompt to prompt"
+    assert [len(runs) for runs in tallies["a"].runs.values()] == [3, 3]
+    assert tallies["a"].total_s == 3.0 + 2.0, "medians of each prompt, summed"
+    assert tallies["a"].tokens == 6, "what comes with and behind EOS does not count"
+    assert tallies["a"].tokens_per_s == pytest.approx(6 / 5)
+    assert tallies["a"].decode_tokens_per_s == pytest.approx(4 / 4)
+    assert tallies["a"].equal_prompts(tallies["b"]) == 2
+
+
+def test_a_decoder_that_fails_leaves_the_contest_and_the_others_go_on() -> None:
+    calls: list[tuple[str, int]] = []
+    advanced = []
+    decoders = [Fake("a", calls, [1.0] * 9), Fake("b", calls, [1.0] * 9, fails_at=11)]
+    tallies = contest(decoders, [(10,), (11,)], Rules(5, 2), lambda: advanced.append(1))
+    assert tallies["b"].error == "broke"
+    assert tallies["a"].error is None
+    assert calls.count(("b", 11)) == 1
+    assert calls.count(("a", 11)) == 2
+    assert len(advanced) == (1 + 2 * 2) * 2
+
+
+def test_one_repeat_that_differs_makes_the_prompt_unequal() -> None:
+    plain, other = Tally(), Tally()
+    for ids in ([1, 2], [1, 2]):
+        plain.add(0, Decoded(ids, 0.1, 1, 1.0))
+    for ids in ([1, 2], [1, 3]):
+        other.add(0, Decoded(ids, 0.1, 1, 1.0))
+    assert plain.equal_prompts(plain) == 1
+    assert other.equal_prompts(plain) == 0
+
+
+def test_nothing_behind_the_first_tokens_has_no_rate() -> None:
+    tally = Tally()
+    tally.add(0, Decoded([5], 1.0, 1, 1.0))
+    assert tally.decode_tokens_per_s is None
+
+
+def test_an_answer_ends_before_its_end() -> None:
+    assert answer([4, 2, 5], frozenset({2})) == [4]
+    assert answer([4, 5], frozenset({2})) == [4, 5]
+    assert answer([2], frozenset({2})) == []

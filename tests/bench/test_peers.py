@@ -1,0 +1,55 @@
+"""Peers that are installed decode the same weights to the same text; what is exported holds what the checkpoint holds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from paceline import LLM, SamplingParams
+from paceline.bench.contest import DecoderFailed, answer
+from paceline.bench.errors import BenchError
+from paceline.bench.peers import PEERS, chosen
+from paceline.bench.peers.base import Material, PeerDecoder, guarded
+from tiny import save_tiny
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", list(PEERS))
+def test_every_mode_says_what_plain_decoding_says(tmp_path: Path, name: str) -> None:
+    if not PEERS[name].installed:
+        pytest.skip(f"{name} is not installed here")
+    shape = {"hidden_size": 128, "intermediate_size": 192, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32}
+    target, draft = (save_tiny(tmp_path / n, 3, disturbed=d, **shape) for n, d in (("target", 0.0), ("draft", 0.2)))
+    llm = LLM(str(target), "none")
+    ends = llm.target.eos_token_ids
+    prompt = llm.encode("the thin thing in the inn and the thin thing in the")
+    expected = answer(llm.generate([prompt], SamplingParams(max_tokens=24))[0].token_ids, ends)
+    peer = PEERS[name].load(Material(target, draft, tmp_path, "fp32", 128, ends, 1))
+    try:
+        for mode, load in peer.modes().items():
+            decoded = PeerDecoder(peer, mode, load).decode(prompt, 24)
+            assert answer(decoded.token_ids, ends) == expected, mode
+            assert 0 < decoded.first_s <= decoded.total_s
+        forward = peer.forward(20)
+        assert forward is None or all(forward(rows) > 0 for rows in (1, 4, 1))
+    finally:
+        peer.close()
+
+
+def test_names_are_checked_and_sorted_by_what_is_installed(monkeypatch) -> None:
+    monkeypatch.setitem(PEERS, "openvino", type(PEERS["openvino"])("openvino", ("no_such_package_anywhere",)))
+    assert chosen("transformers, openvino,transformers") == (["transformers"], ["openvino"])
+    assert chosen("") == ([], [])
+    with pytest.raises(BenchError, match="vllm"):
+        chosen("vllm")
+
+
+def test_whatever_a_peer_raises_is_one_line() -> None:
+    def broken() -> None:
+        raise ValueError("first\n  second " + "long " * 200)
+
+    with pytest.raises(DecoderFailed) as failed:
+        guarded(broken)
+    assert str(failed.value).startswith("first second long")
+    assert len(str(failed.value)) < 300

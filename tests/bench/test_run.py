@@ -1,0 +1,177 @@
+"""`paceline bench` as users and scripts meet it: the record, the tables, the files, exit codes, mistakes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from paceline.bench.page import main as write_page
+from paceline.bench.peers import PEERS
+from paceline.cli import main
+from tiny import save_tiny
+
+FEW = ("--repeats", "1", "--max-tokens", "12", "--threads", "1")
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
+    folder = tmp_path_factory.mktemp("models")
+    longer = {"max_position_embeddings": 512}
+    return str(save_tiny(folder / "target", 3, **longer)), str(save_tiny(folder / "draft", 3, disturbed=0.3, **longer))
+
+
+@pytest.fixture(scope="module")
+def tasks(tmp_path_factory: pytest.TempPathFactory) -> str:
+    file = tmp_path_factory.mktemp("tasks") / "tasks.jsonl"
+    rows = [
+        {"question_id": 1, "category": "writing", "turns": ["the thin", "the thing"]},
+        {"prompt": "the thin thing", "task": "raw"},
+        {"prompt": "in the inn", "task": "raw"},
+    ]
+    file.write_text("\n".join(map(json.dumps, rows)))
+    return str(file)
+
+
+@pytest.fixture(autouse=True)
+def same_threads():
+    """`--threads` holds for the process; other tests shall not notice."""
+    import torch
+
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    monkeypatch.setattr("sys.argv", ["paceline", "bench", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    return int(ended.value.code or 0)
+
+
+def test_the_record_holds_both_terms_of_every_ratio(monkeypatch, capsys, models, tasks, tmp_path: Path) -> None:
+    target, draft = models
+    drafts = ("--draft", f"model:{draft}", "--draft", "ngram", "--draft", "none")
+    assert run(monkeypatch, target, *drafts, "--tasks", tasks, "--batch", "1,3", *FEW, "--out", str(tmp_path), "--json") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 1
+    record = json.loads(lines[0])
+    assert set(record) >= {"speedup", "tau", "verify_cost", "commit", "argv", "machine", "versions", "threads", "model", "grown"}
+    assert record["argv"][0] == "bench"
+    assert record["threads"] == 1
+    assert record["grown"] is None
+    assert record["equal"] is True
+    assert list(record["speedup"]) == ["writing", "raw", "all tasks"]
+    assert list(record["speedup"]["raw"]) == [f"model:{draft}", "ngram"]
+    for modes in record["speedup"].values():
+        for terms in modes.values():
+            assert terms["ratio"] == pytest.approx(terms["tokens_per_s"] / terms["plain_tokens_per_s"])
+            assert terms["decode_ratio"] == pytest.approx(terms["decode_tokens_per_s"] / terms["plain_decode_tokens_per_s"])
+    rows = {(row["task"], row["mode"]): row for row in record["rows"]}
+    assert rows["writing", "plain"]["prompts"] == 2, "one per turn"
+    assert rows["all tasks", "ngram"]["equal_prompts"] == 4
+    assert rows["raw", "plain"]["tokens"] == rows["raw", "ngram"]["tokens"] == 24
+    assert rows["raw", "plain"]["tau"] == 1.0
+    assert record["tau"]["raw"][f"model:{draft}"] > 1.0
+    assert 0 < record["acceptance_by_depth"]["raw"][f"model:{draft}"][0] <= 1
+    assert set(rows["raw", "ngram"]["step_ms"]) == {"draft", "forward", "verify", "commit", "other"}
+    assert list(record["verify_cost"]["ms"]["paceline"]) == ["1", "2", "4", "8", "16", "32", "64"]
+    assert record["prefill"]["ms"]["plain"] > 0
+    assert {(row["mode"], row["batch"]) for row in record["batches"]} == {(m, 3) for m in ("plain", f"model:{draft}", "ngram")}
+    assert all(row["equal_prompts"] == 3 for row in record["batches"])
+    files = {file.name for file in tmp_path.iterdir()}
+    stem = "bench-target-fp32-1-thread"
+    assert files == {f"{stem}.json", *(f"{stem}-{name}.png" for name in ("speedup", "acceptance", "verify", "step"))}
+    assert json.loads((tmp_path / f"{stem}.json").read_text()) == record
+
+    write_page(tmp_path, tmp_path / "docs")
+    page = (tmp_path / "docs" / "benchmarks.md").read_text()
+    assert "paceline bench" in page
+    assert f"images/{stem}-speedup.png" in page
+    assert (tmp_path / "docs" / "images" / f"{stem}-verify.png").stat().st_size > 5000
+
+
+def test_tables_name_what_is_grown_and_what_is_not_installed(monkeypatch, capsys, models, tasks) -> None:
+    monkeypatch.setitem(PEERS, "ctranslate2", type(PEERS["ctranslate2"])("ctranslate2", ("no_such_package_anywhere",)))
+    call = (models[0], "--draft", "ngram", "--tasks", tasks, "--grow", "3x128", "--peers", "ctranslate2", "--limit", "1", *FEW)
+    assert run(monkeypatch, *call) == 0
+    said = capsys.readouterr().out
+    assert "GROWN from target" in said
+    assert "3 layers of width 128" in said
+    assert "not installed, so not run: ctranslate2" in said
+    assert "ngram" in said
+    assert "peak resident" in said
+
+
+def test_transformers_runs_beside_and_says_the_same(monkeypatch, capsys, models, tasks) -> None:
+    call = (models[0], "--draft", "ngram", "--tasks", tasks, "--peers", "transformers", "--limit", "1", *FEW, "--json")
+    assert run(monkeypatch, *call) == 0
+    record = json.loads(capsys.readouterr().out)
+    assert record["failed"] == {}
+    rows = [row for row in record["rows"] if row["peer"] == "transformers" and row["task"] == "raw"]
+    assert [row["mode"] for row in rows] == ["transformers plain", "transformers prompt lookup"]
+    assert all(row["equal_prompts"] == row["prompts"] == row["equal_to_its_own_plain"] for row in rows)
+    assert "transformers" in record["verify_cost"]["ms"]
+    versus = next(entry for entry in record["against_peers"] if entry["task"] == "raw")
+    assert versus["plain"]["ratio"] == pytest.approx(
+        versus["plain"]["ours_tokens_per_s"] / versus["plain"]["theirs_tokens_per_s"]
+    )
+
+
+def test_a_peer_that_fails_is_named_with_its_reason(monkeypatch, capsys, models, tasks) -> None:
+    def broken(self, material):
+        raise RuntimeError("out of\nluck")
+
+    monkeypatch.setattr(type(PEERS["transformers"]), "load", broken)
+    call = (models[0], "--draft", "ngram", "--tasks", tasks, "--peers", "transformers", "--limit", "1", *FEW)
+    assert run(monkeypatch, *call) == 0
+    assert "transformers failed: out of luck" in capsys.readouterr().out
+
+
+def test_a_text_that_differs_ends_with_exit_code_1(monkeypatch, capsys, models, tasks) -> None:
+    """With a verifier that accepts whatever is drafted."""
+    from paceline.step import Verdict
+    from paceline.verifiers.match import Match
+
+    def gullible(self, sequences, trees, logits):
+        verdicts = []
+        for tree, rows in zip(trees, logits, strict=True):
+            path = tree.path(len(tree) - 1)
+            tokens = (*(tree.tokens[node] for node in path), int(rows[path[-1] if path else 0].argmax()))
+            verdicts.append(Verdict(path, tokens, len(path)))
+        return verdicts
+
+    monkeypatch.setattr(Match, "__call__", gullible)
+    call = (models[0], "--draft", f"model:{models[1]}", "--tasks", tasks, "--repeats", "1", "--max-tokens", "24", "--json")
+    assert run(monkeypatch, *call) == 1
+    assert json.loads(capsys.readouterr().out)["equal"] is False
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["--tasks", "e3e"], "there is no task 'e3e'"),
+        (["--tasks", "/no/where.jsonl"], "cannot read"),
+        (["--peers", "vllm"], "there is no peer 'vllm'"),
+        (["--grow", "big"], "no size"),
+        (["--grow", "1"], "2 layers"),
+        (["--batch", "1,zero"], "--batch"),
+        (["--batch", "0"], "--batch"),
+        (["--threads", "0"], "--threads"),
+        (["--repeats", "0"], "--repeats"),
+        (["--limit", "0"], "--limit"),
+        (["--context", "-1"], "--context"),
+        (["--max-tokens", "0"], "--max-tokens"),
+        (["--max-tokens", "600"], "leaves room"),
+        (["--draft", "ngam"], "the nearest is 'ngram'"),
+        (["--weights", "int3"], "int3"),
+    ],
+)
+def test_mistakes_get_one_sentence_and_exit_code_2(monkeypatch, capsys, models, arguments: list[str], expected: str) -> None:
+    assert run(monkeypatch, models[0], *arguments) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert expected in said.err
+    assert len(said.err.strip().splitlines()) == 1

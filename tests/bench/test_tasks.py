@@ -1,0 +1,84 @@
+"""Task files and built-in tasks: names kept, sizes bounded, one sentence for every mistake."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from paceline.bench.builtin import BUILT_IN
+from paceline.bench.errors import BenchError
+from paceline.bench.tasks import LARGEST_FILE_BYTES, Item, load_tasks
+
+
+def test_spec_bench_rows_are_grouped_by_category_and_keep_their_turns(tmp_path: Path) -> None:
+    file = tmp_path / "questions.jsonl"
+    rows = [
+        {"question_id": 1, "category": "writing", "turns": ["Write.", "Again."]},
+        {"question_id": 2, "category": "qa", "turns": ["Who?"]},
+        {"question_id": 3, "category": "writing", "turns": ["More\u2028lines."]},
+        {"prompt": "raw text", "task": "own"},
+        {"prompt": "no task"},
+    ]
+    file.write_text("\n".join(json.dumps(row, ensure_ascii=False) for row in rows) + "\n", encoding="utf-8")
+    tasks = {task.name: task.items for task in load_tasks(str(file))}
+    assert list(tasks) == ["writing", "qa", "own", "prompt"]
+    assert tasks["writing"] == (Item(("Write.", "Again."), chat=True), Item(("More\u2028lines.",), chat=True))
+    assert tasks["own"] == (Item(("raw text",)),)
+
+
+def test_built_in_tasks_can_be_mixed_with_files_and_cut(tmp_path: Path) -> None:
+    file = tmp_path / "mine.jsonl"
+    file.write_text('{"prompt": "x", "task": "mine"}\n' * 5)
+    tasks = load_tasks(f"e2e, {file}", limit=2)
+    assert [(task.name, len(task.items)) for task in tasks] == [("e2e", 2), ("mine", 2)]
+
+
+def test_every_built_in_task_has_several_distinct_prompts() -> None:
+    tasks = load_tasks(",".join(BUILT_IN))
+    assert [task.name for task in tasks] == list(BUILT_IN)
+    prompts = [text for task in tasks for item in task.items for text in item.texts]
+    assert len(set(prompts)) == len(prompts)
+    assert all(len(task.items) >= 3 for task in tasks)
+    shown = {example.split("=>")[0] for task in tasks for example in task.examples}
+    assert not shown & {prompt.split("=>")[0] for prompt in prompts}, "no prompt is solved in its own context"
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "{broken",
+        "[1]",
+        '{"turns": []}',
+        '{"turns": "text"}',
+        '{"turns": [3]}',
+        '{"category": 3, "turns": ["x"]}',
+        '{"prompt": " "}',
+        '{"promt": "x"}',
+        "",
+        b"\xff\xfe",
+        "[" * 100_000,
+    ],
+)
+def test_a_bad_file_is_refused_in_one_sentence(tmp_path: Path, content: str | bytes) -> None:
+    file = tmp_path / "bad.jsonl"
+    file.write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(BenchError) as refused:
+        load_tasks(str(file))
+    assert "bad.jsonl" in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("named", ["", ",", "e2", "e2e,e2e", "/no/such/file.jsonl"])
+def test_a_wrong_name_is_refused(named: str) -> None:
+    with pytest.raises(BenchError):
+        load_tasks(named)
+
+
+def test_a_huge_file_is_refused_before_it_is_read(tmp_path: Path) -> None:
+    file = tmp_path / "huge.jsonl"
+    with file.open("wb") as stream:
+        stream.truncate(LARGEST_FILE_BYTES + 1)
+    with pytest.raises(BenchError, match="larger"):
+        load_tasks(str(file))
