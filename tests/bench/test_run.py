@@ -144,7 +144,7 @@ def test_a_text_that_differs_ends_with_exit_code_1(monkeypatch, capsys, models, 
         return verdicts
 
     monkeypatch.setattr(Match, "__call__", gullible)
-    call = (models[0], "--draft", f"model:{models[1]}", "--tasks", tasks, "--repeats", "1", "--max-tokens", "24", "--json")
+    call = (models[0], "--draft", f"model:{models[1]}", "--tasks", tasks, *FEW, "--json")
     assert run(monkeypatch, *call) == 1
     assert json.loads(capsys.readouterr().out)["equal"] is False
 

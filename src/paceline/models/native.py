@@ -1,8 +1,8 @@
 """NativeModel: a Llama-form model run from packed weights, one compiled call per step.
 
-A second road beside the transformers adapter, behind the same contract. A row's logits have the same bits whatever rides beside it
-and on any number of threads, so that verifying equals decoding in every format, int4 included. Activations, keys and values are
-float32; embeddings keep the checkpoint's precision.
+A second road beside the transformers adapter, behind the same contract. A row's logits have the same bits whatever rides beside
+it and on any number of threads, so that verifying equals decoding in every format, int4 included. Activations, keys and values
+are float32; embeddings keep the checkpoint's precision.
 """
 
 from __future__ import annotations
@@ -40,9 +40,7 @@ from paceline.tree import DraftTree, Proposal
 class NativeModel(LanguageModel):
     """Not to be called from two threads at once: the scratch of a forward belongs to the model."""
 
-    def __init__(
-        self, weights: Weights, name: str, context_length: int, eos_token_ids: frozenset[int] = frozenset()
-    ) -> None:
+    def __init__(self, weights: Weights, name: str, context_length: int, eos_token_ids: frozenset[int] = frozenset()) -> None:
         form = weights.form
         self.name, self.weights, self.context_length = name, weights.format, context_length
         self.vocab_size = form.vocabulary
@@ -51,7 +49,7 @@ class NativeModel(LanguageModel):
         self.packed = weights
         self._shape = Shape(len(form.layers), form.key_heads, form.head_size, PANEL)
         self._scratch = _Scratch(weights)
-        self._step, self._spread = step_part(), spread()
+        self._step = step_part()
         self._call = np.zeros(1, layout.CALL)
         call = self._call[0]
         call["product"] = product_address("fp32")
@@ -67,18 +65,21 @@ class NativeModel(LanguageModel):
             positions=np.array(step.row_positions, np.int64),
             parents=np.array([parent for segment in step.segments for parent in segment.row_parents], np.int64),
             wanted=np.array(step.wanted_rows, np.int64),
-            segments=_records((s.low, s.rows, s.start, s.chain, cache.slab(s.sequence.key)) for s in step.segments),
+            # a draft that does not branch lies in its slots as committed tokens would
+            segments=_records(
+                (s.low, s.rows, s.start, s.rows if s.is_chain else s.chain, cache.slab(s.sequence.key)) for s in step.segments
+            ),
         )
         logits = self._logits(len(feed.wanted))
         threads = self._prepared(feed, max(segment.end for segment in step.segments), logits)
-        self._spread(self._step, threads, self._call.ctypes.data)
+        spread(self._step, threads, self._call.ctypes.data)
         return Scores(logits[:, : self.vocab_size])
 
-    def extend(
+    def extend(  # pyright: ignore[reportIncompatibleMethodOverride]
         self,
         sequences: Many[Sequence],
         depths: Many[int],
-        cache: PanelCache,  # pyright: ignore[reportIncompatibleMethodOverride]
+        cache: PanelCache,
         *,
         width: int = 1,
         vocab_size: int,
@@ -96,7 +97,9 @@ class NativeModel(LanguageModel):
         """A chain of `depth` tokens for each (sequence, depth), fewer where logits are not numbers."""
         missing = [sequence.tokens[cache.length(sequence.key) :] for sequence, _ in live]
         if sum(map(len, missing)) > _PIECE + len(live):
-            long = [(sequence, tuple(tokens[:-1])) for (sequence, _), tokens in zip(live, missing, strict=True) if len(tokens) > 1]
+            long = [
+                (sequence, tuple(tokens[:-1])) for (sequence, _), tokens in zip(live, missing, strict=True) if len(tokens) > 1
+            ]
             self.logits_after(long, cache)
             missing = [tokens[-1:] for tokens in missing]
         starts = [cache.length(sequence.key) for sequence, _ in live]
@@ -128,7 +131,7 @@ class NativeModel(LanguageModel):
             ],
             layout.DRAFT,
         )  # fmt: skip
-        self._spread(draft_part(), threads, job.ctypes.data)
+        spread(draft_part(), threads, job.ctypes.data)
         chains = [[token for token in line if token >= 0] for line in chosen.tolist()]
         for (sequence, _), tokens in zip(live, chains, strict=True):
             # the last one drafted is never fed

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from paceline.kernels.native import layout
+from paceline.kernels.native.arena import Arena
 from paceline.kernels.native.formats import FORMATS, Packed, pack, padded
 from paceline.kernels.native.products import product_address
 from paceline.kernels.native.vectors import PANEL
@@ -30,13 +31,14 @@ _FIRST_POSITIONS = 1024
 class Weights:
     """rotary: transformers' own rotation module of the model; called as (x, positions[, layer type]) it gives cos and sin.
 
-    format: a name of FORMATS, or None for the precision of the checkpoint. Raises Unsuited where a tensor is missing, is of another
-    type than a float, or is there without a meaning known here.
+    format: a name of FORMATS, or None for the precision of the checkpoint. Raises Unsuited where a tensor is missing, is of
+    another type than a float, or is there without a meaning known here.
     """
 
     def __init__(self, form: Form, tensors: Tensors, rotary: Any, format: str | None) -> None:
         self.form, self._rotary = form, rotary
         self._kept: list[Any] = []
+        self._arena = Arena()
         self._tensors = tensors
         self._embedding = self._read("model.embed_tokens.weight", form.vocabulary, form.hidden)
         self.format = format or _STORED.get(self._embedding.dtype, "fp32")
@@ -47,7 +49,8 @@ class Weights:
             norms += self._layer_norms(f"model.layers.{index}.")
         self.model = self._model(layers)
         tied = form.tied or "lm_head.weight" not in tensors
-        matrices.append(self._matrix(*((self._embedding,) if tied else self._linear("lm_head", form.vocabulary, form.hidden))))
+        head = (self._embedding, None) if tied else self._linear("lm_head", form.vocabulary, form.hidden)
+        matrices.append(self._matrix(*head))
         norms += [self._norm("model.norm", form.hidden), _NO_NORM]
         left = sorted(name for name in tensors.unread if not name.endswith("rotary_emb.inv_freq"))
         if left:
@@ -124,7 +127,7 @@ class Weights:
         return [
             self._matrix(*self._joined(qkv, attention + "qkv_proj")),
             self._matrix(*self._linear(attention + "o_proj", form.hidden, heads)),
-            self._matrix(*(_alternating(part) for part in self._joined(gate_up, mlp + "gate_up_proj"))),
+            self._paired(*self._joined(gate_up, mlp + "gate_up_proj")),
             self._matrix(*self._linear(mlp + "down_proj", form.hidden, form.inner)),
         ]
 
@@ -148,8 +151,8 @@ class Weights:
             raise Unsuited(f"it has no floating-point tensor '{name}' of shape {shape}")
         return tensor
 
-    def _matrix(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> tuple[int, ...]:
-        packed: Packed = pack(weight, self._format)
+    def _matrix(self, weight: torch.Tensor, bias: torch.Tensor | None = None, paired: bool = False) -> tuple[int, ...]:
+        packed: Packed = pack(weight, self._format, self._arena)
         self._kept.append(packed.data)
         place = 0
         if bias is not None:
@@ -159,7 +162,20 @@ class Weights:
             place = wide.data_ptr()
         data, inputs, form = packed.data, packed.padded_inputs, packed.form
         product = product_address(form.name)
-        return (product, data.data_ptr(), data.shape[1], packed.panels, inputs, form.row_bytes(inputs), form.quantizes, place)
+        return (
+            product,
+            data.data_ptr(),
+            data.shape[1],
+            packed.panels,
+            inputs,
+            form.row_bytes(inputs),
+            form.quantizes,
+            paired,
+            place,
+        )
+
+    def _paired(self, weight: torch.Tensor, bias: torch.Tensor | None) -> tuple[int, ...]:
+        return self._matrix(_alternating(weight), None if bias is None else _alternating(bias), paired=True)
 
     def _layer_norms(self, prefix: str) -> list[tuple[Any, ...]]:
         names = dict(_NORMS)
@@ -187,14 +203,10 @@ class Weights:
         return (layout.LAYER, weight.data_ptr(), bias.data_ptr(), self.form.epsilon)
 
 
-def _alternating(gate_up: torch.Tensor | None) -> torch.Tensor | None:
+def _alternating(gate_up: torch.Tensor) -> torch.Tensor:
     """A panel of gates, then the panel of what they gate, and so on; padded so that both end on a panel."""
-    if gate_up is None:
-        return None
     inner = gate_up.shape[0] // 2
     wide = padded(inner, PANEL)
     parts = gate_up.new_zeros(2, wide, *gate_up.shape[1:])
     parts[:, :inner] = gate_up.unflatten(0, (2, inner))
     return parts.unflatten(1, (-1, PANEL)).transpose(0, 1).flatten(0, 2).contiguous()
-
-

@@ -60,7 +60,17 @@ def attend(product, model, layer, segment, parents, index, key_head, first, last
     panel = 4 * head_size * PANEL
     if high > low:
         call_product(
-            product, count, queries, keys, panel, head_size, scores, 4 * score_stride, low // PANEL, up(high, PANEL) // PANEL, STORE
+            product,
+            count,
+            queries,
+            keys,
+            panel,
+            head_size,
+            scores,
+            4 * score_stride,
+            low // PANEL,
+            up(high, PANEL) // PANEL,
+            STORE,
         )
     for query in range(first, last):
         row = query // group
@@ -128,11 +138,15 @@ def _transposed(projected, stride, low, head, group, head_size, first, last, que
 
 @helper
 def _shared_out(line, begin, end, low, high, column, count, shares):
-    """Write the probabilities of one query's slots [low, high) into its column of [high - low, count]; 0 where it sees nothing."""
-    source, target = floats(line), floats(shares)
-    for slot in range(low, high):
-        value = source[slot] if begin <= slot < end else _f(0)
-        put(target, (slot - low) * count + column, value)
+    """Write one query's probabilities of the slots [low, high) into its column of [high - low, count]; 0 where it sees none."""
+    source, target = floats(line), floats(shares + 4 * column)
+    first, last = min(max(begin, low), high), min(end, high)
+    for slot in range(low, first):
+        put(target, (slot - low) * count, _f(0))
+    for slot in range(first, last):
+        put(target, (slot - low) * count, source[slot])
+    for slot in range(max(first, last), high):
+        put(target, (slot - low) * count, _f(0))
 
 
 @helper

@@ -37,13 +37,12 @@ from paceline.kernels.native.layout import (
     SEGMENT,
     SILU,
 )
-from paceline.kernels.native.memory import PART, barrier, brain_at, floats, half_at, helper, pointer, put
+from paceline.kernels.native.memory import PART, barrier, brain_at, carray, floats, half_at, helper, pointer, put
 from paceline.kernels.native.rows import laid_out, multiplied, normed, share, up
 from paceline.kernels.native.tiles import ADD, MOST_ROWS, STORE
 from paceline.kernels.native.vectors import PANEL
 
 import numba  # isort: skip  (after `vectors`)
-from numba import carray  # isort: skip
 
 _f = np.float32
 
@@ -112,7 +111,8 @@ def attended(model, layers, index, segments, parents, scratch, product, thread, 
 @helper
 def gated(model, matrix, rows, scratch, thread, threads):
     """The activation of this thread's panels: they alternate, a panel of gates and the panel of what they gate."""
-    width, low, high = matrix.panels * PANEL, share(matrix.panels, thread, threads), share(matrix.panels, thread + 1, threads)
+    width = matrix.panels * PANEL
+    low, high = share(matrix.panels, thread, threads, True), share(matrix.panels, thread + 1, threads, True)
     for row in range(rows):
         for pair in range(low // 2, high // 2):
             gate = scratch.gated + 4 * (row * width + 2 * pair * PANEL)
@@ -178,7 +178,7 @@ def headed(model, norm, matrix, wanted, call, thread, round_):
         matrix, norm, len(wanted), scratch.residual, stride, wanted, model.hidden, scratch, thread, threads, round_
     )  # fmt: skip
     multiplied(matrix, len(wanted), call.logits, width, scratch, thread, threads, STORE)
-    low, high = share(matrix.panels, thread, threads), share(matrix.panels, thread + 1, threads)
+    low, high = share(matrix.panels, thread, threads, False), share(matrix.panels, thread + 1, threads, False)
     for row in range(len(wanted)):
         line = call.logits + 4 * (row * width + low * PANEL)
         if model.logit_scale != _f(1):
@@ -197,7 +197,7 @@ def step_part() -> int:
 def _step_part(sources: str) -> Any:
 
     def step(thread, address):
-        sources  # noqa: B018  (part of what the cache is keyed by)
+        _ = sources
         call = carray(pointer(address), 1, CALL)[0]
         model = carray(pointer(call.model), 1, MODEL)[0]
         layers = carray(pointer(call.layers), model.layers, LAYER_RECORD)
@@ -224,7 +224,17 @@ def _step_part(sources: str) -> Any:
             round_ = mixed(model, layers, index, norms, matrices, segments, positions, parents, call, thread, round_)
             matrix = matrices[MATRICES * index + GATE_UP]
             round_ = laid_out(
-                matrix, norms[norm + BEFORE_MLP], rows, scratch.residual, stride, all_rows, width, scratch, thread, threads, round_
+                matrix,
+                norms[norm + BEFORE_MLP],
+                rows,
+                scratch.residual,
+                stride,
+                all_rows,
+                width,
+                scratch,
+                thread,
+                threads,
+                round_,
             )
             multiplied(matrix, rows, scratch.gated, matrix.panels * PANEL, scratch, thread, threads, STORE)
             gated(model, matrix, rows, scratch, thread, threads)

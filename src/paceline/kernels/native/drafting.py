@@ -14,10 +14,9 @@ import numpy as np
 
 from paceline.kernels.native.compiled import SOURCES
 from paceline.kernels.native.layout import CALL, DRAFT, SEGMENT
-from paceline.kernels.native.memory import PART, barrier, floats, helper, pointer, run_part
+from paceline.kernels.native.memory import PART, barrier, carray, floats, helper, pointer, run_part
 
 import numba  # isort: skip  (after `vectors`)
-from numba import carray  # isort: skip
 
 _f = np.float32
 _RARE_HASH, _ORDINARY, _LARGEST = np.int32(2**31 - 2**26), _f(4.16), _f(22.88)
@@ -92,7 +91,7 @@ def _to_next_level(call, segments, tokens, positions, parents, wanted, owners, c
 
 def _draft_part(sources: str) -> Any:
     def draft(thread, address):
-        sources  # noqa: B018  (part of what the cache is keyed by)
+        _ = sources
         job = carray(pointer(address), 1, DRAFT)[0]
         calls = carray(pointer(job.call), 1, CALL)
         call = calls[0]

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
+from paceline.kernels.native.arena import Arena
 from paceline.kernels.native.vectors import PANEL
 
 GROUP = 32
@@ -89,10 +90,10 @@ class Packed:
         return padded(self.inputs, GROUP)
 
 
-def pack(weight: torch.Tensor, form: Format) -> Packed:
+def pack(weight: torch.Tensor, form: Format, arena: Arena | None = None) -> Packed:
     """weight: [N, K] of any floating type. Worked on in slices, so that little more than the result is held."""
     outputs, inputs = weight.shape
-    data = torch.empty(padded(outputs, PANEL) // PANEL, form.panel_bytes(inputs), dtype=torch.uint8)
+    data = (arena or Arena()).empty(padded(outputs, PANEL) // PANEL, form.panel_bytes(inputs))
     for first in range(0, data.shape[0], _SLICE):
         data[first : first + _SLICE] = _panels(weight[first * PANEL : (first + _SLICE) * PANEL], form)
     return Packed(form, outputs, inputs, data)

@@ -13,6 +13,7 @@ MATRIX = np.dtype(
         ("inputs", "i8"),  # padded
         ("row_bytes", "i8"),  # of one row of activations, laid out
         ("quantizes", "i8"),  # whether activations are whole numbers too
+        ("paired", "i8"),  # whether panels belong together two by two: gates, and what they gate
         ("bias", "i8"),  # float32, or 0
     ],
     align=True,
@@ -137,6 +138,19 @@ DRAFT = np.dtype(
         ("temperatures", "i8"),  # float32 [S]; 0: greedy
         ("keys", "i8"),  # int64 [S, D]: of the noise
         ("chosen", "i8"),  # int64 [S, D]: the drafts, -1 where there is none
+    ],
+    align=True,
+)
+
+POOL = np.dtype(
+    [
+        ("threads", "i8"),
+        ("part", "i8"),  # address of what to run
+        ("record", "i8"),  # address of what to run it on
+        ("mutex", "i8"),
+        ("condition", "i8"),
+        ("turn", "i8"),  # counts what was asked for
+        ("finished", "i8"),  # workers that are through with it
     ],
     align=True,
 )

@@ -5,7 +5,6 @@ A kernel gets addresses, since what it works on (weights, caches, scratch) belon
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import numpy as np
@@ -13,9 +12,13 @@ from llvmlite import ir
 
 from paceline.kernels.native.vectors import F16, F32, I32, I64, MACHINE, external
 
-import numba  # isort: skip  (after `vectors`)
+from numba.np import numpy_support  # isort: skip
+import numba.extending  # isort: skip  (after `vectors`)
 from numba import types  # isort: skip
-from numba.extending import intrinsic  # isort: skip
+
+# Numba types what it compiles itself; a type checker would only see functions of the wrong number of arguments
+intrinsic: Any = numba.extending.intrinsic
+carray: Any = numpy_support.carray
 
 HELPER: dict[str, Any] = {"nogil": True, "error_model": "numpy", "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
 """Options of functions that are called from kernels only: wrappers for Python would take longer to compile than they do."""
@@ -129,7 +132,7 @@ def float_of(context, bits):
 
 
 @intrinsic
-def _arrived(context, address, count):
+def arrived(context, address, count):
     """Add to a shared counter and return what it was before."""
 
     def generate(context, builder, signature, arguments):
@@ -139,7 +142,7 @@ def _arrived(context, address, count):
 
 
 @intrinsic
-def _seen(context, address):
+def seen(context, address):
     """A shared counter, read afresh."""
 
     def generate(context, builder, signature, arguments):
@@ -150,7 +153,7 @@ def _seen(context, address):
 
 
 @intrinsic
-def _pause(context):
+def pause(context):
     """Tell the core that this thread only waits."""
 
     def generate(context, builder, signature, arguments):
@@ -161,20 +164,7 @@ def _pause(context):
     return types.void(), generate
 
 
-if sys.platform == "win32":
-
-    @helper
-    def _sleep():
-        _pause()
-
-else:
-    _usleep: Any = types.ExternalFunction("usleep", types.int32(types.uint32))
-
-    @helper
-    def _sleep():
-        _usleep(np.uint32(20))
-
-
+_usleep: Any = types.ExternalFunction("usleep", types.int32(types.uint32))
 _PATIENCE = 2000
 """Turns of waiting, some tens of microseconds, before a thread sleeps."""
 
@@ -184,12 +174,12 @@ def barrier(counter, round_, threads):
     """Wait until every thread has arrived for the `round_`-th time. counter: address of an int64, 0 before the first round."""
     if threads == 1:
         return
-    _arrived(counter, 1)
+    arrived(counter, 1)
     waited = 0
-    while _seen(counter) < round_ * threads:
+    while seen(counter) < round_ * threads:
         waited += 1
         if waited < _PATIENCE:
-            _pause()
+            pause()
         else:
             # the one that is waited for may be waiting for this very core
-            _sleep()
+            _usleep(np.uint32(20))

@@ -15,12 +15,12 @@ from llvmlite import ir
 
 from paceline.kernels.native.compiled import SOURCES
 from paceline.kernels.native.formats import FORMATS, Format
+from paceline.kernels.native.memory import intrinsic
 from paceline.kernels.native.tiles import MOST_ROWS, emit_tile, most_rows
-from paceline.kernels.native.vectors import I64, PANEL, constant
+from paceline.kernels.native.vectors import I64, PANEL, VECTORS, constant
 
 import numba  # isort: skip  (after `vectors`, which tells it how wide registers are)
 from numba import types  # isort: skip
-from numba.extending import intrinsic  # isort: skip
 
 _ARGUMENTS = 10
 SIGNATURE = types.void(*[types.int64] * _ARGUMENTS)
@@ -69,10 +69,7 @@ def _emitted(context, name, sources, rows, activations, weights, panel_bytes, in
             case = builder.append_basic_block(f"product.{count}")
             choice.add_case(ir.Constant(I64, count), case)
             builder.position_at_end(case)
-            place = arguments[7]
-            for panels in (2, 1):
-                if most_rows(panels) >= count:
-                    place = _over(builder, form, count, panels, place, arguments)
+            _over(builder, form, count, arguments)
             builder.branch(after)
         builder.position_at_end(after)
         return context.get_dummy_value()
@@ -80,24 +77,23 @@ def _emitted(context, name, sources, rows, activations, weights, panel_bytes, in
     return types.void(name, sources, *[types.int64] * _ARGUMENTS), generate
 
 
-def _over(builder: Any, form: Format, count: int, panels: int, first: Any, arguments: Any) -> Any:
-    """Calls of one tile over panels [first, high) as far as it fits; the first panel left over."""
-    _, activations, weights, panel_bytes, inputs, outputs, stride, _, high, mode = arguments
-    tile = emit_tile(builder.module, form, count, panels)
+def _over(builder: Any, form: Format, count: int, arguments: Any) -> None:
+    """A loop over the panels [low, high), each in one tile or, where the rows are too many, in two halves."""
+    _, activations, weights, panel_bytes, inputs, outputs, stride, low, high, mode = arguments
+    vectors = VECTORS if count <= most_rows(VECTORS) else VECTORS // 2
     before = builder.block
-    head, body = builder.append_basic_block("panels"), builder.append_basic_block("panel")
-    after = builder.append_basic_block("panels.after")
+    head, body, after = (builder.append_basic_block(name) for name in ("panels", "panel", "panels.after"))
     builder.branch(head)
     builder.position_at_end(head)
     place = builder.phi(I64)
-    place.add_incoming(first, before)
-    following = builder.add(place, constant(panels))
-    builder.cbranch(builder.icmp_signed("<=", following, high), body, after)
+    place.add_incoming(low, before)
+    builder.cbranch(builder.icmp_signed("<", place, high), body, after)
     builder.position_at_end(body)
-    there = builder.add(weights, builder.mul(place, panel_bytes))
+    panel = builder.add(weights, builder.mul(place, panel_bytes))
     result = builder.add(outputs, builder.mul(place, constant(4 * PANEL)))
-    builder.call(tile, [activations, there, panel_bytes, inputs, result, stride, mode])
-    place.add_incoming(following, builder.block)
+    for first in range(0, VECTORS, vectors):
+        tile = emit_tile(builder.module, form, count, vectors, first)
+        builder.call(tile, [activations, panel, panel_bytes, inputs, result, stride, mode])
+    place.add_incoming(builder.add(place, constant(1)), builder.block)
     builder.branch(head)
     builder.position_at_end(after)
-    return place

@@ -42,9 +42,10 @@ def part_begin(rows, part):
 
 
 @helper
-def share(count, thread, threads):
-    """Where a thread's part of `count` panels begins: even, so that tiles of two panels fit."""
-    return count if thread == threads else count * thread // threads // 2 * 2
+def share(count, thread, threads, even):
+    """Where a thread's part of `count` panels begins; even: at an even one."""
+    begin = count * thread // threads
+    return begin - begin % 2 if even and thread < threads else begin
 
 
 @helper
@@ -120,7 +121,7 @@ def _quantized(row, count, inputs, tile, place, height):
         for k in range(GROUP):
             value = 0
             if k < number:
-                value = int(math.floor(source[first + k] * inverse + _f(0.5)))
+                value = math.floor(source[first + k] * inverse + _f(0.5))
             total += value
             put_byte(at + 8 * height + (k // _TOGETHER * height + place) * _TOGETHER + k % _TOGETHER, value)
         put(floats(at), place, scale)
@@ -130,9 +131,9 @@ def _quantized(row, count, inputs, tile, place, height):
 @helper
 def multiplied(matrix, rows, outputs, stride, scratch, thread, threads, mode):
     """This thread's panels of the outputs of all rows, `stride` floats apart."""
-    low, high = share(matrix.panels, thread, threads), share(matrix.panels, thread + 1, threads)
+    low, high = share(matrix.panels, thread, threads, matrix.paired), share(matrix.panels, thread + 1, threads, matrix.paired)
     tiles, parts = _tiles(rows, scratch, thread, threads), parts_of(rows)
-    step = max(high - low if parts == 1 else 2, 1)
+    step = max(high - low if parts == 1 else 1, 1)
     for place in range(low, high, step):
         for part in range(parts):
             begin, end = part_begin(rows, part), part_begin(rows, part + 1)

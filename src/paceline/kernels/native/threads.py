@@ -1,32 +1,119 @@
-"""Threads: one part on each of Numba's threads, all of them at once."""
+"""Threads: one part of a step on each, all of them at once, for they wait for one another inside.
+
+A pool of our own, because OpenMP may give fewer threads than were asked for, and shares their number with torch. Workers spin
+for a fraction of a millisecond between steps, about the time that Python needs, and sleep on a condition variable after that.
+"""
 
 from __future__ import annotations
 
+import ctypes
+import os
 from functools import cache
+from threading import Lock, Thread
 from typing import Any
 
+import numpy as np
+
 from paceline.kernels.native.compiled import SOURCES
-from paceline.kernels.native.memory import run_part
+from paceline.kernels.native.layout import POOL
+from paceline.kernels.native.memory import arrived, carray, pause, pointer, run_part, seen
 
 import numba  # isort: skip  (after `vectors`)
 from numba import types  # isort: skip
 
+_CALL = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64)
+_SPINS = 20000
+_lock, _unlock = (types.ExternalFunction(f"pthread_mutex_{verb}", types.int32(types.int64)) for verb in ("lock", "unlock"))
+_wait = types.ExternalFunction("pthread_cond_wait", types.int32(types.int64, types.int64))
+_wake = types.ExternalFunction("pthread_cond_broadcast", types.int32(types.int64))
+
 
 def most_threads() -> int:
-    """Threads that can run at once: parts wait for one another, so each needs one of its own."""
-    return numba.config.NUMBA_NUM_THREADS
+    """Threads that can run at once on this machine."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def spread(part: int, threads: int, record: int) -> None:
+    """Call the PART at an address on `threads` threads, at most `most_threads()`, and wait for all. Releases the GIL."""
+    if threads == 1:
+        _function(part)(0, record)
+    else:
+        _pool(os.getpid(), threads).run(part, record)
 
 
 @cache
-def spread() -> Any:
-    """spread(part, threads, record): call the PART at an address on `threads` threads. Releases the GIL."""
-    return _spread(SOURCES)
+def _function(address: int) -> Any:
+    return _CALL(address)
 
 
-def _spread(sources: str) -> Any:
-    def all_threads(part, threads, record):
-        sources  # noqa: B018  (part of what the cache is keyed by)
-        for thread in numba.prange(threads):
-            run_part(part, thread, record)
+@cache
+def _pool(process: int, threads: int) -> _Pool:
+    # a forked process has the memory of its parent's pool, but not its threads
+    return _Pool(threads)
 
-    return numba.njit(types.void(*[types.int64] * 3), parallel=True, nogil=True, cache=True)(all_threads)
+
+class _Pool:
+    """`threads` counts the caller, who does part 0."""
+
+    def __init__(self, threads: int) -> None:
+        self._record = np.zeros(1, POOL)
+        # room for any system's mutex and condition variable, each on cache lines of its own
+        self._locks = np.zeros(64, np.int64)
+        self._record["threads"] = threads
+        self._record["mutex"], self._record["condition"] = self._locks.ctypes.data, self._locks[32:].ctypes.data
+        library = ctypes.CDLL(None)
+        library.pthread_mutex_init(ctypes.c_void_p(self._locks.ctypes.data), None)
+        library.pthread_cond_init(ctypes.c_void_p(self._locks[32:].ctypes.data), None)
+        self._owner = Lock()
+        self._lead = _function(_lead_part(SOURCES).address)
+        work = _function(_work_part(SOURCES).address)
+        for thread in range(1, threads):
+            Thread(target=work, args=(thread, self._record.ctypes.data), daemon=True, name=f"paceline-{thread}").start()
+
+    def run(self, part: int, record: int) -> None:
+        with self._owner:
+            self._record["part"], self._record["record"] = part, record
+            self._lead(0, self._record.ctypes.data)
+
+
+def _work_part(sources: str) -> Any:
+    def work(thread, address):
+        _ = sources
+        pool = carray(pointer(address), 1, POOL)
+        turn = address + _TURN
+        done = 0
+        while True:
+            spins = 0
+            while seen(turn) == done and spins < _SPINS:
+                pause()
+                spins += 1
+            if seen(turn) == done:
+                _lock(pool[0].mutex)
+                while seen(turn) == done:
+                    _wait(pool[0].condition, pool[0].mutex)
+                _unlock(pool[0].mutex)
+            done += 1
+            run_part(pool[0].part, thread, pool[0].record)
+            arrived(address + _FINISHED, 1)
+
+    return numba.cfunc(types.void(types.int64, types.int64), cache=True, nogil=True, error_model="numpy")(work)
+
+
+def _lead_part(sources: str) -> Any:
+    def lead(thread, address):
+        _ = sources
+        pool = carray(pointer(address), 1, POOL)
+        pool[0].finished = 0
+        _lock(pool[0].mutex)
+        arrived(address + _TURN, 1)
+        _wake(pool[0].condition)
+        _unlock(pool[0].mutex)
+        run_part(pool[0].part, thread, pool[0].record)
+        while seen(address + _FINISHED) < pool[0].threads - 1:
+            pause()
+
+    return numba.cfunc(types.void(types.int64, types.int64), cache=True, nogil=True, error_model="numpy")(lead)
+
+
+_OFFSETS: Any = POOL.fields
+_TURN, _FINISHED = int(_OFFSETS["turn"][1]), int(_OFFSETS["finished"][1])

@@ -1,9 +1,10 @@
 """Tiles: the inner product of a few rows with packed weights, one weight read once and used for every row.
 
-A tile takes R rows of activations and one or two panels of weights (a panel is PANEL outputs side by side, for every input in
-turn), widens each weight in registers and multiplies it into R rows of float32 accumulators. Each output is one sum, taken
-over the inputs in order, in groups of 32 where the format has scales; it does not depend on R, nor on which other panels, rows
-or threads there are. So a row has the same bits alone, in a draft tree and in a prompt, and verifying equals decoding.
+A tile takes R rows of activations and a panel of weights (PANEL outputs side by side, for every input in turn), or half of one
+where more rows leave fewer registers, widens each weight in registers and multiplies it into R rows of float32 accumulators. Each
+output is one sum, taken over the inputs in order, in groups of 32 where the format has scales; it does not depend on R, nor on
+which other panels, rows or threads there are. So a row has the same bits alone, in a draft tree and in a prompt, and verifying
+equals decoding.
 
 What a tile does at the end is its mode: STORE the sums, ADD them to what is there (a residual), or CONTINUE a sum that was
 left off (attention over a prefix, then over a tree's own keys).
@@ -17,33 +18,51 @@ from llvmlite import ir
 
 from paceline.kernels.native.formats import GROUP, Format
 from paceline.kernels.native.vectors import (
-    F16, F32, I8, I32, I64, LANES, MACHINE, VECTOR, WORDS, ZERO,
-    constant, counted, external, fused, load, prefetch, repeated, splat, store,
+    F16,
+    F32,
+    I8,
+    I32,
+    I64,
+    LANES,
+    MACHINE,
+    VECTOR,
+    VECTORS,
+    WORDS,
+    ZERO,
+    constant,
+    counted,
+    external,
+    fused,
+    load,
+    prefetch,
+    repeated,
+    splat,
+    store,
 )  # fmt: skip
 
 STORE, ADD, CONTINUE = 0, 1, 2
-_AHEAD = 2048
-"""Bytes by which weights are prefetched: about the latency of memory at the speed they are read."""
+_AHEAD = 8192
+"""Bytes by which a tile prefetches its panel: the latency of memory at the speed it is read, measured (ADR 0004)."""
 _SPARE = 4
 """Registers left for weights and broadcast activations."""
 
 
-def most_rows(panels: int) -> int:
-    """Rows that one tile over this many panels holds in registers."""
-    return max((MACHINE.registers - _SPARE) // (2 * panels), 1)
+def most_rows(vectors: int) -> int:
+    """Rows whose sums of this many vectors fit in registers."""
+    return max((MACHINE.registers - _SPARE) // vectors, 1)
 
 
-MOST_ROWS = min(most_rows(1), 12)
+MOST_ROWS = min(most_rows(VECTORS // 2), 12)
 """Rows of the tallest tile; more rows are split into tiles of about equal height."""
 
 
-def emit_tile(module: Any, form: Format, rows: int, panels: int) -> Any:
-    """Declare and define the tile function of a format, once per module.
+def emit_tile(module: Any, form: Format, rows: int, vectors: int, first: int) -> Any:
+    """Declare and define a tile over the vectors [first, first + vectors) of a panel, once per module.
 
-    Its arguments are int64 (addresses, bytes, counts): activations [K, rows] float32; weights of the first panel; bytes of a
-    panel; K; outputs; bytes between rows of outputs; mode.
+    Its arguments are int64 (addresses, bytes, counts): activations [K, rows] (`rows.py` has the layout of whole numbers); the
+    panel and its bytes; K; outputs of the panel; bytes between rows of outputs; mode.
     """
-    name = f"tile_{form.name}_{rows}_{panels}"
+    name = f"tile_{form.name}_{rows}_{vectors}_{first}"
     known = module.globals.get(name)
     if known:
         return known
@@ -51,18 +70,16 @@ def emit_tile(module: Any, form: Format, rows: int, panels: int) -> Any:
     function.linkage = "internal"
     function.attributes.add("noinline")
     builder = ir.IRBuilder(function.append_basic_block("entry"))
-    activations, weights, panel_bytes, inputs, outputs, stride, mode = function.args
-    vectors = 2 * panels
-    bases = [builder.add(weights, builder.mul(panel_bytes, constant(panel))) for panel in range(panels)]
+    activations, panel, panel_bytes, inputs, outputs, stride, mode = function.args
     places = [
         [
-            builder.add(builder.add(outputs, builder.mul(stride, constant(row))), constant(4 * LANES * vector))
+            builder.add(builder.add(outputs, builder.mul(stride, constant(row))), constant(4 * LANES * (first + vector)))
             for vector in range(vectors)
         ]
         for row in range(rows)
     ]
     start = _begun(builder, places, mode)
-    body = _Body(builder, form, rows, vectors, bases)
+    body = _Body(builder, form, rows, vectors, first, panel, panel_bytes)
     loops = body.whole if form.quantizes else body.scaled if form.scaled else body.plain
     sums = loops(activations, inputs, start)
     _ended(builder, places, mode, sums)
@@ -96,14 +113,20 @@ def _ended(builder: Any, places: list[list[Any]], mode: Any, sums: list[Any]) ->
                 store(builder, value, place, 4)
 
 
-_WORDS = {name: ir.VectorType(kind, LANES) for name, kind in {"fp32": F32, "fp16": F16, "bf16": I32, "int8": I8, "int4": I32}.items()}
+_WORDS = {
+    name: ir.VectorType(kind, LANES) for name, kind in {"fp32": F32, "fp16": F16, "bf16": I32, "int8": I8, "int4": I32}.items()
+}
 
 
 class _Body:
     """The loops of one tile. Accumulators are lists in the order row, vector."""
 
-    def __init__(self, builder: Any, form: Format, rows: int, vectors: int, bases: list[Any]) -> None:
-        self.builder, self.form, self.rows, self.vectors, self.bases = builder, form, rows, vectors, bases
+    def __init__(self, builder: Any, form: Format, rows: int, vectors: int, first: int, panel: Any, panel_bytes: Any) -> None:
+        self.builder, self.form, self.rows, self.vectors = builder, form, rows, vectors
+        self.first, self.panel = first, panel
+        # a part of a panel fetches its part of the next one, so that the parts together fetch while all of them multiply
+        share = builder.udiv(builder.mul(panel_bytes, constant(first)), constant(VECTORS))
+        self._next = None if vectors == VECTORS else builder.add(builder.add(panel, panel_bytes), share)
 
     def plain(self, activations: Any, inputs: Any, start: list[Any]) -> list[Any]:
         """One sum over all inputs."""
@@ -149,9 +172,7 @@ class _Body:
             for step in range(GROUP // form.together):
                 inner = builder.add(offset, constant(form.scale_bytes + step * form.bytes_together))
                 words = [load(builder, self._at(vector, inner, 4), WORDS, 4 * LANES) for vector in range(self.vectors)]
-                for base in self.bases:
-                    for line in range(0, form.bytes_together, 64):
-                        prefetch(builder, builder.add(base, builder.add(inner, constant(_AHEAD + line))))
+                self._prefetch(inner)
                 following = []
                 for row in range(rows):
                     place = builder.add(scales, constant(4 * rows * (2 + step) + 4 * row))
@@ -168,9 +189,19 @@ class _Body:
                     builder.store(fused(builder, value, scale, builder.load(at)), at)
         return [builder.load(place) for place in running]
 
+    def _prefetch(self, offset: Any) -> None:
+        """Fetch what lies so far behind `offset` that it arrives when it is needed."""
+        builder, place, reach = self.builder, self.builder.add(self.panel, constant(_AHEAD)), self.form.bytes_together
+        if self._next is not None:
+            parts = VECTORS // self.vectors
+            place, offset, reach = self._next, builder.udiv(offset, constant(parts)), -(-reach // parts)
+        for line in range(0, reach, 64):
+            prefetch(builder, builder.add(place, builder.add(offset, constant(line))))
+
     def _at(self, vector: int, offset: Any, element_bytes: int) -> Any:
-        """Address of a vector of elements of the panels at a byte offset."""
-        return self.builder.add(self.bases[vector // 2], self.builder.add(offset, constant(vector % 2 * LANES * element_bytes)))
+        """Address of a vector of elements at a byte offset of the panel."""
+        within = constant((self.first + vector) * LANES * element_bytes)
+        return self.builder.add(self.panel, self.builder.add(offset, within))
 
     def _scale(self, vector: int, offset: Any) -> Any:
         half = load(self.builder, self._at(vector, offset, 2), ir.VectorType(F16, LANES), 2 * LANES)
@@ -183,9 +214,7 @@ class _Body:
             load(builder, self._at(vector, offset, form.word_bytes), _WORDS[form.name], form.word_bytes * LANES)
             for vector in range(self.vectors)
         ]
-        for base in self.bases:
-            for line in range(0, form.bytes_together, 64):
-                prefetch(builder, builder.add(base, builder.add(offset, constant(_AHEAD + line))))
+        self._prefetch(offset)
         for step in range(form.together):
             weights = [widened(builder, form, word, step) for word in words]
             row_bytes = 4 * self.rows
@@ -239,4 +268,3 @@ def _nibble(builder: Any, word: Any, step: int) -> Any:
         return builder.call(external(builder, name, VECTOR, [VECTOR, index.type]), [table, index])
     unsigned = builder.and_(builder.lshr(word, repeated(4 * step)), repeated(15))
     return builder.sitofp(builder.sub(unsigned, repeated(8)), VECTOR)
-

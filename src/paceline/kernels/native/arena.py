@@ -1,0 +1,44 @@
+"""Arena: memory for packed weights on huge pages, where the system grants them.
+
+Weights are read from one end to the other in every forward; with pages of 2 MiB instead of 4 KiB the processor looks addresses up
+500 times less often (measured: 9 % for int8, 16 % for fp16, ADR 0004).
+"""
+
+from __future__ import annotations
+
+import mmap
+
+import torch
+
+_CHUNK_BYTES = 1 << 26
+_HUGE_BYTES = 1 << 21
+_LINE_BYTES = 64
+
+
+class Arena:
+    """Hands out uint8 tensors on cache lines of their own, taken back together. What was not handed out is never touched."""
+
+    def __init__(self) -> None:
+        self._chunk = torch.empty(0, dtype=torch.uint8)
+        self._used = 0
+
+    def empty(self, *shape: int) -> torch.Tensor:
+        """uint8, not initialised."""
+        count = 1
+        for size in shape:
+            count *= size
+        if self._used + count > len(self._chunk):
+            self._chunk, self._used = _huge(max(count, _CHUNK_BYTES)), 0
+        taken = self._chunk[self._used : self._used + count].view(*shape)
+        self._used = -(-(self._used + count) // _LINE_BYTES) * _LINE_BYTES
+        return taken
+
+
+def _huge(count: int) -> torch.Tensor:
+    """uint8 [count], beginning on a huge page."""
+    memory = mmap.mmap(-1, count + _HUGE_BYTES)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    whole = torch.frombuffer(memory, dtype=torch.uint8)
+    begin = -whole.data_ptr() % _HUGE_BYTES
+    return whole[begin : begin + count]
