@@ -48,11 +48,11 @@ class Weights:
             matrices += self._layer_matrices(f"model.layers.{index}.")
             norms += self._layer_norms(f"model.layers.{index}.")
         self.model = self._model(layers)
-        tied = form.tied or "lm_head.weight" not in tensors
-        head = (self._embedding, None) if tied else self._linear("lm_head", form.vocabulary, form.hidden)
+        head = (self._embedding, None) if form.tied else self._linear("lm_head", form.vocabulary, form.hidden)
         matrices.append(self._matrix(*head))
         norms += [self._norm("model.norm", form.hidden), _NO_NORM]
-        left = sorted(name for name in tensors.unread if not name.endswith("rotary_emb.inv_freq"))
+        ignored = ("rotary_emb.inv_freq", *(["lm_head.weight"] if form.tied else []))
+        left = sorted(name for name in tensors.unread if not name.endswith(ignored))
         if left:
             raise Unsuited(f"its tensor '{left[0]}' has no place in the Llama form")
         self.matrices = np.array(matrices, layout.MATRIX)
