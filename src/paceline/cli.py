@@ -34,7 +34,9 @@ Model = Annotated[str | None, typer.Argument(help="A directory, a Hub id or an e
 Draft = Annotated[str, typer.Option("--draft", help="What drafts: a spec string such as ngram, model:PATH, a+b, none.")]
 Verify = Annotated[str, typer.Option("--verify", help="The rule that accepts drafts.")]
 Lossy = Annotated[bool, typer.Option("--lossy", help="Allow rules that change the text or its distribution.")]
-Weights = Annotated[str | None, typer.Option("--weights", help="The target's format: fp32, bf16 or fp16.")]
+Weights = Annotated[
+    str | None, typer.Option("--weights", help="What the target is: fp32, bf16, fp16, int8, int4 or w8a8; its file's own if left out.")
+]
 MaxTokens = Annotated[int, typer.Option("--max-tokens", help="Longest answer, in tokens.")]
 Temperature = Annotated[float, typer.Option("--temperature", help="0 is greedy.")]
 TopP = Annotated[float, typer.Option("--top-p", help="Keep the most probable tokens that hold this share.")]

@@ -11,6 +11,7 @@ from typing import Any
 
 FAMILIES = frozenset({"llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "phi3", "stablelm"})
 
+_PARTLY_ROTATED = frozenset({"phi3", "stablelm"})
 _ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh", "gelu_new": "gelu_tanh"}
 
 
@@ -93,9 +94,11 @@ def _rotary(config: Any, size: int) -> int:
     parameters = config.rope_parameters
     kinds = [parameters] if "rope_type" in parameters else [one for one in parameters.values() if isinstance(one, dict)]
     for one in kinds:
-        if one["rope_type"] in ("dynamic", "longrope"):
+        if one["rope_type"] in ("dynamic", "longrope", "proportional"):
             raise Unsuited(f"its rotation is '{one['rope_type']}', which changes with the length of the text")
-    fraction = kinds[0].get("partial_rotary_factor") or getattr(config, "partial_rotary_factor", None) or 1.0
+    fraction = kinds[0].get("partial_rotary_factor") or 1.0
+    if fraction != 1.0 and config.model_type not in _PARTLY_ROTATED:
+        raise Unsuited("it rotates a part of each head, which its family does not")
     return int(size * fraction)
 
 

@@ -13,7 +13,6 @@ from paceline.models.checkpoint import Checkpoint, inspected
 from paceline.models.embedded import DEFAULT, embedded_path
 from paceline.models.forms import Unsuited
 from paceline.models.native import native_model
-from paceline.models.probe import Identity, probed
 from paceline.models.quiet import quiet, sentence
 
 _HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
@@ -77,7 +76,7 @@ def load_model(path: str | Path, *, weights: str | None = None, native: bool = T
     checkpoint = inspected(resolve(str(path)))
     reason = "packed weights are for processors only"
     with quiet():
-        config, architecture = _architecture(checkpoint)
+        config = _configuration(checkpoint)
         if native and not torch.cuda.is_available():
             try:
                 return native_model(checkpoint, config, context_length(config), weights)
@@ -85,7 +84,10 @@ def load_model(path: str | Path, *, weights: str | None = None, native: bool = T
                 reason = str(refusal)
         if weights is not None and weights not in DTYPES:
             raise ModelError(f"'{checkpoint.path}' cannot be held as {weights}: {reason}")
-        model = _weighed(checkpoint, config, architecture, DTYPES[weights] if weights else None)
+        # not needed by most, and it brings 80 MB of torch's compiler along
+        from paceline.models.probe import Identity, probed
+
+        model = _weighed(checkpoint, config, DTYPES[weights] if weights else None)
         identity = Identity(checkpoint.path.name, context_length(model.config), checkpoint.eos_token_ids)
         return probed(model, identity)
 
@@ -97,14 +99,16 @@ def context_length(config: Any) -> int:
     return next((length for length in stated if isinstance(length, int) and length > 0), _UNSTATED_CONTEXT)
 
 
-def _weighed(checkpoint: Checkpoint, config: Any, architecture: Any, dtype: torch.dtype | None) -> Any:
+def _weighed(checkpoint: Checkpoint, config: Any, dtype: torch.dtype | None) -> Any:
     """The transformers model with every weight read from the checkpoint, in eval mode, frozen, on its device."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+
     on_gpu = torch.cuda.is_available()
     if dtype is None and not on_gpu:
         dtype = torch.float32
     try:
         # mismatched shapes are let through here only to be named and refused below
-        model, report = architecture.from_pretrained(
+        model, report = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)].from_pretrained(
             str(checkpoint.path),
             config=config,
             dtype="auto" if dtype is None else dtype,
@@ -133,8 +137,8 @@ def _architectural(config: Any) -> Any:
     return {name: _architectural(value) for name, value in config.items() if name not in _NOT_ARCHITECTURE}
 
 
-def _architecture(checkpoint: Checkpoint) -> tuple[Any, Any]:
-    """The configuration and the class to load it with, both transformers' own: `auto_map` is not even looked at."""
+def _configuration(checkpoint: Checkpoint) -> Any:
+    """The configuration, transformers' own, of a causal language model: `auto_map` is not even looked at."""
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
@@ -149,4 +153,4 @@ def _architecture(checkpoint: Checkpoint) -> tuple[Any, Any]:
         raise ModelError(f"'{file}' is not a valid '{kind}' configuration: {sentence(error)}") from error
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         raise ModelError(f"'{checkpoint.path}' has the architecture '{kind}', which is no causal language model")
-    return config, MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    return config

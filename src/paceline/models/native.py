@@ -7,7 +7,6 @@ are float32; embeddings keep the checkpoint's precision.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Sequence as Many
 from dataclasses import dataclass
 from typing import Any
@@ -29,6 +28,7 @@ from paceline.models.base import LanguageModel, ModelError, Scores
 from paceline.models.checkpoint import Checkpoint
 from paceline.models.forms import Unsuited, form_of
 from paceline.models.packing import Weights
+from paceline.models.rotation import Rotation
 from paceline.models.tensors import Tensors
 from paceline.noise import key
 from paceline.params import SamplingParams
@@ -49,7 +49,7 @@ class NativeModel(LanguageModel):
         self.packed = weights
         self._shape = Shape(len(form.layers), form.key_heads, form.head_size, PANEL)
         self._scratch = _Scratch(weights)
-        self._step = step_part()
+        self._step, self._draft = step_part(), draft_part()
         self._call = np.zeros(1, layout.CALL)
         call = self._call[0]
         call["product"] = product_address("fp32")
@@ -131,7 +131,7 @@ class NativeModel(LanguageModel):
             ],
             layout.DRAFT,
         )  # fmt: skip
-        spread(draft_part(), threads, job.ctypes.data)
+        spread(self._draft, threads, job.ctypes.data)
         chains = [[token for token in line if token >= 0] for line in chosen.tolist()]
         for (sequence, _), tokens in zip(live, chains, strict=True):
             # the last one drafted is never fed
@@ -243,18 +243,10 @@ def native_model(checkpoint: Checkpoint, config: Any, context_length: int, weigh
     if not FUSES:
         raise Unsuited("this processor has no fused multiply-add")
     form = form_of(config)
-    packed = Weights(form, Tensors(checkpoint), _rotary_module(config), weights)
+    packed = Weights(form, Tensors(checkpoint), Rotation(config, form.rotary), weights)
     model = NativeModel(packed, checkpoint.path.name, context_length, checkpoint.eos_token_ids)
     text = Sequence(0, tuple(range(min(3, form.vocabulary))), SamplingParams(), seed=0)
     if not bool(model.logits_after([(text, tuple(text.tokens))], model.new_cache()).isfinite().all()):
         raise ModelError(f"the weights of '{checkpoint.path}' give logits that are not finite numbers")
     return model
 
-
-def _rotary_module(config: Any) -> Any:
-    """The family's own rotation, from transformers: it knows every way in which frequencies are scaled."""
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
-
-    module = sys.modules[MODEL_FOR_CAUSAL_LM_MAPPING[type(config)].__module__]
-    (rotary,) = [value for name, value in vars(module).items() if name.endswith("RotaryEmbedding")]
-    return rotary(config)

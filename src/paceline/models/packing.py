@@ -13,6 +13,7 @@ from paceline.kernels.native.formats import FORMATS, Packed, pack, padded
 from paceline.kernels.native.products import product_address
 from paceline.kernels.native.vectors import PANEL
 from paceline.models.forms import Form, Unsuited
+from paceline.models.rotation import Rotation
 from paceline.models.tensors import Tensors
 
 _STORED = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
@@ -29,14 +30,12 @@ _FIRST_POSITIONS = 1024
 
 
 class Weights:
-    """rotary: transformers' own rotation module of the model; called as (x, positions[, layer type]) it gives cos and sin.
-
-    format: a name of FORMATS, or None for the precision of the checkpoint. Raises Unsuited where a tensor is missing, is of
+    """format: a name of FORMATS, or None for the precision of the checkpoint. Raises Unsuited where a tensor is missing, is of
     another type than a float, or is there without a meaning known here.
     """
 
-    def __init__(self, form: Form, tensors: Tensors, rotary: Any, format: str | None) -> None:
-        self.form, self._rotary = form, rotary
+    def __init__(self, form: Form, tensors: Tensors, rotation: Rotation, format: str | None) -> None:
+        self.form, self._rotation = form, rotation
         self._kept: list[Any] = []
         self._arena = Arena()
         self._tensors = tensors
@@ -92,13 +91,8 @@ class Weights:
         if positions <= self._positions:
             return
         self._positions = max(positions, 2 * self._positions)
-        where = torch.arange(self._positions)[None]
-        self._tables = {}
+        self._tables = {layer.rotary: self._rotation.tables(self._positions, layer.rotary) for layer in set(self.form.layers)}
         for index, layer in enumerate(self.form.layers):
-            if layer.rotary not in self._tables:
-                arguments = (torch.zeros(1), where, *([layer.rotary] if layer.rotary else []))
-                half = self.form.rotary // 2
-                self._tables[layer.rotary] = [table[0, :, :half].float().contiguous() for table in self._rotary(*arguments)]
             cosine, sine = self._tables[layer.rotary]
             self.layers[index]["cosine"], self.layers[index]["sine"] = cosine.data_ptr(), sine.data_ptr()
 

@@ -1,0 +1,255 @@
+"""Every family of the native road computes what transformers computes; every model outside it is taken by the other road."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from models.test_families import largest_error
+from native import checkpoint, native, rewritten
+from paceline.models.base import LanguageModel, ModelError
+from paceline.models.load import load_model
+from paceline.models.native import NativeModel
+from paceline.tree import DraftTree
+from stepping import alone, missing, score, sequence
+
+TOLERANCE = 1e-4
+"""Largest difference of a logit; logits are spread over tens."""
+
+_BOTH = ["sliding_attention", "full_attention"]
+_ROPE: dict[str, Any] = {"rope_theta": 10000.0, "original_max_position_embeddings": 32}
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("llama", {}),
+    "llama, tied": ("llama", {"tie_word_embeddings": True}),
+    "llama, biases": ("llama", {"attention_bias": True, "mlp_bias": True}),
+    "llama, scaled as llama3": (
+        "llama",
+        {"rope_parameters": {**_ROPE, "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}},
+    ),
+    "llama, scaled linearly": ("llama", {"rope_parameters": {**_ROPE, "rope_type": "linear", "factor": 4.0}}),
+    "llama, scaled as yarn": ("llama", {"rope_parameters": {**_ROPE, "rope_type": "yarn", "factor": 4.0}}),
+    "heads of 16, one of keys": ("llama", {"head_dim": 16, "num_key_value_heads": 1}),
+    "heads of 48": ("llama", {"head_dim": 48, "num_attention_heads": 3, "num_key_value_heads": 3}),
+    "heads of 80, odd sizes": (
+        "llama",
+        {"head_dim": 80, "num_attention_heads": 2, "num_key_value_heads": 1, "hidden_size": 72, "intermediate_size": 100},
+    ),
+    "odd sizes, tied, 262 tokens": (
+        "llama",
+        {"hidden_size": 88, "intermediate_size": 130, "vocab_size": 262, "tie_word_embeddings": True},
+    ),
+    "mistral": ("mistral", {}),
+    "mistral, no window": ("mistral", {"sliding_window": None}),
+    "qwen2": ("qwen2", {}),
+    "qwen2, sliding": ("qwen2", {"use_sliding_window": True, "sliding_window": 4, "layer_types": _BOTH}),
+    "qwen3": ("qwen3", {}),
+    "qwen3, biases, sliding": (
+        "qwen3",
+        {"attention_bias": True, "use_sliding_window": True, "sliding_window": 3, "layer_types": _BOTH},
+    ),
+    "gemma": ("gemma", {"head_dim": 16, "tie_word_embeddings": True}),
+    "gemma2": ("gemma2", {"query_pre_attn_scalar": 24, "final_logit_softcapping": 12.0}),
+    "gemma2, no caps": ("gemma2", {"attn_logit_softcapping": None, "final_logit_softcapping": None}),
+    "gemma3_text": ("gemma3_text", {"query_pre_attn_scalar": 24, "tie_word_embeddings": True}),
+    "phi3": ("phi3", {}),
+    "phi3, rotated in part, sliding": (
+        "phi3",
+        {"sliding_window": 5, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}},
+    ),
+    "stablelm": ("stablelm", {}),
+    "stablelm, biases": ("stablelm", {"use_qkv_bias": True, "partial_rotary_factor": 0.5}),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_family_computes_what_transformers_computes(tmp_path: Path, case: str) -> None:
+    """Prompts in chunks, trees, a commit and the next step of three sequences at once; and a greedy text of its own."""
+    kind, over = CASES[case]
+    folder, reference = checkpoint(tmp_path, kind, **over)
+    model = native(folder)
+    assert largest_error(model, reference) < TOLERANCE
+    owner, cache = sequence(0, [5, 80, 33]), model.new_cache()
+    for _ in range(8):
+        got = score(model, cache, [missing(cache, owner, DraftTree.root(owner.root))]).logits[0]
+        cache.truncate(0, 0)
+        wanted = alone(reference, owner.tokens)[-1]
+        assert (got - wanted).abs().max() < TOLERANCE
+        assert int(got.argmax()) == int(wanted.argmax())
+        owner.commit((int(got.argmax()),), ())
+
+
+OUTSIDE: dict[str, tuple[str, dict[str, Any], str]] = {
+    "gpt2": ("gpt2", {}, "'gpt2'"),
+    "mixtral": ("mixtral", {}, "'mixtral'"),
+    "phi": ("phi", {}, "'phi'"),
+    "gelu": ("llama", {"hidden_act": "gelu"}, "activation is 'gelu'"),
+    "dynamic": ("llama", {"rope_parameters": {**_ROPE, "rope_type": "dynamic", "factor": 2.0}}, "'dynamic'"),
+    "longrope": (
+        "phi3",
+        {
+            "original_max_position_embeddings": 64,
+            "rope_parameters": {
+                **_ROPE,
+                "rope_type": "longrope",
+                "factor": 2.0,
+                "short_factor": [1.0] * 8,
+                "long_factor": [2.0] * 8,
+            },
+        },
+        "'longrope'",
+    ),
+    "parallel": ("stablelm", {"use_parallel_residual": True}, "use_parallel_residual"),
+    "norms per head": ("stablelm", {"qk_layernorm": True}, "qk_layernorm"),
+}
+
+
+@pytest.mark.parametrize("case", OUTSIDE)
+def test_a_model_outside_goes_by_the_other_road(tmp_path: Path, case: str) -> None:
+    kind, over, reason = OUTSIDE[case]
+    folder, reference = checkpoint(tmp_path, kind, **over)
+    model = load_model(folder)
+    assert not isinstance(model, NativeModel)
+    assert largest_error(model, reference) < TOLERANCE
+    assert reason in refusal(folder)
+
+
+def refusal(folder: Path, weights: str = "int8") -> str:
+    with pytest.raises(ModelError) as error:
+        load_model(folder, weights=weights)
+    message = str(error.value)
+    assert "\n" not in message
+    assert f"cannot be held as {weights}" in message
+    return message
+
+
+def edit(folder: Path, **changes: Any) -> None:
+    file = folder / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
+
+
+def test_layer_types_without_a_meaning_here_go_by_the_other_road(tmp_path: Path) -> None:
+    folder, _ = checkpoint(tmp_path, "qwen3")
+    edit(folder, layer_types=["chunked_attention", "full_attention"])
+    with pytest.raises(ModelError):
+        load_model(folder, weights="int8")
+
+
+EXTRA = {
+    "model.layers.1.self_attn.sinks": torch.ones(4),
+    "model.layers.0.self_attn.q_proj.bias": torch.ones(64),
+    "model.layers.1.mlp.down_proj.bias": torch.ones(64),
+    "model.layers.0.self_attn.q_norm.weight": torch.full((16,), 3.0),
+    "model.layers.0.pre_feedforward_layernorm.weight": torch.full((64,), 3.0),
+    "model.norm.bias": torch.ones(64),
+    "lm_head.bias": torch.ones(97),
+    "model.layers.0.self_attn.qkv_proj.weight": torch.ones(128, 64),
+}
+"""Tensors that a Llama's configuration gives no place, though some of them have a meaning in other families."""
+
+
+def same(model: LanguageModel, reference: Any) -> bool:
+    return largest_error(model, reference) < TOLERANCE
+
+
+@pytest.mark.parametrize("name", EXTRA)
+def test_tensors_without_a_place_change_nothing(tmp_path: Path, name: str) -> None:
+    """transformers leaves them aside; a road that read them would be another model."""
+    folder, reference = checkpoint(tmp_path)
+    model = load_model(rewritten(folder, **{name: EXTRA[name]}))
+    assert not isinstance(model, NativeModel)
+    assert same(model, reference)
+    assert name in refusal(folder)
+
+
+@pytest.mark.parametrize(("kind", "over"), [("llama", {}), ("qwen3", {"attention_bias": True}), ("gemma2", {}), ("stablelm", {})])
+def test_no_tensor_can_be_missing(tmp_path: Path, kind: str, over: dict[str, Any]) -> None:
+    folder, _ = checkpoint(tmp_path, kind, num_hidden_layers=1, layer_types=["full_attention"], **over)
+    file = folder / "model.safetensors"
+    whole, tensors = file.read_bytes(), load_file(file)
+    for name in tensors:
+        rewritten(folder, **{name: None})
+        with pytest.raises(ModelError, match=r"lacks 1 tensors .* first '" + name.replace(".", r"\.")):
+            load_model(folder)
+        file.write_bytes(whole)
+
+
+def test_a_stored_head_of_a_tied_model_is_left_aside(tmp_path: Path) -> None:
+    folder, reference = checkpoint(tmp_path, tie_word_embeddings=True)
+    embedding = load_file(folder / "model.safetensors")["model.embed_tokens.weight"]
+    assert same(native(rewritten(folder, **{"lm_head.weight": embedding.clone()})), reference)
+
+
+def test_heads_that_share_no_keys_evenly_are_refused(tmp_path: Path) -> None:
+    folder, _ = checkpoint(tmp_path, num_key_value_heads=4)
+    edit(folder, num_key_value_heads=3)
+    tensors = load_file(folder / "model.safetensors")
+    cut = {name: tensor[:48] for name, tensor in tensors.items() if "k_proj" in name or "v_proj" in name}
+    with pytest.raises(ModelError):
+        load_model(rewritten(folder, **cut))
+
+
+BAD_CONFIGURATIONS: list[dict[str, Any]] = [
+    {"num_attention_heads": 0},
+    {"hidden_size": -64},
+    {"rms_norm_eps": None},
+    {"vocab_size": 0},
+    {"hidden_act": None},
+    {"rope_parameters": {"rope_type": "yarn"}},
+    {"rope_parameters": {"rope_type": "default", "rope_theta": "x"}},
+    {"num_hidden_layers": 0},
+    {"head_dim": 15},
+]
+
+
+@pytest.mark.parametrize("changes", BAD_CONFIGURATIONS, ids=str)
+def test_configurations_from_strangers_end_in_one_sentence_or_in_the_same_numbers(
+    tmp_path: Path, changes: dict[str, Any]
+) -> None:
+    folder, reference = checkpoint(tmp_path)
+    edit(folder, **changes)
+    try:
+        model = load_model(folder)
+    except ModelError as error:
+        assert "\n" not in str(error)
+    else:
+        assert same(model, reference)
+
+
+def test_weights_that_are_not_numbers_are_refused(tmp_path: Path) -> None:
+    folder, _ = checkpoint(tmp_path)
+    weight = load_file(folder / "model.safetensors")["model.layers.1.mlp.up_proj.weight"]
+    weight[3, 4] = torch.nan
+    with pytest.raises(ModelError, match="not finite"):
+        load_model(rewritten(folder, **{"model.layers.1.mlp.up_proj.weight": weight}))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_files_keep_their_precision(tmp_path: Path, dtype: torch.dtype) -> None:
+    """The weights are those of the file, number for number; all else is float32, as on the other road."""
+    folder, reference = checkpoint(tmp_path)
+    halves = {name: tensor.to(dtype) for name, tensor in load_file(folder / "model.safetensors").items()}
+    rewritten(folder, **halves)
+    reference.load_state_dict({name: tensor.float() for name, tensor in halves.items()}, strict=False)
+    model = native(folder)
+    assert model.weights == {torch.float16: "fp16", torch.bfloat16: "bf16"}[dtype]
+    assert same(model, reference)
+
+
+def test_a_context_beyond_the_first_rotation_table(tmp_path: Path) -> None:
+    """Positions past 1024, where the tables and the slabs have grown under a sequence that goes on."""
+    over = {"max_position_embeddings": 4096, "hidden_size": 32, "head_dim": 8, "intermediate_size": 32}
+    folder, reference = checkpoint(tmp_path, **over)
+    model = native(folder)
+    noise = torch.Generator().manual_seed(5)
+    owner = sequence(0, torch.randint(3, 97, (1050,), generator=noise).tolist())
+    cache = model.new_cache()
+    tree = DraftTree((owner.root, 11, 12), (-1, 0, 0))
+    model.logits_after([(owner, tuple(owner.tokens[:1000]))], cache)
+    got = score(model, cache, [missing(cache, owner, tree)]).logits
+    assert (got[0] - alone(reference, owner.tokens)[-1]).abs().max() < 2 * TOLERANCE
+    assert (got[2] - alone(reference, [*owner.tokens, 12])[-1]).abs().max() < 2 * TOLERANCE

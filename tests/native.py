@@ -1,0 +1,102 @@
+"""The native road in tests: checkpoints of every family whose every tensor matters, and plain decoding to compare with."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Iterator, Sequence as Many
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from paceline.kernels.native.threads import most_threads
+from paceline.models.load import load_model
+from paceline.models.native import NativeModel
+from paceline.step import Verdict
+from paceline.tree import DraftTree
+from stepping import missing, score, sequence
+from tiny import tiny_model
+
+FORMATS = ("fp32", "fp16", "bf16", "int8", "int4", "w8a8")
+THREADS = (1, 2) if most_threads() > 1 else (1,)
+
+
+def checkpoint(folder: Path, kind: str = "llama", seed: int = 0, **over: Any) -> tuple[Path, Any]:
+    """A saved model without a tokenizer, and transformers' own of it. Norms and biases are far from what they start as."""
+    reference = tiny_model(kind, seed, **over)
+    noise = torch.Generator().manual_seed(seed + 1)
+    with torch.no_grad():
+        for parameter in reference.parameters():
+            if parameter.dim() == 1:
+                parameter.add_(torch.randn(parameter.shape, generator=noise) * 0.4)
+    reference.save_pretrained(folder)
+    return folder, reference
+
+
+def rewritten(folder: Path, **tensors: torch.Tensor | None) -> Path:
+    """Change tensors of a checkpoint; None takes one out."""
+    file = folder / "model.safetensors"
+    held = {name: tensor for name, tensor in {**load_file(file), **tensors}.items() if tensor is not None}
+    save_file(held, file, metadata={"format": "pt"})
+    return folder
+
+
+def native(folder: Path, weights: str | None = None) -> NativeModel:
+    model = load_model(folder, weights=weights)
+    assert type(model) is NativeModel
+    return model
+
+
+@contextmanager
+def threads(count: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+class Plain:
+    """Logits of a text decoded token by token on one thread: one row in every forward. Kept, since texts share beginnings."""
+
+    def __init__(self, model: NativeModel) -> None:
+        self._model, self._known = model, dict[tuple[int, ...], torch.Tensor]()
+        self._cache, self._fed = model.new_cache(), tuple[int, ...]()
+
+    def after(self, tokens: Many[int]) -> torch.Tensor:
+        """float32 [V]."""
+        text = tuple(tokens)
+        if text not in self._known:
+            shared = 0
+            while shared < min(len(text) - 1, len(self._fed)) and text[shared] == self._fed[shared]:
+                shared += 1
+            self._cache.truncate(0, shared)
+            with threads(1):
+                for end in range(shared + 1, len(text) + 1):
+                    root = DraftTree.root(text[end - 1])
+                    feed = missing(self._cache, sequence(0, text[:end]), root)
+                    self._known[text[:end]] = score(self._model, self._cache, [feed]).logits[0].clone()
+                    self._cache.commit([Verdict()])
+            self._fed = text
+        return self._known[text]
+
+
+def random_tree(draw: random.Random, root: int, nodes: int, vocabulary: int) -> DraftTree:
+    """Any shape: every node hangs below any node before it."""
+    tokens, parents, seen = [root], [-1], set[tuple[int, int]]()
+    while len(tokens) < nodes:
+        edge = (draw.randrange(len(tokens)), draw.randrange(vocabulary))
+        if edge not in seen:
+            seen.add(edge)
+            parents.append(edge[0])
+            tokens.append(edge[1])
+    return DraftTree(tuple(tokens), tuple(parents))
+
+
+def texts(committed: Many[int], tree: DraftTree) -> Iterable[list[int]]:
+    """What each node of a tree was computed after, itself included; `committed` ends with the root."""
+    for node in range(len(tree)):
+        yield [*committed, *(tree.tokens[step] for step in tree.path(node))]
