@@ -1,9 +1,9 @@
-# make setup, demo, test, test-all, check, docs, bench: a fresh machine needs `make demo` and `make test` only.
+# make setup, demo, test, test-all, test-gpu-kernels, check, docs, bench: a fresh machine needs `make demo` and `make test` only.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: setup demo test test-all check docs bench
+.PHONY: setup demo test test-all test-gpu-kernels check docs bench
 
 setup: $(VENV)/.ready
 
@@ -23,6 +23,16 @@ test: setup
 
 test-all: setup
 	$(BIN)/python -m pytest
+
+# beside the environment, not in it: transformers would import it into every process (ADR 0006)
+TRITON := build/triton
+
+$(TRITON)/.ready: $(VENV)/.ready
+	$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps --upgrade --target $(TRITON) triton==3.7.1
+	touch $@
+
+test-gpu-kernels: setup $(TRITON)/.ready
+	PYTHONPATH=$(TRITON) $(BIN)/python -m pytest tests/kernels
 
 check: setup
 	$(BIN)/ruff check .

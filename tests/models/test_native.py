@@ -34,7 +34,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama, scaled linearly": ("llama", {"rope_parameters": {**_ROPE, "rope_type": "linear", "factor": 4.0}}),
     "llama, scaled as yarn": ("llama", {"rope_parameters": {**_ROPE, "rope_type": "yarn", "factor": 4.0}}),
     "heads of 16, one of keys": ("llama", {"head_dim": 16, "num_key_value_heads": 1}),
-    "heads of 48": ("llama", {"head_dim": 48, "num_attention_heads": 3, "num_key_value_heads": 3}),
+    "heads of 48": ("llama", {"head_dim": 48, "num_attention_heads": 3, "num_key_value_heads": 3, "hidden_size": 96}),
     "heads of 80, odd sizes": (
         "llama",
         {"head_dim": 80, "num_attention_heads": 2, "num_key_value_heads": 1, "hidden_size": 72, "intermediate_size": 100},
@@ -201,7 +201,6 @@ BAD_CONFIGURATIONS: list[dict[str, Any]] = [
     {"hidden_act": None},
     {"rope_parameters": {"rope_type": "yarn"}},
     {"rope_parameters": {"rope_type": "default", "rope_theta": "x"}},
-    {"num_hidden_layers": 0},
     {"head_dim": 15},
 ]
 

@@ -29,9 +29,11 @@ class LayerForm:
 
 @dataclass(frozen=True)
 class Form:
-    """The numbers of a model; what is present or absent besides (biases, norms) shows in the names of its tensors.
+    """The numbers of a model.
 
-    offset: added to norm weights (Gemma stores them less one). score_scale: of query times key. Caps are 0 where there are none.
+    extras: the biases and norms that its layers have beyond those of every family, by their names within a layer; what else a
+    checkpoint holds is not part of the model. fused: whether linears that read the same are stored as one. offset: added to norm
+    weights (Gemma stores them less one). score_scale: of query times key. Caps are 0 where there are none.
     """
 
     hidden: int
@@ -42,6 +44,8 @@ class Form:
     inner: int
     vocabulary: int
     layers: tuple[LayerForm, ...]
+    extras: frozenset[str]
+    fused: bool
     activation: str
     norm: str
     epsilon: float
@@ -66,6 +70,8 @@ def form_of(config: Any) -> Form:
         if getattr(config, flag, None):
             raise Unsuited(f"it sets {flag}")
     size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    if config.num_attention_heads % (config.num_key_value_heads or config.num_attention_heads):
+        raise Unsuited("its heads do not share their keys evenly")
     gemma = kind.startswith("gemma")
     return Form(
         hidden=config.hidden_size,
@@ -76,6 +82,8 @@ def form_of(config: Any) -> Form:
         inner=config.intermediate_size,
         vocabulary=config.vocab_size,
         layers=_layers(config),
+        extras=_extras(config),
+        fused=kind == "phi3",
         activation=_ACTIVATIONS[named],
         norm="layer" if kind == "stablelm" else "rms",
         epsilon=getattr(config, "rms_norm_eps", None) or config.layer_norm_eps,
@@ -87,6 +95,25 @@ def form_of(config: Any) -> Form:
         logit_scale=1.0,
         logit_cap=float(getattr(config, "final_logit_softcapping", None) or 0.0),
     )
+
+
+def _extras(config: Any) -> frozenset[str]:
+    """Names without `model.layers.N.`. A flag counts only in the families that read it."""
+    kind = config.model_type
+    biased = kind in ("llama", "qwen3", "gemma", "gemma2", "gemma3_text") and config.attention_bias
+    linears: list[str] = []
+    if biased or kind == "qwen2" or (kind == "stablelm" and config.use_qkv_bias):
+        linears += ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"]
+    if biased:
+        linears += ["self_attn.o_proj"]
+    if kind == "llama" and config.mlp_bias:
+        linears += ["mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"]
+    norms: list[str] = []
+    if kind in ("qwen3", "gemma3_text"):
+        norms += ["self_attn.q_norm", "self_attn.k_norm"]
+    if kind in ("gemma2", "gemma3_text"):
+        norms += ["pre_feedforward_layernorm", "post_feedforward_layernorm"]
+    return frozenset([name + ".bias" for name in linears] + [name + ".weight" for name in norms])
 
 
 def _rotary(config: Any, size: int) -> int:

@@ -28,6 +28,7 @@ from paceline.models.base import LanguageModel, ModelError, Scores
 from paceline.models.checkpoint import Checkpoint
 from paceline.models.forms import Unsuited, form_of
 from paceline.models.packing import Weights
+from paceline.models.quiet import sentence
 from paceline.models.rotation import Rotation
 from paceline.models.tensors import Tensors
 from paceline.noise import key
@@ -242,8 +243,15 @@ def native_model(checkpoint: Checkpoint, config: Any, context_length: int, weigh
     """The model of a checkpoint on this road. config: transformers' own. Raises Unsuited where it must go by the other one."""
     if not FUSES:
         raise Unsuited("this processor has no fused multiply-add")
-    form = form_of(config)
-    packed = Weights(form, Tensors(checkpoint), Rotation(config, form.rotary), weights)
+    try:
+        form = form_of(config)
+        rotation = Rotation(config, form.rotary)
+        for layer in form.layers:
+            rotation.tables(1, layer.rotary)
+    # a configuration from a stranger may be anything; the other road says what is wrong with it
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise Unsuited(f"its configuration does not add up: {sentence(error)}") from error
+    packed = Weights(form, Tensors(checkpoint), rotation, weights)
     model = NativeModel(packed, checkpoint.path.name, context_length, checkpoint.eos_token_ids)
     text = Sequence(0, tuple(range(min(3, form.vocabulary))), SamplingParams(), seed=0)
     if not bool(model.logits_after([(text, tuple(text.tokens))], model.new_cache()).isfinite().all()):

@@ -126,9 +126,9 @@ class Weights:
         ]
 
     def _joined(self, parts: dict[str, int], whole: str) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Several linears that read the hidden state, one under another; some checkpoints store them so. parts: their outputs."""
+        """Several linears that read the hidden state, one under another; some families store them so. parts: their outputs."""
         hidden = self.form.hidden
-        if whole + ".weight" in self._tensors:
+        if self.form.fused:
             return self._linear(whole, sum(parts.values()), hidden)
         linears = [self._linear(part, outputs, hidden) for part, outputs in parts.items()]
         biases = [torch.zeros(weight.shape[0]) if bias is None else bias for weight, bias in linears]
@@ -137,7 +137,11 @@ class Weights:
 
     def _linear(self, name: str, outputs: int, inputs: int) -> tuple[torch.Tensor, torch.Tensor | None]:
         bias = name + ".bias"
-        return self._read(name + ".weight", outputs, inputs), self._read(bias, outputs) if bias in self._tensors else None
+        return self._read(name + ".weight", outputs, inputs), self._read(bias, outputs) if self._has(bias) else None
+
+    def _has(self, name: str) -> bool:
+        """Whether the form gives its layers this bias or norm. What a checkpoint happens to hold does not decide it."""
+        return name.split(".", 3)[-1] in self.form.extras
 
     def _read(self, name: str, *shape: int) -> torch.Tensor:
         tensor = self._tensors.find(name)
@@ -173,10 +177,12 @@ class Weights:
 
     def _layer_norms(self, prefix: str) -> list[tuple[Any, ...]]:
         names = dict(_NORMS)
-        if prefix + "pre_feedforward_layernorm.weight" not in self._tensors:
+        if not self._has(prefix + "pre_feedforward_layernorm.weight"):
             # the name means the norm before the MLP where there is only that one
-            del names[layout.AFTER_ATTENTION]
+            del names[layout.AFTER_ATTENTION], names[layout.AFTER_MLP]
             names[layout.BEFORE_MLP] = "post_attention_layernorm"
+        if not self._has(prefix + "self_attn.q_norm.weight"):
+            del names[layout.QUERY], names[layout.KEY]
         return [
             self._norm(prefix + names[place], self.form.head_size if place in (layout.QUERY, layout.KEY) else self.form.hidden)
             if place in names
@@ -185,14 +191,11 @@ class Weights:
         ]
 
     def _norm(self, name: str, size: int) -> tuple[Any, ...]:
-        if name + ".weight" not in self._tensors:
-            return _NO_NORM
         weight = self._read(name + ".weight", size).float() + self.form.offset
         self._kept.append(weight)
         if self.form.norm == "rms":
             return (layout.RMS, weight.data_ptr(), 0, self.form.epsilon)
-        has_bias = name + ".bias" in self._tensors
-        bias = self._read(name + ".bias", size).float() if has_bias else torch.zeros_like(weight)
+        bias = self._read(name + ".bias", size).float()
         self._kept.append(bias)
         return (layout.LAYER, weight.data_ptr(), bias.data_ptr(), self.form.epsilon)
 

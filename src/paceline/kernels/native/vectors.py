@@ -38,7 +38,9 @@ class Machine:
 
 
 def _detected() -> Machine:
-    present = frozenset(name for name, held in llvm.get_host_cpu_features().items() if held)
+    # what Numba is told to compile for, where it is told
+    listed = os.environ.get("NUMBA_CPU_FEATURES") or llvm.get_host_cpu_features().flatten()
+    present = frozenset(name[1:] for name in listed.split(",") if name.startswith("+"))
     if "avx512f" in present:
         return Machine(16, 32, present)
     if "avx2" in present and "fma" in present:
