@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import logging
 import sys
 from contextlib import nullcontext
 from math import isfinite
@@ -35,7 +36,8 @@ Draft = Annotated[str, typer.Option("--draft", help="What drafts: a spec string 
 Verify = Annotated[str, typer.Option("--verify", help="The rule that accepts drafts.")]
 Lossy = Annotated[bool, typer.Option("--lossy", help="Allow rules that change the text or its distribution.")]
 Weights = Annotated[
-    str | None, typer.Option("--weights", help="What the target is: fp32, bf16, fp16, int8, int4 or w8a8; its file's own if left out.")
+    str | None,
+    typer.Option("--weights", help="What the target is: fp32, bf16, fp16, int8, int4 or w8a8; as stored if left out."),
 ]
 MaxTokens = Annotated[int, typer.Option("--max-tokens", help="Longest answer, in tokens.")]
 Temperature = Annotated[float, typer.Option("--temperature", help="0 is greedy.")]
@@ -66,6 +68,10 @@ def _loaded(model: str | None, draft: str, verify: str, lossy: bool, weights: st
     """Load a target with its drafter, a spinner beside it where a person is watching."""
     from paceline.engine.llm import LLM
 
+    log = logging.getLogger("paceline")
+    log.setLevel(logging.INFO)
+    if not log.handlers:
+        log.addHandler(logging.StreamHandler())
     with nullcontext() if quiet or not err.is_terminal else err.status("loading the model"):
         llm = LLM(model, draft, verify=verify, lossy=lossy, weights=weights)
     # what torch and transformers left behind stays for good: the collector need not look through it at every turn

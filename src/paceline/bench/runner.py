@@ -25,14 +25,13 @@ from paceline.bench.report import against_peers, speedups, task_rows, with_total
 from paceline.bench.settings import Settings
 from paceline.compose import automatic
 from paceline.engine.llm import LLM
-from paceline.models.base import LanguageModel
+from paceline.models.base import WEIGHTS, LanguageModel
 from paceline.models.checkpoint import inspected
 from paceline.models.embedded import DEFAULT, draft_of
 from paceline.models.load import resolve
 
 Watch = Callable[[str, int], AbstractContextManager[Callable[[], None]]]
 """Called with what begins and its number of parts; gives what to call after each part."""
-_BITS = {"fp32": 32, "bf16": 16, "fp16": 16, "int8": 8, "int4": 4}
 
 
 def run(settings: Settings, watch: Watch) -> dict[str, Any]:
@@ -78,7 +77,7 @@ class _Run:
         torch.set_num_threads(self.threads)
 
     def _load_peers(self) -> None:
-        weights = next((name for name in _BITS if self.target.weights.startswith(name)), "fp32")
+        weights = self.target.weights if self.target.weights in WEIGHTS else "fp32"
         draft = draft_of(self.source)
         material = Material(self.path, draft, self.work, weights, self.longest, self.target.eos_token_ids, self.threads)
         for name in self.settings.peers:
@@ -140,7 +139,7 @@ class _Run:
             "failed": self.failures,
             "not_installed": list(settings.absent),
             "against_peers": against_peers(rows),
-            "memory": self._memory(parameters),
+            "memory": self._memory(),
         }
 
     def _contested(self, task: Prepared) -> list[dict[str, Any]]:
@@ -187,11 +186,10 @@ class _Run:
         self.failures |= {f"{name}, prefill": one.error for name, one in tallies.items() if one.error is not None}
         return {"tokens": tokens, "ms": {name: one.total_s * 1e3 for name, one in tallies.items() if one.error is None}}
 
-    def _memory(self, parameters: int) -> dict[str, Any]:
-        weights = next((bits for name, bits in _BITS.items() if self.target.weights.startswith(name)), 32)
+    def _memory(self) -> dict[str, Any]:
         return {
             "peak_resident_bytes": peak_resident_bytes(),
-            "weights_bytes": parameters * weights // 8,
+            "weights_bytes": self.target.weights_bytes,
             "kv_bytes": max(decoder.held_bytes for decoder in self.ours.values()),
             "holds_peers": bool(self.peers),
         }

@@ -48,6 +48,8 @@ class LanguageModel(ABC):
     name: str
     weights: str
     """The format its weights are held in, e.g. "fp32"."""
+    weights_bytes: int
+    """Bytes of memory that its weights take."""
     vocab_size: int
     context_length: int
     branching: Branching

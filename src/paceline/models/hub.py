@@ -27,6 +27,7 @@ class HubModel(LanguageModel):
         self.model, self.name = model, name
         self.vocab_size = model.get_output_embeddings().weight.shape[0]
         self.weights = weights_name(model.dtype)
+        self.weights_bytes = sum(parameter.nbytes for parameter in model.parameters())
         self.context_length = context_length
         self.eos_token_ids = eos_token_ids
         self.branching = Branching.TREE

@@ -108,7 +108,8 @@ def _weighed(checkpoint: Checkpoint, config: Any, dtype: torch.dtype | None) -> 
         dtype = torch.float32
     try:
         # mismatched shapes are let through here only to be named and refused below
-        model, report = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)].from_pretrained(
+        architecture: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+        model, report = architecture.from_pretrained(
             str(checkpoint.path),
             config=config,
             dtype="auto" if dtype is None else dtype,

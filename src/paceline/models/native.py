@@ -2,13 +2,17 @@
 
 A second road beside the transformers adapter, behind the same contract. A row's logits have the same bits whatever rides beside
 it and on any number of threads, so that verifying equals decoding in every format, int4 included. Activations, keys and values
-are float32; embeddings keep the checkpoint's precision.
+are float32; under whole-number formats embeddings keep the checkpoint's precision.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence as Many
+import sys
+from collections.abc import Iterable, Iterator, Sequence as Many
+from contextlib import contextmanager
 from dataclasses import dataclass
+from logging import getLogger
+from threading import Timer
 from typing import Any
 
 import numpy as np
@@ -44,6 +48,7 @@ class NativeModel(LanguageModel):
     def __init__(self, weights: Weights, name: str, context_length: int, eos_token_ids: frozenset[int] = frozenset()) -> None:
         form = weights.form
         self.name, self.weights, self.context_length = name, weights.format, context_length
+        self.weights_bytes = weights.held_bytes
         self.vocab_size = form.vocabulary
         self.eos_token_ids = frozenset(token for token in eos_token_ids if token < form.vocabulary)
         self.branching = Branching.TREE
@@ -73,8 +78,14 @@ class NativeModel(LanguageModel):
         )
         logits = self._logits(len(feed.wanted))
         threads = self._prepared(feed, max(segment.end for segment in step.segments), logits)
+        captured = {layer: torch.empty(len(feed.wanted), self.packed.form.hidden) for layer in taps}
+        if captured:
+            places = np.zeros(len(self.packed.form.layers) + 1, np.int64)
+            places[list(captured)] = [hidden.data_ptr() for hidden in captured.values()]
+            self._call["taps"] = places.ctypes.data
         spread(self._step, threads, self._call.ctypes.data)
-        return Scores(logits[:, : self.vocab_size])
+        self._call["taps"] = 0
+        return Scores(logits[:, : self.vocab_size], captured)
 
     def extend(  # pyright: ignore[reportIncompatibleMethodOverride]
         self,
@@ -241,8 +252,8 @@ class _Scratch:
 
 def native_model(checkpoint: Checkpoint, config: Any, context_length: int, weights: str | None = None) -> NativeModel:
     """The model of a checkpoint on this road. config: transformers' own. Raises Unsuited where it must go by the other one."""
-    if not FUSES:
-        raise Unsuited("this processor has no fused multiply-add")
+    if not FUSES or sys.platform == "win32":
+        raise Unsuited("compiled kernels need a processor with fused multiply-add, and POSIX threads")
     try:
         form = form_of(config)
         rotation = Rotation(config, form.rotary)
@@ -251,6 +262,9 @@ def native_model(checkpoint: Checkpoint, config: Any, context_length: int, weigh
     # a configuration from a stranger may be anything; the other road says what is wrong with it
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         raise Unsuited(f"its configuration does not add up: {sentence(error)}") from error
+    with _announced():
+        step_part()
+        draft_part()
     packed = Weights(form, Tensors(checkpoint), rotation, weights)
     model = NativeModel(packed, checkpoint.path.name, context_length, checkpoint.eos_token_ids)
     text = Sequence(0, tuple(range(min(3, form.vocabulary))), SamplingParams(), seed=0)
@@ -258,3 +272,18 @@ def native_model(checkpoint: Checkpoint, config: Any, context_length: int, weigh
         raise ModelError(f"the weights of '{checkpoint.path}' give logits that are not finite numbers")
     return model
 
+
+@contextmanager
+def _announced() -> Iterator[None]:
+    """Say so where kernels are compiled and not read from disk: then nothing is seen to happen for some seconds."""
+    message = "compiling kernels for this processor; later starts find them on disk"
+    timer = Timer(_PATIENCE_S, getLogger("paceline").info, [message])
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+_PATIENCE_S = 1.5
+"""Reading them takes less."""

@@ -16,6 +16,7 @@ from paceline.models.forms import Form, Unsuited
 from paceline.models.rotation import Rotation
 from paceline.models.tensors import Tensors
 
+_KINDS = {"F32": "fp32", "F16": "fp16", "BF16": "bf16"}
 _STORED = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
 _NORMS = {
     layout.BEFORE_ATTENTION: "input_layernorm",
@@ -39,8 +40,12 @@ class Weights:
         self._kept: list[Any] = []
         self._arena = Arena()
         self._tensors = tensors
+        kinds = tensors.kinds()
+        if not kinds <= _KINDS.keys():
+            raise Unsuited(f"it holds tensors of the type {min(kinds - _KINDS.keys())}")
         self._embedding = self._read("model.embed_tokens.weight", form.vocabulary, form.hidden)
-        self.format = format or _STORED.get(self._embedding.dtype, "fp32")
+        # what is stored in several precisions is in none of the halves
+        self.format = format or (_KINDS[kinds.pop()] if len(kinds) == 1 else "fp32")
         self._format = FORMATS[self.format]
         layers, norms, matrices = len(form.layers), [], []
         for index in range(layers):
@@ -78,8 +83,9 @@ class Weights:
 
     @property
     def held_bytes(self) -> int:
-        """Bytes of all weights, embeddings and tables included."""
-        return sum(kept.nbytes for kept in self._kept)
+        """Bytes of all weights and tables."""
+        tables = [table for pair in self._tables.values() for table in pair]
+        return sum(kept.nbytes for kept in (*self._kept, *tables))
 
     @property
     def read_bytes(self) -> int:
@@ -145,8 +151,8 @@ class Weights:
 
     def _read(self, name: str, *shape: int) -> torch.Tensor:
         tensor = self._tensors.find(name)
-        if tensor is None or tensor.shape != shape or not tensor.is_floating_point():
-            raise Unsuited(f"it has no floating-point tensor '{name}' of shape {shape}")
+        if tensor is None or tensor.shape != shape:
+            raise Unsuited(f"it has no tensor '{name}' of shape {shape}")
         return tensor
 
     def _matrix(self, weight: torch.Tensor, bias: torch.Tensor | None = None, paired: bool = False) -> tuple[int, ...]:

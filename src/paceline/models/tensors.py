@@ -23,6 +23,14 @@ class Tensors:
     def __contains__(self, name: str) -> bool:
         return name in self._places
 
+    def kinds(self) -> set[str]:
+        """The types of all tensors, as safetensors names them: F32, F16, BF16 ..."""
+        found = set()
+        for shard in set(self._places.values()):
+            with safe_open(shard, "pt") as file:
+                found.update(file.get_slice(name).get_dtype() for name in file.keys())  # noqa: SIM118
+        return found
+
     def find(self, name: str) -> torch.Tensor | None:
         """None where there is none of that name. The file is closed again, and its mapped pages with it."""
         if name not in self._places:

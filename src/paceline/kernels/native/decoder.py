@@ -1,6 +1,6 @@
 """Decoder: one whole step of a Llama-form model in one call, on as many threads as are given.
 
-The line is drawn once, in `run`: embed, then per layer norm, queries keys and values, rotation, attention, output, norm, gated
+The line is drawn once, in `step`: embed, then per layer norm, queries keys and values, rotation, attention, output, norm, gated
 MLP, and at the end norm and head for the rows that are wanted. Threads divide panels of outputs, rows or heads, never a sum,
 and meet at a barrier between; so the number of threads changes no bit either.
 """
@@ -170,6 +170,21 @@ def mixed(model, layers, index, norms, matrices, segments, positions, parents, c
 
 
 @helper
+def tapped(model, call, index, wanted, thread):
+    """Copy what enters a layer, or leaves the last one, for the wanted rows, where somebody asked for it."""
+    if call.taps == 0:
+        return
+    address = carray(pointer(call.taps), model.layers + 1, np.int64)[index]
+    if address == 0:
+        return
+    for row in range(thread, len(wanted), call.threads):
+        source = floats(call.scratch.residual + 4 * wanted[row] * up(model.hidden, PANEL))
+        target = floats(address + 4 * row * model.hidden)
+        for k in range(model.hidden):
+            put(target, k, source[k])
+
+
+@helper
 def headed(model, norm, matrix, wanted, call, thread, round_):
     """The last norm and the head, for the wanted rows."""
     threads, scratch, width = call.threads, call.scratch, matrix.panels * PANEL
@@ -216,6 +231,7 @@ def _step_part(sources: str) -> Any:
         round_ += 1
         barrier(scratch.counter, round_, threads)
         for index in range(model.layers):
+            tapped(model, call, index, wanted, thread)
             norm = NORMS * index
             round_ = laid_out(
                 matrices[MATRICES * index + QKV], norms[norm + BEFORE_ATTENTION], rows, scratch.residual, stride, all_rows, width,
@@ -245,6 +261,7 @@ def _step_part(sources: str) -> Any:
                 matrix, norms[-1], rows, scratch.inner, inner_stride, all_rows, model.inner, scratch, thread, threads, round_
             )
             round_ = joined(norms[norm + AFTER_MLP], matrix, rows, scratch, width, thread, threads, round_)
+        tapped(model, call, model.layers, wanted, thread)
         if len(wanted) > 0:
             headed(model, norms[NORMS * model.layers], matrices[MATRICES * model.layers], wanted, call, thread, round_)
 

@@ -2,7 +2,7 @@
 
 A matrix [N, K] is stored as panels of PANEL outputs. Within a panel the inputs follow one another, each with one weight per
 output side by side, so that a register holds the same input of LANES outputs. `int8` and `int4` keep one float16 scale per output
-and group of 32 inputs, in front of the group (as Q8_0 and Q4_0 do; the largest magnitude maps to 127, or 7). `w8a8` holds
+and group of 32 inputs, in front of the group (as Q8_0 does; the largest magnitude maps to 127, or 7). `w8a8` holds
 the same numbers as `int8` and multiplies them with activations that are quantised alike, in whole numbers.
 """
 

@@ -120,6 +120,7 @@ CALL = np.dtype(
         ("wanted", "i8"),  # int64 [W]
         ("wanted_count", "i8"),
         ("logits", "i8"),  # float32 [W, head panels * PANEL]
+        ("taps", "i8"),  # 0, or int64 [layers + 1]: addresses of float32 [W, hidden], 0 where none is wanted
         ("scratch", SCRATCH),
     ],
     align=True,

@@ -164,7 +164,7 @@ def pause(context):
     return types.void(), generate
 
 
-_usleep: Any = types.ExternalFunction("usleep", types.int32(types.uint32))
+usleep: Any = types.ExternalFunction("usleep", types.int32(types.uint32))
 _PATIENCE = 2000
 """Turns of waiting, some tens of microseconds, before a thread sleeps."""
 
@@ -182,4 +182,4 @@ def barrier(counter, round_, threads):
             pause()
         else:
             # the one that is waited for may be waiting for this very core
-            _usleep(np.uint32(20))
+            usleep(np.uint32(20))

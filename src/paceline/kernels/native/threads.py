@@ -16,7 +16,7 @@ import numpy as np
 
 from paceline.kernels.native.compiled import SOURCES
 from paceline.kernels.native.layout import POOL
-from paceline.kernels.native.memory import arrived, carray, pause, pointer, run_part, seen
+from paceline.kernels.native.memory import arrived, carray, pause, pointer, run_part, seen, usleep
 
 import numba  # isort: skip  (after `vectors`)
 from numba import types  # isort: skip
@@ -109,8 +109,13 @@ def _lead_part(sources: str) -> Any:
         _wake(pool[0].condition)
         _unlock(pool[0].mutex)
         run_part(pool[0].part, thread, pool[0].record)
+        spins = 0
         while seen(address + _FINISHED) < pool[0].threads - 1:
-            pause()
+            spins += 1
+            if spins < _SPINS:
+                pause()
+            else:
+                usleep(np.uint32(20))
 
     return numba.cfunc(types.void(types.int64, types.int64), cache=True, nogil=True, error_model="numpy")(lead)
 

@@ -1,0 +1,175 @@
+"""Compiled code, reached from tests: products through their addresses, helpers through one function that names them by number."""
+
+from __future__ import annotations
+
+import ctypes
+from functools import cache
+from typing import Any
+
+import numpy as np
+import torch
+
+from paceline.kernels.native import arithmetic, drafting, rows
+from paceline.kernels.native.compiled import SOURCES
+from paceline.kernels.native.formats import GROUP, Packed, padded
+from paceline.kernels.native.memory import floats, put, put_word
+from paceline.kernels.native.products import product_address
+from paceline.kernels.native.tiles import STORE
+from paceline.kernels.native.vectors import PANEL
+
+import numba  # isort: skip  (after `vectors`)
+from numba import types  # isort: skip
+
+(
+    RMS_NORM,
+    LAYER_NORM,
+    SOFT_MAX,
+    SOFT_CAP,
+    SILU,
+    GELU,
+    ROTATED,
+    EXPONENTIAL,
+    SCALED,
+    ADDED,
+    HASHED,
+    LIKELIEST,
+    DRAWN,
+    QUANTIZED,
+    PART_BEGIN,
+    SHARE,
+) = range(16)
+
+_f = np.float32
+
+
+def _many(sources: str) -> Any:
+    # compiled once for all of them: each function of its own would cost a second
+    def call(which, a, b, c, count, more, number, out):
+        _ = sources
+        if which == 0:
+            arithmetic.rms_norm(a, count, b, number, out)
+        elif which == 1:
+            arithmetic.layer_norm(a, count, b, c, number, out)
+        elif which == 2:
+            arithmetic.soft_max(a, count)
+        elif which == 3:
+            arithmetic.soft_capped(a, count, number)
+        elif which == 4:
+            arithmetic.silu_gated(a, b, count, out)
+        elif which == 5:
+            arithmetic.gelu_gated(a, b, count, out)
+        elif which == 6:
+            arithmetic.rotated(a, count, b, c)
+        elif which == 7:
+            for k in range(count):
+                put(floats(out), k, arithmetic.exponential(floats(a)[k]))
+        elif which == 8:
+            arithmetic.scaled(a, count, number)
+        elif which == 9:
+            arithmetic.added(a, count, b)
+        elif which == 10:
+            for token in range(count):
+                put_word(out + 4 * token, drafting._hashed(more, token))
+        elif which == 11:
+            put_word(out, drafting._likeliest(a, count))
+        elif which == 12:
+            put_word(out, drafting._drawn(a, count, number, more))
+        elif which == 13:
+            rows._quantized(a, count, padded_inputs(count), out, b, c)
+        elif which == 14:
+            for part in range(rows.parts_of(count) + 1):
+                put_word(out + 4 * part, rows.part_begin(count, part))
+        else:
+            for thread in range(more + 1):
+                put_word(out + 4 * thread, rows.share(count, thread, more, b != 0))
+
+    eight = [types.int64] * 6 + [types.float32, types.int64]
+    return numba.cfunc(types.void(*eight), cache=True, nogil=True, error_model="numpy")(call)
+
+
+@numba.njit(inline="always")
+def padded_inputs(count):
+    return (count + GROUP - 1) // GROUP * GROUP
+
+
+@cache
+def _called() -> Any:
+    kinds = [ctypes.c_int64] * 6 + [ctypes.c_float, ctypes.c_int64]
+    return ctypes.CFUNCTYPE(None, *kinds)(_many(SOURCES).address)
+
+
+def call(
+    which: int,
+    a: torch.Tensor | None = None,
+    b: torch.Tensor | int = 0,
+    c: torch.Tensor | int = 0,
+    *,
+    count: int,
+    more: int = 0,
+    number: float = 0.0,
+    out: torch.Tensor | None = None,
+) -> None:
+    """Tensors are handed over as addresses; they are contiguous."""
+    addresses = [one.data_ptr() if isinstance(one, torch.Tensor) else one or 0 for one in (a, b, c, out)]
+    _called()(which, *addresses[:3], count, more, number, addresses[3])
+
+
+@cache
+def _product(name: str) -> Any:
+    return ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 10)(product_address(name))
+
+
+def laid_out(activations: torch.Tensor, packed: Packed) -> torch.Tensor:
+    """Rows [R, K] as the tiles of a format want them; written here once more, from what `rows.py` says of it."""
+    count, inputs = activations.shape
+    full = torch.zeros(count, packed.padded_inputs)
+    full[:, :inputs] = activations
+    if not packed.form.quantizes:
+        return full.T.contiguous()
+    groups = full.view(count, -1, GROUP)
+    scales = groups.abs().amax(-1) / 127
+    inverse = torch.where(scales > 0, 1 / scales, 0.0)
+    whole = (groups * inverse[..., None] + 0.5).floor().to(torch.int32)
+    parts = []
+    for group in range(groups.shape[1]):
+        bytes_ = whole[:, group].view(count, GROUP // 4, 4).transpose(0, 1).to(torch.int8).contiguous()
+        sums = 128 * whole[:, group].sum(-1, dtype=torch.int32)
+        parts += [torch.stack([scales[:, group], sums.view(torch.float32)]).view(torch.int8).flatten(), bytes_.flatten()]
+    return torch.cat(parts)
+
+
+def multiplied(
+    packed: Packed,
+    activations: torch.Tensor,
+    *,
+    outputs: torch.Tensor | None = None,
+    mode: int = STORE,
+    panels: tuple[int, int] | None = None,
+    inputs: int | None = None,
+) -> torch.Tensor:
+    """float32 [R, padded N]: the product of rows [R, K], at most MOST_ROWS, with packed weights.
+
+    panels: which outputs to compute; all unless given. inputs: how many are read, padding included unless given.
+    """
+    count = activations.shape[0]
+    if outputs is None:
+        outputs = torch.full((count, packed.panels * PANEL), torch.nan)
+    tile = laid_out(activations, packed)
+    low, high = panels or (0, packed.panels)
+    _product(packed.form.name)(
+        count, tile.data_ptr(), packed.data.data_ptr(), packed.data.shape[1], inputs or packed.padded_inputs, outputs.data_ptr(),
+        4 * outputs.shape[1], low, high, mode,
+    )  # fmt: skip
+    return outputs
+
+
+def as_read(activations: torch.Tensor, packed: Packed) -> torch.Tensor:
+    """float32 [R, K]: what a format makes of activations before it multiplies them."""
+    if not packed.form.quantizes:
+        return activations
+    count, inputs = activations.shape
+    full = torch.zeros(count, padded(inputs, GROUP))
+    full[:, :inputs] = activations
+    groups = full.view(count, -1, GROUP)
+    scales = groups.abs().amax(-1, keepdim=True) / 127
+    return ((groups / scales.clamp(min=1e-30)).round() * scales).view(count, -1)[:, :inputs]

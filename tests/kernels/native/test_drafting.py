@@ -1,0 +1,44 @@
+"""Drafting draws with the very numbers of `paceline.noise`: the same hash, the same choice."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+import torch
+
+from compiled import DRAWN, HASHED, LIKELIEST, call
+from paceline import noise
+from paceline.models.native import _signed
+
+
+def test_the_hash_is_that_of_the_noise() -> None:
+    draw = random.Random(0)
+    tokens = np.arange(500, dtype=np.int64)
+    for _ in range(200):
+        seed, position = draw.choice([0, 1, draw.getrandbits(32), draw.getrandbits(64)]), draw.randrange(100_000)
+        words = torch.zeros(500, dtype=torch.int32)
+        call(HASHED, count=500, more=_signed(noise.key(seed, position)), out=words)
+        assert np.array_equal(words.numpy(), noise.hashed(seed, position, tokens))
+
+
+@pytest.mark.parametrize("size", [1, 7, 500, 4096])
+@pytest.mark.parametrize("spread", [0.0, 1.0, 8.0, 100.0])
+@pytest.mark.parametrize("temperature", [1.0, 0.7, 0.05, 5.0])
+def test_the_choice_is_that_of_the_noise(size: int, spread: float, temperature: float) -> None:
+    for position in range(40):
+        logits = torch.randn(size, generator=torch.Generator().manual_seed(position)) * spread
+        logits[torch.rand(size, generator=torch.Generator().manual_seed(position)) < 0.1] = -torch.inf
+        chosen = torch.zeros(1, dtype=torch.int32)
+        call(DRAWN, logits, count=size, number=temperature, more=_signed(noise.key(9, position)), out=chosen)
+        wanted = noise.noised_best(logits / temperature, 9, position)
+        assert [int(chosen)] == (wanted or [-1])
+
+
+def test_the_likeliest_is_the_first_of_the_largest() -> None:
+    chosen = torch.zeros(1, dtype=torch.int32)
+    cases = [[1.0, 3.0, 3.0], [-torch.inf, -5.0], [torch.nan, 2.0, torch.nan, 4.0], [torch.nan], [-torch.inf]]
+    for row, wanted in zip(cases, [1, 1, 3, -1, -1], strict=True):
+        call(LIKELIEST, torch.tensor(row), count=len(row), out=chosen)
+        assert int(chosen) == wanted

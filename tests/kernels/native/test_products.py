@@ -1,0 +1,153 @@
+"""Products: what the packed weights stand for times the activations, with the same bits for a row whatever is beside it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from compiled import as_read, laid_out, multiplied
+from native import FORMATS
+from paceline.kernels.native.formats import FORMATS as FORMS, GROUP, Packed, pack, represented
+from paceline.kernels.native.tiles import ADD, CONTINUE, MOST_ROWS, STORE
+from paceline.kernels.native.vectors import PANEL
+
+SIZES = [(PANEL, GROUP), (3 * PANEL, 2 * GROUP), (2 * PANEL + 5, 3 * GROUP + 7), (1, 1), (PANEL - 1, 100), (5 * PANEL, 40)]
+"""Outputs and inputs: one panel, an odd number of panels, and sizes that are no multiples of anything."""
+
+
+def numbers(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def matrix(name: str, outputs: int, inputs: int) -> tuple[Packed, torch.Tensor]:
+    """A packed matrix, and what it stands for. Its rows differ in size by orders of magnitude, as those of models do."""
+    weight = numbers(outputs, inputs) * torch.logspace(-2, 1, outputs)[:, None]
+    return pack(weight, FORMS[name]), represented(weight, FORMS[name])
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize(("outputs", "inputs"), SIZES)
+def test_a_product_is_that_of_the_represented_weights(name: str, outputs: int, inputs: int) -> None:
+    packed, weight = matrix(name, outputs, inputs)
+    for count in range(1, MOST_ROWS + 1):
+        rows = numbers(count, inputs, seed=count)
+        got = multiplied(packed, rows)
+        read = as_read(rows, packed).double()
+        wanted = read @ weight.double().T
+        # of sums of magnitudes: what rounding in float32 may differ by
+        scale = read.abs() @ weight.double().abs().T
+        # an activation that lies between two whole numbers may go either way
+        slack = 1e-5 if not packed.form.quantizes else 2e-4
+        assert bool(((got[:, :outputs] - wanted).abs() <= slack * scale + 1e-12).all())
+        assert not got[:, outputs:].any(), "padding is zero"
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_row_has_the_same_bits_in_any_company(name: str) -> None:
+    packed, _ = matrix(name, 3 * PANEL, 5 * GROUP + 3)
+    rows = numbers(MOST_ROWS, packed.inputs) * torch.logspace(-3, 3, MOST_ROWS)[:, None]
+    alone = torch.cat([multiplied(packed, rows[row : row + 1]) for row in range(MOST_ROWS)])
+    for count in range(1, MOST_ROWS + 1):
+        for first in {0, MOST_ROWS - count}:
+            assert torch.equal(multiplied(packed, rows[first : first + count]), alone[first : first + count])
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_panels_come_one_by_one_or_together(name: str) -> None:
+    packed, _ = matrix(name, 5 * PANEL, 2 * GROUP)
+    rows = numbers(5, packed.inputs)
+    whole, parts = multiplied(packed, rows), torch.full((5, 5 * PANEL), 7.0)
+    for low, high in ((2, 3), (0, 2), (3, 5), (4, 4)):
+        before = parts.clone()
+        multiplied(packed, rows, outputs=parts, panels=(low, high))
+        outside = torch.ones(5 * PANEL, dtype=torch.bool)
+        outside[low * PANEL : high * PANEL] = False
+        assert torch.equal(parts[:, outside], before[:, outside]), "other panels are left alone"
+    assert torch.equal(parts, whole)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("count", [1, 7, MOST_ROWS])
+def test_a_sum_may_be_left_off_and_continued(name: str, count: int) -> None:
+    """Bit for bit: attention over a prefix and then over a tree is one sum. The cut is at a group, where a scale ends."""
+    weight = numbers(2 * PANEL, 4 * GROUP)
+    rows = numbers(count, 4 * GROUP, seed=1)
+    whole = multiplied(pack(weight, FORMS[name]), rows)
+    for cut in (GROUP, 3 * GROUP):
+        first, second = (pack(weight[:, part], FORMS[name]) for part in (slice(0, cut), slice(cut, None)))
+        sums = multiplied(first, rows[:, :cut])
+        assert torch.equal(multiplied(second, rows[:, cut:], outputs=sums, mode=CONTINUE), whole)
+
+
+def test_float32_sums_are_continued_at_any_input() -> None:
+    """The tiles read as many inputs as they are told, as attention needs: it has no groups."""
+    weight, rows = numbers(PANEL, 45), numbers(3, 45, seed=1)
+    whole, sums = multiplied(pack(weight, FORMS["fp32"]), rows), None
+    for low, high in ((0, 7), (7, 8), (8, 45)):
+        packed, mode = pack(weight[:, low:high], FORMS["fp32"]), CONTINUE if low else STORE
+        sums = multiplied(packed, rows[:, low:high], outputs=sums, mode=mode, inputs=high - low)
+    assert sums is not None
+    assert torch.equal(sums, whole)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("count", [1, 5, MOST_ROWS])
+def test_a_product_is_added_in_one_rounding(name: str, count: int) -> None:
+    packed, _ = matrix(name, 2 * PANEL, 2 * GROUP)
+    rows, there = numbers(count, packed.inputs), numbers(count, 2 * PANEL, seed=2)
+    wanted = there + multiplied(packed, rows)
+    assert torch.equal(multiplied(packed, rows, outputs=there.clone(), mode=ADD), wanted)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_what_is_packed_is_what_is_represented(name: str) -> None:
+    """A row that is 1 at one input reads a column of the weights; w8a8 reads it exactly too, for 1 is 127 of 127."""
+    packed, weight = matrix(name, PANEL + 3, GROUP + 2)
+    for first in range(0, packed.inputs, MOST_ROWS):
+        ones = torch.eye(packed.inputs)[first : first + MOST_ROWS]
+        got = multiplied(packed, ones)[:, : PANEL + 3]
+        wanted = weight.T[first : first + MOST_ROWS]
+        if packed.form.quantizes:
+            assert torch.allclose(got, wanted, rtol=1e-6, atol=0)
+        else:
+            assert torch.equal(got, wanted)
+
+
+@pytest.mark.parametrize(("name", "share"), [("fp32", 0), ("fp16", 2**-11), ("bf16", 2**-8), ("int8", 1 / 250), ("int4", 1 / 13)])
+def test_formats_round_as_far_as_their_bits_reach(name: str, share: float) -> None:
+    weight = numbers(7, 3 * GROUP + 1)
+    groups = torch.nn.functional.pad(weight, (0, GROUP - 1)).view(7, -1, GROUP)
+    largest = groups.abs().amax(-1).repeat_interleave(GROUP, -1)[:, : weight.shape[1]]
+    assert bool(((represented(weight, FORMS[name]) - weight).abs() <= share * largest + 1e-12).all())
+
+
+def test_whole_numbers_mean_the_same_with_and_without_whole_activations() -> None:
+    weight = numbers(5, 70)
+    assert torch.equal(represented(weight, FORMS["int8"]), represented(weight, FORMS["w8a8"]))
+
+
+@pytest.mark.parametrize("name", ["int8", "int4", "w8a8"])
+def test_groups_of_zeros_and_of_tiny_and_huge_numbers(name: str) -> None:
+    weight = torch.zeros(4, 3 * GROUP)
+    weight[1] = 1e-9
+    weight[2] = 1e5
+    weight[3, ::5] = -3.0
+    rows = numbers(3, 3 * GROUP)
+    rows[1] = 0
+    packed, meant = pack(weight, FORMS[name]), represented(weight, FORMS[name])
+    got = multiplied(packed, rows)[:, :4]
+    assert bool(got.isfinite().all())
+    assert not got[1].any()
+    assert torch.allclose(got, as_read(rows, packed) @ meant.T, rtol=1e-3, atol=1e-3 * 1e5)
+    assert torch.equal(meant[0], weight[0])
+    assert torch.allclose(meant[2], weight[2], rtol=1e-3)
+
+
+def test_slices_of_a_large_matrix_are_packed_alike() -> None:
+    """More panels than are packed at a time, and the last of them not full."""
+    weight = numbers(33 * PANEL + 9, GROUP)
+    packed = pack(weight, FORMS["int8"])
+    for panel in (0, 31, 32, 33):
+        alone = pack(weight[panel * PANEL : (panel + 1) * PANEL], FORMS["int8"])
+        assert torch.equal(packed.data[panel : panel + 1], alone.data)
+    assert laid_out(torch.ones(1, GROUP), packed).shape == (GROUP, 1)

@@ -1,0 +1,99 @@
+"""The pool runs every part exactly once, all of them at the same time, however it is called."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import warnings
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+
+from native import THREADS
+from paceline.kernels.native.compiled import SOURCES
+from paceline.kernels.native.memory import PART, arrived, barrier, carray, pointer
+from paceline.kernels.native.threads import most_threads, spread
+
+import numba  # isort: skip  (after `vectors`)
+
+ROUNDS = 3
+
+
+def _meeting(sources: str) -> Any:
+    """Record: threads, the barrier's counter, then per thread how often its part ran, and how many it met."""
+
+    def meet(thread, address):
+        _ = sources
+        record = carray(pointer(address), 64, np.int64)
+        record[2 + thread] += 1
+        for turn in range(ROUNDS):
+            barrier(address + 8, turn + 1, record[0])
+        record[32 + thread] += arrived(address + 16 * 8, 0) + record[1]
+
+    return numba.cfunc(PART, cache=True, nogil=True, error_model="numpy")(meet)
+
+
+@cache
+def meeting() -> int:
+    return _meeting(SOURCES).address
+
+
+def met(threads: int, calls: int = 1) -> bool:
+    """Whether each part ran once per call, and waited for all others in every round of every call."""
+    record = np.zeros(64, np.int64)
+    record[0] = threads
+    for _ in range(calls):
+        record[1] = 0
+        spread(meeting(), threads, record.ctypes.data)
+    arrivals = ROUNDS * threads if threads > 1 else 0
+    ran = record[2 : 2 + threads].tolist() == [calls] * threads and not record[2 + threads : 16].any()
+    return ran and record[32 : 32 + threads].tolist() == [calls * arrivals] * threads
+
+
+@pytest.mark.parametrize("threads", THREADS)
+def test_every_part_runs_once_beside_all_others(threads: int) -> None:
+    assert met(threads)
+
+
+@pytest.mark.parametrize("threads", THREADS)
+def test_the_pool_survives_many_calls(threads: int) -> None:
+    assert met(threads, calls=2000)
+
+
+def test_the_number_of_threads_may_change() -> None:
+    assert all(met(threads) for threads in (1, *THREADS, 1, *THREADS) * 20)
+
+
+def test_workers_wake_from_sleep() -> None:
+    """They spin for less than a few milliseconds; a call after that finds them asleep."""
+    pause = ctypes.CDLL(None).usleep
+    for _ in range(5):
+        pause(20_000)
+        assert met(THREADS[-1])
+
+
+def test_two_callers_take_turns() -> None:
+    with ThreadPoolExecutor(2) as callers:
+        assert all(callers.map(lambda threads: met(threads, calls=50), [THREADS[-1]] * 8))
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
+def test_a_forked_process_has_a_pool_of_its_own() -> None:
+    assert met(THREADS[-1])
+    with warnings.catch_warnings():
+        # newer Pythons warn of any fork beside threads
+        warnings.simplefilter("ignore")
+        child = os.fork()
+    if child == 0:
+        # a worker that is not there would be waited for without end
+        ctypes.CDLL(None).alarm(20)
+        os._exit(0 if met(THREADS[-1], calls=20) else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    assert met(THREADS[-1])
+
+
+def test_threads_are_counted_by_what_may_run() -> None:
+    assert 1 <= most_threads() <= (os.cpu_count() or 1)

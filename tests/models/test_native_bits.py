@@ -1,0 +1,187 @@
+"""Verifying equals decoding, bit for bit: every node of every tree, in any company, in any chunks, on any number of threads.
+
+One row through the whole model depends on the tokens before it and on nothing else. So no test here allows a tolerance.
+"""
+
+from __future__ import annotations
+
+import random
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from native import FORMATS, THREADS, Plain, checkpoint, native, random_tree, texts, threads
+from paceline.models.native import NativeModel
+from paceline.sequence import Sequence
+from paceline.step import Feed, Verdict
+from paceline.tree import DraftTree
+from stepping import accept, missing, score, sequence
+
+VOCABULARY = 97
+PROMPTS = (1, 2, 31, 32, 33, 63, 64, 65, 70, 100, 127, 129)
+"""Lengths of prompts: about the borders of groups, of panels and of a slab's first capacity."""
+
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("llama", {"hidden_size": 88, "intermediate_size": 100, "head_dim": 16}),
+    "sliding": ("mistral", {"sliding_window": 9, "head_dim": 48, "num_key_value_heads": 1}),
+    "gemma2": ("gemma2", {"sliding_window": 34, "final_logit_softcapping": 20.0}),
+}
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    room = tmp_path_factory.mktemp("bits")
+    over = {"max_position_embeddings": 512}
+    return {name: checkpoint(room / name, kind, **over, **more)[0] for name, (kind, more) in MODELS.items()}
+
+
+@cache
+def loaded(folder: Path, weights: str) -> tuple[NativeModel, Plain]:
+    model = native(folder, weights)
+    return model, Plain(model)
+
+
+def same_bits(plain: Plain, got: torch.Tensor, owners: list[tuple[Sequence, DraftTree]]) -> bool:
+    """Each row of a step, which wanted the nodes of these trees, is what plain decoding gives there."""
+    wanted = [plain.after(text) for owner, tree in owners for text in texts(owner.tokens, tree)]
+    return torch.equal(got, torch.stack(wanted))
+
+
+def prefilled(model: NativeModel, cache: Any, owner: Sequence, keep: int, draw: random.Random) -> None:
+    """Feed all but the last `keep` tokens in chunks of any size."""
+    end = len(owner.tokens) - keep
+    while (at := cache.length(owner.key)) < end:
+        upto = min(at + draw.choice((1, 3, 8, 13, 40, 90)), end)
+        score(model, cache, [Feed(owner, at, tuple(owner.tokens[at:upto]))])
+        cache.commit([Verdict()])
+
+
+def life(model: NativeModel, plain: Plain, draw: random.Random, nodes: int) -> None:
+    """One to three sequences: any chunks, any trees, then a commit of any path each, and the next trees on top."""
+    cache = model.new_cache()
+    # of few texts, so that plain decoding is done once for many of them
+    texts_ = [random.Random(number % 3).choices(range(VOCABULARY), k=130) for number in range(3)]
+    owners = [sequence(key, draw.choice(texts_)[: draw.choice(PROMPTS)]) for key in range(draw.choice((1, 1, 2, 3)))]
+    for owner in owners:
+        prefilled(model, cache, owner, draw.randrange(1, min(len(owner.tokens), 5) + 1), draw)
+    for _ in range(2):
+        trees = [random_tree(draw, owner.root, draw.randrange(1, nodes + 1), VOCABULARY) for owner in owners]
+        with threads(draw.choice(THREADS)):
+            feeds = [missing(cache, owner, tree) for owner, tree in zip(owners, trees, strict=True)]
+            got = score(model, cache, feeds).logits
+        assert same_bits(plain, got, list(zip(owners, trees, strict=True)))
+        verdicts = [accept(tree, tree.path(draw.randrange(len(tree))), draw.randrange(VOCABULARY)) for tree in trees]
+        cache.commit(verdicts)
+        for owner, verdict in zip(owners, verdicts, strict=True):
+            owner.commit(verdict.tokens, ())
+
+
+@pytest.mark.parametrize("weights", FORMATS)
+@pytest.mark.parametrize("name", MODELS)
+def test_every_node_of_every_tree_has_the_bits_of_decoding(folders: dict[str, Path], name: str, weights: str) -> None:
+    model, plain = loaded(folders[name], weights)
+    draw = random.Random(f"{name} {weights}")
+    for _ in range(6):
+        life(model, plain, draw, nodes=32)
+
+
+@pytest.mark.parametrize("weights", FORMATS)
+@pytest.mark.parametrize("count", THREADS)
+def test_one_to_32_rows_have_the_bits_of_one(folders: dict[str, Path], weights: str, count: int) -> None:
+    """As a draft of n nodes, behind a prompt that ends within a panel."""
+    model, plain = loaded(folders["llama"], weights)
+    text = random.Random(7).choices(range(VOCABULARY), k=40 + 32)
+    cache, owner = model.new_cache(), sequence(0, text[:40])
+    prefilled(model, cache, owner, 1, random.Random(0))
+    with threads(count):
+        for rows in range(1, 33):
+            tree = DraftTree.chain(owner.root, text[40 : 39 + rows], "test")
+            got = score(model, cache, [missing(cache, owner, tree)]).logits
+            assert same_bits(plain, got, [(owner, tree)]), rows
+
+
+@pytest.mark.parametrize("weights", FORMATS)
+@pytest.mark.parametrize("count", THREADS)
+def test_a_prompt_in_any_chunks_has_the_bits_of_decoding(folders: dict[str, Path], weights: str, count: int) -> None:
+    """What a prompt leaves in the cache is read by the step after it; whole, so that products have several tiles of rows."""
+    model, plain = loaded(folders["llama"], weights)
+    text = random.Random(8).choices(range(VOCABULARY), k=140)
+    with threads(count):
+        for chunk in (1, 12, 13, 25, 64, 139):
+            cache, owner = model.new_cache(), sequence(0, text)
+            for upto in (*range(chunk, 139, chunk), 139):
+                score(model, cache, [missing(cache, owner, upto=upto)])
+                cache.commit([Verdict()])
+            got = score(model, cache, [missing(cache, owner, DraftTree.root(owner.root))]).logits
+            assert same_bits(plain, got, [(owner, DraftTree.root(owner.root))]), chunk
+
+
+@pytest.mark.parametrize("weights", ["fp32", "int8", "w8a8"])
+def test_a_big_batch_has_the_bits_of_single_sequences(folders: dict[str, Path], weights: str) -> None:
+    """Sixteen sequences of different lengths decode in one step: many segments, several tiles of rows."""
+    model, plain = loaded(folders["sliding"], weights)
+    text = random.Random(9).choices(range(VOCABULARY), k=60)
+    owners = [sequence(key, text[: 3 * key + 2]) for key in range(16)]
+    cache = model.new_cache()
+    for owner in owners:
+        prefilled(model, cache, owner, 1, random.Random(owner.key))
+    for count in THREADS:
+        trees = [DraftTree.root(owner.root) for owner in owners]
+        feeds = [missing(cache, owner, tree) for owner, tree in zip(owners, trees, strict=True)]
+        with threads(count):
+            got = score(model, cache, feeds).logits
+        assert same_bits(plain, got, list(zip(owners, trees, strict=True)))
+
+
+def test_scratch_grows_without_a_trace(folders: dict[str, Path]) -> None:
+    """A new model's small step, then a long one, then a big batch, then the small one again; on one thread and on two."""
+    plain = loaded(folders["gemma2"], "int8")[1]
+    model = native(folders["gemma2"], "int8")
+    text = random.Random(10).choices(range(VOCABULARY), k=300)
+    short, long = sequence(0, text[:3]), sequence(1, text)
+    batch = [sequence(key, text[:key]) for key in range(2, 30)]
+
+    def run(owners: list[Sequence]) -> None:
+        cache = model.new_cache()
+        trees = [DraftTree((owner.root, 5, 6), (-1, 0, 0)) for owner in owners]
+        got = score(model, cache, [missing(cache, *pair) for pair in zip(owners, trees, strict=True)]).logits
+        assert same_bits(plain, got, list(zip(owners, trees, strict=True)))
+
+    for count, owners in zip((1, *THREADS, *THREADS), ([short], [long], batch, [short, long], [short]), strict=False):
+        with threads(count):
+            run(owners)
+
+
+def test_slabs_double_under_a_sequence_that_goes_on(folders: dict[str, Path]) -> None:
+    """The first capacity is 128: a tree astride it, and a commit right behind."""
+    model, plain = loaded(folders["llama"], "fp32")
+    draw = random.Random(11)
+    cache, owner = model.new_cache(), sequence(0, draw.choices(range(VOCABULARY), k=120))
+    prefilled(model, cache, owner, 1, draw)
+    for _ in range(4):
+        tree = random_tree(draw, owner.root, 20, VOCABULARY)
+        got = score(model, cache, [missing(cache, owner, tree)]).logits
+        assert same_bits(plain, got, [(owner, tree)])
+        verdict = accept(tree, tree.path(max(range(20), key=tree.depth.__getitem__)), 3)
+        cache.commit([verdict])
+        owner.commit(verdict.tokens, ())
+    assert cache.slab(0).capacity > 128
+
+
+def test_what_was_drafted_in_vain_leaves_no_trace(folders: dict[str, Path]) -> None:
+    """Abandoned steps, truncated sequences and released keys leave stale numbers in slots, which nobody reads."""
+    model, plain = loaded(folders["sliding"], "fp32")
+    draw = random.Random(12)
+    cache, owner = model.new_cache(), sequence(0, draw.choices(range(VOCABULARY), k=70))
+    prefilled(model, cache, owner, 1, draw)
+    score(model, cache, [missing(cache, owner, random_tree(draw, owner.root, 32, VOCABULARY))])
+    cache.truncate(0, 30)
+    cache.fork(0, 1)
+    other = sequence(1, [*owner.tokens[:30], 4, 5])
+    owners = [owner, other]
+    trees = [random_tree(draw, one.root, 9, VOCABULARY) for one in owners]
+    got = score(model, cache, [missing(cache, *pair) for pair in zip(owners, trees, strict=True)]).logits
+    assert same_bits(plain, got, list(zip(owners, trees, strict=True)))

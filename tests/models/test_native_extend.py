@@ -1,0 +1,134 @@
+"""Drafting in one call gives the trees, and leaves the cache, that drafting token by token does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from native import THREADS, checkpoint, native, threads
+from paceline.models.base import LanguageModel
+from paceline.models.native import NativeModel
+from paceline.params import SamplingParams
+from paceline.sequence import Sequence
+from paceline.tree import DraftTree
+
+CONTEXT = 96
+PARAMS = [
+    SamplingParams(),
+    SamplingParams(temperature=1.0),
+    SamplingParams(temperature=0.7),
+    SamplingParams(temperature=3.0, min_tokens=4),
+    SamplingParams(temperature=0.9, top_p=0.8),
+    SamplingParams(repetition_penalty=1.4),
+]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> NativeModel:
+    folder = tmp_path_factory.mktemp("extend")
+    return native(checkpoint(folder, sharpness=1.0, max_position_embeddings=CONTEXT)[0])
+
+
+class Both:
+    """The same drafts by both ways, each with a cache of its own."""
+
+    def __init__(self, model: NativeModel, vocab_size: int = 97) -> None:
+        self.model, self.vocab_size = model, vocab_size
+        self.fast, self.slow = model.new_cache(), model.new_cache()
+
+    def extend(self, owners: list[Sequence], depths: list[int], width: int = 1) -> list[DraftTree]:
+        options = {"width": width, "vocab_size": self.vocab_size, "source": "test"}
+        got = self.model.extend(owners, depths, self.fast, **options)
+        assert got == LanguageModel.extend(self.model, owners, depths, self.slow, **options)
+        held = [self.fast.length(owner.key) for owner in owners]
+        assert held == [self.slow.length(owner.key) for owner in owners]
+        for owner, length in zip(owners, held, strict=True):
+            for a, b in zip(self.contents(self.fast, owner.key), self.contents(self.slow, owner.key), strict=True):
+                assert torch.equal(a[..., :length], b[..., :length])
+        return got
+
+    def contents(self, cache, key: int):
+        if cache.length(key) == 0:
+            return []
+        slab, size = cache.slab(key), cache.shape.size
+        keys = slab.keys.permute(0, 1, 3, 2, 4).flatten(-2)
+        values = slab.values.permute(0, 1, 2, 4, 3).flatten(2, 3)[:, :, :size]
+        return [keys, values]
+
+    def back(self, owner: Sequence, length: int) -> None:
+        self.fast.truncate(owner.key, length)
+        self.slow.truncate(owner.key, length)
+
+
+def owners_of(params: SamplingParams, lengths: list[int]) -> list[Sequence]:
+    noise = torch.Generator().manual_seed(1)
+    return [
+        Sequence(key, tuple(torch.randint(97, (length,), generator=noise).tolist()), params, seed=7 + key)
+        for key, length in enumerate(lengths)
+    ]
+
+
+@pytest.mark.parametrize("params", PARAMS, ids=lambda params: f"{params.temperature} {params.top_p} {params.repetition_penalty}")
+@pytest.mark.parametrize("count", THREADS)
+def test_drafts_are_those_of_the_long_way(model: NativeModel, params: SamplingParams, count: int) -> None:
+    """Sequences of different lengths and depths: some end before others. Then what came true, in part, and again."""
+    both, owners = Both(model), owners_of(params, [5, 31, 1, 64])
+    with threads(count):
+        for depths in ([4, 2, 7, 1], [0, 3, 3, 0], [5, 0, 1, 6]):
+            trees = both.extend(owners, depths)
+            assert [len(tree) - 1 for tree in trees] == depths
+            for kept, (owner, tree) in enumerate(zip(owners, trees, strict=True)):
+                # what came true: the first few tokens of the draft, then another
+                both.back(owner, len(owner.tokens) + min(kept, len(tree) - 1))
+                owner.commit((*tree.tokens[1 : kept + 1], 9), ())
+
+
+def test_sequences_under_different_temperatures_draft_together(model: NativeModel) -> None:
+    both = Both(model)
+    owners = [owners_of(params, [3, 3, 3])[key] for key, params in enumerate(PARAMS[:3])]
+    assert len(set(map(len, both.extend(owners, [6, 6, 6])))) == 1
+    both.extend([owners[2], owners[0]], [2, 2])
+
+
+def test_a_draft_ends_with_the_context(model: NativeModel) -> None:
+    both, owners = Both(model), owners_of(PARAMS[1], [CONTEXT - 3, CONTEXT - 1, CONTEXT, CONTEXT + 1, 4])
+    trees = both.extend(owners, [9] * 5)
+    assert [len(tree) - 1 for tree in trees] == [4, 2, 1, 0, 9]
+
+
+@pytest.mark.parametrize("params", PARAMS[:2], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("vocab_size", [40, 128])
+def test_the_vocabulary_of_the_target_decides(model: NativeModel, params: SamplingParams, vocab_size: int) -> None:
+    both = Both(model, vocab_size)
+    for tree in both.extend(owners_of(params, [5, 9]), [8, 8]):
+        assert max(tree.tokens[1:]) < min(vocab_size, 97)
+
+
+def test_siblings_are_drafted_the_long_way(model: NativeModel) -> None:
+    both, owners = Both(model), owners_of(PARAMS[1], [5, 9])
+    assert [len(tree) for tree in both.extend(owners, [3, 2], width=3)] == [10, 7]
+
+
+def test_a_drafter_that_joins_late_catches_up(model: NativeModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """More rows than one forward takes: they are fed in pieces first."""
+    monkeypatch.setattr("paceline.models.native._PIECE", 16)
+    for lengths in ([60, 3], [18], [17, 1, 50]):
+        Both(model).extend(owners_of(PARAMS[0], lengths), [3] * len(lengths))
+
+
+def test_nothing_to_draft_feeds_nothing(model: NativeModel) -> None:
+    both, owners = Both(model), owners_of(PARAMS[0], [5, 9])
+    assert [tree.tokens for tree in both.extend(owners, [0, 0])] == [(owner.root,) for owner in owners]
+    assert both.fast.length(0) == 0
+
+
+def test_a_draft_of_no_numbers_is_none(tmp_path: Path) -> None:
+    """Logits that are not numbers end a draft, not a request; here, once the model has been loaded."""
+    model = native(checkpoint(tmp_path)[0])
+    model.packed._embedding.fill_(torch.nan)
+    cache, owners = model.new_cache(), owners_of(PARAMS[1], [4, 6])
+    trees = model.extend(owners, [3, 2], cache, vocab_size=97, source="test")
+    assert [len(tree) for tree in trees] == [1, 1]
+    assert [cache.length(owner.key) for owner in owners] == [4, 6]
