@@ -11,7 +11,7 @@ import torch
 
 import fakes
 from paceline import noise, sampling
-from paceline.cache import base as cache_base, dense
+from paceline.cache import base as cache_base, dense, panels
 from paceline.engine.stops import StopChecker
 from paceline.params import SamplingParams
 from paceline.sampling import Context
@@ -202,7 +202,7 @@ def penalties_see_one_token_of_each_step(patch: pytest.MonkeyPatch) -> None:
 
 
 def _keep(patch: pytest.MonkeyPatch, change: Callable[[Segment, Verdict, int, list[int]], list[int]]) -> None:
-    """Both caches keep other slots than the verdict says."""
+    """All caches keep other slots than the verdict says."""
     honest = cache_base.kept_slots
 
     def lossy(step: Any, verdicts: Many[Verdict]) -> list[tuple[int, list[int]]]:
@@ -212,15 +212,16 @@ def _keep(patch: pytest.MonkeyPatch, change: Callable[[Segment, Verdict, int, li
         ]
 
     patch.setattr(dense, "kept_slots", lossy)
+    patch.setattr(panels, "kept_slots", lossy)
     patch.setattr(fakes, "kept_slots", lossy)
 
 
-@mutant("equality")
+@mutant("equality", "native trees")
 def a_commit_keeps_the_first_slots_instead_of_the_accepted_ones(patch: pytest.MonkeyPatch) -> None:
     _keep(patch, lambda segment, verdict, length, slots: list(range(length, length + len(slots))))
 
 
-@mutant("equality")
+@mutant("equality", "native trees")
 def a_commit_keeps_the_slot_before_the_accepted_one(patch: pytest.MonkeyPatch) -> None:
     _keep(patch, lambda segment, verdict, length, slots: [slot - 1 for slot in slots])
 
@@ -258,7 +259,7 @@ def siblings_see_each_other(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Segment, "ancestors", property(lambda self: torch.ones(self.rows, self.rows, dtype=torch.bool).tril()))
 
 
-@mutant("equality", "law")
+@mutant("equality", "law", "native trees")
 def a_node_stands_at_the_position_of_its_slot(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Segment, "row_positions", property(lambda self: tuple(range(self.start, self.end))))
 

@@ -12,10 +12,12 @@ from typing import Any
 
 import pytest
 
+import native_mutants  # noqa: F401  (lists its own)
 import reference
 from fakes import BlindTreeDrafter, ChainDrafter, DenseTableCache, FakeTokenizer, MixedDrafter, TableModel, TreeDrafter
 from laws import PROMPT, Outcome, bulk, drawn, obeys
 from mutants import MUTANTS, Mutant
+from native_checks import native_drafts, native_families, native_trees, prepare
 from paceline.engine.scheduler import Limits
 from paceline.params import SamplingParams
 from serving import engine_of, served, wanted
@@ -90,7 +92,8 @@ def law() -> bool:
         return obeys(drawn(LAW_MODEL, BlindTreeDrafter(LAW_MODEL), LAW_PARAMS, range(4_000)), law_wanted())
 
 
-CHECKS: dict[str, Callable[[], bool]] = {"equality": equality, "law": law}
+NATIVE = {"native trees": native_trees, "native families": native_families, "native drafts": native_drafts}
+CHECKS: dict[str, Callable[[], bool]] = {"equality": equality, "law": law, **NATIVE}
 
 
 @pytest.mark.parametrize("check", CHECKS)
@@ -104,6 +107,8 @@ def test_the_code_as_it_is_passes(check: str) -> None:
     ids=lambda value: getattr(value, "name", value),
 )
 def test_a_mutant_is_caught(one: Mutant, check: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if check in NATIVE:
+        prepare()
     one.apply(monkeypatch)
     assert not CHECKS[check]()
 

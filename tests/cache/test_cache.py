@@ -7,15 +7,18 @@ slot out of place, a stale one, or one that two sequences share shows at once.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from itertools import product
 from typing import Any
 
 import pytest
 import torch
 from hypothesis import HealthCheck, settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
+from torch.nn.functional import pad
 
 from paceline.cache.base import Branching, KVCache
 from paceline.cache.dense import DenseCache
+from paceline.cache.panels import PanelCache, Shape
 from paceline.cache.replay import ReplayCache
 from paceline.cache.stateful import StatefulCache
 from paceline.sequence import Sequence
@@ -28,7 +31,8 @@ KEYS = st.integers(0, 3)
 
 
 def mark(text: tuple[int, ...]) -> int:
-    return hash(text)
+    """Small enough to be exact in float32."""
+    return hash(text) % 10**7
 
 
 def marks_of(segment: Segment) -> list[int]:
@@ -78,6 +82,34 @@ class Dense(Store):
         for layer, (keys, values) in slab.layers.items():
             found += [keys[head, :length, column].tolist() for head in range(2) for column in range(3)]
             found += [(values[head, :length, 0] - layer).tolist() for head in range(2)]
+        return found
+
+
+class Panels(Store):
+    """Panels of four slots, so that short lives cross many borders."""
+
+    def __init__(self) -> None:
+        self.cache: PanelCache = PanelCache(Shape(layers=2, heads=2, size=6, panel=4))
+
+    def write(self, step: Step, part: float = 1.0) -> None:
+        for segment in step.segments:
+            slab = self.cache.slab(segment.sequence.key)
+            slots, rows = torch.arange(segment.start, segment.end), torch.tensor(marks_of(segment))[:, None]
+            for layer, head in product(range(2 if part == 1.0 else 1), range(2)):
+                numbers = (rows + torch.arange(6) + 10 * head + 20 * layer).float()
+                slab.keys[layer, head, slots // 4, :, slots % 4] = numbers
+                slab.values[layer, head, :, slots] = pad(numbers, (0, 2)).view(-1, 2, 4)
+
+    def contents(self, key: int) -> list[list[int]]:
+        slab, length = self.cache._slabs.get(key), self.cache.length(key)
+        if slab is None:
+            return [[]]
+        found = []
+        for layer, head in product(range(2), range(2)):
+            keys = slab.keys[layer, head].permute(1, 0, 2).flatten(1)
+            values = slab.values[layer, head].permute(0, 2, 1).flatten(0, 1)[:6]
+            excess = torch.arange(6)[:, None] + 10 * head + 20 * layer
+            found += [*(keys[:, :length] - excess).long().tolist(), *(values[:, :length] - excess).long().tolist()]
         return found
 
 
@@ -141,7 +173,7 @@ class Snapshots(Store):
         return [snapshots[-1][1] if snapshots else []]
 
 
-STORES: dict[str, type[Store]] = {"dense": Dense, "trees": Whole, "chains": WholeChains, "replay": Snapshots}
+STORES: dict[str, type[Store]] = {"dense": Dense, "panels": Panels, "trees": Whole, "chains": WholeChains, "replay": Snapshots}
 
 
 def grow(store: Store, owner: Sequence) -> None:
@@ -296,8 +328,9 @@ def test_what_a_broken_step_reached_is_forgotten() -> None:
     assert len(store.cache._snapshots[0]) == 1
 
 
-def test_slabs_outgrow_their_first_capacity() -> None:
-    store, owner = Dense(), sequence(0, [token % 6 for token in range(100)])
+@pytest.mark.parametrize("name", ["dense", "panels"])
+def test_slabs_outgrow_their_first_capacity(name: str) -> None:
+    store, owner = STORES[name](), sequence(0, [token % 6 for token in range(100)])
     for _ in range(4):
         grow(store, owner)
         owner.commit(tuple(owner.tokens[:100]), ())

@@ -239,6 +239,29 @@ def test_half_precision_files_keep_their_precision(tmp_path: Path, dtype: torch.
     assert same(model, reference)
 
 
+@pytest.mark.parametrize("kind", ["llama", "gemma2", "stablelm"])
+def test_taps_are_the_hidden_states_of_transformers(tmp_path: Path, kind: str) -> None:
+    folder, reference = checkpoint(tmp_path, kind)
+    model, owner = native(folder), sequence(0, [5, 17, 23, 42])
+    cache = model.new_cache()
+    tree = DraftTree.chain(42, (11, 12), "test")
+    found = score(model, cache, [missing(cache, owner, tree)], taps=(0, 1, 2)).taps
+    with torch.inference_mode():
+        text = torch.tensor([[5, 17, 23, 42, 11, 12]])
+        states = reference(input_ids=text, use_cache=False, output_hidden_states=True).hidden_states
+        last = reference.model.norm(found[2])
+    assert (found[0] - states[0][0, -3:]).abs().max() < 2e-5
+    assert (found[1] - states[1][0, -3:]).abs().max() < 2e-5
+    # what transformers reports last is normed
+    assert (last - states[2][0, -3:]).abs().max() < 2e-5
+    again = score(model, cache, [missing(cache, owner, tree)], taps=(1,)).taps
+    assert list(again) == [1]
+    assert torch.equal(again[1], found[1])
+    for layer in (3, -1):
+        with pytest.raises(ModelError, match="layers 0 to 2"):
+            score(model, cache, [missing(cache, owner, tree)], taps=(layer,))
+
+
 def test_a_context_beyond_the_first_rotation_table(tmp_path: Path) -> None:
     """Positions past 1024, where the tables and the slabs have grown under a sequence that goes on."""
     over = {"max_position_embeddings": 4096, "hidden_size": 32, "head_dim": 8, "intermediate_size": 32}

@@ -150,12 +150,17 @@ class NativeModel(LanguageModel):
             cache.advance(sequence.key, len(sequence.tokens) + max(len(tokens) - 1, 0))
         return chains
 
+    def _threads(self, rows: int) -> int:
+        """How many threads a forward is worth: meeting costs some microseconds, and far more where the machine is busy."""
+        worth = self.packed.read_bytes * max(rows // _ROWS_PER_READ, 1) // _BYTES_PER_THREAD
+        return max(min(torch.get_num_threads(), most_threads(), worth), 1)
+
     def _logits(self, rows: int) -> torch.Tensor:
         return torch.empty(rows, self.packed.head_width)
 
     def _prepared(self, feed: _Feed, longest: int, logits: torch.Tensor) -> int:
         """Fill in the call of a step; the number of threads it is to run on. longest: slots of its longest sequence."""
-        threads = min(torch.get_num_threads(), most_threads())
+        threads = self._threads(len(feed.tokens))
         self.packed.rotate_up_to(longest)
         call = self._call[0]
         self._scratch.reserve(call["scratch"], threads, len(feed.tokens), longest)
@@ -166,6 +171,9 @@ class NativeModel(LanguageModel):
         return threads
 
 
+_BYTES_PER_THREAD = 1 << 22
+_ROWS_PER_READ = 8
+"""From about this many rows on, arithmetic and not the reading of weights is what takes the time."""
 _PIECE = 512
 """Rows of one forward while a drafter catches up with a long prompt."""
 
