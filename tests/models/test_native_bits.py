@@ -101,6 +101,7 @@ def test_one_to_32_rows_have_the_bits_of_one(folders: dict[str, Path], weights: 
             tree = DraftTree.chain(owner.root, text[40 : 39 + rows], "test")
             got = score(model, cache, [missing(cache, owner, tree)]).logits
             assert same_bits(plain, got, [(owner, tree)]), rows
+            assert model._call["threads"] == count
 
 
 @pytest.mark.parametrize("weights", FORMATS)

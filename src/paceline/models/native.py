@@ -76,11 +76,15 @@ class NativeModel(LanguageModel):
                 (s.low, s.rows, s.start, s.rows if s.is_chain else s.chain, cache.slab(s.sequence.key)) for s in step.segments
             ),
         )
+        layers = len(self.packed.form.layers)
+        for layer in taps:
+            if not 0 <= layer <= layers:
+                raise ModelError(f"layer {layer} cannot be tapped: the model has layers 0 to {layers}")
         logits = self._logits(len(feed.wanted))
         threads = self._prepared(feed, max(segment.end for segment in step.segments), logits)
         captured = {layer: torch.empty(len(feed.wanted), self.packed.form.hidden) for layer in taps}
         if captured:
-            places = np.zeros(len(self.packed.form.layers) + 1, np.int64)
+            places = np.zeros(layers + 1, np.int64)
             places[list(captured)] = [hidden.data_ptr() for hidden in captured.values()]
             self._call["taps"] = places.ctypes.data
         spread(self._step, threads, self._call.ctypes.data)
