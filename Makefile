@@ -44,14 +44,17 @@ check: setup
 docs: setup
 	$(BIN)/python docs/generate.py
 
-# hours of a quiet machine; peers run where `pip install -e '.[peers]'` was done before (llama.cpp is compiled by it)
-PEERS := transformers,llama.cpp,ctranslate2,openvino
-GROWN := --grow 16x768 --tasks e2e,sql --context 384 --draft auto --draft ngram --peers $(PEERS)
+# a quarter of an hour of a quiet machine; peers run where `pip install -e '.[peers]'` was done before (llama.cpp is compiled by it)
+MODEL_DRAFT := --draft 'model:"paceline-14m-draft",depth=4'
+GROWN := --grow 16x768 --tasks e2e,sql --context 320 --max-tokens 64 --draft auto $(MODEL_DRAFT) --limit 4 --repeats 3
 
 bench: setup
 	for threads in 1 2; do \
-		$(BIN)/paceline bench --threads $$threads --draft auto --draft ngram --batch 4,16 --out benchmarks && \
-		$(BIN)/paceline bench --threads $$threads $(GROWN) --weights fp32 --out benchmarks && \
-		$(BIN)/paceline bench --threads $$threads $(GROWN) --weights int8 --batch 4,16 --out benchmarks || exit; \
+		$(BIN)/paceline bench --threads $$threads --draft auto --draft ngram $(MODEL_DRAFT) --limit 6 --batch 4,16 --out benchmarks && \
+		$(BIN)/paceline bench --threads $$threads $(GROWN) --weights fp32 --peers transformers --out benchmarks && \
+		$(BIN)/paceline bench --threads $$threads $(GROWN) --weights int8 --peers llama.cpp,ctranslate2,openvino --batch 4,16 \
+			--out benchmarks && \
+		$(BIN)/paceline bench --threads $$threads $(GROWN) --weights w8a8 --peers llama.cpp,ctranslate2,openvino --batch 4,16 \
+			--out benchmarks || exit; \
 	done
 	$(BIN)/python -m paceline.bench.page benchmarks docs
