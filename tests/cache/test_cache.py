@@ -98,7 +98,7 @@ class Panels(Store):
             for layer, head in product(range(2 if part == 1.0 else 1), range(2)):
                 numbers = (rows + torch.arange(6) + 10 * head + 20 * layer).float()
                 slab.keys[layer, head, slots // 4, :, slots % 4] = numbers
-                slab.values[layer, head, :, slots] = pad(numbers, (0, 2)).view(-1, 2, 4)
+                slab.values[layer, head][:, slots] = pad(numbers, (0, 2)).view(-1, 2, 4).transpose(0, 1)
 
     def contents(self, key: int) -> list[list[int]]:
         slab, length = self.cache._slabs.get(key), self.cache.length(key)

@@ -80,6 +80,8 @@ class NativeModel(LanguageModel):
         for layer in taps:
             if not 0 <= layer <= layers:
                 raise ModelError(f"layer {layer} cannot be tapped: the model has layers 0 to {layers}")
+        if not 0 <= min(step.tokens) <= max(step.tokens) < self.vocab_size:
+            raise ValueError(f"a step holds a token outside of the vocabulary of {self.vocab_size}")
         logits = self._logits(len(feed.wanted))
         threads = self._prepared(feed, max(segment.end for segment in step.segments), logits)
         captured = {layer: torch.empty(len(feed.wanted), self.packed.form.hidden) for layer in taps}

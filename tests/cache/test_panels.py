@@ -1,0 +1,95 @@
+"""Panels keep the laws of every cache while their slabs double, and never show a number that nobody wrote.
+
+Source of the laws: `test_cache`, whose sequences come, grow, lose their tails, split and go.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import HealthCheck, settings
+from hypothesis.stateful import invariant, run_state_machine_as_test
+
+from cache.test_cache import Life, Panels, grow
+from paceline.cache import panels
+from paceline.cache.panels import PanelCache, Shape
+from paceline.step import Step, Verdict
+from paceline.tree import DraftTree
+from stepping import accept, missing, sequence
+
+
+class PanelLife(Life):
+    kind = Panels
+
+    @invariant()
+    def a_slab_holds_what_it_says(self) -> None:
+        cache = self.store.cache
+        assert isinstance(cache, PanelCache)
+        for slab in cache._slabs.values():
+            assert slab.length <= slab.capacity
+            assert slab.capacity % cache.shape.panel == 0
+            assert slab.keys.shape == cache.shape.keys(slab.capacity).shape
+            assert slab.values.shape == cache.shape.values(slab.capacity).shape
+            assert not slab.values[:, :, 1, :, 2:].any(), "padding of values is read, and must stay zero"
+
+
+def test_any_life_in_slabs_that_double(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They begin with one panel, so that nearly every step needs more room."""
+    monkeypatch.setattr(panels, "_FIRST_CAPACITY", 4)
+    quick = settings(
+        max_examples=100,
+        stateful_step_count=40,
+        deadline=None,
+        derandomize=True,
+        database=None,
+        suppress_health_check=list(HealthCheck),
+    )
+    run_state_machine_as_test(PanelLife, settings=quick)
+
+
+@pytest.mark.parametrize("path", [(1,), (2,), (2, 5), (1, 3), (4, 6, 7), ()])
+def test_accepted_slots_move_together(path: tuple[int, ...]) -> None:
+    """Also onto slots that are themselves moved: (4, 6, 7) goes where 2 and 3 of the tree were, across a panel's border."""
+    store, owner = Panels(), sequence(0, range(6))
+    grow(store, owner)
+    owner.commit((7,), ())
+    tree = DraftTree((7, 1, 2, 3, 4, 5, 6, 8), (-1, 0, 0, 1, 0, 2, 4, 6))
+    assert tree.path(path[-1] if path else 0) == path
+    step = Step.of([missing(store.cache, owner, tree)])
+    store.cache.stage(step)
+    store.write(step)
+    verdict = accept(tree, path, 9)
+    store.cache.commit([verdict])
+    owner.commit(verdict.tokens, ())
+    fresh = Panels()
+    grow(fresh, sequence(0, owner.tokens[:-1]))
+    assert store.contents(0) == fresh.contents(0)
+
+
+def test_slots_never_written_are_zero() -> None:
+    """A probability of zero times what lies there must be zero, also where the slab has grown over it."""
+    cache, owner = PanelCache(Shape(1, 1, 5, 8)), sequence(0, range(300))
+    cache.stage(Step.of([missing(cache, owner)]))
+    slab = cache.slab(0)
+    assert slab.capacity == 512
+    assert not slab.keys.any()
+    assert not slab.values.any()
+
+
+def test_room_can_be_had_and_counted_outside_of_a_step() -> None:
+    cache = PanelCache(Shape(1, 1, 4, 4))
+    slab = cache.reserve(3, 200)
+    assert (slab.capacity, cache.length(3)) == (256, 0)
+    slab.keys[..., 0], slab.values[:, :, :, 0] = 1.0, 1.0
+    cache.advance(3, 1)
+    assert cache.reserve(3, 300) is slab
+    assert (slab.capacity, cache.length(3)) == (512, 1)
+    assert bool((slab.values[:, :, :, 0] == 1).all())
+    before = cache.held_bytes
+    cache.fork(3, 4)
+    assert cache.held_bytes == 2 * before
+    slab.keys[:, :, 0] = 5.0
+    assert torch.equal(cache.slab(4).keys[:, :, 0, :, 0], torch.ones(1, 1, 4))
+    cache.stage(Step.of([missing(cache, sequence(4, range(3)))]))
+    cache.commit([Verdict()])
+    assert (cache.length(3), cache.length(4)) == (1, 3)

@@ -1,0 +1,129 @@
+"""Checks of the native road that a mutant of it must fail: trees and their caches, families, drafts.
+
+Wanted are transformers' own logits, and the drafts of the long way, so that nothing is compared with a mutant of itself.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+
+from models.test_families import TOLERANCE, largest_error
+from native import checkpoint, native, random_tree
+from paceline.models.base import LanguageModel
+from paceline.models.native import NativeModel
+from paceline.params import SamplingParams
+from paceline.sequence import Sequence
+from paceline.tree import DraftTree
+from stepping import accept, expected, missing, score, sequence
+
+_WINDOWS = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 4, "use_sliding_window": True}
+FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("llama", {"attention_bias": True, "mlp_bias": True}),
+    "qwen3": ("qwen3", _WINDOWS),
+    "gemma2": ("gemma2", {"query_pre_attn_scalar": 40, "final_logit_softcapping": 12.0}),
+    "gemma3_text": ("gemma3_text", {}),
+    "phi3": ("phi3", {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}}),
+    "stablelm": ("stablelm", {}),
+}
+
+
+@cache
+def _saved(name: str) -> tuple[Path, Any, TemporaryDirectory[str]]:
+    room = TemporaryDirectory()
+    kind, over = FAMILIES[name]
+    # wider than the first capacity of a slab
+    folder, reference = checkpoint(Path(room.name), kind, max_position_embeddings=256, **over)
+    return folder, reference, room
+
+
+@cache
+def _loaded() -> NativeModel:
+    return native(_saved("llama")[0])
+
+
+def prepare() -> None:
+    """Make what the checks start from, while the code is as it is."""
+    _loaded()
+    for name in FAMILIES:
+        _saved(name)
+
+
+def honest(check: Callable[[], bool]) -> Callable[[], bool]:
+    """A check that also fails where the code's own guards speak up."""
+
+    def guarded() -> bool:
+        try:
+            return check()
+        except (AssertionError, IndexError, RuntimeError, ValueError):
+            return False
+
+    return guarded
+
+
+@honest
+def native_trees() -> bool:
+    """A prompt in chunks, trees astride the first capacity of a slab, commits, a fork, a truncation; two at a time."""
+    model, reference = _loaded(), _saved("llama")[1]
+    draw, cache = random.Random(0), model.new_cache()
+    owners = [sequence(0, draw.choices(range(97), k=117)), sequence(1, draw.choices(range(97), k=9))]
+    errors = []
+
+    def step(nodes: int) -> None:
+        trees = [random_tree(draw, owner.root, nodes, 97) for owner in owners]
+        got = score(model, cache, [missing(cache, *pair) for pair in zip(owners, trees, strict=True)]).logits
+        wanted = [expected(reference, owner.tokens, tree) for owner, tree in zip(owners, trees, strict=True)]
+        errors.append(float((got - torch.cat(wanted)).abs().max()))
+        tips = [max(range(nodes), key=tree.depth.__getitem__) for tree in trees]
+        verdicts = [accept(tree, tree.path(tip), draw.randrange(97)) for tree, tip in zip(trees, tips, strict=True)]
+        cache.commit(verdicts)
+        for owner, verdict in zip(owners, verdicts, strict=True):
+            owner.commit(verdict.tokens, ())
+
+    step(9)
+    step(12)
+    step(3)
+    cache.fork(1, 2)
+    owners.append(sequence(2, [*owners[1].tokens[:-1], 50]))
+    step(3)
+    cache.truncate(0, 30)
+    owners[0] = sequence(0, [*owners[0].tokens[:30], owners[0].tokens[30] - 1, 60])
+    step(4)
+    return max(errors) < TOLERANCE
+
+
+@honest
+def native_families() -> bool:
+    """Models loaded afresh compute what transformers does."""
+    for name in FAMILIES:
+        folder, reference, _ = _saved(name)
+        if not largest_error(native(folder), reference) < TOLERANCE:
+            return False
+    return True
+
+
+@honest
+def native_drafts() -> bool:
+    """Drafts in one call equal drafts token by token, twice: once behind prompts, then behind what came true."""
+    model = _loaded()
+    for params in (SamplingParams(), SamplingParams(temperature=2.0), SamplingParams(temperature=2.0, top_p=0.3)):
+        drafts: list[list[list[DraftTree]]] = []
+        for extend in (NativeModel.extend, LanguageModel.extend):
+            store = model.new_cache()
+            owners = [Sequence(key, (5, 80 - key, *range(9 * key)), params, seed=key) for key in range(3)]
+            rounds = []
+            for depths in ([4, 2, 6], [1, 3, 5], [3, 3, 3]):
+                rounds.append(extend(model, owners, depths, store, vocab_size=60, source="test"))
+                for owner, tree in zip(owners, rounds[-1], strict=True):
+                    store.truncate(owner.key, len(owner.tokens) + 1)
+                    owner.commit((tree.tokens[1], 9), ())
+            drafts.append(rounds)
+        if drafts[0] != drafts[1]:
+            return False
+    return True

@@ -1,0 +1,278 @@
+"""Mutants of the native road: what Python tells compiled code, and what it does with the cache behind it.
+
+Compiled code itself is not patched: it would not see it. Each fault here stays within the memory that was handed over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence as Many
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from mutants import mutant
+from paceline.cache import base as cache_base, panels
+from paceline.cache.panels import PanelCache, Shape, Slab
+from paceline.kernels.native import layout
+from paceline.models import forms, native, packing
+from paceline.models.forms import LayerForm
+from paceline.models.packing import Weights
+from paceline.models.rotation import Rotation
+from paceline.step import Segment, Step, Verdict
+
+
+@mutant("native trees")
+def a_commit_of_panels_moves_nothing(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Slab, "move", lambda self, shape, slots, to: None)
+
+
+@mutant("native trees")
+def a_commit_of_panels_moves_keys_only(patch: pytest.MonkeyPatch) -> None:
+    honest = Slab.move
+
+    def lossy(self: Slab, shape: Shape, slots: list[int], to: int) -> None:
+        values = self.values.clone()
+        honest(self, shape, slots, to)
+        self.values = values
+
+    patch.setattr(Slab, "move", lossy)
+
+
+@mutant("native trees")
+def a_commit_of_panels_moves_values_only(patch: pytest.MonkeyPatch) -> None:
+    honest = Slab.move
+
+    def lossy(self: Slab, shape: Shape, slots: list[int], to: int) -> None:
+        keys = self.keys.clone()
+        honest(self, shape, slots, to)
+        self.keys = keys
+
+    patch.setattr(Slab, "move", lossy)
+
+
+@mutant("native trees")
+def slots_are_moved_one_by_one_from_the_last(patch: pytest.MonkeyPatch) -> None:
+    """So that some are overwritten before they are moved."""
+    honest = Slab.move
+
+    def lossy(self: Slab, shape: Shape, slots: list[int], to: int) -> None:
+        for place in reversed(range(len(slots))):
+            honest(self, shape, [slots[place]], to + place)
+
+    patch.setattr(Slab, "move", lossy)
+
+
+@mutant("native trees")
+def only_the_first_layer_is_moved(patch: pytest.MonkeyPatch) -> None:
+    honest = Slab.move
+
+    def lossy(self: Slab, shape: Shape, slots: list[int], to: int) -> None:
+        keys, values = self.keys[1:].clone(), self.values[1:].clone()
+        honest(self, shape, slots, to)
+        self.keys[1:], self.values[1:] = keys, values
+
+    patch.setattr(Slab, "move", lossy)
+
+
+@mutant("native trees")
+def the_chain_of_a_step_is_not_counted(patch: pytest.MonkeyPatch) -> None:
+    """The accepted path is moved over the root."""
+
+    def lossy(step: Step, verdicts: Many[Verdict]) -> list[tuple[int, list[int]]]:
+        return [(length - 1, slots) for length, slots in cache_base.kept_slots(step, verdicts)]
+
+    patch.setattr(panels, "kept_slots", lossy)
+
+
+@mutant("native trees")
+def a_slab_that_doubles_forgets_its_last_panel(patch: pytest.MonkeyPatch) -> None:
+    honest = Slab.grow
+
+    def lossy(self: Slab, shape: Shape, slots: int) -> None:
+        last = self.length // shape.panel
+        honest(self, shape, slots)
+        self.keys[:, :, last] = 0
+
+    patch.setattr(Slab, "grow", lossy)
+
+
+@mutant("native trees")
+def a_fork_shares_its_slots(patch: pytest.MonkeyPatch) -> None:
+    honest = PanelCache.fork
+
+    def lossy(self: PanelCache, key: int, new_key: int) -> None:
+        honest(self, key, new_key)
+        self.slab(new_key).keys, self.slab(new_key).values = self.slab(key).keys, self.slab(key).values
+
+    patch.setattr(PanelCache, "fork", lossy)
+
+
+@mutant("native trees")
+def a_truncated_sequence_keeps_a_token(patch: pytest.MonkeyPatch) -> None:
+    honest = PanelCache.truncate
+    patch.setattr(PanelCache, "truncate", lambda self, key, length: honest(self, key, length + 1))
+
+
+@mutant("native trees")
+def a_node_hangs_below_the_row_before_its_parent(patch: pytest.MonkeyPatch) -> None:
+    honest = Segment.row_parents.func  # pyright: ignore[reportAttributeAccessIssue]
+    patch.setattr(Segment, "row_parents", property(lambda self: tuple(max(parent - 1, -1) for parent in honest(self))))
+
+
+@mutant("native trees")
+def the_parents_of_a_tree_are_counted_from_its_root(patch: pytest.MonkeyPatch) -> None:
+    """Right where a step feeds no more than the root, wrong behind a chunk."""
+
+    def counted(self: Segment) -> tuple[int, ...]:
+        chain = tuple(range(-1, self.chain - 1))
+        return chain + (self.tree.parents[1:] if self.tree else ())
+
+    patch.setattr(Segment, "row_parents", property(counted))
+
+
+@mutant("native trees")
+def every_draft_is_taken_for_a_chain(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Segment, "is_chain", property(lambda self: True))
+
+
+@mutant("native trees")
+def the_tree_begins_a_row_early(patch: pytest.MonkeyPatch) -> None:
+    """The last committed row before it is looked for among its ancestors."""
+    honest = native._records
+
+    def lossy(segments: Iterable[tuple[int, int, int, int, Slab]]) -> Any:
+        shifted = [(low, rows, start, chain + (chain < rows), slab) for low, rows, start, chain, slab in segments]
+        return honest(shifted)
+
+    patch.setattr(native, "_records", lossy)
+
+
+@mutant("native trees")
+def a_second_sequence_reads_the_rows_of_the_first(patch: pytest.MonkeyPatch) -> None:
+    honest = native._records
+    patch.setattr(native, "_records", lambda segments: honest((0, *rest) for _, *rest in segments))
+
+
+@mutant("native trees")
+def the_wanted_rows_are_one_off(patch: pytest.MonkeyPatch) -> None:
+    honest = Step.wanted_rows.func  # pyright: ignore[reportAttributeAccessIssue]
+    patch.setattr(Step, "wanted_rows", property(lambda self: tuple(max(row - 1, 0) for row in honest(self))))
+
+
+@mutant("native families")
+def gates_and_what_they_gate_change_places(patch: pytest.MonkeyPatch) -> None:
+    honest = packing._alternating
+    patch.setattr(packing, "_alternating", lambda both: honest(torch.cat(both.chunk(2)[::-1])))
+
+
+@mutant("native families")
+def biases_are_left_out(patch: pytest.MonkeyPatch) -> None:
+    honest = Weights._matrix
+    patch.setattr(Weights, "_matrix", lambda self, weight, bias=None, paired=False: honest(self, weight, None, paired))
+
+
+@mutant("native families")
+def a_window_does_not_count_the_row_itself(patch: pytest.MonkeyPatch) -> None:
+    honest = forms._layers
+
+    def lossy(config: Any) -> tuple[LayerForm, ...]:
+        return tuple(replace(layer, window=layer.window and layer.window + 1) for layer in honest(config))
+
+    patch.setattr(forms, "_layers", lossy)
+
+
+@mutant("native families")
+def layers_slide_in_reverse_order(patch: pytest.MonkeyPatch) -> None:
+    honest = forms._layers
+    patch.setattr(forms, "_layers", lambda config: honest(config)[::-1])
+
+
+@mutant("native families")
+def all_layers_rotate_as_the_sliding_ones(patch: pytest.MonkeyPatch) -> None:
+    honest = Rotation.tables
+    patch.setattr(Rotation, "tables", lambda self, positions, kind: honest(self, positions, kind.replace("full_", "sliding_")))
+
+
+@mutant("native families")
+def rotation_counts_from_one_in_some_layers(patch: pytest.MonkeyPatch) -> None:
+    """Were it so in all of them, nobody could tell: only differences matter."""
+    honest, asked = Weights.rotate_up_to, "rotate_up_to"
+
+    def lossy(self: Weights, positions: int) -> None:
+        honest(self, positions)
+        half = self.form.rotary // 2
+        self.layers["cosine"][-1] += 4 * half
+
+    patch.setattr(Weights, asked, lossy)
+
+
+def _formed(patch: pytest.MonkeyPatch, **change: Any) -> None:
+    honest = native.form_of
+    patch.setattr(native, "form_of", lambda config: replace(honest(config), **change))
+
+
+@mutant("native families")
+def norms_of_gemma_lack_their_one(patch: pytest.MonkeyPatch) -> None:
+    _formed(patch, offset=0.0)
+
+
+@mutant("native families")
+def scores_are_not_capped(patch: pytest.MonkeyPatch) -> None:
+    _formed(patch, score_cap=0.0)
+
+
+@mutant("native families")
+def logits_are_not_capped(patch: pytest.MonkeyPatch) -> None:
+    _formed(patch, logit_cap=0.0)
+
+
+@mutant("native families")
+def embeddings_are_not_scaled(patch: pytest.MonkeyPatch) -> None:
+    _formed(patch, embedding_scale=1.0)
+
+
+@mutant("native families")
+def scores_are_scaled_by_the_size_of_a_head(patch: pytest.MonkeyPatch) -> None:
+    _formed(patch, score_scale=16**-0.5)
+
+
+@mutant("native families")
+def whole_heads_are_rotated(patch: pytest.MonkeyPatch) -> None:
+    honest = native.form_of
+    patch.setattr(native, "form_of", lambda config: replace(honest(config), rotary=honest(config).head_size))
+
+
+@mutant("native families")
+def norms_behind_blocks_come_before_them(patch: pytest.MonkeyPatch) -> None:
+    names = packing._NORMS
+    before, after = names[layout.BEFORE_MLP], names[layout.AFTER_MLP]
+    patch.setitem(names, layout.BEFORE_MLP, after)
+    patch.setitem(names, layout.AFTER_MLP, before)
+
+
+@mutant("native drafts")
+def drafts_draw_with_the_noise_of_the_next_position(patch: pytest.MonkeyPatch) -> None:
+    honest = native.key
+    patch.setattr(native, "key", lambda seed, position: honest(seed, position + 1))
+
+
+@mutant("native drafts")
+def drafts_know_nothing_of_top_p(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(native, "_only_temperature", lambda params: True)
+
+
+@mutant("native drafts")
+def the_last_token_drafted_is_counted_as_fed(patch: pytest.MonkeyPatch) -> None:
+    honest = PanelCache.advance
+    patch.setattr(PanelCache, "advance", lambda self, key, length: honest(self, key, length + 1))
+
+
+@mutant("native drafts")
+def a_drafter_forgets_where_its_cache_ends(patch: pytest.MonkeyPatch) -> None:
+    """Rows are fed behind the first slots, whatever is committed there."""
+    honest = native._records
+    patch.setattr(
+        native, "_records", lambda segments: honest((low, rows, 0, chain, slab) for low, rows, _, chain, slab in segments)
+    )
