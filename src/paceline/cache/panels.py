@@ -2,7 +2,8 @@
 
 Keys are [layers, K, capacity / panel, D, panel] (panel slots side by side), values [layers, K, padded D / panel, capacity,
 panel]; float32. Slots [0, length) hold the committed prefix in order, slots behind it are scratch for the staged rows. Unwritten
-slots are zero, never garbage: a probability of zero times whatever lies there must be zero.
+slots are zero, never garbage: a probability of zero times whatever lies there must be zero. All filling and moving is numpy's,
+on one thread: after a parallel operation torch's threads spin for milliseconds on the cores that the kernels need.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from paceline.cache.base import Branching, KVCache, check_starts, kept_slots
@@ -28,10 +30,17 @@ class Shape:
     panel: int
 
     def keys(self, capacity: int) -> torch.Tensor:
-        return torch.zeros(self.layers, self.heads, capacity // self.panel, self.size, self.panel)
+        return _zeros(self.layers, self.heads, capacity // self.panel, self.size, self.panel)
 
     def values(self, capacity: int) -> torch.Tensor:
-        return torch.zeros(self.layers, self.heads, -(-self.size // self.panel), capacity, self.panel)
+        return _zeros(self.layers, self.heads, -(-self.size // self.panel), capacity, self.panel)
+
+
+def _zeros(*shape: int) -> torch.Tensor:
+    # torch gives memory on cache lines, which aligned loads need and numpy does not promise
+    tensor = torch.empty(shape)
+    tensor.numpy().fill(0)
+    return tensor
 
 
 class Slab:
@@ -47,15 +56,15 @@ class Slab:
         while self.capacity < slots:
             self.capacity *= 2
         self.keys, self.values = shape.keys(self.capacity), shape.values(self.capacity)
-        self.keys[:, :, :panels] = old_keys[:, :, :panels]
-        self.values[:, :, :, : self.length] = old_values[:, :, :, : self.length]
+        self.keys.numpy()[:, :, :panels] = old_keys.numpy()[:, :, :panels]
+        self.values.numpy()[:, :, :, : self.length] = old_values.numpy()[:, :, :, : self.length]
 
     def move(self, shape: Shape, slots: list[int], to: int) -> None:
         """Copy the rows of `slots` to the slots from `to` on."""
-        source, target = torch.tensor(slots), torch.arange(to, to + len(slots))
-        self.values[:, :, :, target] = self.values[:, :, :, source]
-        panel = shape.panel
-        self.keys[:, :, target // panel, :, target % panel] = self.keys[:, :, source // panel, :, source % panel]
+        source, target = np.array(slots), np.arange(to, to + len(slots))
+        keys, values, panel = self.keys.numpy(), self.values.numpy(), shape.panel
+        values[:, :, :, target] = values[:, :, :, source]
+        keys[:, :, target // panel, :, target % panel] = keys[:, :, source // panel, :, source % panel]
 
 
 class PanelCache(KVCache):
@@ -114,7 +123,8 @@ class PanelCache(KVCache):
         source, copy = self._slabs.get(key), Slab(self.shape)
         if source is not None:
             copy.length, copy.capacity = source.length, source.capacity
-            copy.keys, copy.values = source.keys.clone(), source.values.clone()
+            copy.keys, copy.values = self.shape.keys(source.capacity), self.shape.values(source.capacity)
+            copy.keys.numpy()[:], copy.values.numpy()[:] = source.keys.numpy(), source.values.numpy()
         self._slabs[new_key] = copy
 
     def release(self, key: int) -> None:

@@ -260,7 +260,8 @@ class _Scratch:
 
     def _point(self, record: Any, name: str, count: int) -> None:
         # cleared, because padding between rows is read too, and must be numbers
-        self._held[name] = torch.zeros(count)
+        self._held[name] = torch.empty(count)
+        self._held[name].numpy().fill(0)
         record[name] = self._held[name].data_ptr()
 
 
