@@ -65,6 +65,8 @@ def _speedup(axes: Axes, record: dict[str, Any]) -> str | None:
         )
         crowded = len(modes) > 4
         axes.bar_label(bars, fmt="%.2f", fontsize=7 if crowded else 8, rotation=90 if crowded else 0, padding=2)
+    # room for the labels of the tallest bars
+    axes.margins(y=0.15)
     plain = {row["task"]: row["decode_tokens_per_s"] for row in record["rows"] if row["mode"] == PLAIN}
     labels = [f"{task}\n{plain[task]:.0f}/s" if plain[task] else task for task in gains]
     axes.set_xticks(range(len(gains)), labels, fontsize=8)
