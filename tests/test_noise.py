@@ -163,11 +163,11 @@ def test_no_noise_exceeds_the_bound_and_none_is_infinite(monkeypatch: pytest.Mon
 
 
 def test_a_hash_below_the_ordinary_bound_brings_less_than_the_ordinary_noise(monkeypatch: pytest.MonkeyPatch) -> None:
-    share = float((words(1, 1, 640_000) - 2**31 >= noise._ORDINARY_HASH).double().mean())
+    share = float((words(1, 1, 640_000) - 2**31 >= noise.ORDINARY_HASH).double().mean())
     assert abs(share - 1 / 64) < SIGMAS * math.sqrt(1 / 64 / 640_000)
-    below, at = with_hash(monkeypatch, noise._ORDINARY_HASH - 1), with_hash(monkeypatch, noise._ORDINARY_HASH)
-    assert below < noise._ORDINARY
-    assert at > noise._ORDINARY - 0.02
+    below, at = with_hash(monkeypatch, noise.ORDINARY_HASH - 1), with_hash(monkeypatch, noise.ORDINARY_HASH)
+    assert below < noise.ORDINARY
+    assert at > noise.ORDINARY - 0.02
 
 
 def shapes(size: int) -> dict[str, torch.Tensor]:
@@ -188,7 +188,7 @@ def shapes(size: int) -> dict[str, torch.Tensor]:
         "one left": alone,
         "far from zero": random.round(decimals=1) + 1e4,
         "steps": (random * 4).round() - 3e6,
-        "two levels": torch.where(torch.arange(size) % 1000 == 0, 0.0, -noise._ORDINARY),
+        "two levels": torch.where(torch.arange(size) % 1000 == 0, 0.0, -noise.ORDINARY),
         "one in a thousand": random.masked_fill(torch.arange(size) % 1000 != 3, -torch.inf),
         "deep levels": torch.where(torch.arange(size) % 1000 == 0, 0.0, -11.0),
     }

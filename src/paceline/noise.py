@@ -24,9 +24,9 @@ _SMALL = 8192
 """Up to this many tokens all are noised: filtering them would cost more."""
 _TILE = 16384
 """Tokens hashed at once: what stays in the innermost cache costs half."""
-_ORDINARY_HASH = 2**31 - 2**26
+ORDINARY_HASH = 2**31 - 2**26
 """One hash in 64 reaches it."""
-_ORDINARY = 4.16
+ORDINARY = 4.16
 """Noise of any hash below it is smaller: -log(-log(1 - 1/64)) = 4.151."""
 
 Array = TypeVar("Array", torch.Tensor, np.ndarray)
@@ -104,7 +104,7 @@ def _contenders(scores: np.ndarray, seed: int, position: int, count: int) -> np.
     """int [C]: every token that may be among the `count` best, usually few. The shortcut is exact, for noise is bounded.
 
     The best-scored token of every stretch of the vocabulary gives a value to beat. A token whose score alone reaches it less
-    `_ORDINARY` may win with ordinary noise; any other must have drawn one of the rare hashes above that. So logarithms are
+    `ORDINARY` may win with ordinary noise; any other must have drawn one of the rare hashes above that. So logarithms are
     taken of few, and hashes of what is in range.
     """
     probes = max(_PROBES, count)
@@ -114,7 +114,7 @@ def _contenders(scores: np.ndarray, seed: int, position: int, count: int) -> np.
     to_beat = float(noised[-count])
     if to_beat == -np.inf:
         return np.flatnonzero(scores > -np.inf)
-    reach, ordinary = _under(to_beat - LARGEST_GUMBEL), _under(to_beat - _ORDINARY)
+    reach, ordinary = _under(to_beat - LARGEST_GUMBEL), _under(to_beat - ORDINARY)
     found = []
     for low in range(0, len(scores), _TILE):
         tile = scores[low : low + _TILE]
@@ -126,7 +126,7 @@ def _contenders(scores: np.ndarray, seed: int, position: int, count: int) -> np.
         else:
             # what is out of range among them cannot win, and does no harm
             ids = np.arange(len(tile), dtype=np.int32)
-        kept = (hashed(seed, position, ids + low) >= _ORDINARY_HASH) | (tile >= ordinary)
+        kept = (hashed(seed, position, ids + low) >= ORDINARY_HASH) | (tile >= ordinary)
         found.append(ids[kept] + low)
     return np.concatenate(found)
 

@@ -54,8 +54,12 @@ class Form:
     score_scale: float
     score_cap: float
     embedding_scale: float
-    logit_scale: float
     logit_cap: float
+
+    @property
+    def rotations(self) -> set[str]:
+        """The layer types that have rotation tables of their own."""
+        return {layer.rotary for layer in self.layers}
 
 
 def form_of(config: Any) -> Form:
@@ -92,7 +96,6 @@ def form_of(config: Any) -> Form:
         score_scale=float(getattr(config, "query_pre_attn_scalar", None) or size) ** -0.5,
         score_cap=float(getattr(config, "attn_logit_softcapping", None) or 0.0),
         embedding_scale=config.hidden_size**0.5 if gemma else 1.0,
-        logit_scale=1.0,
         logit_cap=float(getattr(config, "final_logit_softcapping", None) or 0.0),
     )
 

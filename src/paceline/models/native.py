@@ -34,6 +34,7 @@ from paceline.models.forms import Unsuited, form_of
 from paceline.models.packing import Weights
 from paceline.models.quiet import sentence
 from paceline.models.rotation import Rotation
+from paceline.models.taps import check_tap
 from paceline.models.tensors import Tensors
 from paceline.noise import key
 from paceline.params import SamplingParams
@@ -76,15 +77,14 @@ class NativeModel(LanguageModel):
                 (s.low, s.rows, s.start, s.rows if s.is_chain else s.chain, cache.slab(s.sequence.key)) for s in step.segments
             ),
         )
-        layers = len(self.packed.form.layers)
-        for layer in taps:
-            if not 0 <= layer <= layers:
-                raise ModelError(f"layer {layer} cannot be tapped: the model has layers 0 to {layers}")
+        layers, tapped = len(self.packed.form.layers), tuple(taps)
+        for layer in tapped:
+            check_tap(layer, layers)
         if not 0 <= min(step.tokens) <= max(step.tokens) < self.vocab_size:
             raise ValueError(f"a step holds a token outside of the vocabulary of {self.vocab_size}")
         logits = self._logits(len(feed.wanted))
         threads = self._prepared(feed, max(segment.end for segment in step.segments), logits)
-        captured = {layer: torch.empty(len(feed.wanted), self.packed.form.hidden) for layer in taps}
+        captured = {layer: torch.empty(len(feed.wanted), self.packed.form.hidden) for layer in tapped}
         if captured:
             places = np.zeros(layers + 1, np.int64)
             places[list(captured)] = [hidden.data_ptr() for hidden in captured.values()]
@@ -133,10 +133,10 @@ class NativeModel(LanguageModel):
         deepest = max(depth for _, depth in live)
         depths = np.array([depth for _, depth in live], np.int64)
         temperatures = np.array([sequence.params.temperature for sequence, _ in live], np.float32)
-        keys, chosen = np.zeros((len(live), deepest), np.int64), np.full((len(live), deepest), -1, np.int64)
+        keys, chosen = np.zeros((len(live), deepest), np.uint64), np.full((len(live), deepest), -1, np.int64)
         for line, (sequence, depth) in zip(keys, live, strict=True):
             if sequence.params.temperature > 0.0:
-                line[:depth] = [_signed(key(sequence.seed, len(sequence.tokens) + level)) for level in range(depth)]
+                line[:depth] = [key(sequence.seed, len(sequence.tokens) + level) for level in range(depth)]
         owners, logits = np.arange(len(live)), self._logits(len(live))
         threads = self._prepared(feed, max(len(sequence.tokens) + depth for sequence, depth in live), logits)
         arrays = (owners, depths, temperatures, keys, chosen)
@@ -206,14 +206,9 @@ def _only_temperature(params: SamplingParams) -> bool:
     return not params.shapes_logits and params.top_k == 0 and params.top_p == 1.0 and params.min_p == 0.0
 
 
-def _signed(word: int) -> int:
-    return word - (1 << 64) if word >> 63 else word
-
-
 def _chain(sequence: Sequence, tokens: list[int], source: str) -> DraftTree:
     kind = Proposal.POINT if sequence.params.temperature == 0.0 else Proposal.COUPLED
-    parents = range(-1, len(tokens))
-    return DraftTree((sequence.root, *tokens), tuple(parents), kind, sources=("", *[source] * len(tokens)))
+    return DraftTree.chain(sequence.root, tokens, source, kind)
 
 
 class _Scratch:
@@ -272,8 +267,8 @@ def native_model(checkpoint: Checkpoint, config: Any, context_length: int, weigh
     try:
         form = form_of(config)
         rotation = Rotation(config, form.rotary)
-        for layer in form.layers:
-            rotation.tables(1, layer.rotary)
+        for kind in form.rotations:
+            rotation.tables(1, kind)
     # a configuration from a stranger may be anything; the other road says what is wrong with it
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         raise Unsuited(f"its configuration does not add up: {sentence(error)}") from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -40,7 +41,7 @@ class Weights:
         self._kept: list[Any] = []
         self._arena = Arena()
         self._tensors = tensors
-        kinds = tensors.kinds()
+        kinds = set(tensors.kinds)
         if not kinds <= _KINDS.keys():
             raise Unsuited(f"it holds tensors of the type {min(kinds - _KINDS.keys())}")
         self._embedding = self._read("model.embed_tokens.weight", form.vocabulary, form.hidden)
@@ -73,7 +74,7 @@ class Weights:
         """Outputs of a layer's matrices, padded to panels."""
         return [int(matrix["panels"]) * PANEL for matrix in self.matrices[: layout.MATRICES]]
 
-    @property
+    @cached_property
     def head_width(self) -> int:
         return int(self.matrices[-1]["panels"]) * PANEL
 
@@ -87,7 +88,7 @@ class Weights:
         tables = [table for pair in self._tables.values() for table in pair]
         return sum(kept.nbytes for kept in (*self._kept, *tables))
 
-    @property
+    @cached_property
     def read_bytes(self) -> int:
         """Bytes of weights that every forward reads."""
         return int((self.matrices["panels"] * self.matrices["panel_bytes"]).sum())
@@ -97,7 +98,7 @@ class Weights:
         if positions <= self._positions:
             return
         self._positions = max(positions, 2 * self._positions)
-        self._tables = {layer.rotary: self._rotation.tables(self._positions, layer.rotary) for layer in set(self.form.layers)}
+        self._tables = {kind: self._rotation.tables(self._positions, kind) for kind in self.form.rotations}
         for index, layer in enumerate(self.form.layers):
             cosine, sine = self._tables[layer.rotary]
             self.layers[index]["cosine"], self.layers[index]["sine"] = cosine.data_ptr(), sine.data_ptr()
@@ -110,7 +111,7 @@ class Weights:
         record = np.zeros(1, layout.MODEL)
         for field in ("hidden", "heads", "key_heads", "head_size", "rotary", "inner", "vocabulary"):
             record[field] = getattr(form, field)
-        for field in ("embedding_scale", "logit_scale", "logit_cap"):
+        for field in ("embedding_scale", "logit_cap"):
             record[field] = getattr(form, field)
         record["layers"] = layers
         record["activation"] = layout.SILU if form.activation == "silu" else layout.GELU_TANH

@@ -24,6 +24,12 @@ def decoder_layers(model: Any) -> torch.nn.ModuleList:
     return found[0]
 
 
+def check_tap(index: int, layers: int) -> None:
+    """Raise ModelError where a model of so many layers has nothing to tap at this index."""
+    if not 0 <= index <= layers:
+        raise ModelError(f"layer {index} cannot be tapped: the model has layers 0 to {layers}")
+
+
 @contextmanager
 def tapped(layers: torch.nn.ModuleList, wanted: Iterable[int]) -> Iterator[dict[int, torch.Tensor]]:
     """Fill and yield a dict, layer index -> [1, T, hidden], while the model runs inside the block."""
@@ -43,8 +49,7 @@ def tapped(layers: torch.nn.ModuleList, wanted: Iterable[int]) -> Iterator[dict[
 
     with ExitStack() as stack:
         for index in wanted:
-            if not 0 <= index <= len(layers):
-                raise ModelError(f"layer {index} cannot be tapped: the model has layers 0 to {len(layers)}")
+            check_tap(index, len(layers))
             if index < len(layers):
                 handle = layers[index].register_forward_pre_hook(entering(index), with_kwargs=True)
             else:

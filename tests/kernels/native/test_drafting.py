@@ -10,7 +10,6 @@ import torch
 
 from compiled import DRAWN, HASHED, LIKELIEST, call
 from paceline import noise
-from paceline.models.native import _signed
 
 
 def test_the_hash_is_that_of_the_noise() -> None:
@@ -19,7 +18,7 @@ def test_the_hash_is_that_of_the_noise() -> None:
     for _ in range(200):
         seed, position = draw.choice([0, 1, draw.getrandbits(32), draw.getrandbits(64)]), draw.randrange(100_000)
         words = torch.zeros(500, dtype=torch.int32)
-        call(HASHED, count=500, more=_signed(noise.key(seed, position)), out=words)
+        call(HASHED, count=500, more=int(np.uint64(noise.key(seed, position)).view(np.int64)), out=words)
         assert np.array_equal(words.numpy(), noise.hashed(seed, position, tokens))
 
 
@@ -31,7 +30,9 @@ def test_the_choice_is_that_of_the_noise(size: int, spread: float, temperature: 
         logits = torch.randn(size, generator=torch.Generator().manual_seed(position)) * spread
         logits[torch.rand(size, generator=torch.Generator().manual_seed(position)) < 0.1] = -torch.inf
         chosen = torch.zeros(1, dtype=torch.int32)
-        call(DRAWN, logits, count=size, number=temperature, more=_signed(noise.key(9, position)), out=chosen)
+        call(
+            DRAWN, logits, count=size, number=temperature, more=int(np.uint64(noise.key(9, position)).view(np.int64)), out=chosen
+        )
         wanted = noise.noised_best(logits / temperature, 9, position)
         assert [int(chosen)] == (wanted or [-1])
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import numpy as np
 
 from paceline.kernels.native import arithmetic
+from paceline.kernels.native.formats import padded
 from paceline.kernels.native.memory import floats, helper, put
 from paceline.kernels.native.products import call_product
 from paceline.kernels.native.rows import up
@@ -24,10 +25,9 @@ _f = np.float32
 
 
 def scratch_bytes(head_size: int, longest: int) -> int:
-    """Bytes one thread needs: queries, outputs, a tile of scores and one of probabilities, one panel's gathered values."""
-    width = -(-head_size // PANEL) * PANEL
-    tail = longest
-    return 4 * (2 * MOST_ROWS * width + 2 * MOST_ROWS * (longest + PANEL) + 2 * tail * width + PANEL * width)
+    """Bytes one thread needs: queries, outputs, a tile of scores and one of probabilities, a gathered tail."""
+    width = padded(head_size, PANEL)
+    return 4 * (2 * MOST_ROWS * width + 2 * MOST_ROWS * (longest + PANEL) + 2 * longest * width + PANEL * width)
 
 
 @helper

@@ -44,8 +44,6 @@ from paceline.kernels.native.vectors import PANEL
 
 import numba  # isort: skip  (after `vectors`)
 
-_f = np.float32
-
 
 @helper
 def embedded(model, token, out):
@@ -196,8 +194,6 @@ def headed(model, norm, matrix, wanted, call, thread, round_):
     low, high = share(matrix.panels, thread, threads, False), share(matrix.panels, thread + 1, threads, False)
     for row in range(len(wanted)):
         line = call.logits + 4 * (row * width + low * PANEL)
-        if model.logit_scale != _f(1):
-            arithmetic.scaled(line, (high - low) * PANEL, model.logit_scale)
         if model.logit_cap > 0:
             arithmetic.soft_capped(line, (high - low) * PANEL, model.logit_cap)
     barrier(scratch.counter, round_ + 1, threads)

@@ -15,11 +15,12 @@ import numpy as np
 from paceline.kernels.native.compiled import SOURCES
 from paceline.kernels.native.layout import CALL, DRAFT, SEGMENT
 from paceline.kernels.native.memory import PART, barrier, carray, floats, helper, pointer, run_part
+from paceline.noise import LARGEST_GUMBEL, ORDINARY, ORDINARY_HASH
 
 import numba  # isort: skip  (after `vectors`)
 
 _f = np.float32
-_RARE_HASH, _ORDINARY, _LARGEST = np.int32(2**31 - 2**26), _f(4.16), _f(22.88)
+_RARE_HASH, _ORDINARY, _LARGEST = np.int32(ORDINARY_HASH), _f(ORDINARY), _f(LARGEST_GUMBEL)
 """Only hashes from the first on give noise above the second; none gives more than the third."""
 
 

@@ -62,7 +62,6 @@ MODEL = np.dtype(
         ("embedding", "i8"),  # [V, hidden] in embedding_kind
         ("embedding_kind", "i8"),
         ("embedding_scale", "f4"),
-        ("logit_scale", "f4"),
         ("logit_cap", "f4"),
     ],
     align=True,

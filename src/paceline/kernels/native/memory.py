@@ -164,9 +164,22 @@ def pause(context):
     return types.void(), generate
 
 
-usleep: Any = types.ExternalFunction("usleep", types.int32(types.uint32))
+_usleep: Any = types.ExternalFunction("usleep", types.int32(types.uint32))
 _PATIENCE = 2000
 """Turns of waiting, some tens of microseconds, before a thread sleeps."""
+
+
+@helper
+def awaited(counter, count, patience):
+    """Wait until a shared counter has reached `count`; after `patience` turns by sleeping in between."""
+    turns = 0
+    while seen(counter) < count:
+        turns += 1
+        if turns < patience:
+            pause()
+        else:
+            # the one that is waited for may be waiting for this very core
+            _usleep(np.uint32(20))
 
 
 @helper
@@ -175,11 +188,4 @@ def barrier(counter, round_, threads):
     if threads == 1:
         return
     arrived(counter, 1)
-    waited = 0
-    while seen(counter) < round_ * threads:
-        waited += 1
-        if waited < _PATIENCE:
-            pause()
-        else:
-            # the one that is waited for may be waiting for this very core
-            usleep(np.uint32(20))
+    awaited(counter, round_ * threads, _PATIENCE)

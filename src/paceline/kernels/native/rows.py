@@ -12,7 +12,7 @@ import math
 import numpy as np
 
 from paceline.kernels.native import arithmetic
-from paceline.kernels.native.formats import GROUP
+from paceline.kernels.native.formats import GROUP, padded
 from paceline.kernels.native.layout import LAYER, NO_NORM, RMS
 from paceline.kernels.native.memory import barrier, floats, helper, put, put_byte, put_word
 from paceline.kernels.native.products import call_product
@@ -24,9 +24,8 @@ _TOGETHER = 4
 """Bytes of quantised activations that are multiplied at once."""
 
 
-@helper
-def up(count, multiple):
-    return (count + multiple - 1) // multiple * multiple
+up = helper(padded)
+"""The same rounding, for compiled code."""
 
 
 @helper

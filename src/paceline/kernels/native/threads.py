@@ -16,7 +16,7 @@ import numpy as np
 
 from paceline.kernels.native.compiled import SOURCES
 from paceline.kernels.native.layout import POOL
-from paceline.kernels.native.memory import arrived, carray, pause, pointer, run_part, seen, usleep
+from paceline.kernels.native.memory import PART, arrived, awaited, carray, pause, pointer, run_part, seen
 
 import numba  # isort: skip  (after `vectors`)
 from numba import types  # isort: skip
@@ -96,7 +96,7 @@ def _work_part(sources: str) -> Any:
             run_part(pool[0].part, thread, pool[0].record)
             arrived(address + _FINISHED, 1)
 
-    return numba.cfunc(types.void(types.int64, types.int64), cache=True, nogil=True, error_model="numpy")(work)
+    return numba.cfunc(PART, cache=True, nogil=True, error_model="numpy")(work)
 
 
 def _lead_part(sources: str) -> Any:
@@ -109,15 +109,9 @@ def _lead_part(sources: str) -> Any:
         _wake(pool[0].condition)
         _unlock(pool[0].mutex)
         run_part(pool[0].part, thread, pool[0].record)
-        spins = 0
-        while seen(address + _FINISHED) < pool[0].threads - 1:
-            spins += 1
-            if spins < _SPINS:
-                pause()
-            else:
-                usleep(np.uint32(20))
+        awaited(address + _FINISHED, pool[0].threads - 1, _SPINS)
 
-    return numba.cfunc(types.void(types.int64, types.int64), cache=True, nogil=True, error_model="numpy")(lead)
+    return numba.cfunc(PART, cache=True, nogil=True, error_model="numpy")(lead)
 
 
 _OFFSETS: Any = POOL.fields
