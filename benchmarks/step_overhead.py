@@ -40,7 +40,7 @@ from paceline.policies.fixed import FixedPolicy
 from paceline.sequence import Sequence
 from paceline.speculative import Speculative
 from paceline.step import Step, Verdict
-from paceline.tree import Budget
+from paceline.tree import DraftTree
 from paceline.verifiers.match import Match
 
 VOCABULARIES = (64, 4096, 32000)
@@ -88,18 +88,18 @@ class ScriptedTarget(LanguageModel):
 class Recording(FixedPolicy):
     """Keeps the timings that policies are shown."""
 
-    def __init__(self, budget: Budget) -> None:
-        super().__init__(budget)
+    def __init__(self) -> None:
+        super().__init__()
         self.latest: Timings | None = None
 
-    def observe(self, sequences: Many[Sequence], verdicts: Many[Verdict], timings: Timings) -> None:
+    def observe(self, sequences: Many[Sequence], trees: Many[DraftTree], verdicts: Many[Verdict], timings: Timings) -> None:
         self.latest = timings
 
 
 def measured(drafter: Drafter, vocab_size: int, batch: int, temperature: float, steps: int) -> dict[str, float]:
     """Medians of one case: microseconds by part and in all, and tau."""
     length = 512 + 8 * steps
-    target, policy = ScriptedTarget(vocab_size, length), Recording(drafter.budget)
+    target, policy = ScriptedTarget(vocab_size, length), Recording()
     engine = Engine(Speculative(target, drafter, Match(), policy), Tokenizer(resolve(DEFAULT)), Limits(batch, cache_tokens=2**22))
     params = SamplingParams(max_tokens=2**20, temperature=temperature, seed=1)
     sequences = [engine.add(script(length)[: 256 + key], params) for key in range(batch)]

@@ -88,7 +88,7 @@ def bulk() -> Iterator[None]:
 def drawn(model: TableModel, drafter: Drafter, params: SamplingParams, seeds: Many[int], length: int = LENGTH) -> list[Outcome]:
     """`length` tokens per seed, by the whole step loop, in batches of a thousand."""
     params = params.model_copy(update={"max_tokens": length})
-    speculative = Speculative(model, drafter, Match(), FixedPolicy(drafter.budget))
+    speculative = Speculative(model, drafter, Match(), FixedPolicy())
     stops = StopChecker(FakeTokenizer.of_letters(model.vocab_size), 10_000)  # pyright: ignore[reportArgumentType]
     outcomes: list[Outcome] = []
     for first in range(0, len(seeds), BLOCK):

@@ -24,7 +24,7 @@ def engine_of(
     tokenizer: FakeTokenizer | None = None,
 ) -> Engine:
     drafter = drafter or NullDrafter()
-    speculative = Speculative(model, drafter, Match(), FixedPolicy(drafter.budget))
+    speculative = Speculative(model, drafter, Match(), FixedPolicy())
     tokenizer = tokenizer or FakeTokenizer.of_letters(model.vocab_size)
     return Engine(speculative, tokenizer, limits or Limits())  # pyright: ignore[reportArgumentType]
 

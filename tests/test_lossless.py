@@ -111,7 +111,7 @@ def run(folder: Path, spec: str, way: Way) -> tuple[list[list[int]], Engine]:
     target, tokenizer = loaded(target_path, way.cache), Tokenizer(target_path)
     surroundings = Surroundings(target, tokenizer, lambda path: (loaded(path, "dense"), Tokenizer(path)))
     drafter = build_drafter(spec.format(draft=draft_path), surroundings)
-    speculative = Speculative(target, drafter, build_verifier("match"), build_policy("fixed", drafter))
+    speculative = Speculative(target, drafter, build_verifier("match"), build_policy("fixed"))
     engine = Engine(speculative, tokenizer, Limits(way.batch, way.chunk, way.cache_tokens))
     params = PARAMS[way.params]
     sequences = [

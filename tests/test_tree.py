@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import pytest
 import torch
 from hypothesis import given, settings, strategies as st
@@ -24,7 +26,7 @@ def trees(draw: st.DrawFn, root: int = 7, source: str | None = None, kind: Propo
             tokens.append(token)
             parents.append(parent)
     names = ("", *(source or draw(st.sampled_from(SOURCES)) for _ in tokens[1:]))
-    proposals = {node: torch.full((4,), float(node)) for node in set(parents) - {-1}}
+    proposals = {(node, names[-1]): torch.full((4,), float(node)) for node in set(parents) - {-1}}
     return DraftTree(tuple(tokens), tuple(parents), kind, proposals, names)
 
 
@@ -74,8 +76,9 @@ def test_pruning_keeps_the_first_nodes_that_fit_with_their_paths(tree: DraftTree
     places = dict(zip(words(tree), range(len(tree)), strict=True))
     for node, word in enumerate(words(pruned)):
         assert pruned.sources[node] == tree.sources[places[word]]
-        if node in pruned.proposals:
-            assert pruned.proposals[node][0] == places[word]
+    for (node, source), row in pruned.proposals.items():
+        assert row[0] == places[words(pruned)[node]]
+        assert source in tree.sources
 
 
 @given(trees(kind=Proposal.IID), st.integers(0, 13))
@@ -95,31 +98,59 @@ def test_the_first_chain_takes_the_first_child_at_every_node(tree: DraftTree) ->
     assert len(chain.sources) == len(chain)
 
 
-@given(trees(source="left"), trees(source="right"), st.integers(0, 26))
-def test_a_merger_holds_the_first_tree_and_then_what_the_second_adds(left: DraftTree, right: DraftTree, nodes: int) -> None:
-    merged = left.merged(right, nodes)
+@given(trees(source="left"), trees(source="right"))
+def test_a_merger_holds_the_first_tree_and_then_what_the_second_adds(left: DraftTree, right: DraftTree) -> None:
+    merged = left.merged(right)
     ours, theirs = words(left), words(right)
     assert words(merged)[: len(left)] == ours
-    assert set(words(merged)) <= {*ours, *theirs}
-    assert len(merged) - 1 <= max(nodes, len(left) - 1)
-    if nodes >= 26:
-        assert set(words(merged)) == {*ours, *theirs}
+    assert len(words(merged)) == len({*ours, *theirs})
+    assert set(words(merged)) == {*ours, *theirs}
     for word, source in zip(words(merged)[1:], merged.sources[1:], strict=True):
         assert source == ("left" if word in ours else "right")
 
 
-@given(trees(), trees())
+@given(trees(source="left"), trees(source="right"))
 def test_a_merger_claims_no_drawn_proposal_that_it_cannot_show(left: DraftTree, right: DraftTree) -> None:
-    for kind in Proposal:
-        drawn = DraftTree(left.tokens, left.parents, kind, sources=left.sources)
-        other = DraftTree(right.tokens, right.parents, kind, sources=right.sources)
-        merged = drawn.merged(other, 99)
-        assert merged.kind is (kind if kind is Proposal.COUPLED else Proposal.POINT)
+    for kind, other in product(Proposal, Proposal):
+        ours = DraftTree(left.tokens, left.parents, kind, left.proposals, left.sources)
+        theirs = DraftTree(right.tokens, right.parents, other, right.proposals, right.sources)
+        merged = ours.merged(theirs)
+        if min(len(left), len(right)) == 1:
+            assert merged is (ours if len(right) == 1 else theirs)
+        elif kind is other and (kind.drawn or kind is Proposal.COUPLED):
+            assert merged.kind is kind
+        else:
+            assert merged.kind is Proposal.POINT
+            assert not merged.proposals
 
 
-def test_mergers_of_independent_draws_hold_every_token_once() -> None:
+def test_draws_of_two_sources_stand_side_by_side_each_with_its_own_distribution() -> None:
+    left, right = torch.zeros(4), torch.ones(4)
+    one = DraftTree((7, 1, 2), (-1, 0, 1), Proposal.IID, {(0, "a"): left, (1, "a"): left}, ("", "a", "a"))
+    two = DraftTree((7, 1, 3), (-1, 0, 1), Proposal.IID, {(0, "b"): right, (1, "b"): right}, ("", "b", "b"))
+    merged = one.merged(two)
+    assert words(merged) == [(), (1,), (1, 2), (1,), (1, 3)]
+    assert {place: row is left for place, row in merged.proposals.items()} == {
+        (0, "a"): True, (1, "a"): True, (0, "b"): False, (3, "b"): False,
+    }  # fmt: skip
+
+
+def test_mergers_of_unlike_draws_hold_every_token_once() -> None:
     twins = DraftTree((7, 1, 1), (-1, 0, 0), Proposal.IID, sources=("", "a", "a"))
-    assert words(twins.merged(DraftTree.chain(7, (2,), "b"), 9)) == [(), (1,), (2,)]
+    assert words(twins.merged(DraftTree.chain(7, (2,), "b"))) == [(), (1,), (2,)]
+
+
+def test_probes_ride_behind_all_candidates_and_are_nobodys_children() -> None:
+    window = DraftTree((7, 1, 4, 5), (-1, 0, 0, 2), sources=("", "w", "w", "w"), probes=2)
+    merged = window.merged(DraftTree.chain(7, (1, 2), "c"))
+    assert merged.tokens == (7, 1, 2, 4, 5)
+    assert merged.parents == (-1, 0, 1, 0, 3)
+    assert (merged.candidates, merged.deepest) == (3, 2)
+    assert merged.children == ({1: 1}, {2: 2}, {})
+    assert merged.first_chain().tokens == (7, 1, 2)
+    assert merged.first(3).probes == 1
+    with pytest.raises(ValueError, match="root"):
+        DraftTree((7,), (-1,), probes=1)
 
 
 @given(st.lists(st.lists(st.integers(0, 3), max_size=5), max_size=6), st.integers(0, 12))
@@ -175,10 +206,10 @@ def test_independent_siblings_may_repeat_a_token() -> None:
 
 
 def test_sources_are_one_per_node() -> None:
-    with pytest.raises(ValueError, match="one source per node"):
+    with pytest.raises(ValueError, match="as many sources as nodes"):
         DraftTree((1, 2), (-1, 0), sources=("",))
 
 
 def test_trees_of_different_roots_cannot_be_merged() -> None:
     with pytest.raises(ValueError, match="roots"):
-        DraftTree.root(1).merged(DraftTree.root(2), 5)
+        DraftTree.root(1).merged(DraftTree.root(2))

@@ -5,13 +5,15 @@ Here a combination that is not lossless is refused, unless the user asked for it
 
 from __future__ import annotations
 
+from typing import Any
+
 from paceline.cache.base import Branching
 from paceline.drafters.base import Drafter, Surroundings
 from paceline.drafters.merge import MergedDrafter
 from paceline.models.embedded import draft_of
 from paceline.params import SamplingParams
 from paceline.policies.base import Policy
-from paceline.registry import DRAFTERS, POLICIES, VERIFIERS
+from paceline.registry import DRAFTERS, POLICIES, VERIFIERS, Registry
 from paceline.spec import Combination, Spec, SpecError, bind, parse
 from paceline.verifiers.base import Exactness, Verifier
 
@@ -25,9 +27,15 @@ def automatic(model_path: str) -> str:
 def build_drafter(spec: str, surroundings: Surroundings) -> Drafter:
     """Build what a spec string names. Raises SpecError or UnknownMethod with one sentence."""
     drafter = _build(parse(spec), surroundings)
-    blocked = surroundings.target.branching is Branching.NONE and drafter.budget.nodes > 0
-    if blocked:
-        raise SpecError(f"'{surroundings.target.name}' cannot take a token back, so nothing can draft for it but 'none'")
+    target = surroundings.target
+    if target.branching is Branching.NONE and drafter.budget.nodes > 0:
+        raise SpecError(f"'{target.name}' cannot take a token back, so nothing can draft for it but 'none'")
+    if target.branching < drafter.branching:
+        raise SpecError(f"'{drafter.name}' drafts trees, and '{target.name}' can verify only chains: try 'ngram'")
+    if surroundings.amateur and not drafter.amateur:
+        raise SpecError(
+            f"this rule contrasts the target with a model that drafts, and '{drafter.name}' is none: try 'model:PATH'"
+        )
     return drafter
 
 
@@ -41,12 +49,22 @@ def _build(spec: Spec, surroundings: Surroundings) -> Drafter:
     return method.build(bind(spec, method.Options), surroundings)
 
 
-def build_verifier(name: str) -> Verifier:
-    return VERIFIERS[name].load().build()
+def build_verifier(spec: str) -> Verifier:
+    """The rule that a spec string names, e.g. `typical:epsilon=0.1`. Raises SpecError or UnknownMethod."""
+    return _single(VERIFIERS, spec)
 
 
-def build_policy(name: str, drafter: Drafter) -> Policy:
-    return POLICIES[name].load().build(drafter.budget)
+def build_policy(spec: str) -> Policy:
+    """The policy that a spec string names. Raises SpecError or UnknownMethod."""
+    return _single(POLICIES, spec)
+
+
+def _single(registry: Registry, spec: str) -> Any:
+    parsed = parse(spec)
+    if isinstance(parsed, Combination):
+        raise SpecError(f"a {registry.family} is a single method, not '{spec}'")
+    method = registry[parsed.name].load()
+    return method.build(bind(parsed, method.Options))
 
 
 def exactness(drafter: Drafter, verifier: Verifier, params: SamplingParams) -> Exactness | None:

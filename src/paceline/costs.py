@@ -54,6 +54,8 @@ class Costs:
 
     forwards: dict[tuple[int, int, int], Cost] = field(default_factory=dict)
     """(rows, sequences, longest context) -> cost."""
+    drafts: dict[tuple[str, int, int], Cost] = field(default_factory=dict)
+    """(part, depth, sequences) -> cost of asking that drafter for so deep a draft."""
     steps: int = 0
     spent: Timings = Timings(0.0, 0.0, 0.0, 0.0)
     """Sums over all steps."""
@@ -65,6 +67,12 @@ class Costs:
         cost.total_s += timings.forward_s
         self.steps += 1
         self.spent += timings
+
+    def drafted(self, part: str, depth: int, batch: int, seconds: float) -> None:
+        """See what one drafter took for drafts of up to `depth` levels for `batch` sequences."""
+        cost = self.drafts.setdefault((part, depth, _bucket(batch)), Cost())
+        cost.count += 1
+        cost.total_s += seconds
 
     def profile(self, wall_s: float) -> dict[str, Part]:
         """Where `wall_s`, the time in which all steps ran, went by part; `other` is what the parts leave of it."""

@@ -60,6 +60,23 @@ def key(seed: int, position: int) -> int:
     return _mix64((_mix64(seed & _LONG) + position) & _LONG)
 
 
+def stream(seed: int, name: str, node: int = 0, trial: int = 0) -> int:
+    """The seed of a stream of its own, independent of `seed` and of every other stream.
+
+    What is not the target's choice draws from such streams: drafts, acceptance tests and residuals, each at the position of
+    the root and at its node. So no drafter knows the noise with which it is judged.
+    """
+    mixed = _mix64(seed & _LONG)
+    for word in (int.from_bytes(name.encode(), "little"), node, trial):
+        mixed = _mix64(mixed ^ _mix64(word & _LONG))
+    return mixed
+
+
+def uniform(seed: int, position: int) -> float:
+    """A number between 0 and 1, neither included, from 52 of the bits of `key`."""
+    return ((key(seed, position) >> 12) + 0.5) * 2.0**-52
+
+
 def hashed(seed: int, position: int, tokens: Array) -> Array:
     """int32, the shape of `tokens` (int64 or int32 token ids): 32 uniformly mixed bits per token."""
     bits = key(seed, position)

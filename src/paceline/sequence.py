@@ -25,6 +25,8 @@ class Speculation:
     draft_tokens: int = 0
     accepted_tokens: int = 0
     emitted_tokens: int = 0
+    predicted_tokens: float = 0.0
+    """What the policy expected all steps to emit, from the acceptance it had learnt by then."""
     drafted_by_depth: Counter[int] = field(default_factory=Counter)
     """Depth -> steps in which a node of that depth was drafted."""
     accepted_by_depth: Counter[int] = field(default_factory=Counter)
@@ -34,6 +36,11 @@ class Speculation:
     def tau(self) -> float:
         """Mean tokens emitted per decoding step of the target (prefill chunks emit none and do not count)."""
         return self.emitted_tokens / self.steps if self.steps else 0.0
+
+    @property
+    def predicted_tau(self) -> float:
+        """What tau was expected to be, step by step, before the target spoke."""
+        return self.predicted_tokens / self.steps if self.steps else 0.0
 
     @property
     def acceptance_by_depth(self) -> list[float]:
@@ -54,6 +61,10 @@ class Sequence:
     params: SamplingParams
     seed: int
     stop_ids: frozenset[int] = frozenset()
+    reference: tuple[int, ...] = ()
+    """Tokens that the answer is expected to resemble; what drafts from a reference reads them."""
+    tenant: str = ""
+    """Whose request it is: nothing learnt from one tenant's text is shown to another."""
     tokens: list[int] = field(init=False)
     sources: list[str] = field(default_factory=list)
     """Per generated token, the drafter that proposed it, or "" where the target chose it unaided."""

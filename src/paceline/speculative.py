@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Many
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Protocol
 
+from paceline.acceptance import expected_tokens
 from paceline.cache.base import Branching, KVCache
-from paceline.costs import Costs, Timings
+from paceline.costs import Timings
 from paceline.drafters.base import Drafter
 from paceline.models.base import LanguageModel
 from paceline.policies.base import Policy
@@ -51,80 +52,118 @@ class Stops(Protocol):
 
 
 class Speculative:
-    """A target, the drafter that runs ahead of it, and the caches and rules between them."""
+    """A target, the drafters that run ahead of it, and the caches and rules between them."""
 
     def __init__(self, target: LanguageModel, drafter: Drafter, verifier: Verifier, policy: Policy) -> None:
         self.target, self.drafter, self.verifier, self.policy = target, drafter, verifier, policy
         self.cache: KVCache = target.new_cache()
-        self.costs = Costs()
+        self.costs, self.acceptance = policy.costs, policy.acceptance
         self.forwards = 0
 
     def step(self, work: Many[Work], stops: Stops) -> list[Outcome]:
         """Draft, score, verify, cut and commit once for a batch: one target forward, prefill chunks included."""
         began = perf_counter()
         drafting = [item for item in work if item.reaches_root]
-        trees = self._propose(drafting)
-        feeds = [_feed(item, trees.get(item.sequence.key)) for item in work]
-        step = Step.of(feeds)
+        drafts = self._drafted(drafting)
+        by_key = dict(zip((item.sequence.key for item in drafting), drafts, strict=True))
+        step = Step.of([_feed(item, by_key[item.sequence.key].tree if item.reaches_root else None) for item in work])
         drafted = perf_counter()
         self.cache.stage(step)
         scores = self.target.score(step, self.cache, self.drafter.taps)
         self.forwards += 1
         scored = perf_counter()
-        sequences = [item.sequence for item in drafting]
-        grown = [trees[sequence.key] for sequence in sequences]
-        logits = scores.logits.split([len(tree) for tree in grown]) if grown else ()
-        verdicts = self.verifier(sequences, grown, logits) if grown else []
+        sequences, trees = [item.sequence for item in drafting], [draft.tree for draft in drafts]
+        logits = [rows[: tree.candidates] for rows, tree in zip(scores.of(trees), trees, strict=True)]
+        verdicts = self.verifier(sequences, trees, logits) if trees else []
         verified = perf_counter()
         # text and stops are the engine's: they count as other
         verdicts = [stops.cut(sequence, verdict) for sequence, verdict in zip(sequences, verdicts, strict=True)]
         cut = perf_counter()
-        by_key = {sequence.key: verdict for sequence, verdict in zip(sequences, verdicts, strict=True)}
-        self.cache.commit([by_key.get(item.sequence.key, Verdict()) for item in work])
-        for sequence, tree, verdict in zip(sequences, grown, verdicts, strict=True):
-            _commit(sequence, tree, verdict)
+        reached = dict(zip(by_key, verdicts, strict=True))
+        self.cache.commit([reached.get(item.sequence.key, Verdict()) for item in work])
+        for sequence, draft, verdict in zip(sequences, drafts, verdicts, strict=True):
+            self._commit(sequence, draft, verdict)
         for item in work:
             item.sequence.speculation.target_forwards += 1
-        self.drafter.observe(sequences, grown, verdicts, scores)
+        self.drafter.observe(sequences, trees, verdicts, scores)
         timings = Timings(drafted - began, scored - drafted, verified - scored, perf_counter() - cut)
-        self.policy.observe(sequences, verdicts, timings)
+        self.policy.observe(sequences, trees, verdicts, timings)
         self.costs.observe(len(step.tokens), len(work), max(item.start for item in work), timings)
-        return [Outcome(item.sequence, trees.get(item.sequence.key), by_key.get(item.sequence.key, Verdict())) for item in work]
-
-    def _propose(self, drafting: Many[Work]) -> dict[int, DraftTree]:
-        """One tree per sequence, within what the policy grants and what the sequence has room for."""
-        if not drafting:
-            return {}
-        sequences = [item.sequence for item in drafting]
-        budgets = [
-            Budget(min(granted.nodes, item.room.nodes), min(granted.depth, item.room.depth))
-            for granted, item in zip(self.policy.budgets(sequences), drafting, strict=True)
+        return [
+            Outcome(
+                item.sequence,
+                by_key[item.sequence.key].tree if item.reaches_root else None,
+                reached.get(item.sequence.key, Verdict()),
+            )
+            for item in work
         ]
-        trees = self.drafter.propose(sequences, budgets)
+
+    def _drafted(self, drafting: Many[Work]) -> list[_Draft]:
+        """One tree per sequence: each part drafts what the policy grants, knowing what those before it proposed."""
+        drafts = [_Draft(DraftTree.root(item.sequence.root)) for item in drafting]
+        sequences = [item.sequence for item in drafting]
+        for part in self.drafter.parts if drafting else ():
+            granted = self.policy.budgets(part.part, sequences, [draft.tree for draft in drafts])
+            rooms = [budget.within(item.room) for budget, item in zip(granted, drafting, strict=True)]
+            asked = [one for one in zip(drafts, drafting, rooms, strict=True) if min(one[2].nodes, one[2].depth) > 0]
+            if not asked:
+                continue
+            began = perf_counter()
+            trees = part.propose([item.sequence for _, item, _ in asked], [budget for _, _, budget in asked])
+            self.costs.drafted(part.name, max(budget.depth for _, _, budget in asked), len(asked), perf_counter() - began)
+            for (draft, item, budget), tree in zip(asked, trees, strict=True):
+                self._take(draft, item, tree.pruned(budget))
+        free = [at for at, draft in enumerate(drafts) if not draft.tree.kind.drawn and len(draft.tree) > 1]
+        if free:
+            kept = self.policy.trimmed([sequences[at] for at in free], [drafts[at].tree for at in free])
+            for at, tree in zip(free, kept, strict=True):
+                drafts[at].tree = tree
+        return drafts
+
+    def _take(self, draft: _Draft, item: Work, tree: DraftTree) -> None:
+        """Add what one part proposed: within the room, and in a form that the target can verify."""
         if self.target.branching < Branching.TREE:
-            trees = [tree.first_chain() for tree in trees]
-        return {sequence.key: tree.pruned(budget) for sequence, tree, budget in zip(sequences, trees, budgets, strict=True)}
+            tree = tree.first_chain()
+        if len(tree) == 1:
+            return
+        draft.proposed.append(tree)
+        draft.tree = draft.tree.merged(self.acceptance.rated(item.sequence.key, tree)).first(item.room.nodes)
+        if self.target.branching < Branching.TREE:
+            draft.tree = draft.tree.first_chain()
+
+    def _commit(self, sequence: Sequence, draft: _Draft, verdict: Verdict) -> None:
+        """Append what was emitted, count it, and learn from it; what was drafted and accepted is counted before any cut."""
+        tree = draft.tree
+        sources = [tree.sources[node] for node in verdict.path] + [""] * (len(verdict.tokens) - len(verdict.path))
+        sequence.commit(verdict.tokens, tuple(sources))
+        sequence.finish_reason = verdict.finish
+        count = sequence.speculation
+        count.steps += 1
+        count.draft_tokens += tree.candidates - 1
+        count.accepted_tokens += verdict.accepted
+        count.emitted_tokens += len(verdict.tokens)
+        count.predicted_tokens += expected_tokens(tree)
+        count.drafted_by_depth.update(range(1, tree.deepest + 1))
+        count.accepted_by_depth.update(range(1, verdict.accepted + 1))
+        for proposed in draft.proposed:
+            self.acceptance.observe(sequence.key, proposed, verdict.tokens)
 
     def release(self, key: int) -> None:
         """Drop all state of a sequence: it ended, or it was preempted and will be computed again."""
         self.cache.release(key)
         self.drafter.release(key)
+        self.policy.release(key)
+        self.acceptance.release(key)
+
+
+@dataclass
+class _Draft:
+    """What is drafted for one sequence in one step: the tree that the target will see, and what each part proposed."""
+
+    tree: DraftTree
+    proposed: list[DraftTree] = field(default_factory=list)
 
 
 def _feed(item: Work, tree: DraftTree | None) -> Feed:
     tokens = item.sequence.tokens[item.start : item.start + item.count]
     return Feed(item.sequence, item.start, tuple(tokens), tree)
-
-
-def _commit(sequence: Sequence, tree: DraftTree, verdict: Verdict) -> None:
-    """Append what was emitted and count it; what was drafted and accepted is counted before any cut."""
-    sources = [tree.sources[node] for node in verdict.path] + [""] * (len(verdict.tokens) - len(verdict.path))
-    sequence.commit(verdict.tokens, tuple(sources))
-    sequence.finish_reason = verdict.finish
-    count = sequence.speculation
-    count.steps += 1
-    count.draft_tokens += len(tree) - 1
-    count.accepted_tokens += verdict.accepted
-    count.emitted_tokens += len(verdict.tokens)
-    count.drafted_by_depth.update(range(1, max(tree.depth) + 1))
-    count.accepted_by_depth.update(range(1, verdict.accepted + 1))

@@ -6,7 +6,7 @@ Only `tokens` and `parents` are stored: depth, children, ancestors and paths are
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence as Many
+from collections.abc import Iterable, Mapping, Sequence as Many
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property
@@ -25,43 +25,86 @@ class Proposal(Enum):
     """Siblings drawn one after another without replacement from the recorded distribution."""
     COUPLED = "coupled"
     """Chosen with the very position-keyed noise that the verifier will use (drafter-invariant speculation)."""
+    HUB = "hub"
+    """Pairs of siblings, one of them drawn and one the likeliest of the recorded distribution, as SpecHub couples them."""
+
+    @property
+    def drawn(self) -> bool:
+        """True where exactness rests on the recorded distributions: such trees are pruned blindly or not at all."""
+        return self in (Proposal.IID, Proposal.WITHOUT_REPLACEMENT, Proposal.HUB)
 
 
 @dataclass(frozen=True)
 class Budget:
-    """What a drafter may propose for one sequence in one step: nodes besides the root, and levels below it."""
+    """What a drafter may propose for one sequence in one step: nodes besides the root, and levels below it.
+
+    floor: a draft goes no further behind a token it holds less likely than this.
+    """
 
     nodes: int
     depth: int
+    floor: float = 0.0
+
+    def within(self, other: Budget) -> Budget:
+        """The narrower of both."""
+        return Budget(min(self.nodes, other.nodes), min(self.depth, other.depth), max(self.floor, other.floor))
+
+
+NOTHING = Budget(0, 0)
+
+
+@dataclass(frozen=True)
+class Part:
+    """A drafter as a policy sees it: its name, what it wants per step, and whether drafting takes time beside a forward."""
+
+    name: str
+    budget: Budget
+    costly: bool = False
+
+
+UNKNOWN = 0.5
+"""The confidence of a drafter that has no opinion."""
 
 
 @dataclass(frozen=True)
 class DraftTree:
-    """A tree of candidate continuations of one sequence.
+    """A tree of candidate continuations of one sequence, and of probes: rows that ride along without being candidates.
 
     tokens: N token ids; node 0 is the root. parents: N node indices, -1 for the root; a parent precedes its children.
-    proposals: for drawn kinds, parent node -> float32 [V], the distribution its children were really drawn from.
-    sources: N drafter names ("" for the root), kept for tracing and for merging; left out, all are "".
-    Raises ValueError where the shape is not a tree or, unless drawn independently, siblings repeat a token.
+    proposals: (node, source) -> float32 [V], the distribution `source` really drew the children of `node` from.
+    sources: N drafter names ("" for the root), kept for tracing, merging and learning; left out, all are "".
+    confidences: N numbers in [0, 1], how likely the drafter holds a token once its parent is right: a matter of speed alone.
+    probes: how many of the last nodes are probes. They see their ancestors as any node does, and nothing hangs on a probe but
+    probes. Their logits are computed; they are never accepted and never kept.
+    Raises ValueError where the shape is not a tree or, unless drawn independently, siblings of one source repeat a token.
     """
 
     tokens: tuple[int, ...]
     parents: tuple[int, ...]
     kind: Proposal = Proposal.POINT
-    proposals: Mapping[int, torch.Tensor] = field(default_factory=dict)
+    proposals: Mapping[tuple[int, str], torch.Tensor] = field(default_factory=dict)
     sources: tuple[str, ...] = ()
+    confidences: tuple[float, ...] = ()
+    probes: int = 0
 
     def __post_init__(self) -> None:
-        if len(self.tokens) != len(self.parents) or not self.tokens or self.parents[0] != -1:
+        size = len(self.tokens)
+        if size != len(self.parents) or not self.tokens or self.parents[0] != -1:
             raise ValueError("a draft tree needs as many parents as tokens, and a root whose parent is -1")
         if any(not 0 <= parent < node for node, parent in enumerate(self.parents) if node):
             raise ValueError("in a draft tree every parent precedes its children")
-        if not self.sources:
-            object.__setattr__(self, "sources", ("",) * len(self.tokens))
-        if len(self.sources) != len(self.tokens):
-            raise ValueError("a draft tree names one source per node")
-        edges = set(zip(self.parents, self.tokens, strict=True))
-        if self.kind is not Proposal.IID and len(edges) != len(self.tokens):
+        for name, filler in (("sources", ""), ("confidences", UNKNOWN)):
+            if not getattr(self, name):
+                object.__setattr__(self, name, (filler,) * size)
+            if len(getattr(self, name)) != size:
+                raise ValueError(f"a draft tree has as many {name} as nodes")
+        if not 0 <= self.probes < size:
+            raise ValueError("the root of a draft tree is no probe")
+        count = self.candidates
+        if self.kind is Proposal.IID:
+            return
+        names = self.sources if self.kind.drawn else ("",) * count
+        if len(set(zip(self.parents[:count], self.tokens[:count], names[:count], strict=True))) != count:
             raise ValueError("siblings of a draft tree carry distinct tokens unless they were drawn independently")
 
     @classmethod
@@ -70,19 +113,37 @@ class DraftTree:
         return cls((token,), (-1,), sources=("",))
 
     @classmethod
-    def chain(cls, root: int, tokens: Many[int], source: str, kind: Proposal = Proposal.POINT) -> DraftTree:
-        """A tree of width one: root, then `tokens` one below the other."""
+    def chain(
+        cls,
+        root: int,
+        tokens: Many[int],
+        source: str,
+        kind: Proposal = Proposal.POINT,
+        confidences: Many[float] = (),
+    ) -> DraftTree:
+        """A tree of width one: root, then `tokens` one below the other, each held as likely as `confidences` says."""
         size = len(tokens)
-        return cls((root, *tokens), tuple(range(-1, size)), kind, sources=("", *[source] * size))
+        return cls(
+            (root, *tokens),
+            tuple(range(-1, size)),
+            kind,
+            sources=("", *[source] * size),
+            confidences=(1.0, *confidences) if confidences else (),
+        )
 
     @classmethod
-    def of_paths(cls, root: int, paths: Many[Many[int]], source: str, nodes: int) -> DraftTree:
-        """The union of token paths below the root, earlier paths first, at most `nodes` nodes besides the root."""
-        tokens, parents = [root], [-1]
+    def of_paths(
+        cls, root: int, paths: Many[Many[int]], source: str, nodes: int, confidences: Many[Many[float]] | None = None
+    ) -> DraftTree:
+        """The union of token paths below the root, earlier paths first, at most `nodes` nodes besides the root.
+
+        confidences: those of the tokens of every path; a node that several paths share takes the first.
+        """
+        tokens, parents, held = [root], [-1], [1.0]
         seen: dict[tuple[int, int], int] = {}
-        for path in paths:
+        for place, path in enumerate(paths):
             node = 0
-            for token in path:
+            for level, token in enumerate(path):
                 child = seen.get((node, token))
                 if child is None:
                     if len(tokens) > nodes:
@@ -90,11 +151,18 @@ class DraftTree:
                     child = seen[node, token] = len(tokens)
                     tokens.append(token)
                     parents.append(node)
+                    held.append(confidences[place][level] if confidences else UNKNOWN)
                 node = child
-        return cls(tuple(tokens), tuple(parents), sources=("", *[source] * (len(tokens) - 1)))
+        sources = ("", *[source] * (len(tokens) - 1))
+        return cls(tuple(tokens), tuple(parents), sources=sources, confidences=tuple(held))
 
     def __len__(self) -> int:
         return len(self.tokens)
+
+    @property
+    def candidates(self) -> int:
+        """Nodes that can be accepted, the root included; those from here on are probes."""
+        return len(self.tokens) - self.probes
 
     @cached_property
     def depth(self) -> tuple[int, ...]:
@@ -104,13 +172,26 @@ class DraftTree:
             depth.append(0 if parent < 0 else depth[parent] + 1)
         return tuple(depth)
 
+    @property
+    def deepest(self) -> int:
+        """Depth of the deepest candidate."""
+        return max(self.depth[: self.candidates])
+
     @cached_property
     def children(self) -> tuple[dict[int, int], ...]:
-        """Per node, token -> child node (the first of equal independent siblings)."""
-        children: tuple[dict[int, int], ...] = tuple({} for _ in self.tokens)
-        for node in range(1, len(self.tokens)):
+        """Per candidate, token -> child node (the first of equal siblings); probes are nobody's children."""
+        children: tuple[dict[int, int], ...] = tuple({} for _ in range(self.candidates))
+        for node in range(1, self.candidates):
             children[self.parents[node]].setdefault(self.tokens[node], node)
         return children
+
+    @cached_property
+    def siblings(self) -> tuple[tuple[int, ...], ...]:
+        """Per candidate, its children in the order in which they were drawn, equal ones included."""
+        found: list[list[int]] = [[] for _ in range(self.candidates)]
+        for node in range(1, self.candidates):
+            found[self.parents[node]].append(node)
+        return tuple(map(tuple, found))
 
     @cached_property
     def is_chain(self) -> bool:
@@ -134,58 +215,99 @@ class DraftTree:
         return tuple(reversed(nodes))
 
     def pruned(self, budget: Budget) -> DraftTree:
-        """The nodes within the budget, earlier ones first; a node goes with its ancestors or not at all."""
+        """The nodes within the budget, earlier ones first; a node goes with its ancestors or not at all.
+
+        What goes is decided by places alone, never by tokens, so it is blind: it may be done to drawn trees too.
+        """
         if len(self) - 1 <= budget.nodes and max(self.depth) <= budget.depth:
             return self
+        return self.only(node for node in range(1, len(self)) if self.depth[node] <= budget.depth).first(budget.nodes)
+
+    def first(self, nodes: int) -> DraftTree:
+        """The first `nodes` nodes besides the root."""
+        return self if len(self) - 1 <= nodes else self.only(range(1, nodes + 1))
+
+    def only(self, nodes: Iterable[int]) -> DraftTree:
+        """The root and those of `nodes`, given in rising order, whose ancestors are among them too."""
         place = {0: 0}
-        for node in range(1, len(self)):
-            if len(place) <= budget.nodes and self.depth[node] <= budget.depth and self.parents[node] in place:
+        for node in nodes:
+            if self.parents[node] in place:
                 place[node] = len(place)
         kept = list(place)
         return DraftTree(
             tuple(self.tokens[node] for node in kept),
             tuple(place.get(self.parents[node], -1) for node in kept),
             self.kind,
-            {place[node]: row for node, row in self.proposals.items() if node in place},
+            {(place[node], source): row for (node, source), row in self.proposals.items() if node in place},
             tuple(self.sources[node] for node in kept),
+            tuple(self.confidences[node] for node in kept),
+            sum(node >= self.candidates for node in kept),
         )
 
     def first_chain(self) -> DraftTree:
         """The path that takes the first child at every node: what a model that cannot branch can verify of this tree."""
         tip = 0
-        while self.children[tip]:
-            tip = min(self.children[tip].values())
-        nodes = (0, *self.path(tip))
-        proposals = {place: self.proposals[node] for place, node in enumerate(nodes) if node in self.proposals}
-        sources = tuple(self.sources[node] for node in nodes)
-        tokens = tuple(self.tokens[node] for node in nodes)
-        return DraftTree(tokens, tuple(range(-1, len(nodes) - 1)), self.kind, proposals, sources)
+        while self.siblings[tip]:
+            tip = self.siblings[tip][0]
+        return self.only(self.path(tip))
 
-    def merged(self, other: DraftTree, nodes: int) -> DraftTree:
-        """This tree with the nodes of `other` that it lacks, at most `nodes` nodes besides the root.
+    def merged(self, other: DraftTree) -> DraftTree:
+        """This tree with the nodes of `other` that it lacks, the probes of both at the end.
 
-        Both trees share the root. The union of COUPLED trees is COUPLED, any other is POINT and shows no proposals: what was
-        drawn for either tree alone was not drawn for their union, so only rules that need no proposal are exact for it.
+        Both trees share the root. The union of two COUPLED trees is COUPLED; that of two trees drawn in the same way by
+        different sources is drawn in that way, equal tokens side by side, each with its own proposal; any other is POINT and
+        shows no proposals: what was drawn for either tree alone was not drawn for their union, so only rules that need no
+        proposal are exact for it.
         """
         if self.tokens[0] != other.tokens[0]:
             raise ValueError("trees with different roots cannot be merged")
-        tokens, parents, sources = [self.tokens[0]], [-1], [""]
-        children: list[dict[int, int]] = [{}]
-        for tree, limit in ((self, len(self) - 1), (other, nodes)):
-            place = {0: 0}
-            for node in range(1, len(tree)):
-                parent, token = place.get(tree.parents[node]), tree.tokens[node]
-                if parent is None:
-                    continue
-                if token not in children[parent]:
-                    if len(tokens) > limit:
-                        continue
-                    children[parent][token] = len(tokens)
-                    children.append({})
-                    tokens.append(token)
-                    parents.append(parent)
-                    sources.append(tree.sources[node])
-                place[node] = children[parent][token]
+        if len(other) == 1 or len(self) == 1:
+            return self if len(other) == 1 else other
+        apart = self.kind.drawn and self.kind is other.kind and not {*self.sources[1:]} & {*other.sources[1:]}
+        union = _Union(self.tokens[0], apart)
+        places = [union.take(tree, range(1, tree.candidates), {0: 0}) for tree in (self, other)]
+        candidates = len(union.tokens)
+        for tree, place in zip((self, other), places, strict=True):
+            union.take(tree, range(tree.candidates, len(tree)), place, probes=True)
         both_coupled = self.kind is other.kind is Proposal.COUPLED
-        kind = Proposal.COUPLED if both_coupled else Proposal.POINT
-        return DraftTree(tuple(tokens), tuple(parents), kind, sources=tuple(sources))
+        proposals = {
+            (place[node], source): row
+            for tree, place in zip((self, other), places, strict=True)
+            for (node, source), row in tree.proposals.items()
+            if apart
+        }
+        return DraftTree(
+            tuple(union.tokens),
+            tuple(union.parents),
+            self.kind if apart or both_coupled else Proposal.POINT,
+            proposals,
+            tuple(union.sources),
+            tuple(union.confidences),
+            len(union.tokens) - candidates,
+        )
+
+
+class _Union:
+    """Two trees while they become one. apart: equal tokens below one node stay two nodes."""
+
+    def __init__(self, root: int, apart: bool) -> None:
+        self.tokens, self.parents, self.sources, self.confidences = [root], [-1], [""], [1.0]
+        self._apart = apart
+        self._children: dict[tuple[int, int], int] = {}
+
+    def take(self, tree: DraftTree, nodes: Iterable[int], place: dict[int, int], probes: bool = False) -> dict[int, int]:
+        """Add nodes of a tree; where each of its nodes is in the union. What both hold counts as likely as either says."""
+        for node in nodes:
+            parent, token = place[tree.parents[node]], tree.tokens[node]
+            at = None if self._apart or probes else self._children.get((parent, token))
+            if at is not None:
+                self.confidences[at] = max(self.confidences[at], tree.confidences[node])
+            else:
+                at = len(self.tokens)
+                self._children.setdefault((parent, token), at)
+                self.tokens.append(token)
+                self.parents.append(parent)
+                self.sources.append(tree.sources[node])
+                self.confidences.append(tree.confidences[node])
+            place[node] = at
+        return place

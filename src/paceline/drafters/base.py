@@ -6,39 +6,61 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence as Many
 from dataclasses import dataclass
 
+from paceline.cache.base import Branching
 from paceline.models.base import LanguageModel, Scores
 from paceline.models.tokenizer import Tokenizer
 from paceline.sequence import Sequence
 from paceline.step import Verdict
-from paceline.tree import Budget, DraftTree, Proposal
+from paceline.tree import Budget, DraftTree, Part, Proposal
 
 
 @dataclass(frozen=True)
 class Surroundings:
-    """What a drafter may be built from: the target, its tokenizer, and a way to load another checkpoint."""
+    """What a drafter may be built from: the target, its tokenizer, a way to load another checkpoint, and what the verifier
+    wants of it: the kinds of proposal it prefers, best first, and whether it needs the drafter's own distributions."""
 
     target: LanguageModel
     tokenizer: Tokenizer
     load: Callable[[str], tuple[LanguageModel, Tokenizer]]
+    prefers: tuple[Proposal, ...] = (Proposal.COUPLED, Proposal.POINT)
+    amateur: bool = False
 
 
 class Drafter(ABC):
     """name: as the spec says it. kinds: how its tokens may be chosen. taps: layers of the target it needs to see.
 
-    budget: what it wants per step when no policy knows better.
+    budget: what it wants per step when no policy knows better. branching: the least a target must be able to do for it; where
+    trees are only an option it says less, and what it proposes is reduced. costly: whether drafting takes time beside a
+    forward. amateur: whether it shows its own distributions at every node where `Surroundings.amateur` asks for them.
     """
 
     name: str
     kinds: frozenset[Proposal]
     taps: tuple[int, ...] = ()
     budget: Budget
+    branching: Branching = Branching.REPLAY
+    costly: bool = False
+    amateur: bool = False
+
+    @property
+    def part(self) -> Part:
+        """Itself as a policy sees it."""
+        return Part(self.name, self.budget, self.costly)
+
+    @property
+    def parts(self) -> tuple[Drafter, ...]:
+        """The drafters that are asked one after another, each knowing what its predecessors proposed; itself alone."""
+        return (self,)
 
     @abstractmethod
     def propose(self, sequences: Many[Sequence], budgets: Many[Budget]) -> list[DraftTree]:
         """One tree per sequence within its budget, rooted at its last committed token; the root alone is always allowed."""
 
     def observe(self, sequences: Many[Sequence], trees: Many[DraftTree], verdicts: Many[Verdict], scores: Scores) -> None:
-        """See what came of the trees; the tokens are committed already. Stateless drafters need not look."""
+        """See what came of the trees that the target saw; the tokens are committed already.
+
+        They may have been merged with others' and trimmed: nodes of one's own are those whose source is one's name.
+        """
 
     def truncate(self, key: int, length: int) -> None:
         """Forget what was learnt from tokens at and behind `length`."""

@@ -1,7 +1,7 @@
-"""`a+b`: the trees of several drafters as one, under one budget; earlier drafters come first.
+"""`a+b`: the trees of several drafters as one, under one budget: what takes no time is asked first.
 
 Source: the union of token trees follows SpecInfer (arXiv:2305.09781), section 3, for any mixture of drafters.
-Proposals: POINT, and COUPLED where every part is
+Proposals: POINT, or what every part is
 Taps: those of its parts
 Branching: TREE
 Trained: no
@@ -10,6 +10,7 @@ Cost: the sum of its parts
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence as Many
 from functools import reduce
 
@@ -21,45 +22,57 @@ from paceline.tree import Budget, DraftTree, Proposal
 
 
 class MergedDrafter(Drafter):
-    """parts: in order of precedence for the budget."""
+    """parts: those that take no time first, for they may make the others unnecessary; else in the order given."""
 
     def __init__(self, parts: Many[Drafter]) -> None:
-        self.parts = tuple(parts)
+        self._parts = tuple(sorted(_named_apart(parts), key=lambda part: part.costly))
         self.name = "+".join(part.name for part in parts)
-        coupled = all(Proposal.COUPLED in part.kinds for part in parts)
-        self.kinds = frozenset({Proposal.POINT, Proposal.COUPLED} if coupled else {Proposal.POINT})
+        self.kinds = _kinds([part.kinds for part in parts])
         self.taps = tuple(sorted({tap for part in parts for tap in part.taps}))
         self.budget = Budget(sum(part.budget.nodes for part in parts), max(part.budget.depth for part in parts))
+        self.branching = max(part.branching for part in parts)
+        self.costly = any(part.costly for part in parts)
+
+    @property
+    def parts(self) -> tuple[Drafter, ...]:
+        return self._parts
 
     def propose(self, sequences: Many[Sequence], budgets: Many[Budget]) -> list[DraftTree]:
-        forests = [
-            part.propose(
-                sequences,
-                [Budget(min(b.nodes, part.budget.nodes), min(b.depth, part.budget.depth)) for b in budgets],
-            )
-            for part in self.parts
-        ]
-        return [
-            reduce(lambda left, right, nodes=budget.nodes: left.merged(right, nodes), trees)
-            for budget, *trees in zip(budgets, *forests, strict=True)
-        ]
+        forests = [part.propose(sequences, [b.within(part.budget) for b in budgets]) for part in self._parts]
+        return [reduce(DraftTree.merged, trees).first(budget.nodes) for budget, *trees in zip(budgets, *forests, strict=True)]
 
     def observe(self, sequences: Many[Sequence], trees: Many[DraftTree], verdicts: Many[Verdict], scores: Scores) -> None:
-        for part in self.parts:
+        for part in self._parts:
             part.observe(sequences, trees, verdicts, scores)
 
     def truncate(self, key: int, length: int) -> None:
-        for part in self.parts:
+        for part in self._parts:
             part.truncate(key, length)
 
     def fork(self, key: int, new_key: int) -> None:
-        for part in self.parts:
+        for part in self._parts:
             part.fork(key, new_key)
 
     def release(self, key: int) -> None:
-        for part in self.parts:
+        for part in self._parts:
             part.release(key)
 
     @property
     def held_bytes(self) -> int:
-        return sum(part.held_bytes for part in self.parts)
+        return sum(part.held_bytes for part in self._parts)
+
+
+def _named_apart(parts: Many[Drafter]) -> list[Drafter]:
+    """Two models of one spec are two sources: their nodes, and what is learnt of them, are told apart by name."""
+    seen: Counter[str] = Counter()
+    for part in parts:
+        seen[part.name] += 1
+        if seen[part.name] > 1:
+            part.name = f"{part.name} {seen[part.name]}"
+    return list(parts)
+
+
+def _kinds(parts: Many[frozenset[Proposal]]) -> frozenset[Proposal]:
+    """What the union may be: drawn where all are drawn in one way, coupled where all are, a point mass in any mixture."""
+    shared = frozenset.intersection(*parts) - {Proposal.POINT}
+    return frozenset({Proposal.POINT, *shared})

@@ -40,6 +40,7 @@ class Options(BaseModel):
 class ModelDrafter(Drafter):
     name = "model"
     kinds = frozenset({Proposal.POINT, Proposal.COUPLED})
+    costly = True
 
     def __init__(self, model: LanguageModel, vocab_size: int, options: Options) -> None:
         self.model, self.vocab_size, self.options = model, vocab_size, options

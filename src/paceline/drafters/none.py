@@ -14,9 +14,10 @@ from collections.abc import Sequence as Many
 
 from pydantic import BaseModel
 
+from paceline.cache.base import Branching
 from paceline.drafters.base import Drafter, Surroundings
 from paceline.sequence import Sequence
-from paceline.tree import Budget, DraftTree, Proposal
+from paceline.tree import NOTHING, Budget, DraftTree, Proposal
 
 
 class Options(BaseModel):
@@ -26,7 +27,8 @@ class Options(BaseModel):
 class NullDrafter(Drafter):
     name = "none"
     kinds = frozenset({Proposal.POINT})
-    budget = Budget(nodes=0, depth=0)
+    budget = NOTHING
+    branching = Branching.NONE
 
     def propose(self, sequences: Many[Sequence], budgets: Many[Budget]) -> list[DraftTree]:
         return [DraftTree.root(sequence.root) for sequence in sequences]

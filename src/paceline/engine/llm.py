@@ -41,8 +41,8 @@ class LLM:
     """A target model and what drafts for it.
 
     model: a directory, a Hub id or an embedded name; None for the embedded default. draft: a spec string. verify: the name of
-    a rule. lossy: allow rules that change the text or its distribution. weights: the target's format, one of `WEIGHTS`; the
-    checkpoint's own precision unless given. Raises ModelError, SpecError or UnknownMethod.
+    a rule. lossy: allow rules that change the text or its distribution. policy: what decides how much is drafted. weights: the
+    target's format, one of `WEIGHTS`; the checkpoint's own precision unless given. Raises ModelError, SpecError or UnknownMethod.
     """
 
     def __init__(
@@ -52,6 +52,7 @@ class LLM:
         *,
         verify: str = "match",
         lossy: bool = False,
+        policy: str | None = None,
         weights: str | None = None,
         batch: int = 8,
         prefill_chunk: int = 512,
@@ -64,7 +65,7 @@ class LLM:
         self.tokenizer = Tokenizer(self.path)
         self.lossy = lossy
         self.limits = Limits(batch, prefill_chunk, cache_tokens)
-        self._verifier = build_verifier(verify)
+        self._verifier, self._policy = build_verifier(verify), policy
         self._load = lru_cache(maxsize=4)(_checkpoint)
         self.engine = self._engine(draft)
         self._inboxes: dict[int, deque[Progress]] = {}
@@ -76,10 +77,11 @@ class LLM:
         self.engine, self._inboxes = engine, {}
 
     def _engine(self, draft: str) -> Engine:
-        surroundings = Surroundings(self.target, self.tokenizer, self._load)
+        verifier = self._verifier
+        surroundings = Surroundings(self.target, self.tokenizer, self._load, verifier.prefers, verifier.amateur)
         drafter = build_drafter(automatic(self.path) if draft == "auto" else draft, surroundings)
-        policy = build_policy("fixed", drafter)
-        return Engine(Speculative(self.target, drafter, self._verifier, policy), self.tokenizer, self.limits)
+        policy = build_policy(self._policy or "fixed")
+        return Engine(Speculative(self.target, drafter, verifier, policy), self.tokenizer, self.limits)
 
     @property
     def draft_name(self) -> str:

@@ -41,6 +41,10 @@ class Scores:
     logits: torch.Tensor
     taps: dict[int, torch.Tensor] = field(default_factory=dict)
 
+    def of(self, trees: Many[DraftTree]) -> tuple[torch.Tensor, ...]:
+        """The logits of each tree of the step, in their order: float32 [N, V], probes included."""
+        return self.logits.split([len(tree) for tree in trees]) if trees else ()
+
 
 class LanguageModel(ABC):
     """Anything that scores a step. Weights are read-only; all state of a request lives in the cache."""

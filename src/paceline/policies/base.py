@@ -1,20 +1,33 @@
-"""Policy: budgets per sequence and step."""
+"""Policy: how much is drafted, by whom, and what of it the target looks at."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence as Many
 
-from paceline.costs import Timings
+from paceline.acceptance import Acceptance
+from paceline.costs import Costs, Timings
 from paceline.sequence import Sequence
 from paceline.step import Verdict
-from paceline.tree import Budget
+from paceline.tree import Budget, DraftTree, Part
 
 
 class Policy(ABC):
-    @abstractmethod
-    def budgets(self, sequences: Many[Sequence]) -> list[Budget]:
-        """How much may be drafted for each sequence in this step."""
+    """costs, acceptance: what the step measures and learns, for every policy to read."""
 
-    def observe(self, sequences: Many[Sequence], verdicts: Many[Verdict], timings: Timings) -> None:
+    def __init__(self) -> None:
+        self.costs, self.acceptance = Costs(), Acceptance()
+
+    @abstractmethod
+    def budgets(self, part: Part, sequences: Many[Sequence], trees: Many[DraftTree]) -> list[Budget]:
+        """How much this part may draft for each sequence in this step. trees: what the parts before it proposed."""
+
+    def trimmed(self, sequences: Many[Sequence], trees: Many[DraftTree]) -> list[DraftTree]:
+        """What the target is to look at of the trees that were drafted; never asked about drawn ones."""
+        return list(trees)
+
+    def observe(self, sequences: Many[Sequence], trees: Many[DraftTree], verdicts: Many[Verdict], timings: Timings) -> None:
         """See what a step brought and what it took."""
+
+    def release(self, key: int) -> None:
+        """Forget a sequence; a no-op for one never seen."""

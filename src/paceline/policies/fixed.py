@@ -1,4 +1,4 @@
-"""Fixed: every step may draft what the drafter asks for.
+"""Fixed: in every step every drafter may draft what it asks for.
 
 Source: the constant draft length of Leviathan et al. (arXiv:2211.17192).
 """
@@ -7,18 +7,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Many
 
+from pydantic import BaseModel
+
 from paceline.policies.base import Policy
 from paceline.sequence import Sequence
-from paceline.tree import Budget
+from paceline.tree import Budget, DraftTree, Part
+
+
+class Options(BaseModel):
+    """None."""
 
 
 class FixedPolicy(Policy):
-    def __init__(self, budget: Budget) -> None:
-        self.budget = budget
-
-    def budgets(self, sequences: Many[Sequence]) -> list[Budget]:
-        return [self.budget] * len(sequences)
+    def budgets(self, part: Part, sequences: Many[Sequence], trees: Many[DraftTree]) -> list[Budget]:
+        return [part.budget] * len(sequences)
 
 
-def build(budget: Budget) -> FixedPolicy:
-    return FixedPolicy(budget)
+def build(options: Options) -> FixedPolicy:
+    return FixedPolicy()

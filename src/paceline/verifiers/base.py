@@ -23,11 +23,17 @@ class Exactness(Enum):
 
 
 class Verifier(ABC):
-    """exactness: per kind of proposal, at a temperature; every exact rule keeps the text when greedy."""
+    """exactness: per kind of proposal, at a temperature; every exact rule keeps the text when greedy.
+
+    prefers: kinds a drafter should produce for it, the best first; POINT can always be had. amateur: True where it needs the
+    drafter's own distribution, untouched by sampling parameters, at every node, those without children included.
+    """
 
     name: str
     exactness: Mapping[Proposal, Exactness]
+    prefers: tuple[Proposal, ...] = (Proposal.COUPLED, Proposal.POINT)
+    amateur: bool = False
 
     @abstractmethod
     def __call__(self, sequences: Many[Sequence], trees: Many[DraftTree], logits: Many[torch.Tensor]) -> list[Verdict]:
-        """One verdict per sequence. logits: per sequence float32 [N, V], the target's at every node of its tree."""
+        """One verdict per sequence. logits: per sequence float32 [N, V], the target's at every candidate of its tree."""

@@ -16,12 +16,17 @@ from collections.abc import Callable, Sequence as Many
 from itertools import islice
 
 import torch
+from pydantic import BaseModel
 
 from paceline.sampling import Context, choose
 from paceline.sequence import Sequence
 from paceline.step import Verdict
 from paceline.tree import DraftTree, Proposal
 from paceline.verifiers.base import Exactness, Verifier
+
+
+class Options(BaseModel):
+    """None."""
 
 
 class Match(Verifier):
@@ -71,5 +76,5 @@ def _level_by_level(sequences: Many[Sequence], trees: Many[DraftTree], logits: M
     return [Verdict(tuple(p), tuple(t), len(p)) for p, t in zip(paths, tokens, strict=True)]
 
 
-def build() -> Match:
+def build(options: Options) -> Match:
     return Match()
