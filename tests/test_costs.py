@@ -10,7 +10,7 @@ from paceline.costs import Costs, Timings
 def test_other_is_what_the_parts_leave_of_the_wall_time() -> None:
     costs = Costs()
     for _ in range(4):
-        costs.observe(rows=5, batch=1, context_tokens=100, timings=Timings(0.01, 0.03, 0.005, 0.002))
+        costs.observe(rows=5, batch=1, context_tokens=100, timings=Timings(0.01, 0.03, 0.005, 0.002), decoding=True)
     profile = costs.profile(wall_s=0.2)
     assert {name: part.ms_per_step for name, part in profile.items()} == pytest.approx(
         {"draft": 10.0, "forward": 30.0, "verify": 5.0, "commit": 2.0, "other": 3.0}
@@ -22,7 +22,7 @@ def test_other_is_what_the_parts_leave_of_the_wall_time() -> None:
 def test_shapes_alike_share_their_measurements() -> None:
     costs = Costs()
     for rows, batch, context in [(5, 3, 100), (5, 4, 128), (6, 4, 128), (17, 4, 128), (32, 4, 128)]:
-        costs.observe(rows, batch, context, Timings(0.0, 0.5, 0.0, 0.0))
+        costs.observe(rows, batch, context, Timings(0.0, 0.5, 0.0, 0.0), decoding=True)
     assert [(row["rows"], row["count"], row["mean_s"]) for row in costs.table()] == [(5, 2, 0.5), (6, 1, 0.5), (32, 2, 0.5)]
     assert costs.steps == 5
     assert costs.spent == Timings(0.0, 2.5, 0.0, 0.0)

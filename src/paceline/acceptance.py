@@ -22,6 +22,8 @@ _MEMORY = 400.0
 """Observations of a class remembered before older ones fade."""
 _FADING = 0.93
 """What a step leaves of what a request has shown before: some fifteen steps count."""
+_FIRST = 0.6
+"""How likely a token of a drafter is that was never seen at work."""
 _DOUBT = 3.0
 """Expected hits of a request that must have come in, or failed to, before it is held to differ from others."""
 
@@ -57,6 +59,8 @@ class Acceptance:
 
     def __init__(self) -> None:
         self._rates: dict[tuple[str, int, int], _Rate] = {}
+        self._levels: dict[str, list[_Rate]] = {}
+        """Source -> rates by depth, whatever the confidence: what is known before a draft is made."""
         self._requests: dict[tuple[int, str], _Record] = {}
 
     def rated(self, key: int, tree: DraftTree) -> DraftTree:
@@ -67,13 +71,11 @@ class Acceptance:
 
     def of_chain(self, key: int, source: str, depth: int) -> list[float]:
         """Per depth up to `depth`, how likely a token of this drafter comes true once those before it have."""
-        factor = self._factor(key, source)
-        found = []
-        for level in range(1, depth + 1):
-            rates = [r for c in range(_CLASSES) if (r := self._rates.get((source, min(level, _DEEPEST), c))) is not None]
-            trials = sum(rate.trials for rate in rates)
-            found.append(min(factor * (sum(rate.hits for rate in rates) + _PRIOR * 0.6) / (trials + _PRIOR), 0.999))
-        return found
+        factor, levels = self._factor(key, source), self._levels.get(source, [])
+        rates = [levels[min(level, _DEEPEST) - 1] for level in range(1, min(depth, len(levels)) + 1)]
+        chances = [min(factor * rate.hits / rate.trials, 0.999) for rate in rates]
+        # what was never drafted so deep is taken to go on as it went so far
+        return chances + [chances[-1] if chances else _FIRST] * (depth - len(chances))
 
     def observe(self, key: int, tree: DraftTree, emitted: Many[int]) -> None:
         """See what was emitted behind the root of a tree as one drafter proposed it, confidences and all."""
@@ -87,6 +89,10 @@ class Acceptance:
             record.expected += rate.hits / rate.trials
             record.hits += hit
             rate.see(hit)
+            levels = self._levels.setdefault(tree.sources[node], [])
+            while len(levels) < min(tree.depth[node], _DEEPEST):
+                levels.append(_Rate(_PRIOR * _FIRST, _PRIOR))
+            levels[min(tree.depth[node], _DEEPEST) - 1].see(hit)
 
     def release(self, key: int) -> None:
         """Forget a request; what it taught about its drafters stays."""

@@ -35,6 +35,10 @@ Model = Annotated[str | None, typer.Argument(help="A directory, a Hub id or an e
 Draft = Annotated[str, typer.Option("--draft", help="What drafts: a spec string such as ngram, model:PATH, a+b, none.")]
 Verify = Annotated[str, typer.Option("--verify", help="The rule that accepts drafts.")]
 Lossy = Annotated[bool, typer.Option("--lossy", help="Allow rules that change the text or its distribution.")]
+Policy = Annotated[
+    str | None,
+    typer.Option("--policy", help="How much is drafted: fixed, bass, confidence or adaptive; adaptive for auto, else fixed."),
+]
 Weights = Annotated[
     str | None,
     typer.Option("--weights", help="What the target is: fp32, bf16, fp16, int8, int4 or w8a8; as stored if left out."),
@@ -64,7 +68,9 @@ def _params(**fields: Any) -> SamplingParams:
         _fail(f"--{option} {first['input']}: {first['msg'].lower()}")
 
 
-def _loaded(model: str | None, draft: str, verify: str, lossy: bool, weights: str | None, quiet: bool = False) -> LLM:
+def _loaded(
+    model: str | None, draft: str, verify: str, lossy: bool, policy: str | None, weights: str | None, quiet: bool = False
+) -> LLM:
     """Load a target with its drafter, a spinner beside it where a person is watching."""
     from paceline.engine.llm import LLM
 
@@ -73,7 +79,7 @@ def _loaded(model: str | None, draft: str, verify: str, lossy: bool, weights: st
     if not log.handlers:
         log.addHandler(logging.StreamHandler())
     with nullcontext() if quiet or not err.is_terminal else err.status("loading the model"):
-        llm = LLM(model, draft, verify=verify, lossy=lossy, weights=weights)
+        llm = LLM(model, draft, verify=verify, lossy=lossy, policy=policy, weights=weights)
     # what torch and transformers left behind stays for good: the collector need not look through it at every turn
     gc.freeze()
     return llm
@@ -118,6 +124,7 @@ def _answer_json(llm: LLM, completion: Completion, params: SamplingParams, wall_
         "speculation": {
             "drafter": speculative.drafter.name,
             "verifier": speculative.verifier.name,
+            "policy": speculative.policy.name,
             "lossless": llm.lossless(params) is not None,
             "target": f"{llm.target.name} ({llm.target.weights})",
             **speculation_json(completion.speculation),
@@ -134,6 +141,7 @@ def generate(
     draft: Draft = "auto",
     verify: Verify = "match",
     lossy: Lossy = False,
+    policy: Policy = None,
     weights: Weights = None,
     max_tokens: MaxTokens = 256,
     temperature: Temperature = 0.0,
@@ -161,7 +169,7 @@ def generate(
 
         APPROXIMATIONS[approximate.partition(":")[0]].load()
     params = _params(max_tokens=max_tokens, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed, stop=tuple(stop or ()))
-    llm = _loaded(model, draft, verify, lossy, weights, quiet=as_json)
+    llm = _loaded(model, draft, verify, lossy, policy, weights, quiet=as_json)
     tracer = Trace(out, llm.tokenizer) if trace and not as_json else None
     began = perf_counter()
     last = _streamed(llm.stream(prompt, params), tracer.show if tracer else None if as_json else _Typed().show)
@@ -196,6 +204,7 @@ def chat(
     draft: Draft = "auto",
     verify: Verify = "match",
     lossy: Lossy = False,
+    policy: Policy = None,
     weights: Weights = None,
     max_tokens: MaxTokens = 256,
     temperature: Temperature = 0.0,
@@ -207,7 +216,7 @@ def chat(
     from paceline.engine.llm import completed
 
     params = _params(max_tokens=max_tokens, temperature=temperature, top_p=top_p, seed=seed)
-    llm = _loaded(model, draft, verify, lossy, weights)
+    llm = _loaded(model, draft, verify, lossy, policy, weights)
     messages: list[dict[str, str]] = []
     before = None
     while True:
@@ -241,6 +250,7 @@ def check(
     draft: Draft = "auto",
     verify: Verify = "match",
     lossy: Lossy = False,
+    policy: Policy = None,
     weights: Weights = None,
     prompts: Annotated[Path | None, typer.Option("--prompts", help="One prompt per line, or JSONL rows with 'prompt'.")] = None,
     max_tokens: MaxTokens = 64,
@@ -258,7 +268,7 @@ def check(
     settings = [greedy]
     if temperature > 0:
         settings.append(_params(max_tokens=max_tokens, temperature=temperature, top_p=top_p, seed=seed))
-    llm = _loaded(model, draft, verify, lossy, weights, quiet=as_json)
+    llm = _loaded(model, draft, verify, lossy, policy, weights, quiet=as_json)
     rows = []
     with Bar(console=err, transient=True, disable=as_json or not err.is_terminal) as bar:
         task = bar.add_task("checking", total=len(asked) * len(settings))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from paceline.forward_curve import ForwardCurve
+
 
 @dataclass(frozen=True)
 class Timings:
@@ -54,25 +56,53 @@ class Costs:
 
     forwards: dict[tuple[int, int, int], Cost] = field(default_factory=dict)
     """(rows, sequences, longest context) -> cost."""
-    drafts: dict[tuple[str, int, int], Cost] = field(default_factory=dict)
-    """(part, depth, sequences) -> cost of asking that drafter for so deep a draft."""
+    curve: ForwardCurve = field(default_factory=ForwardCurve)
+    """Forwards of decoding steps alone, by rows."""
+    drafts: dict[str, dict[tuple[int, int], float]] = field(default_factory=dict)
+    """Drafter -> (depth, sequences) -> seconds of asking it for so deep a draft, of late."""
     steps: int = 0
     spent: Timings = Timings(0.0, 0.0, 0.0, 0.0)
     """Sums over all steps."""
 
-    def observe(self, rows: int, batch: int, context_tokens: int, timings: Timings) -> None:
+    def observe(self, rows: int, batch: int, context_tokens: int, timings: Timings, *, decoding: bool) -> None:
+        """See what a step took. decoding: no prompt was part of it."""
         shape = (rows if rows <= 16 else _bucket(rows), _bucket(batch), _bucket(context_tokens))
         cost = self.forwards.setdefault(shape, Cost())
         cost.count += 1
         cost.total_s += timings.forward_s
         self.steps += 1
         self.spent += timings
+        if decoding:
+            self.curve.see(rows, timings.forward_s)
 
     def drafted(self, part: str, depth: int, batch: int, seconds: float) -> None:
         """See what one drafter took for drafts of up to `depth` levels for `batch` sequences."""
-        cost = self.drafts.setdefault((part, depth, _bucket(batch)), Cost())
-        cost.count += 1
-        cost.total_s += seconds
+        known = self.drafts.setdefault(part, {})
+        before = known.get((depth, _bucket(batch)))
+        # reading a whole prompt, once, says nothing of later drafts
+        known[depth, _bucket(batch)] = seconds if before is None else before + 0.1 * (min(seconds, 3 * before) - before)
+
+    def draft_s(self, part: str, depth: int, batch: int) -> float:
+        """Seconds that a draft of this depth for `batch` sequences is expected to take; 0.0 where none was measured.
+
+        Between depths and sizes of batch that were measured, time is taken to grow in proportion.
+        """
+        known = self.drafts.get(part)
+        if not known:
+            return 0.0
+        size = _bucket(batch)
+        if (exact := known.get((depth, size))) is not None:
+            return exact
+        near = min((b for _, b in known), key=lambda b: (abs(b - size), b))
+        depths = sorted(d for d, b in known if b == near)
+        low = max((d for d in depths if d <= depth), default=depths[0])
+        high = min((d for d in depths if d >= depth), default=depths[-1])
+        if low == high:
+            seconds = known[low, near] * depth / low
+        else:
+            share = (depth - low) / (high - low)
+            seconds = known[low, near] + share * (known[high, near] - known[low, near])
+        return seconds * (size / near if size > near else 1.0)
 
     def profile(self, wall_s: float) -> dict[str, Part]:
         """Where `wall_s`, the time in which all steps ran, went by part; `other` is what the parts leave of it."""

@@ -79,6 +79,7 @@ def speculation_json(count: Speculation) -> dict[str, Any]:
         "draft_tokens": count.draft_tokens,
         "accepted_tokens": count.accepted_tokens,
         "tau": round(count.tau, 4),
+        "predicted_tau": round(count.predicted_tau, 4),
         "acceptance_by_depth": [round(share, 4) for share in count.acceptance_by_depth],
         "target_forwards": count.target_forwards,
     }

@@ -57,7 +57,15 @@ DRAFTERS = Registry(
     },
 )
 VERIFIERS = Registry("verifier", {"match": Row("paceline.verifiers.match", "match")})
-POLICIES = Registry("policy", {"fixed": Row("paceline.policies.fixed", "fixed")})
+POLICIES = Registry(
+    "policy",
+    {
+        "fixed": Row("paceline.policies.fixed", "fixed"),
+        "adaptive": Row("paceline.policies.adaptive", "adaptive"),
+        "bass": Row("paceline.policies.bass", "bass:first=4"),
+        "confidence": Row("paceline.policies.confidence", "confidence:0.5"),
+    },
+)
 APPROXIMATIONS = Registry("approximation", {})
 CACHES = Registry(
     "cache",

@@ -88,7 +88,8 @@ class Speculative:
         self.drafter.observe(sequences, trees, verdicts, scores)
         timings = Timings(drafted - began, scored - drafted, verified - scored, perf_counter() - cut)
         self.policy.observe(sequences, trees, verdicts, timings)
-        self.costs.observe(len(step.tokens), len(work), max(item.start for item in work), timings)
+        decoding = all(item.reaches_root and item.count == 1 for item in work)
+        self.costs.observe(len(step.tokens), len(work), max(item.start for item in work), timings, decoding=decoding)
         return [
             Outcome(
                 item.sequence,

@@ -14,7 +14,7 @@ import torch
 
 from paceline.bench.batches import batch_rows
 from paceline.bench.contest import Decoder, DecoderFailed, Rules, contest
-from paceline.bench.curves import FORWARDS, PREFILL, ROWS, VERIFY_CONTEXT, ModelForward, some_tokens, verify_curve
+from paceline.bench.curves import FORWARDS, PREFILL, ROWS, VERIFY_CONTEXT, verify_curve
 from paceline.bench.grow import grown
 from paceline.bench.origin import origin, peak_resident_bytes
 from paceline.bench.ours import PLAIN, EngineDecoder
@@ -25,6 +25,7 @@ from paceline.bench.report import against_peers, speedups, task_rows, with_total
 from paceline.bench.settings import Settings
 from paceline.compose import automatic
 from paceline.engine.llm import LLM
+from paceline.engine.measure import ModelForward, some_tokens
 from paceline.models.base import WEIGHTS, LanguageModel
 from paceline.models.checkpoint import inspected
 from paceline.models.embedded import DEFAULT, draft_of
@@ -158,7 +159,7 @@ class _Run:
         """Milliseconds of a forward by rows, and that over one row's; this engine's and, where they tell, its peers'."""
         context = max(min(VERIFY_CONTEXT, self.longest - max(ROWS)), 0)
         rows = [n for n in ROWS if context + n <= self.longest]
-        forwards: dict[str, Callable[[int], float]] = {"paceline": ModelForward(self.target, context)}
+        forwards: dict[str, Callable[[int], float]] = {"paceline": ModelForward(self.target, context, max(ROWS))}
         for name, peer in self.peers.items():
             try:
                 forward = guarded(lambda peer=peer: peer.forward(context))

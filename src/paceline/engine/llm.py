@@ -11,6 +11,7 @@ from typing import Any
 from paceline.compose import automatic, build_drafter, build_policy, build_verifier, exactness
 from paceline.drafters.base import Surroundings
 from paceline.engine.engine import Engine, Progress, RequestError
+from paceline.engine.measure import measure
 from paceline.engine.scheduler import Limits
 from paceline.models.base import WEIGHTS, LanguageModel, ModelError
 from paceline.models.embedded import DEFAULT
@@ -41,7 +42,8 @@ class LLM:
     """A target model and what drafts for it.
 
     model: a directory, a Hub id or an embedded name; None for the embedded default. draft: a spec string. verify: the name of
-    a rule. lossy: allow rules that change the text or its distribution. policy: what decides how much is drafted. weights: the
+    a rule. lossy: allow rules that change the text or its distribution. policy: what decides how much is drafted; `adaptive` for
+    `auto`, else `fixed`. weights: the
     target's format, one of `WEIGHTS`; the checkpoint's own precision unless given. Raises ModelError, SpecError or UnknownMethod.
     """
 
@@ -79,9 +81,13 @@ class LLM:
     def _engine(self, draft: str) -> Engine:
         verifier = self._verifier
         surroundings = Surroundings(self.target, self.tokenizer, self._load, verifier.prefers, verifier.amateur)
-        drafter = build_drafter(automatic(self.path) if draft == "auto" else draft, surroundings)
-        policy = build_policy(self._policy or "fixed")
-        return Engine(Speculative(self.target, drafter, verifier, policy), self.tokenizer, self.limits)
+        spec = automatic(self.path) if draft == "auto" else draft
+        drafter = build_drafter(spec, surroundings)
+        policy = build_policy(self._policy or ("adaptive" if draft == "auto" else "fixed"))
+        engine = Engine(Speculative(self.target, drafter, verifier, policy), self.tokenizer, self.limits)
+        if policy.measures:
+            measure(engine.speculative, engine.longest, spec)
+        return engine
 
     @property
     def draft_name(self) -> str:

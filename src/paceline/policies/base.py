@@ -13,7 +13,11 @@ from paceline.tree import Budget, DraftTree, Part
 
 
 class Policy(ABC):
-    """costs, acceptance: what the step measures and learns, for every policy to read."""
+    """costs, acceptance: what the step measures and learns, for every policy to read. measures: whether the costs should be
+    measured before the first step."""
+
+    name: str
+    measures: bool = False
 
     def __init__(self) -> None:
         self.costs, self.acceptance = Costs(), Acceptance()

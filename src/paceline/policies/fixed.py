@@ -19,6 +19,8 @@ class Options(BaseModel):
 
 
 class FixedPolicy(Policy):
+    name = "fixed"
+
     def budgets(self, part: Part, sequences: Many[Sequence], trees: Many[DraftTree]) -> list[Budget]:
         return [part.budget] * len(sequences)
 

@@ -1,0 +1,161 @@
+"""Measure: what forwards and drafts take on this machine, before the first step, for policies that ask for it.
+
+Fractions of a second for small models, a second or so for large ones; kept on disk by model, machine and threads, so that later
+starts read it. What is measured here is where a policy starts from: every step it takes corrects it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from hashlib import sha256
+from pathlib import Path
+from time import perf_counter
+
+import torch
+
+from paceline.costs import Costs
+from paceline.drafters.base import Drafter
+from paceline.machine import processor
+from paceline.models.base import LanguageModel
+from paceline.params import SamplingParams
+from paceline.sequence import Sequence
+from paceline.speculative import Speculative
+from paceline.step import Feed, Step, Verdict
+from paceline.tree import Budget, DraftTree
+from paceline.version import __version__
+
+_ROWS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 48)
+_BATCHES = (1, 4, 16)
+_CONTEXT = 128
+"""Tokens behind which everything is measured."""
+_REPEATS = 5
+"""The fastest of so many counts: a disturbance only ever adds."""
+_PATIENCE_S = 3.0
+"""No further point is begun after so many seconds; the curve goes on from those it has."""
+_KEYS = range(-1, -1 - max(_BATCHES), -1)
+"""Below every key that an engine gives."""
+
+
+def some_tokens(count: int, vocab_size: int) -> tuple[int, ...]:
+    """Token ids that mean nothing, the same ones at every call."""
+    drawn = torch.randint(0, vocab_size, (count,), generator=torch.Generator().manual_seed(count))
+    return tuple(drawn.tolist())
+
+
+class ModelForward:
+    """Forwards of up to `rows` rows, a chain, behind `context` cached tokens."""
+
+    def __init__(self, model: LanguageModel, context: int, rows: int) -> None:
+        self._model, self._cache, self._context = model, model.new_cache(), context
+        self._tokens = some_tokens(context + rows, model.vocab_size)
+        self._sequence = Sequence(_KEYS[0], self._tokens, SamplingParams(), 0)
+        if context:
+            model.logits_after([(self._sequence, self._tokens[:context])], self._cache)
+
+    def __call__(self, rows: int) -> float:
+        """Seconds of one forward, its logits for every row; the cache is as before."""
+        root, *drafted = self._tokens[self._context : self._context + rows]
+        step = Step.of([Feed(self._sequence, self._context, (root,), DraftTree.chain(root, drafted, "measured"))])
+        began = perf_counter()
+        self._cache.stage(step)
+        self._model.score(step, self._cache)
+        seconds = perf_counter() - began
+        self._cache.commit([Verdict()])
+        self._cache.truncate(self._sequence.key, self._context)
+        return seconds
+
+
+class DraftOnce:
+    """Drafts of one costly drafter for a batch, as in the middle of an answer."""
+
+    def __init__(self, drafter: Drafter, vocab_size: int, context: int) -> None:
+        self._drafter = drafter
+        tokens = some_tokens(context, vocab_size)
+        self._sequences = [Sequence(key, tokens, SamplingParams(), 0) for key in _KEYS]
+
+    def __call__(self, depth: int, batch: int) -> float:
+        """Seconds of one draft of `depth` levels; the prompt was read before."""
+        width = -(-self._drafter.budget.nodes // max(self._drafter.budget.depth, 1))
+        budgets = [Budget(depth * width, depth)] * batch
+        began = perf_counter()
+        self._drafter.propose(self._sequences[:batch], budgets)
+        return perf_counter() - began
+
+    def close(self) -> None:
+        for sequence in self._sequences:
+            self._drafter.release(sequence.key)
+
+
+def measure(speculative: Speculative, longest: int, draft: str) -> None:
+    """Fill the costs of a policy, from disk where the same was measured before.
+
+    longest: tokens that a sequence may have. draft: the spec that the drafters were built from.
+    """
+    file = _file(speculative.target, draft)
+    if not _read(file, speculative.costs):
+        _measure(speculative, max(min(_CONTEXT, longest - max(_ROWS)), 1))
+        _write(file, speculative.costs)
+
+
+def _measure(speculative: Speculative, context: int) -> None:
+    target, costs, began = speculative.target, speculative.costs, perf_counter()
+    forward = ModelForward(target, context, max(_ROWS))
+    for rows in _ROWS:
+        if perf_counter() - began < _PATIENCE_S or rows <= 2:
+            costs.curve.put(rows, _fastest(forward, rows))
+    for part in speculative.drafter.parts:
+        if not part.costly:
+            continue
+        draft = DraftOnce(part, target.vocab_size, context)
+        for batch in _BATCHES:
+            for depth in sorted({1, part.budget.depth}):
+                if perf_counter() - began < 2 * _PATIENCE_S:
+                    costs.drafted(part.name, depth, batch, _fastest(draft, depth, batch))
+        draft.close()
+
+
+def _fastest(run: Callable[..., float], *shape: int) -> float:
+    """The fewest seconds of some runs, the first of which warms up."""
+    run(*shape)
+    return min(run(*shape) for _ in range(_REPEATS))
+
+
+def _file(target: LanguageModel, draft: str) -> Path:
+    """Where the costs of this model with these drafters on this machine are kept."""
+    machine = (processor(), os.cpu_count(), torch.get_num_threads())
+    told = (__version__, *machine, target.name, target.weights, target.weights_bytes, draft)
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "paceline" / "costs"
+    return folder / f"{sha256(repr(told).encode()).hexdigest()[:24]}.json"
+
+
+def _read(file: Path, costs: Costs) -> bool:
+    """Take costs over from a file; False where there is none that can be used."""
+    try:
+        held = json.loads(file.read_text())
+        curve = [(int(rows), float(seconds)) for rows, seconds in held["curve"]]
+        drafts = [(str(part), int(depth), int(batch), float(seconds)) for part, depth, batch, seconds in held["drafts"]]
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+    if not curve or not all(rows >= 1 and 0.0 < seconds < 3600.0 for rows, seconds in curve):
+        return False
+    for rows, seconds in curve:
+        costs.curve.put(rows, seconds)
+    for part, depth, batch, seconds in drafts:
+        costs.drafted(part, depth, batch, seconds)
+    return True
+
+
+def _write(file: Path, costs: Costs) -> None:
+    """Keep costs for the next start; where nothing can be written they are measured again."""
+    held = {
+        "curve": sorted(costs.curve.points.items()),
+        "drafts": [(part, depth, batch, s) for part, known in costs.drafts.items() for (depth, batch), s in known.items()],
+    }
+    with suppress(OSError):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        fresh = file.with_suffix(f".{os.getpid()}")
+        fresh.write_text(json.dumps(held))
+        fresh.replace(file)

@@ -1,0 +1,72 @@
+"""ForwardCurve: what a forward of so many rows takes on this machine; measured at the start, corrected by every step.
+
+Rows are what verification pays for, so this curve decides how much speculation is worth (Sequoia, arXiv:2402.12374, section 4.3:
+the best tree depends on the machine).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+
+_SLOPE = 0.05
+"""Share of one row's cost that a further row is taken to cost while nothing else is known."""
+_FOLLOW, _CORRECT = 0.1, 0.02
+"""How fast the curve follows the machine as a whole, and how fast one point of it moves against the others."""
+_ODD = 4.0
+"""A step that took so many times more or less than expected was disturbed and counts as this much."""
+_LARGEST = 64
+"""Points beyond so many rows are not kept: there cost grows in proportion."""
+
+
+class ForwardCurve:
+    """Seconds by rows, piecewise linear through its points, and in proportion behind the last one."""
+
+    def __init__(self) -> None:
+        self._rows: list[int] = []
+        self._seconds: list[float] = []
+        self._pace = 1.0
+
+    def __bool__(self) -> bool:
+        return bool(self._rows)
+
+    @property
+    def points(self) -> dict[int, float]:
+        """Rows -> seconds, as things stand."""
+        return {rows: seconds * self._pace for rows, seconds in zip(self._rows, self._seconds, strict=True)}
+
+    def put(self, rows: int, seconds: float) -> None:
+        """Set a point, measured on its own."""
+        at = bisect_left(self._rows, rows)
+        if at < len(self._rows) and self._rows[at] == rows:
+            self._seconds[at] = seconds / self._pace
+        else:
+            self._rows.insert(at, rows)
+            self._seconds.insert(at, seconds / self._pace)
+
+    def see(self, rows: int, seconds: float) -> None:
+        """A step's forward took so long. The machine as a whole is followed soon, the shape of the curve slowly."""
+        if not self._rows:
+            self.put(rows, seconds)
+            return
+        ratio = min(max(seconds / self(rows), 1 / _ODD), _ODD)
+        self._pace *= 1.0 + _FOLLOW * (ratio - 1.0)
+        if rows <= _LARGEST:
+            shape = self(rows) / self._pace * (1.0 + _CORRECT * (ratio - 1.0))
+            self.put(rows, shape * self._pace)
+
+    def __call__(self, rows: int) -> float:
+        """Seconds of a forward of `rows` rows; 0.0 where nothing was ever measured."""
+        if not self._rows:
+            return 0.0
+        at = bisect_left(self._rows, rows)
+        if at < len(self._rows) and self._rows[at] == rows:
+            return self._seconds[at] * self._pace
+        if len(self._rows) == 1:
+            known, seconds = self._rows[0], self._seconds[0] * self._pace
+            return seconds * (1.0 + _SLOPE * (rows - 1)) / (1.0 + _SLOPE * (known - 1))
+        if at == len(self._rows):
+            return self._seconds[-1] * self._pace * rows / self._rows[-1]
+        low = max(at - 1, 0)
+        high = low + 1
+        share = (rows - self._rows[low]) / (self._rows[high] - self._rows[low])
+        return max(self._seconds[low] + share * (self._seconds[high] - self._seconds[low]), 1e-9) * self._pace

@@ -1,0 +1,77 @@
+"""BASS: one draft length for the whole batch, longer after a draft was accepted to its end, shorter after every other step.
+
+If any sequence accepted all that was drafted, the length grows by `increment` up to `limit`. Else it shrinks by a tenth and, in a
+row of such steps, by one more, but not below what was accepted.
+
+Source: BASS (arXiv:2404.15778), Algorithm 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Many
+from math import ceil
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from paceline.costs import Timings
+from paceline.policies.base import Policy
+from paceline.sequence import Sequence
+from paceline.step import Verdict
+from paceline.tree import Budget, DraftTree, Part
+
+
+class Options(BaseModel):
+    """first: draft length to begin with. increment: what a success adds. limit: longest. divisor: what a failure takes is the
+    length divided by it."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    first: Annotated[int, Field(ge=1, le=64)] = 7
+    increment: Annotated[int, Field(ge=1, le=64)] = 2
+    limit: Annotated[int, Field(ge=1, le=64)] = 32
+    divisor: Annotated[int, Field(ge=1, le=64)] = 10
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Options:
+        if self.first > self.limit:
+            raise ValueError("first must not exceed limit")
+        return self
+
+
+def next_length(length: int, failing: bool, accepted: Many[int], options: Options) -> tuple[int, bool]:
+    """The draft length after a step, and whether that step failed. accepted: tokens accepted per sequence."""
+    most = max(accepted)
+    if most >= length:
+        return min(length + options.increment, options.limit), False
+    shorter = length - ceil(length / options.divisor) - failing
+    return max(1, most, shorter), True
+
+
+class BassPolicy(Policy):
+    """The length holds for every drafter of a mixture, each within what it can do."""
+
+    name = "bass"
+
+    def __init__(self, options: Options) -> None:
+        super().__init__()
+        self.options, self.length = options, options.first
+        self._failing = False
+        self._drafted = 0
+
+    def budgets(self, part: Part, sequences: Many[Sequence], trees: Many[DraftTree]) -> list[Budget]:
+        depth = min(self.length, part.budget.depth)
+        self._drafted = max(self._drafted, depth)
+        width = -(-part.budget.nodes // max(part.budget.depth, 1))
+        return [Budget(depth * width, depth)] * len(sequences)
+
+    def observe(self, sequences: Many[Sequence], trees: Many[DraftTree], verdicts: Many[Verdict], timings: Timings) -> None:
+        if verdicts and self._drafted:
+            # no drafter may go as deep as the rule would like: it is judged by what was drafted
+            accepted = [verdict.accepted for verdict in verdicts]
+            self.length, self._failing = next_length(self._drafted, self._failing, accepted, self.options)
+        self._drafted = 0
+
+
+def build(options: Options) -> BassPolicy:
+    return BassPolicy(options)

@@ -1,0 +1,48 @@
+"""Confidence: a draft goes on as long as its drafter is sure enough of it.
+
+A draft model stops behind the first token it holds less likely than the threshold. Look-ups draft at no cost, so of theirs the
+nodes below the threshold are left out afterwards, judged by how often such drafts came true.
+
+Source: the assistant confidence threshold of transformers' assisted generation (Mamou et al., arXiv:2405.04304, section 3).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Many
+from dataclasses import replace
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from paceline.policies.base import Policy
+from paceline.sequence import Sequence
+from paceline.tree import Budget, DraftTree, Part
+
+
+class Options(BaseModel):
+    """threshold: the least probability at which a draft goes on."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    threshold: Annotated[float, Field(ge=0.0, le=1.0)] = 0.4
+
+
+class ConfidencePolicy(Policy):
+    name = "confidence"
+
+    def __init__(self, options: Options) -> None:
+        super().__init__()
+        self.threshold = options.threshold
+
+    def budgets(self, part: Part, sequences: Many[Sequence], trees: Many[DraftTree]) -> list[Budget]:
+        return [replace(part.budget, floor=self.threshold)] * len(sequences)
+
+    def trimmed(self, sequences: Many[Sequence], trees: Many[DraftTree]) -> list[DraftTree]:
+        return [
+            tree.only(node for node in range(1, len(tree)) if node >= tree.candidates or tree.confidences[node] >= self.threshold)
+            for tree in trees
+        ]
+
+
+def build(options: Options) -> ConfidencePolicy:
+    return ConfidencePolicy(options)
