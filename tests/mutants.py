@@ -172,12 +172,12 @@ def top_p_is_taken_before_the_temperature(patch: pytest.MonkeyPatch) -> None:
 
 
 def _without_ancestors(patch: pytest.MonkeyPatch, only: Callable[[SamplingParams], bool]) -> None:
-    honest = sampling._shaped
+    honest = sampling.shaped
 
     def lossy(logits: torch.Tensor, context: Context) -> torch.Tensor:
         return honest(logits, Context(context.sequence) if only(context.sequence.params) else context)
 
-    patch.setattr(sampling, "_shaped", lossy)
+    patch.setattr(sampling, "shaped", lossy)
 
 
 @mutant("equality", "law")

@@ -67,7 +67,10 @@ def stream(seed: int, name: str, node: int = 0, trial: int = 0) -> int:
     the root and at its node. So no drafter knows the noise with which it is judged.
     """
     mixed = _mix64(seed & _LONG)
-    for word in (int.from_bytes(name.encode(), "little"), node, trial):
+    text = name.encode()
+    # the whole name, eight bytes a word: two models of one long path are two sources all the same
+    words = [int.from_bytes(text[at : at + 8], "little") for at in range(0, len(text), 8)]
+    for word in (len(text), *words, node, trial):
         mixed = _mix64(mixed ^ _mix64(word & _LONG))
     return mixed
 

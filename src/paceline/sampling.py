@@ -11,14 +11,19 @@ from collections import Counter
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from paceline.noise import noised_best
+from paceline.params import SamplingParams
 from paceline.sequence import Sequence
 
 
 class LogitsError(Exception):
     """A model gave logits that are not numbers; the message is one sentence for the user."""
+
+    def __init__(self) -> None:
+        super().__init__("the model gave logits that are not numbers: try --weights fp32")
 
 
 @dataclass(frozen=True)
@@ -34,9 +39,11 @@ class Context:
         return len(self.sequence.tokens) + len(self.ancestors)
 
 
-def _shaped(logits: torch.Tensor, context: Context) -> torch.Tensor:
+def shaped(logits: torch.Tensor, context: Context) -> torch.Tensor:
     """Bias, bans and penalties of one row; float32 [V] in and out."""
     sequence, params = context.sequence, context.sequence.params
+    if not params.shapes_logits:
+        return logits
     logits = logits.clone()
     if params.logit_bias:
         logits[list(params.logit_bias)] += torch.tensor(list(params.logit_bias.values()), device=logits.device)
@@ -74,13 +81,8 @@ def _top_p(scores: torch.Tensor, top_p: float) -> torch.Tensor:
         take = min(take * 8, size)
 
 
-def target_scores(logits: torch.Tensor, context: Context) -> torch.Tensor:
-    """One row's scores after every transform: float32 [V], whose softmax is the target distribution of that row.
-
-    Under temperature 0 the scores are only shaped: their argmax is the choice. -inf marks what cannot be chosen.
-    """
-    params = context.sequence.params
-    scores = _shaped(logits, context) if params.shapes_logits else logits
+def narrowed(scores: torch.Tensor, params: SamplingParams) -> torch.Tensor:
+    """Temperature, top-k, top-p and min-p of one shaped row, [V] in and out; under temperature 0 the row as it is."""
     if params.temperature == 0.0:
         return scores
     if params.temperature != 1.0:
@@ -92,6 +94,22 @@ def target_scores(logits: torch.Tensor, context: Context) -> torch.Tensor:
     if params.min_p > 0.0:
         scores = scores.masked_fill(scores < scores.max() + math.log(params.min_p), -torch.inf)
     return scores
+
+
+def target_scores(logits: torch.Tensor, context: Context) -> torch.Tensor:
+    """One row's scores after every transform: float32 [V], whose softmax is the target distribution of that row.
+
+    Under temperature 0 the scores are only shaped: their argmax is the choice. -inf marks what cannot be chosen.
+    """
+    return narrowed(shaped(logits, context), context.sequence.params)
+
+
+def probabilities(scores: torch.Tensor) -> np.ndarray:
+    """float64 [V]: the distribution that scores stand for. Raises LogitsError where they hold no numbers."""
+    probs = scores.double().softmax(-1).cpu().numpy()
+    if math.isnan(probs.sum()):
+        raise LogitsError
+    return probs
 
 
 def best(logits: torch.Tensor, context: Context, count: int) -> list[int]:
@@ -121,6 +139,6 @@ def choose(logits: torch.Tensor, contexts: Many[Context]) -> list[int]:
         else:
             drawn = noised_best(scores, context.sequence.seed, context.position)
             if not drawn:
-                raise LogitsError("the model gave logits that are not numbers: try --weights fp32")
+                raise LogitsError
             chosen += drawn
     return chosen

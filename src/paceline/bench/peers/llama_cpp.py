@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from paceline.bench.contest import Decoded
-from paceline.bench.curves import some_tokens
 from paceline.bench.peers.base import Material, Mode, Peer
 from paceline.bench.peers.gguf_file import FORMATS, gguf_file
+from paceline.engine.measure import some_tokens
 
 _BATCH = 512
 

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 from paceline.bench.contest import Decoded
-from paceline.bench.curves import some_tokens
 from paceline.bench.peers.base import Material, Mode, Peer
+from paceline.engine.measure import some_tokens
 from paceline.models.quiet import quiet
 
 
