@@ -20,11 +20,13 @@ _PRIOR = 4.0
 """How many observations a drafter's own word counts for."""
 _MEMORY = 400.0
 """Observations of a class remembered before older ones fade."""
+_SHORT_MEMORY = 80.0
+"""Those of a depth, which are to follow from one kind of request to the next."""
 _FADING = 0.93
 """What a step leaves of what a request has shown before: some fifteen steps count."""
 _FIRST = 0.6
 """How likely a token of a drafter is that was never seen at work."""
-_DOUBT = 3.0
+_DOUBT = 1.5
 """Expected hits of a request that must have come in, or failed to, before it is held to differ from others."""
 
 
@@ -34,11 +36,12 @@ class _Rate:
 
     hits: float
     trials: float
+    memory: float = _MEMORY
 
     def see(self, hit: bool) -> None:
         self.hits += hit
         self.trials += 1.0
-        if self.trials > _MEMORY:
+        if self.trials > self.memory:
             self.hits, self.trials = self.hits / 2, self.trials / 2
 
 
@@ -91,7 +94,7 @@ class Acceptance:
             rate.see(hit)
             levels = self._levels.setdefault(tree.sources[node], [])
             while len(levels) < min(tree.depth[node], _DEEPEST):
-                levels.append(_Rate(_PRIOR * _FIRST, _PRIOR))
+                levels.append(_Rate(_PRIOR * _FIRST, _PRIOR, _SHORT_MEMORY))
             levels[min(tree.depth[node], _DEEPEST) - 1].see(hit)
 
     def release(self, key: int) -> None:

@@ -77,10 +77,10 @@ class Costs:
 
     def drafted(self, part: str, depth: int, batch: int, seconds: float) -> None:
         """See what one drafter took for drafts of up to `depth` levels for `batch` sequences."""
-        known = self.drafts.setdefault(part, {})
-        before = known.get((depth, _bucket(batch)))
+        before = self.draft_s(part, depth, batch)
         # reading a whole prompt, once, says nothing of later drafts
-        known[depth, _bucket(batch)] = seconds if before is None else before + 0.1 * (min(seconds, 3 * before) - before)
+        latest = before + 0.1 * (min(seconds, 3 * before) - before) if before else seconds
+        self.drafts.setdefault(part, {})[depth, _bucket(batch)] = latest
 
     def draft_s(self, part: str, depth: int, batch: int) -> float:
         """Seconds that a draft of this depth for `batch` sequences is expected to take; 0.0 where none was measured.

@@ -1,7 +1,8 @@
 """Draws that are not the target's choice: drafts, acceptance tests, residuals; each from a stream of its own.
 
 A stream is keyed (seed, name, position behind the root, node, trial), never by the position-keyed noise alone: a draft that had
-seen the number with which it is judged would not be a sample of its proposal.
+seen the number with which it is judged would not be a sample of its proposal. Whoever draws twice at one node of one step says
+so by another name or trial.
 """
 
 from __future__ import annotations
@@ -18,32 +19,48 @@ def chance(sequence: Sequence, name: str, node: int, trial: int = 0) -> float:
     return uniform(stream(sequence.seed, name, node, trial), len(sequence.tokens))
 
 
+def happens(probability: float, sequence: Sequence, name: str, node: int, trial: int = 0) -> bool:
+    """Whether something comes about that does so with this probability."""
+    return chance(sequence, name, node, trial) < probability
+
+
 def drawn(probs: torch.Tensor, sequence: Sequence, name: str, node: int, trial: int = 0) -> int:
     """A token drawn from `probs`, [V], of any float type, not negative and with a sum above 0."""
-    scores = probs.double().log().float()
-    return noised_best(scores, stream(sequence.seed, name, node, trial), len(sequence.tokens))[0]
+    return _drawn(_scores(probs), sequence, name, node, trial)
+
+
+def likeliest(probs: torch.Tensor) -> int:
+    """The token of the largest probability, the first of equal ones: the hub, for who draws and who verifies alike."""
+    return int(probs.cpu().numpy().argmax())
 
 
 def siblings(probs: torch.Tensor, kind: Proposal, count: int, sequence: Sequence, name: str, node: int) -> list[int]:
     """Up to `count` children of a node drawn from its proposal in the way of `kind`, in the order of their draws.
 
     probs: float32 [V], a distribution. IID: independently. WITHOUT_REPLACEMENT: by the largest noised scores (Gumbel-top-k,
-    Kool et al., arXiv:1903.06059), fewer where the support ends. HUB: two, coupled as SpecHub asks (arXiv:2411.05289, section
-    3): the first is drawn; the second is the likeliest token, or, where the first was that one, drawn among the others.
+    Kool et al., arXiv:1903.06059), fewer where the support ends. HUB: two, coupled as SpecHub asks (arXiv:2411.05289):
+    the first is drawn; the second is the likeliest token, or, where the first was that one, drawn among the others.
     """
-    position = len(sequence.tokens)
+    scores = _scores(probs)
     if kind is Proposal.IID:
-        return [drawn(probs, sequence, name, node, trial) for trial in range(count)]
+        return [_drawn(scores, sequence, name, node, trial) for trial in range(count)]
     if kind is Proposal.WITHOUT_REPLACEMENT:
-        scores = probs.double().log().float()
-        return noised_best(scores, stream(sequence.seed, name, node), position, count)
+        return noised_best(scores, stream(sequence.seed, name, node), len(sequence.tokens), count)
     if kind is not Proposal.HUB:
         raise ValueError(f"tokens of kind {kind.name} are chosen, not drawn")
-    first, hub = drawn(probs, sequence, name, node), int(probs.argmax())
+    first, hub = _drawn(scores, sequence, name, node, 0), likeliest(probs)
     if count == 1:
         return [first]
     if first != hub:
         return [first, hub]
-    others = probs.clone()
-    others[hub] = 0.0
-    return [first, drawn(others, sequence, name, node, 1)] if bool(others.any()) else [first]
+    others = scores.clone()
+    others[hub] = -torch.inf
+    return [first, _drawn(others, sequence, name, node, 1)] if bool((others > -torch.inf).any()) else [first]
+
+
+def _scores(probs: torch.Tensor) -> torch.Tensor:
+    return probs.double().log().float()
+
+
+def _drawn(scores: torch.Tensor, sequence: Sequence, name: str, node: int, trial: int) -> int:
+    return noised_best(scores, stream(sequence.seed, name, node, trial), len(sequence.tokens))[0]

@@ -53,10 +53,24 @@ DRAFTERS = Registry(
     {
         "none": Row("paceline.drafters.none", "none"),
         "ngram": Row("paceline.drafters.ngram", "ngram:max=3,min=1"),
+        "suffix": Row("paceline.drafters.suffix", "suffix:past=400,nodes=8"),
         "model": Row("paceline.drafters.model", "model:{draft},width=2"),
     },
 )
-VERIFIERS = Registry("verifier", {"match": Row("paceline.verifiers.match", "match")})
+VERIFIERS = Registry(
+    "verifier",
+    {
+        "match": Row("paceline.verifiers.match", "match"),
+        "rejection": Row("paceline.verifiers.rejection", "rejection"),
+        "multi-round": Row("paceline.verifiers.multi_round", "multi-round:replacement=without"),
+        "k-seq": Row("paceline.verifiers.k_seq", "k-seq"),
+        "spechub": Row("paceline.verifiers.spechub", "spechub"),
+        "block": Row("paceline.verifiers.block", "block"),
+        "typical": Row("paceline.verifiers.typical", "typical:epsilon=0.09"),
+        "relaxed": Row("paceline.verifiers.relaxed", "relaxed:top=3,gap=1"),
+        "contrastive": Row("paceline.verifiers.contrastive", "contrastive:alpha=0.1,beta=0.5"),
+    },
+)
 POLICIES = Registry(
     "policy",
     {

@@ -61,6 +61,11 @@ class Part:
     budget: Budget
     costly: bool = False
 
+    @property
+    def width(self) -> int:
+        """Nodes per level that it asks for."""
+        return -(-self.budget.nodes // max(self.budget.depth, 1))
+
 
 UNKNOWN = 0.5
 """The confidence of a drafter that has no opinion."""

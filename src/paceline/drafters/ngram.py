@@ -1,40 +1,45 @@
-"""Prompt lookup: what followed the last few tokens when they stood in the text before.
+"""Prompt lookup: what followed the last few tokens wherever they stood in the text before.
 
-The whole committed text, prompt and answer, is indexed as it grows; the longest match wins, the most recent first, and several
-continuations of it make a tree.
+The whole committed text, prompt and answer, is indexed as it grows. Places where the longest part of the text's end stood come
+first, the latest before older ones, and behind them places of shorter matches. Each votes for what followed it, the more the
+longer its match and the later it stands, so a continuation that is met often outweighs one met once; what the votes make likely
+becomes a tree. A place near the end is read on as if the text repeated itself. A longer match drafts further, for confidence
+falls more slowly along it.
 
 Source: Saxena, Prompt Lookup Decoding (2023); Yang et al., Inference with Reference (arXiv:2304.04487), section 3.
 Proposals: POINT
 Taps: none
-Branching: TREE
+Branching: REPLAY, or TREE with matches above 1
 Trained: no
-Cost: one dictionary look-up per match length and new token, whatever the context length
+Cost: one dictionary look-up per match length and new token, and one per node, whatever the context length
 """
 
 from __future__ import annotations
 
-from array import array
-from collections.abc import Iterator, Sequence as Many
+from collections.abc import Sequence as Many
+from heapq import heappop, heappush
 from itertools import islice
-from sys import getsizeof
 from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from paceline.drafters.base import Drafter, Surroundings
+from paceline.occurrences import Occurrences
 from paceline.sequence import Sequence
 from paceline.tree import Budget, DraftTree, Proposal
 
 
 class Options(BaseModel):
-    """max, min: longest and shortest match, in tokens. matches: continuations that make the tree. depth: tokens of each."""
+    """max, min: longest and shortest match that is looked up, in tokens. matches: most continuations in a tree. depth, nodes:
+    tokens of the longest, and of all of them together."""
 
     model_config = ConfigDict(extra="forbid")
 
-    max: Annotated[int, Field(ge=1, le=32)] = 4
-    min: Annotated[int, Field(ge=1, le=32)] = 2
-    matches: Annotated[int, Field(ge=1, le=16)] = 2
-    depth: Annotated[int, Field(ge=1, le=64)] = 6
+    max: Annotated[int, Field(ge=1, le=32)] = 3
+    min: Annotated[int, Field(ge=1, le=32)] = 1
+    matches: Annotated[int, Field(ge=1, le=16)] = 3
+    depth: Annotated[int, Field(ge=1, le=64)] = 16
+    nodes: Annotated[int, Field(ge=1, le=256)] = 16
 
     @model_validator(mode="after")
     def _ordered(self) -> Options:
@@ -43,64 +48,20 @@ class Options(BaseModel):
         return self
 
 
-_LOOKED_AT = 16
-"""Matches looked at per step, the latest ones: bounds the work on a text that says one thing over and over."""
+_LOOKED_AT = 8
+"""Places that vote, and places looked at per match length: bounds the work on a text that says one thing over and over."""
+_LIKELY = (0.0, 0.3, 0.55, 0.68, 0.75, 0.8, 0.86, 0.88, 0.92, 0.93, 0.94, 0.95, 0.98)
+"""By length of the match, how often the next token was what followed it, measured over texts of the embedded model."""
+_LONGEST = len(_LIKELY) - 1
+_LENGTH_COUNTS = tuple(3.0 ** min(length, 8) for length in range(_LONGEST + 1))
+"""What a vote weighs by the length of its match."""
+_AGE_COUNTS = tuple(0.85**rank for rank in range(_LOOKED_AT))
+"""What a vote weighs by how many places stand before it."""
+_WORTH = 0.08
+"""A node is drafted if it comes true, its ancestors included, at least so often; about what a row costs beside a forward."""
 
-
-class _Index:
-    """Where every n-gram of one sequence ended last, and, per such end, where the same n-gram had ended before.
-
-    Grown token by token, so a step costs what it adds; it remembers the tokens it was grown from, so it can be cut back too.
-    """
-
-    def __init__(self, shortest: int, longest: int) -> None:
-        self.lengths = range(shortest, longest + 1)
-        self.tokens = array("i")
-        self.last: dict[tuple[int, ...], int] = {}
-        self.before = {n: array("i", [0]) for n in self.lengths}
-        """n -> per end its predecessor; 0 for none."""
-
-    def grow(self, tokens: list[int]) -> None:
-        """Take in what is new but for the last token: an n-gram is indexed once something follows it."""
-        last = self.last
-        for end in range(len(self.tokens) + 1, len(tokens)):
-            self.tokens.append(tokens[end - 1])
-            for n, before in self.before.items():
-                ngram = tuple(tokens[end - n : end]) if n <= end else ()
-                before.append(last.get(ngram, 0))
-                if ngram:
-                    last[ngram] = end
-
-    def truncate(self, size: int) -> None:
-        """Keep what `size` tokens have told, the last of them being followed by nothing yet."""
-        while len(self.tokens) > max(size - 1, 0):
-            end = len(self.tokens)
-            for n in self.lengths:
-                earlier = self.before[n].pop()
-                if earlier:
-                    self.last[tuple(self.tokens[end - n :])] = earlier
-                elif n <= end:
-                    del self.last[tuple(self.tokens[end - n :])]
-            self.tokens.pop()
-
-    def ends(self, ngram: tuple[int, ...]) -> Iterator[int]:
-        """Where this n-gram ended, the latest first."""
-        end = self.last.get(ngram, 0)
-        while end:
-            yield end
-            end = self.before[len(ngram)][end]
-
-    def copy(self) -> _Index:
-        other = _Index(self.lengths[0], self.lengths[-1])
-        other.tokens, other.last = self.tokens[:], dict(self.last)
-        other.before = {n: ends[:] for n, ends in self.before.items()}
-        return other
-
-    @property
-    def held_bytes(self) -> int:
-        # a tuple of n references with its header and collector's links, and the integer it leads to
-        ngrams = sum(56 + 8 * n + 32 for n in self.lengths) / len(self.lengths) * len(self.last)
-        return int(getsizeof(self.last) + ngrams + self.tokens.itemsize * len(self.tokens) * (1 + len(self.lengths)))
+_Vote = tuple[float, int, int]
+"""Weight, length of the match, and the place behind it."""
 
 
 class NgramDrafter(Drafter):
@@ -109,56 +70,91 @@ class NgramDrafter(Drafter):
 
     def __init__(self, options: Options) -> None:
         self.options = options
-        self.budget = Budget(nodes=options.depth * options.matches, depth=options.depth)
-        self._indices: dict[int, _Index] = {}
+        self.budget = Budget(nodes=options.nodes, depth=min(options.depth, options.nodes))
+        self._texts: dict[int, Occurrences] = {}
 
     def propose(self, sequences: Many[Sequence], budgets: Many[Budget]) -> list[DraftTree]:
         return [self._one(sequence, budget) for sequence, budget in zip(sequences, budgets, strict=True)]
 
     def _one(self, sequence: Sequence, budget: Budget) -> DraftTree:
-        index = self._indices.get(sequence.key)
-        if index is None:
-            index = self._indices[sequence.key] = _Index(self.options.min, self.options.max)
-        tokens = sequence.tokens
-        index.grow(tokens)
-        depth = min(budget.depth, self.options.depth)
-        paths: list[list[int]] = []
-        for n in reversed(index.lengths):
-            if len(tokens) >= n and depth:
-                paths = self._continuations(tokens, index.ends(tuple(tokens[-n:])), depth)
-            if paths:
-                break
-        return DraftTree.of_paths(sequence.root, paths, self.name, budget.nodes)
+        text = self._texts.get(sequence.key)
+        if text is None:
+            text = self._texts[sequence.key] = Occurrences(self.options.min, self.options.max)
+        text.grow(sequence.tokens)
+        votes = self._votes(text, sequence.tokens)
+        return self._tree(sequence.tokens, votes, budget.within(self.budget)) if votes else DraftTree.root(sequence.root)
 
-    def _continuations(self, tokens: list[int], ends: Iterator[int], depth: int) -> list[list[int]]:
-        """Up to `matches` different ones, whole ones first, else the latest: in a text that repeats itself closely the
-        latest match has hardly a continuation yet."""
-        paths: list[list[int]] = []
-        whole = 0
-        for end in islice(ends, _LOOKED_AT):
-            path = tokens[end : end + depth]
-            if path not in paths:
-                paths.append(path)
-                whole += len(path) == depth
-                if whole == self.options.matches:
-                    break
-        paths.sort(key=len, reverse=True)
-        return paths[: self.options.matches]
+    def _votes(self, text: Occurrences, tokens: list[int]) -> list[_Vote]:
+        """The places where the longest matches ended, the latest first, then those of shorter ones."""
+        found: list[tuple[int, int]] = []
+        for n in reversed(text.lengths):
+            for end in islice(text.ends(tokens, n), _LOOKED_AT):
+                length = _matched(tokens, end, n)
+                # a longer match than the one looked up was found under that one's own length, if there is one
+                if length == n or n == self.options.max:
+                    found.append((-length, -end))
+            if len(found) >= _LOOKED_AT:
+                break
+        found.sort()
+        ranked = zip(found, _AGE_COUNTS, strict=False)
+        return [(_LENGTH_COUNTS[-length] * age, -length, -end) for (length, end), age in ranked]
+
+    def _tree(self, tokens: list[int], votes: list[_Vote], budget: Budget) -> DraftTree:
+        """What the votes make likely, the likeliest node first."""
+        size, paths = len(tokens), self.options.matches
+        drafted, parents, held, leaf = [tokens[-1]], [-1], [1.0], [True]
+        # minus the chance with all ancestors, a number that keeps equals in order, parent, depth, token, confidence, votes
+        waiting: list[tuple[float, int, int, int, int, float, list[_Vote]]] = []
+        node, depth, chance, pushed = 0, 0, 1.0, 0
+        while True:
+            if depth < budget.depth and held[node] >= budget.floor:
+                # read on behind the end of the text as if it repeated itself from the place on
+                split: dict[int, list[_Vote]] = {}
+                for vote in votes:
+                    split.setdefault(tokens[vote[2] + depth % (size - vote[2])], []).append(vote)
+                best = _LIKELY[min(votes[0][1] + depth, _LONGEST)]
+                total = sum([vote[0] for vote in votes]) if len(split) > 1 else 0.0
+                for token, behind in split.items():
+                    confidence = best * sum([vote[0] for vote in behind]) / total if total else best
+                    if chance * confidence >= _WORTH:
+                        pushed += 1
+                        heappush(waiting, (-chance * confidence, pushed, node, depth + 1, token, confidence, behind))
+            while waiting and paths <= 1 and not leaf[waiting[0][2]]:
+                heappop(waiting)
+            if not waiting or len(drafted) > budget.nodes:
+                break
+            chance, _, parent, depth, token, confidence, votes = heappop(waiting)
+            paths -= not leaf[parent]
+            leaf[parent], chance, node = False, -chance, len(drafted)
+            drafted.append(token)
+            parents.append(parent)
+            held.append(confidence)
+            leaf.append(True)
+        sources = ("", *[self.name] * (len(drafted) - 1))
+        return DraftTree(tuple(drafted), tuple(parents), sources=sources, confidences=tuple(held))
 
     def truncate(self, key: int, length: int) -> None:
-        if key in self._indices:
-            self._indices[key].truncate(length)
+        if key in self._texts:
+            self._texts[key].truncate(length)
 
     def fork(self, key: int, new_key: int) -> None:
-        if key in self._indices:
-            self._indices[new_key] = self._indices[key].copy()
+        if key in self._texts:
+            self._texts[new_key] = self._texts[key].copy()
 
     def release(self, key: int) -> None:
-        self._indices.pop(key, None)
+        self._texts.pop(key, None)
 
     @property
     def held_bytes(self) -> int:
-        return sum(index.held_bytes for index in self._indices.values())
+        return sum(text.held_bytes for text in self._texts.values())
+
+
+def _matched(tokens: list[int], end: int, known: int) -> int:
+    """How many tokens before `end` are the last ones of the text; `known` of them are."""
+    length, longest, offset = known, min(_LONGEST, end), len(tokens) - end
+    while length < longest and tokens[end - length - 1] == tokens[end + offset - length - 1]:
+        length += 1
+    return length
 
 
 def build(options: Options, surroundings: Surroundings) -> NgramDrafter:

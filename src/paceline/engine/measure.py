@@ -78,8 +78,7 @@ class DraftOnce:
 
     def __call__(self, depth: int, batch: int) -> float:
         """Seconds of one draft of `depth` levels; the prompt was read before."""
-        width = -(-self._drafter.budget.nodes // max(self._drafter.budget.depth, 1))
-        budgets = [Budget(depth * width, depth)] * batch
+        budgets = [Budget(depth * self._drafter.part.width, depth)] * batch
         began = perf_counter()
         self._drafter.propose(self._sequences[:batch], budgets)
         return perf_counter() - began

@@ -10,10 +10,10 @@ import torch
 from torch.nn.functional import pad
 
 from paceline.cache.base import Branching, KVCache
-from paceline.sampling import Context, best
+from paceline.growth import Draft, Growth
 from paceline.sequence import Sequence
 from paceline.step import Feed, Step, Verdict
-from paceline.tree import DraftTree, Proposal
+from paceline.tree import Budget, DraftTree
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 """Formats in which every road holds weights."""
@@ -71,36 +71,55 @@ class LanguageModel(ABC):
     def extend(
         self,
         sequences: Many[Sequence],
-        depths: Many[int],
+        budgets: Many[Budget],
         cache: KVCache,
         *,
-        width: int = 1,
+        growth: Growth,
         vocab_size: int,
         source: str,
     ) -> list[DraftTree]:
-        """Draft with this model: per sequence a chain of up to `depth` tokens with its `width - 1` runners-up at each node.
+        """Draft with this model: per sequence a tree of the shape and kind that `growth` asks for, within its budget.
 
-        Tokens are this model's own choices under the request's sampling and, at a temperature, under the position's noise:
-        the siblings are those with the largest noised scores (POINT when greedy, else COUPLED). The cache is first fed what
-        it lacks, then the chain as it is drafted, and keeps both: whoever owns it truncates to what came true. A sequence
-        gets fewer tokens, down to none, where the context of this model ends. vocab_size: the target's; a draft's rows are
-        cut or padded to it, since checkpoints of one tokenizer may round their vocabulary differently.
+        Tokens are this model's choices under the request's sampling. POINT and COUPLED: those with the largest scores, the
+        position's noise included or not. Kinds that are drawn: `draws.siblings` of the distribution that the tree records.
+        Confidences are the model's own: the softmax of what it chose by. Behind a token held less likely than the budget's floor
+        a draft stops. A sequence gets fewer tokens, down to none, where the context of this model ends. vocab_size: the
+        target's; rows are cut or padded to it, since checkpoints of one tokenizer may round their vocabulary differently.
+
+        The cache is first fed what it lacks. A draft that does not fork is fed and cached as it grows; of one that does the
+        first children are kept at the end: whoever owns the cache truncates it to what came true.
         """
         drafts = [
-            _Draft(sequence, min(depth, self.context_length - len(sequence.tokens) + 1))
-            for sequence, depth in zip(sequences, depths, strict=True)
+            # what shows its distribution behind the last token too feeds that one as well
+            Draft(sequence, budget.within(Budget(budget.nodes, self.room(sequence, cache) - growth.amateur)), growth, source)
+            for sequence, budget in zip(sequences, budgets, strict=True)
         ]
-        live = [draft for draft in drafts if draft.depth > 0]
-        feeds: dict[int, tuple[int, ...]] = {id(d): tuple(d.sequence.tokens[cache.length(d.sequence.key) :]) for d in live}
+        live = [draft for draft in drafts if draft.asked]
+        self._catch_up([draft.sequence for draft in live], cache)
         while live:
-            logits = self.logits_after([(d.sequence, feeds[id(d)]) for d in live], cache)
+            for draft in live:
+                if draft.forks:
+                    cache.truncate(draft.sequence.key, len(draft.sequence.tokens) - 1)
+            step = Step.of([draft.feed(cache.length(draft.sequence.key)) for draft in live])
+            cache.stage(step)
+            logits = self.score(step, cache).logits
             if self.vocab_size != vocab_size:
                 logits = pad(logits, (0, vocab_size - self.vocab_size), value=-torch.inf)
-            for draft, row in zip(live, logits, strict=True):
-                draft.grow(row, width)
-            live = [draft for draft in live if len(draft.chain) < draft.depth]
-            feeds = {id(d): (d.chain[-1],) for d in live}
-        return [draft.tree(source) for draft in drafts]
+            for draft, rows in zip(live, logits.split([segment.nodes for segment in step.segments]), strict=True):
+                draft.grow(rows[-len(draft.asked) :])
+            cache.commit([draft.kept() for draft in live])
+            live = [draft for draft in live if draft.asked]
+        return [draft.tree() for draft in drafts]
+
+    def room(self, sequence: Sequence, cache: KVCache) -> int:
+        """Levels that can be drafted before the context of this model ends, 0 or less for none; the last one is never fed."""
+        return self.context_length - len(sequence.tokens) + 1
+
+    def _catch_up(self, sequences: Many[Sequence], cache: KVCache) -> None:
+        """Feed all that is missing but for the last tokens, where it is more than one forward should take."""
+        missing = [(sequence, tuple(sequence.tokens[cache.length(sequence.key) : -1])) for sequence in sequences]
+        if sum(len(tokens) for _, tokens in missing) > _PIECE:
+            self.logits_after([(sequence, tokens) for sequence, tokens in missing if tokens], cache)
 
     def logits_after(self, feeds: Many[tuple[Sequence, tuple[int, ...]]], cache: KVCache) -> torch.Tensor:
         """Feed and commit tokens behind what is cached, in bounded pieces; float32 [S, V], the logits after the last ones.
@@ -129,29 +148,3 @@ class LanguageModel(ABC):
 _PIECE = 512
 """Rows of one forward while a drafter catches up with a long prompt: bounds its memory, not its result."""
 
-
-class _Draft:
-    """One sequence's draft while it grows: a chain, and at each of its nodes the siblings that were runners-up."""
-
-    def __init__(self, sequence: Sequence, depth: int) -> None:
-        self.sequence, self.depth = sequence, depth
-        self.chain: list[int] = []
-        self.tokens, self.parents = [sequence.root], [-1]
-        self.tip = 0
-
-    def grow(self, logits: torch.Tensor, width: int) -> None:
-        """Hang the `width` best children under the tip and go on from the best. logits: float32 [V]."""
-        children = best(logits, Context(self.sequence, tuple(self.chain)), width)
-        if not children:
-            # logits that are not numbers end the draft, not the request
-            self.depth = len(self.chain)
-            return
-        parent, self.tip = self.tip, len(self.tokens)
-        self.tokens += children
-        self.parents += [parent] * len(children)
-        self.chain.append(children[0])
-
-    def tree(self, source: str) -> DraftTree:
-        kind = Proposal.POINT if self.sequence.params.temperature == 0.0 else Proposal.COUPLED
-        sources = ("", *[source] * (len(self.tokens) - 1))
-        return DraftTree(tuple(self.tokens), tuple(self.parents), kind, sources=sources)

@@ -96,20 +96,24 @@ class NativeModel(LanguageModel):
     def extend(  # pyright: ignore[reportIncompatibleMethodOverride]
         self,
         sequences: Many[Sequence],
-        depths: Many[int],
+        budgets: Many[Budget],
         cache: PanelCache,
         *,
-        width: int = 1,
+        growth: Growth,
         vocab_size: int,
         source: str,
     ) -> list[DraftTree]:
-        """As `LanguageModel.extend`; chains under no more than a temperature are drafted in one call."""
-        if width > 1 or not all(_only_temperature(sequence.params) for sequence in sequences):
-            return super().extend(sequences, depths, cache, width=width, vocab_size=vocab_size, source=source)
-        bounded = [min(d, self.context_length - len(s.tokens) + 1) for s, d in zip(sequences, depths, strict=True)]
-        live = [(sequence, depth) for sequence, depth in zip(sequences, bounded, strict=True) if depth > 0]
-        chains = dict(zip((s.key for s, _ in live), self._chains(live, cache, vocab_size), strict=True)) if live else {}
-        return [_chain(sequence, chains.get(sequence.key, []), source) for sequence in sequences]
+        """As `LanguageModel.extend`; chains of choices under no more than a temperature are drafted in one call."""
+        if not growth.is_chain or growth.amateur or not all(_compiled(sequence.params, growth.kind) for sequence in sequences):
+            return super().extend(sequences, budgets, cache, growth=growth, vocab_size=vocab_size, source=source)
+        bounded = [
+            replace(budget, depth=min(budget.depth, budget.nodes, growth.depth, self.room(sequence, cache)))
+            for sequence, budget in zip(sequences, budgets, strict=True)
+        ]
+        live = [(sequence, budget) for sequence, budget in zip(sequences, bounded, strict=True) if budget.depth > 0]
+        chains = self._chains(live, cache, growth.kind, vocab_size) if live else []
+        found = dict(zip((sequence.key for sequence, _ in live), chains, strict=True))
+        return [_chain(sequence, *found.get(sequence.key, ((), ())), growth.kind, source) for sequence in sequences]
 
     def _chains(self, live: list[tuple[Sequence, int]], cache: PanelCache, vocab_size: int) -> list[list[int]]:
         """A chain of `depth` tokens for each (sequence, depth), fewer where logits are not numbers."""

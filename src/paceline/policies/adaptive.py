@@ -32,9 +32,11 @@ _LEARN = 0.15
 """Weight of the latest account of a look-up."""
 _LONGEST_PAUSE = 64
 """Steps between two trials of a look-up that does not pay."""
-_FIRST_TRIAL, _RAREST_TRIAL = 32, 256
-"""Steps until a costly drafter that is not worth it is tried again, at first and at most."""
-_TRIED_LEVELS = 2
+_TRIED_LEVELS = 3
+_TRIAL_SHARE = 0.01
+"""Share of all time that may go into trying a costly drafter where it is not thought to be worth it."""
+_LONGEST_REST = 8
+"""Steps for which the decision that nobody asks a costly drafter may stand."""
 _HOPEFUL = 8
 """One request in so many begins by asking a look-up that did not pay of late."""
 _SMOOTH = 0.1
@@ -62,21 +64,23 @@ class _Account:
 
 
 @dataclass
-class _Trials:
-    """When a costly drafter that is not worth it is tried again: ever more rarely while it stays so."""
+class _Rest:
+    """The decision that nobody asks a costly drafter stands for some steps, longer each time, while the batch is as it was."""
 
-    wait: int = _FIRST_TRIAL
-    pause: int = _FIRST_TRIAL
+    left: int = 0
+    length: int = 0
+    batch: int = 0
 
-    def worth(self) -> None:
-        self.wait = self.pause = _FIRST_TRIAL
+    def goes_on(self, batch: int) -> bool:
+        self.left -= 1
+        return self.left >= 0 and batch == self.batch
 
-    def due(self) -> bool:
-        self.wait -= 1
-        if self.wait > 0:
-            return False
-        self.wait = self.pause = min(2 * self.pause, _RAREST_TRIAL)
-        return True
+    def decided(self, batch: int, asked: bool) -> None:
+        if asked:
+            self.left = self.length = 0
+        elif self.left < 0 or batch != self.batch:
+            self.length = min(self.length + 1, _LONGEST_REST)
+            self.left, self.batch = self.length, batch
 
 
 class AdaptivePolicy(Policy):
@@ -89,7 +93,10 @@ class AdaptivePolicy(Policy):
         self._usual: dict[str, float] = {}
         """Look-up -> seconds that asking it brings, over all requests."""
         self._begun: dict[str, int] = {}
-        self._trials: dict[str, _Trials] = {}
+        self._tried: dict[str, dict[int, int]] = {}
+        """Costly drafter -> request -> the step in which it was last asked for it."""
+        self._rests: dict[str, _Rest] = {}
+        self._steps, self._decoding_s, self._trials_s = 0, 0.0, 0.0
         self._asked: list[tuple[int, Part]] = []
         self._batch = 0
         self._drafted_s = 0.0
@@ -121,12 +128,27 @@ class AdaptivePolicy(Policy):
         return account
 
     def _deep(self, part: Part, sequences: Many[Sequence], trees: Many[DraftTree]) -> list[Budget]:
-        """The depth, and the sequences, with the most expected tokens per second."""
+        """Budgets for the depth, and the sequences, with the most expected tokens per second."""
+        rest = self._rests.setdefault(part.name, _Rest())
+        depth, chosen = (0, ()) if rest.goes_on(len(sequences)) else self._best(part, sequences, trees)
+        rest.decided(len(sequences), bool(chosen))
+        tried = self._tried.setdefault(part.name, {})
+        if not chosen:
+            depth, chosen = self._trial(part, sequences, sum(map(len, trees)), tried)
+        granted = [NOTHING] * len(sequences)
+        for at in chosen:
+            granted[at] = Budget(depth * part.width, depth)
+            tried[sequences[at].key] = self._steps
+        if chosen:
+            self._drafted_s += self.costs.draft_s(part.name, depth, len(chosen))
+        return granted
+
+    def _best(self, part: Part, sequences: Many[Sequence], trees: Many[DraftTree]) -> tuple[int, Many[int]]:
+        """The depth, and the places of the sequences, with the most expected tokens per second; depth 0 for none."""
         rows = sum(map(len, trees))
         before = [_levels(tree, part.budget.depth) for tree in trees]
         # what the trees so far are expected to emit, the target's own token of every sequence included
         tokens = len(trees) + sum(map(sum, before))
-        width = -(-part.budget.nodes // max(part.budget.depth, 1))
         gains = [
             list(accumulate(map(_more, accumulate(self._chain(sequence, part), _times), levels)))
             for sequence, levels in zip(sequences, before, strict=True)
@@ -134,23 +156,25 @@ class AdaptivePolicy(Policy):
         best, depth, chosen = tokens / max(self._time(rows), 1e-9), 0, ()
         for level in range(1, part.budget.depth + 1):
             order = sorted(range(len(gains)), key=lambda at, level=level: -gains[at][level - 1])
-            gained = 0.0
-            for count, at in enumerate(order, 1):
-                gained += gains[at][level - 1]
-                seconds = self._time(rows + count * level * width) + self.costs.draft_s(part.name, level, count)
-                if (tokens + gained) / max(seconds, 1e-9) > best:
-                    best, depth, chosen = (tokens + gained) / max(seconds, 1e-9), level, tuple(order[:count])
-        trials = self._trials.setdefault(part.name, _Trials())
-        if depth:
-            trials.worth()
-        elif trials.due():
-            depth, chosen = min(_TRIED_LEVELS, part.budget.depth), (trials.pause % len(sequences),)
-        granted = [NOTHING] * len(sequences)
-        for at in chosen:
-            granted[at] = Budget(depth * width, depth)
-        if chosen:
-            self._drafted_s += self.costs.draft_s(part.name, depth, len(chosen))
-        return granted
+            gained = list(accumulate(gains[at][level - 1] for at in order))
+            for count in _sizes(len(order)):
+                seconds = self._time(rows + count * level * part.width) + self.costs.draft_s(part.name, level, count)
+                rate = (tokens + gained[count - 1]) / max(seconds, 1e-9)
+                if rate > best:
+                    best, depth, chosen = rate, level, order[:count]
+        return depth, chosen
+
+    def _trial(self, part: Part, sequences: Many[Sequence], rows: int, tried: dict[int, int]) -> tuple[int, Many[int]]:
+        """One sequence to try a drafter on that is not thought to be worth it, if enough time has passed: so it can come back.
+
+        A request that was never tried goes first, then the one tried longest ago.
+        """
+        depth = min(_TRIED_LEVELS, part.budget.depth)
+        cost_s = self.costs.draft_s(part.name, depth, 1) + self.costs.curve(rows + depth) - self.costs.curve(rows)
+        if self._trials_s + cost_s > _TRIAL_SHARE * self._decoding_s:
+            return 0, ()
+        self._trials_s += cost_s
+        return depth, (min(range(len(sequences)), key=lambda at: tried.get(sequences[at].key, -1)),)
 
     def _chain(self, sequence: Sequence, part: Part) -> list[float]:
         return self.acceptance.of_chain(sequence.key, part.name, part.budget.depth)
@@ -185,6 +209,8 @@ class AdaptivePolicy(Policy):
         # the parts of a draft that are not a costly drafter's are part of every step
         other = timings.verify_s + timings.commit_s
         self._other_s = other if not self._other_s else self._other_s + _SMOOTH * (other - self._other_s)
+        self._steps += 1
+        self._decoding_s += timings.draft_s + timings.forward_s + other
         emitted = sum(len(verdict.tokens) for verdict in verdicts) or len(verdicts)
         token_s = (timings.draft_s + timings.forward_s + other) / emitted
         self._token_s = token_s if not self._token_s else self._token_s + _SMOOTH * (token_s - self._token_s)
@@ -213,6 +239,8 @@ class AdaptivePolicy(Policy):
 
     def release(self, key: int) -> None:
         self._accounts.pop(key, None)
+        for tried in self._tried.values():
+            tried.pop(key, None)
 
 
 def _chances(tree: DraftTree) -> list[float]:
@@ -231,6 +259,11 @@ def _levels(tree: DraftTree, depth: int) -> list[float]:
             if 0 < level <= depth:
                 levels[level - 1] += chance
     return levels
+
+
+def _sizes(count: int) -> list[int]:
+    """Powers of two up to `count`, and itself: how many sequences of a batch may be worth a draft."""
+    return [1 << bit for bit in range((count - 1).bit_length())] + [count]
 
 
 def _times(left: float, right: float) -> float:

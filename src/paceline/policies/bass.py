@@ -62,8 +62,7 @@ class BassPolicy(Policy):
     def budgets(self, part: Part, sequences: Many[Sequence], trees: Many[DraftTree]) -> list[Budget]:
         depth = min(self.length, part.budget.depth)
         self._drafted = max(self._drafted, depth)
-        width = -(-part.budget.nodes // max(part.budget.depth, 1))
-        return [Budget(depth * width, depth)] * len(sequences)
+        return [Budget(depth * part.width, depth)] * len(sequences)
 
     def observe(self, sequences: Many[Sequence], trees: Many[DraftTree], verdicts: Many[Verdict], timings: Timings) -> None:
         if verdicts and self._drafted:

@@ -1,16 +1,27 @@
-"""Verifier: a pure function from the target's scores to verdicts, and what it promises about them."""
+"""Verifier: a pure function from the target's scores to verdicts, and what it promises about them.
+
+Three ways to a verdict are shared. `follow_choices` goes where the target's own choices lead; greedy, every exact rule does
+that. `NodeByNode` tests the children of a node one after another and walks on from the one that was accepted: most rules that
+keep the law differ only in the tests. `LongestPath` takes the longest path of tokens that are good enough: the lossy rules
+differ only in what is good enough.
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence as Many
+from collections.abc import Callable, Iterator, Mapping, Sequence as Many
 from enum import Enum
+from itertools import islice
 
+import numpy as np
 import torch
 
+from paceline.draws import drawn, happens
+from paceline.sampling import Context, choose, probabilities, target_scores
 from paceline.sequence import Sequence
 from paceline.step import Verdict
 from paceline.tree import DraftTree, Proposal
+from paceline.trials import Group, Trials, groups_below, recursive
 
 
 class Exactness(Enum):
@@ -26,14 +37,173 @@ class Verifier(ABC):
     """exactness: per kind of proposal, at a temperature; every exact rule keeps the text when greedy.
 
     prefers: kinds a drafter should produce for it, the best first; POINT can always be had. amateur: True where it needs the
-    drafter's own distribution, untouched by sampling parameters, at every node, those without children included.
+    drafter's own distribution, untouched by sampling parameters, at every node, those without children included. law: whose
+    distribution the tokens have, the target's own or one made from it.
     """
 
     name: str
     exactness: Mapping[Proposal, Exactness]
     prefers: tuple[Proposal, ...] = (Proposal.COUPLED, Proposal.POINT)
     amateur: bool = False
+    law: str = "target"
 
     @abstractmethod
     def __call__(self, sequences: Many[Sequence], trees: Many[DraftTree], logits: Many[torch.Tensor]) -> list[Verdict]:
         """One verdict per sequence. logits: per sequence float32 [N, V], the target's at every candidate of its tree."""
+
+
+class NodeByNode(Verifier):
+    """Tests the children of a node in turn; a subclass says with which probabilities (`tested`).
+
+    The law is kept for every kind of proposal. Drawn tokens are tested against what they were drawn from. All others count as
+    point masses, also those COUPLED by the position's noise: no test here reads that noise, so given the noise they are as
+    fixed as any choice, and the law holds under every noise. All chance comes from streams of its own, keyed by node.
+    """
+
+    exactness = dict.fromkeys(Proposal, Exactness.LAW)
+
+    def __call__(self, sequences: Many[Sequence], trees: Many[DraftTree], logits: Many[torch.Tensor]) -> list[Verdict]:
+        return greedy_or(self.walked, sequences, trees, logits)
+
+    def tested(self, target_probs: np.ndarray, group: Group) -> Trials:
+        """The tests of children that one source chose together. target_probs: float64 [V]."""
+        return recursive(target_probs, group)
+
+    def trials(self, target_probs: np.ndarray, groups: Iterator[Group]) -> Trials:
+        """The tests of all children of a node: what one group leaves of the target is the target of the next."""
+        for group in groups:
+            target_probs = yield from self.tested(target_probs, group)
+        return target_probs
+
+    def target_probs(
+        self, sequence: Sequence, ancestors: tuple[int, ...], row: torch.Tensor, amateur: torch.Tensor | None
+    ) -> np.ndarray:
+        """float64 [V]: the law at one node. row: its logits, float32 [V]. amateur: the drafter's distribution there, float32
+        [V], where the rule asks for it and there is one."""
+        return probabilities(target_scores(row, Context(sequence, ancestors)))
+
+    def walked(self, sequence: Sequence, tree: DraftTree, logits: torch.Tensor) -> Verdict:
+        """The verdict on one tree. logits: float32 [N, V]."""
+        tip, twins, tokens = 0, (0,), ()
+        while True:
+            law = self.target_probs(sequence, tokens, logits[tip], _shown(tree, twins) if self.amateur else None)
+            child, law = _settled(self.trials(law, groups_below(tree, twins)), sequence)
+            if child is None:
+                last = drawn(torch.from_numpy(law), sequence, "residual", tip)
+                path = tree.path(tip)
+                return Verdict(path, (*tokens, last), len(path))
+            token = tree.tokens[child]
+            # equal siblings stand for the same text: what was drafted behind any of them was drafted behind this one
+            equal = [node for at in twins for node in tree.siblings[at] if tree.tokens[node] == token and node != child]
+            tip, twins, tokens = child, (child, *equal), (*tokens, token)
+
+
+def _shown(tree: DraftTree, nodes: Many[int]) -> torch.Tensor | None:
+    return next((row for (at, _), row in tree.proposals.items() if at in nodes), None)
+
+
+def _settled(trials: Trials, sequence: Sequence) -> tuple[int | None, np.ndarray]:
+    """The child that was accepted, if any, and the law of what is emitted if none was."""
+    try:
+        while True:
+            child, probability = next(trials)
+            if happens(probability, sequence, "accept", child):
+                return child, np.empty(0)
+    except StopIteration as ended:
+        return None, ended.value
+
+
+class LongestPath(Verifier):
+    """Accepts every token that is good enough behind accepted ones, and takes the longest path; of equally long ones that with
+    the largest probability. Lossy."""
+
+    exactness: Mapping[Proposal, Exactness] = {}
+    prefers = (Proposal.POINT,)
+
+    def __call__(self, sequences: Many[Sequence], trees: Many[DraftTree], logits: Many[torch.Tensor]) -> list[Verdict]:
+        return [self.longest(*one) for one in zip(sequences, trees, logits, strict=True)]
+
+    @abstractmethod
+    def worth(self, scores: torch.Tensor) -> np.ndarray:
+        """float64 [V]: the log-probability of every token that is good enough, -inf for the others. scores: those of
+        `target_scores`, float32 [V]."""
+
+    @abstractmethod
+    def last(self, row: torch.Tensor, context: Context) -> int:
+        """The token that is emitted behind the accepted path. row: logits, float32 [V]."""
+
+    def longest(self, sequence: Sequence, tree: DraftTree, logits: torch.Tensor) -> Verdict:
+        """The verdict on one tree. logits: float32 [N, V]."""
+        totals: dict[int, float] = {0: 0.0}
+        texts: dict[int, tuple[int, ...]] = {0: ()}
+        worth: dict[int, np.ndarray] = {}
+        for node in range(1, tree.candidates):
+            parent, token = tree.parents[node], tree.tokens[node]
+            if parent not in totals:
+                continue
+            if parent not in worth:
+                worth[parent] = self.worth(target_scores(logits[parent], Context(sequence, texts[parent])))
+            if (value := worth[parent][token]) > -np.inf:
+                totals[node], texts[node] = totals[parent] + value, (*texts[parent], token)
+        tip = max(totals, key=lambda node: (tree.depth[node], totals[node]))
+        path, text = tree.path(tip), texts[tip]
+        return Verdict(path, (*text, self.last(logits[tip], Context(sequence, text))), len(path))
+
+
+def greedy_or(
+    sampled: Callable[[Sequence, DraftTree, torch.Tensor], Verdict],
+    sequences: Many[Sequence],
+    trees: Many[DraftTree],
+    logits: Many[torch.Tensor],
+) -> list[Verdict]:
+    """One verdict per sequence: the target's own choices where it is greedy, else what `sampled` says."""
+    work = list(zip(sequences, trees, logits, strict=True))
+    greedy = [one for one in work if one[0].params.temperature == 0.0]
+    if not greedy:
+        return [sampled(*one) for one in work]
+    followed = iter(follow_choices(*zip(*greedy, strict=True)))
+    return [next(followed) if one[0].params.temperature == 0.0 else sampled(*one) for one in work]
+
+
+def follow_choices(sequences: Many[Sequence], trees: Many[DraftTree], logits: Many[torch.Tensor]) -> list[Verdict]:
+    """Walk from the root to the child that carries the token plain decoding picks, as far as there is one; one verdict each."""
+    if all(sequence.params.plain_greedy for sequence in sequences):
+        return [_followed(tree, choice) for tree, choice in zip(trees, _greedy_choices(logits), strict=True)]
+    return _level_by_level(sequences, trees, logits)
+
+
+def _greedy_choices(logits: Many[torch.Tensor]) -> list[Callable[[int], int]]:
+    """Per sequence, node -> the target's token there. A CPU reads only the rows that are asked for; a device answers once."""
+    if logits[0].device.type == "cpu":
+        # torch takes over ten times as long as numpy to find the largest of a row
+        return [lambda node, rows=rows.numpy(): int(rows[node].argmax()) for rows in logits]
+    chosen = iter(torch.cat(list(logits)).argmax(-1).tolist())
+    return [list(islice(chosen, len(rows))).__getitem__ for rows in logits]
+
+
+def _followed(tree: DraftTree, choice: Callable[[int], int]) -> Verdict:
+    path, tokens, node = [], [choice(0)], 0
+    while (child := tree.children[node].get(tokens[-1])) is not None:
+        path.append(child)
+        tokens.append(choice(child))
+        node = child
+    return Verdict(tuple(path), tuple(tokens), len(path))
+
+
+def _level_by_level(sequences: Many[Sequence], trees: Many[DraftTree], logits: Many[torch.Tensor]) -> list[Verdict]:
+    """Choose only at the nodes the walks reach, one level of all sequences at a time: sampling a row is not free."""
+    paths: list[list[int]] = [[] for _ in sequences]
+    tokens: list[list[int]] = [[] for _ in sequences]
+    live = dict.fromkeys(range(len(sequences)), 0)
+    while live:
+        # a single row needs no copy
+        rows = [logits[i][node] for i, node in live.items()]
+        rows = torch.stack(rows) if len(rows) > 1 else rows[0][None]
+        contexts = [Context(sequences[i], tuple(tokens[i])) for i in live]
+        for i, token in zip(list(live), choose(rows, contexts), strict=True):
+            tokens[i].append(token)
+            child = trees[i].children[live.pop(i)].get(token)
+            if child is not None:
+                paths[i].append(child)
+                live[i] = child
+    return [Verdict(tuple(p), tuple(t), len(p)) for p, t in zip(paths, tokens, strict=True)]
