@@ -75,12 +75,15 @@ class Costs:
         if decoding:
             self.curve.see(rows, timings.forward_s)
 
+    def measured(self, part: str, depth: int, batch: int, seconds: float) -> None:
+        """Set what such a draft takes, measured on its own."""
+        self.drafts.setdefault(part, {})[depth, _bucket(batch)] = seconds
+
     def drafted(self, part: str, depth: int, batch: int, seconds: float) -> None:
         """See what one drafter took for drafts of up to `depth` levels for `batch` sequences."""
         before = self.draft_s(part, depth, batch)
         # reading a whole prompt, once, says nothing of later drafts
-        latest = before + 0.1 * (min(seconds, 3 * before) - before) if before else seconds
-        self.drafts.setdefault(part, {})[depth, _bucket(batch)] = latest
+        self.measured(part, depth, batch, before + 0.1 * (min(seconds, 3 * before) - before) if before else seconds)
 
     def draft_s(self, part: str, depth: int, batch: int) -> float:
         """Seconds that a draft of this depth for `batch` sequences is expected to take; 0.0 where none was measured.

@@ -112,7 +112,7 @@ def _measure(speculative: Speculative, context: int) -> None:
         for batch in _BATCHES:
             for depth in sorted({1, part.budget.depth}):
                 if perf_counter() - began < 2 * _PATIENCE_S:
-                    costs.drafted(part.name, depth, batch, _fastest(draft, depth, batch))
+                    costs.measured(part.name, depth, batch, _fastest(draft, depth, batch))
         draft.close()
 
 
@@ -143,7 +143,7 @@ def _read(file: Path, costs: Costs) -> bool:
     for rows, seconds in curve:
         costs.curve.put(rows, seconds)
     for part, depth, batch, seconds in drafts:
-        costs.drafted(part, depth, batch, seconds)
+        costs.measured(part, depth, batch, seconds)
     return True
 
 

@@ -1,0 +1,101 @@
+"""Acceptance: probabilities that are learnt from the text, by drafter, depth, confidence and request."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+
+from paceline.acceptance import Acceptance, expected_tokens
+from paceline.tree import DraftTree
+
+
+def chain(tokens: list[int], confidence: float = 0.5, source: str = "a") -> DraftTree:
+    return DraftTree.chain(9, tokens, source, confidences=[confidence] * len(tokens))
+
+
+def test_what_a_drafter_says_is_believed_until_it_is_known_better() -> None:
+    rated = Acceptance().rated(1, chain([1, 2], 0.8))
+    assert rated.confidences == (1.0, 0.8, 0.8)
+    assert rated.tokens == (9, 1, 2)
+
+
+def test_rates_are_learnt_by_confidence_and_depth() -> None:
+    learnt, stream = Acceptance(), Random(3)
+    for key in range(3000):
+        sure = stream.random() < 0.5
+        first, second = stream.random() < (0.9 if sure else 0.2), stream.random() < 0.4
+        emitted = [1 if first else 5] + ([2 if second else 5] if first else [])
+        learnt.observe(key, chain([1, 2], 0.95 if sure else 0.15), emitted)
+    sure, unsure = (learnt.rated(-1, chain([1, 2], c)).confidences for c in (0.95, 0.15))
+    assert sure[1:] == pytest.approx((0.9, 0.4), abs=0.07)
+    assert unsure[1:] == pytest.approx((0.2, 0.4), abs=0.09)
+
+
+def test_a_request_that_differs_is_told_apart_and_forgotten_when_it_ends() -> None:
+    learnt = Acceptance()
+    for key in range(200):
+        learnt.observe(key, chain([1]), [1 if key % 2 else 5])
+    for _ in range(10):
+        learnt.observe(777, chain([1]), [5])
+    bad, other = (learnt.rated(key, chain([1])).confidences[1] for key in (777, 778))
+    assert bad < 0.5 * other
+    assert learnt.of_chain(777, "a", 3)[0] < 0.5 * learnt.of_chain(778, "a", 3)[0]
+    learnt.release(777)
+    assert learnt.rated(777, chain([1])).confidences[1] == pytest.approx(learnt.rated(778, chain([1])).confidences[1])
+
+
+def test_nodes_are_judged_as_far_as_the_text_tells() -> None:
+    learnt = Acceptance()
+    tree = DraftTree((9, 1, 2, 3), (-1, 0, 0, 1), sources=("", "a", "a", "a"), confidences=(1.0, 0.55, 0.25, 0.55))
+    for _ in range(50):
+        # the second child came true: nothing is known of what hangs below the first
+        learnt.observe(1, tree, [2])
+    learnt.release(1)
+    first, second, below = learnt.rated(2, tree).confidences[1:]
+    assert first < 0.1
+    assert second > 0.9
+    assert below == 0.55
+
+
+def test_drafters_do_not_answer_for_each_other() -> None:
+    learnt = Acceptance()
+    for _ in range(50):
+        learnt.observe(1, chain([1], source="a"), [5])
+    assert learnt.rated(1, chain([1], source="b")).confidences[1] == 0.5
+
+
+def test_what_was_never_drafted_is_taken_to_go_on_as_it_went() -> None:
+    learnt = Acceptance()
+    hopeful = learnt.of_chain(1, "a", 4)
+    assert hopeful == [hopeful[0]] * 4
+    assert hopeful[0] > 0.5
+    for _ in range(100):
+        learnt.observe(1, chain([1]), [5])
+    assert learnt.of_chain(1, "a", 3)[2] < 0.05
+
+
+@pytest.mark.parametrize(("chance", "depth"), [(0.6, 2), (0.7, 3), (0.8, 5), (0.9, 10)])
+def test_the_expected_tokens_of_a_chain_are_those_of_leviathan(chance: float, depth: int) -> None:
+    expected = (1 - chance ** (depth + 1)) / (1 - chance)
+    assert expected_tokens(chain([1] * depth, chance)) == pytest.approx(expected)
+
+
+def test_the_expected_tokens_of_a_tree_are_those_of_a_simulation() -> None:
+    tree = DraftTree((9, 1, 2, 3, 1), (-1, 0, 0, 1, 2), confidences=(1.0, 0.6, 0.3, 0.5, 0.9))
+    stream, emitted, runs = Random(5), 0, 40_000
+    for _ in range(runs):
+        node, emitted = 0, emitted + 1
+        while tree.siblings[node]:
+            draw, taken = stream.random(), None
+            for child in tree.siblings[node]:
+                draw -= tree.confidences[child]
+                if draw < 0:
+                    taken = child
+                    break
+            if taken is None:
+                break
+            node, emitted = taken, emitted + 1
+    assert emitted / runs == pytest.approx(expected_tokens(tree), abs=0.02)
+    window = DraftTree((9, 1, 2), (-1, 0, 0), confidences=(1.0, 0.6, 0.6), probes=1)
+    assert expected_tokens(window) == pytest.approx(1.6)

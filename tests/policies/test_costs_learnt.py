@@ -1,0 +1,67 @@
+"""What steps cost: a curve by rows and times of drafts that follow the machine."""
+
+from __future__ import annotations
+
+import pytest
+
+from paceline.costs import Costs
+from paceline.forward_curve import ForwardCurve
+
+
+def curve(points: dict[int, float]) -> ForwardCurve:
+    made = ForwardCurve()
+    for rows, seconds in points.items():
+        made.put(rows, seconds)
+    return made
+
+
+def test_a_curve_is_linear_between_its_points_and_in_proportion_behind_them() -> None:
+    made = curve({1: 1.0, 4: 1.3, 8: 2.5})
+    assert [made(rows) for rows in (1, 2, 4, 6, 8, 16)] == pytest.approx([1.0, 1.1, 1.3, 1.9, 2.5, 5.0])
+
+
+def test_a_single_point_leaves_a_cautious_guess() -> None:
+    assert ForwardCurve()(5) == 0.0
+    made = curve({1: 1.0})
+    assert 1.0 < made(4) < made(8) < 2.0
+
+
+def test_a_curve_follows_a_machine_that_slows_down_without_losing_its_shape() -> None:
+    made = curve({1: 1.0, 4: 1.2, 8: 2.0})
+    for _ in range(100):
+        made.see(4, 2.4)
+    assert made(4) == pytest.approx(2.4, rel=0.02)
+    assert made(1) / made(8) == pytest.approx(0.5, rel=0.01)
+
+
+def test_one_point_that_was_measured_wrong_is_corrected() -> None:
+    made = curve({1: 1.0, 4: 5.0, 8: 2.0})
+    for _ in range(400):
+        made.see(1, 1.0)
+        made.see(4, 1.2)
+    assert made(4) / made(1) == pytest.approx(1.2, rel=0.15)
+
+
+def test_a_disturbed_step_moves_little() -> None:
+    made = curve({1: 1.0})
+    made.see(1, 1000.0)
+    assert made(1) < 1.5
+
+
+def test_drafts_cost_what_they_cost_of_late() -> None:
+    costs = Costs()
+    assert costs.draft_s("model", 4, 1) == 0.0
+    costs.measured("model", 1, 1, 1.0)
+    costs.measured("model", 5, 1, 3.0)
+    assert costs.draft_s("model", 3, 1) == pytest.approx(2.0)
+    assert costs.draft_s("model", 5, 4) == pytest.approx(12.0)
+    assert costs.draft_s("ngram", 5, 1) == 0.0
+
+
+def test_reading_a_prompt_once_does_not_make_drafts_dear() -> None:
+    costs = Costs()
+    costs.drafted("model", 4, 1, 1.0)
+    costs.drafted("model", 4, 1, 500.0)
+    costs.drafted("model", 2, 1, 500.0)
+    assert costs.draft_s("model", 4, 1) < 1.3
+    assert costs.draft_s("model", 2, 1) < 1.0

@@ -1,0 +1,184 @@
+"""Policies: how deep, for whom, and what of it the target sees."""
+
+from __future__ import annotations
+
+from itertools import combinations
+
+import pytest
+from hypothesis import given, settings, strategies as st
+
+from paceline.costs import Timings
+from paceline.params import SamplingParams
+from paceline.policies import adaptive, bass, confidence
+from paceline.policies.base import Policy
+from paceline.sequence import Sequence
+from paceline.step import Verdict
+from paceline.tree import NOTHING, Budget, DraftTree, Part
+
+settings.register_profile("still", derandomize=True, deadline=None, max_examples=100, database=None)
+settings.load_profile("still")
+
+MODEL = Part("model", Budget(6, 6), costly=True)
+LOOKUP = Part("ngram", Budget(6, 6))
+STEP = Timings(0.0, 1.0, 0.0, 0.0)
+
+
+def sequence(key: int = 0) -> Sequence:
+    return Sequence(key, (1, 2, 3), SamplingParams(), 0)
+
+
+def adaptive_with(points: dict[int, float], draft_s: float = 0.0) -> adaptive.AdaptivePolicy:
+    policy = adaptive.build(adaptive.Options())
+    for rows, seconds in points.items():
+        policy.costs.curve.put(rows, seconds)
+    for depth in range(1, 7):
+        policy.costs.measured("model", depth, 1, depth * draft_s)
+        policy.costs.measured("ngram", depth, 1, 1e-6)
+    return policy
+
+
+def run(policy: Policy, part: Part, rate: float, steps: int, key: int = 0) -> list[int]:
+    """Depths granted in steps whose drafts come true to that share of their depth."""
+    depths = []
+    for _ in range(steps):
+        one, tree = sequence(key), DraftTree.root(3)
+        (budget,) = policy.budgets(part, [one], [tree])
+        depths.append(budget.depth)
+        emitted = [7]
+        if budget.depth:
+            drafted = DraftTree.chain(3, [5] * budget.depth, part.name)
+            right = round(rate * budget.depth)
+            emitted = [5] * right + [7]
+            policy.acceptance.observe(key, drafted, emitted)
+            (tree,) = policy.trimmed([one], [policy.acceptance.rated(key, drafted)])
+        policy.observe([one], [tree], [Verdict((), tuple(emitted), len(emitted) - 1)], STEP)
+    return depths
+
+
+def test_a_draft_that_comes_true_is_made_as_deep_as_it_may_where_rows_are_free() -> None:
+    assert run(adaptive_with({1: 1.0, 8: 1.01}, 0.01), MODEL, 1.0, 50)[-1] == 6
+
+
+def test_nothing_is_drafted_where_a_row_costs_as_much_as_a_step() -> None:
+    depths = run(adaptive_with({1: 1.0, 8: 8.0}, 0.5), MODEL, 0.5, 300)
+    assert sum(map(bool, depths[50:])) < 8
+
+
+def test_a_drafter_that_fails_is_left_alone_and_comes_back_when_it_succeeds() -> None:
+    policy = adaptive_with({1: 1.0, 8: 1.2}, 0.2)
+    bad = run(policy, MODEL, 0.0, 1500)
+    assert sum(depth * 0.2 for depth in bad[100:]) < 0.02 * 1400
+    good = run(policy, MODEL, 1.0, 300)
+    assert good[-1] >= 4
+
+
+def test_another_request_does_not_inherit_a_failure_for_long() -> None:
+    policy = adaptive_with({1: 1.0, 8: 1.2}, 0.1)
+    run(policy, MODEL, 0.0, 400, key=1)
+    policy.release(1)
+    policy.acceptance.release(1)
+    assert run(policy, MODEL, 1.0, 60, key=2)[-1] >= 4
+
+
+def test_a_look_up_that_brings_nothing_is_asked_ever_more_rarely_and_comes_back() -> None:
+    policy = adaptive_with({1: 1.0, 8: 1.2})
+    asked = run(policy, LOOKUP, 0.0, 1000)
+    assert sum(map(bool, asked[500:])) < 20
+    back = run(policy, LOOKUP, 1.0, 200)
+    assert all(back[-50:])
+
+
+def test_of_a_batch_those_draft_for_whom_it_pays() -> None:
+    policy = adaptive_with({1: 1.0, 4: 1.1, 8: 2.4, 16: 5.0}, 0.01)
+    for _ in range(30):
+        policy.acceptance.observe(1, DraftTree.chain(3, [5] * 4, "model"), [5] * 4 + [7])
+        policy.acceptance.observe(2, DraftTree.chain(3, [5] * 4, "model"), [7])
+    budgets = policy.budgets(MODEL, [sequence(1), sequence(2)], [DraftTree.root(3)] * 2)
+    assert budgets[0].depth > 0
+    assert budgets[1] == NOTHING
+
+
+def test_a_model_is_not_asked_for_what_a_look_up_has_found() -> None:
+    policy = adaptive_with({1: 1.0, 8: 1.3}, 0.1)
+    for _ in range(30):
+        policy.acceptance.observe(1, DraftTree.chain(3, [5] * 6, "model"), [5, 5, 5, 7])
+    plain = policy.budgets(MODEL, [sequence(1)], [DraftTree.root(3)])[0]
+    found = DraftTree.chain(3, [5] * 6, "ngram", confidences=[0.99] * 6)
+    assert plain.depth >= 2
+    assert policy.budgets(MODEL, [sequence(1)], [found])[0] == NOTHING
+
+
+@st.composite
+def rated(draw: st.DrawFn) -> DraftTree:
+    tokens, parents = [9], [-1]
+    for token in range(draw(st.integers(1, 6))):
+        tokens.append(token)
+        parents.append(draw(st.integers(0, len(parents) - 1)))
+    confidences = [1.0, *[draw(st.floats(0.05, 0.95)) for _ in tokens[1:]]]
+    return DraftTree(tuple(tokens), tuple(parents), confidences=tuple(confidences))
+
+
+def chances(tree: DraftTree) -> list[float]:
+    found = [1.0]
+    for node in range(1, len(tree)):
+        found.append(found[tree.parents[node]] * tree.confidences[node])
+    return found
+
+
+@given(rated(), rated(), st.floats(0.01, 1.0))
+def test_what_the_target_sees_makes_most_tokens_a_second_of_all_choices(left: DraftTree, right: DraftTree, row_s: float) -> None:
+    policy = adaptive_with({rows: 1.0 + row_s * rows for rows in range(1, 20)})
+    sequences = [sequence(1), sequence(2)]
+    policy.budgets(LOOKUP, sequences, [left, right])
+    kept = policy.trimmed(sequences, [left, right])
+
+    def rate(tokens: float, rows: int) -> float:
+        return tokens / (1.0 + row_s * rows)
+
+    ours = rate(sum(sum(chances(tree)) for tree in kept), sum(map(len, kept)))
+    # a set of nodes with its ancestors is never worse than one without: all subsets may be tried
+    pool = sorted((chance for tree in (left, right) for chance in chances(tree)[1:]), reverse=True)
+    best = max(rate(2 + sum(some), 2 + count) for count in range(len(pool) + 1) for some in combinations(pool, count))
+    assert ours == pytest.approx(best)
+
+
+def test_probes_are_not_trimmed() -> None:
+    policy = adaptive_with({1: 1.0, 8: 20.0})
+    window = DraftTree((9, 1, 2), (-1, 0, 0), confidences=(1.0, 0.1, 0.1), probes=1)
+    policy.budgets(LOOKUP, [sequence()], [window])
+    assert policy.trimmed([sequence()], [window])[0].tokens == (9, 2)
+
+
+@pytest.mark.parametrize(
+    ("length", "failing", "accepted", "after"),
+    [
+        (7, False, [7, 2], (9, False)),
+        (31, True, [31], (32, False)),
+        (7, False, [3, 2], (6, True)),
+        (7, True, [3, 2], (5, True)),
+        (7, True, [6, 2], (6, True)),
+        (1, True, [0], (1, True)),
+        (20, False, [0], (18, True)),
+        (20, True, [0], (17, True)),
+    ],
+)
+def test_the_rule_of_bass(length: int, failing: bool, accepted: list[int], after: tuple[int, bool]) -> None:
+    assert bass.next_length(length, failing, accepted, bass.Options()) == after
+
+
+def test_bass_grants_one_length_to_all_and_learns_from_the_best() -> None:
+    policy = bass.build(bass.Options(first=4))
+    pair = [sequence(1), sequence(2)]
+    trees = [DraftTree.root(3)] * 2
+    assert [budget.depth for budget in policy.budgets(MODEL, pair, trees)] == [4, 4]
+    policy.observe(pair, trees, [Verdict((), (5,) * 5, 4), Verdict((), (7,), 0)], STEP)
+    assert policy.budgets(MODEL, pair, trees)[0].depth == 6
+    with pytest.raises(ValueError, match="limit"):
+        bass.Options(first=10, limit=5)
+
+
+def test_confidence_stops_drafts_and_leaves_doubtful_nodes_out() -> None:
+    policy = confidence.build(confidence.Options(threshold=0.4))
+    assert policy.budgets(MODEL, [sequence()], [DraftTree.root(3)]) == [Budget(6, 6, 0.4)]
+    tree = DraftTree((9, 1, 2, 3, 4), (-1, 0, 1, 0, 3), confidences=(1.0, 0.9, 0.3, 0.2, 0.9))
+    assert policy.trimmed([sequence()], [tree])[0].tokens == (9, 1)
