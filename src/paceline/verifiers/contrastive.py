@@ -1,0 +1,78 @@
+"""Contrastive: tokens have the distribution that prefers what the target holds likelier than the drafting model does.
+
+The law is not the target's: among tokens to which the target gives at least `alpha` times its largest probability, scores are
+`(1 + beta) log target - beta log amateur`, where the amateur is the model that drafts, untouched by sampling parameters. Bias
+and penalties act on the target, temperature and the cuts behind it on the scores, once. Drafts are drawn from the amateur and
+tested against this law, which is kept exactly; greedy, the best score is the choice. Where no draft was asked for, as at the end
+of an answer, there is no amateur and the target's own law is used. A token that the amateur cannot give counts as one that it
+gives with the least probability above 0.
+
+Source: speculative contrastive decoding, Yuan et al. (arXiv:2311.08981); the scores are those of Li et al.
+(arXiv:2210.15097) in the form of O'Brien and Lewis (arXiv:2309.09117).
+Exactness: none: its own law, that of contrastive decoding
+Lossless: no
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence as Many
+from typing import Annotated
+
+import numpy as np
+import torch
+from pydantic import BaseModel, ConfigDict, Field
+
+from paceline.sampling import Context, narrowed, probabilities, shaped, target_scores
+from paceline.sequence import Sequence
+from paceline.step import Verdict
+from paceline.tree import DraftTree, Proposal
+from paceline.verifiers.base import Exactness, NodeByNode
+
+
+class Options(BaseModel):
+    """alpha: the share of the largest probability that a token needs. beta: how strongly the amateur counts."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    alpha: Annotated[float, Field(gt=0.0, le=1.0)] = 0.1
+    beta: Annotated[float, Field(ge=0.0, le=100.0)] = 0.5
+
+
+class Contrastive(NodeByNode):
+    name = "contrastive"
+    exactness: Mapping[Proposal, Exactness] = {}
+    prefers = (Proposal.WITHOUT_REPLACEMENT, Proposal.IID, Proposal.POINT)
+    amateur = True
+    law = "contrastive"
+
+    def __init__(self, options: Options) -> None:
+        self.options = options
+
+    def __call__(self, sequences: Many[Sequence], trees: Many[DraftTree], logits: Many[torch.Tensor]) -> list[Verdict]:
+        return [self.walked(*one) for one in zip(sequences, trees, logits, strict=True)]
+
+    def target_probs(
+        self, sequence: Sequence, ancestors: tuple[int, ...], row: torch.Tensor, amateur: torch.Tensor | None
+    ) -> np.ndarray:
+        context = Context(sequence, ancestors)
+        if amateur is None:
+            scores = target_scores(row, context)
+        else:
+            scores = narrowed(self.contrasted(shaped(row, context), amateur), sequence.params)
+        probs = probabilities(scores)
+        if sequence.params.temperature > 0.0:
+            return probs
+        choice = np.zeros(len(probs))
+        choice[int(scores.argmax())] = 1.0
+        return choice
+
+    def contrasted(self, logits: torch.Tensor, amateur: torch.Tensor) -> torch.Tensor:
+        """float64 [V]: the contrastive scores. logits: the target's, shaped; amateur: a distribution; both float32 [V]."""
+        expert = logits.double().log_softmax(-1)
+        against = amateur.to(expert.device).clamp_min(torch.finfo(torch.float32).tiny).double().log()
+        scores = (1.0 + self.options.beta) * expert - self.options.beta * against
+        return scores.masked_fill(expert < expert.max() + np.log(self.options.alpha), -torch.inf)
+
+
+def build(options: Options) -> Contrastive:
+    return Contrastive(options)

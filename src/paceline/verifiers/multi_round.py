@@ -1,0 +1,40 @@
+"""Multi-round: the children of a node are tested in turn, each against what the rejections before it left of the target.
+
+Every rejection takes the proposal away from the target and leaves the rest for the next child. Children drawn without
+replacement were drawn from what their elder siblings left of the proposal, and are tested against that; they are accepted more
+often, and are the default. Children of several draft models are tested each against its own model's proposal.
+
+Source: SpecInfer (arXiv:2305.09781), section 4.3; without replacement Sequoia (arXiv:2402.12374) and Jeon et al.
+(arXiv:2402.14160).
+Exactness: law for every kind of proposal; text when greedy
+Lossless: yes
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from paceline.tree import Proposal
+from paceline.verifiers.base import NodeByNode
+
+
+class Options(BaseModel):
+    """replacement: how siblings are to be drawn."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    replacement: Literal["with", "without"] = "without"
+
+
+class MultiRound(NodeByNode):
+    name = "multi-round"
+
+    def __init__(self, options: Options) -> None:
+        drawn = Proposal.IID if options.replacement == "with" else Proposal.WITHOUT_REPLACEMENT
+        self.prefers = (drawn, Proposal.POINT)
+
+
+def build(options: Options) -> MultiRound:
+    return MultiRound(options)

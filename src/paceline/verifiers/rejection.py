@@ -1,0 +1,38 @@
+"""Rejection: one drafted token per position, accepted as often as the target holds it likelier than the draft did.
+
+A token drawn from a proposal is accepted with probability target / proposal, at most 1; on rejection a token is drawn from
+what the target has over the proposal. Of a tree only the first child of every node is looked at. A token that was not drawn is
+accepted with the probability that the target gives it.
+
+Source: Leviathan et al. (arXiv:2211.17192), section 2.3; Chen et al. (arXiv:2302.01318), algorithm 2.
+Exactness: law for every kind of proposal; text when greedy
+Lossless: yes
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import islice
+
+import numpy as np
+from pydantic import BaseModel
+
+from paceline.tree import Proposal
+from paceline.trials import Group, Trials
+from paceline.verifiers.base import NodeByNode
+
+
+class Options(BaseModel):
+    """None."""
+
+
+class Rejection(NodeByNode):
+    name = "rejection"
+    prefers = (Proposal.IID, Proposal.POINT)
+
+    def trials(self, target_probs: np.ndarray, groups: Iterator[Group]) -> Trials:
+        return super().trials(target_probs, (group.first() for group in islice(groups, 1)))
+
+
+def build(options: Options) -> Rejection:
+    return Rejection()

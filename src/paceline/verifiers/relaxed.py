@@ -1,0 +1,54 @@
+"""Relaxed: a drafted token is accepted where it is among the target's best and not much worse than the very best. Lossy.
+
+Good enough is to be among the `top` likeliest tokens with a log-probability at most `gap` below that of the likeliest, under the
+sampling of the request. The longest path of such tokens is accepted; behind it the target chooses as in plain decoding. With
+`top=1` and greedy the text is that of plain decoding.
+
+Source: SpecDec, Xia et al. (arXiv:2203.16487), section 3.2 (Spec-Verification); without the gap, the top-k rule of Stern et al.
+(arXiv:1811.03115), section 5.1.
+Exactness: none
+Lossless: no
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import numpy as np
+import torch
+from pydantic import BaseModel, ConfigDict, Field
+
+from paceline.sampling import Context, choose
+from paceline.verifiers.base import LongestPath
+
+
+class Options(BaseModel):
+    """top: how many of the likeliest tokens will do. gap: how far below the likeliest, in nats."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    top: Annotated[int, Field(ge=1, le=1_000_000)] = 3
+    gap: Annotated[float, Field(ge=0.0, allow_inf_nan=False)] = 1.0
+
+
+class Relaxed(LongestPath):
+    name = "relaxed"
+
+    def __init__(self, options: Options) -> None:
+        self.options = options
+
+    def worth(self, scores: torch.Tensor) -> np.ndarray:
+        row = scores.double().cpu().numpy()
+        # of equal scores the first counts as better, as the greedy choice has it
+        best = np.argsort(-row, kind="stable")[: self.options.top]
+        best = best[row[best] >= row[best[0]] - self.options.gap]
+        worth = np.full(len(row), -np.inf)
+        worth[best] = row[best] - np.logaddexp.reduce(row)
+        return worth
+
+    def last(self, row: torch.Tensor, context: Context) -> int:
+        return choose(row[None], [context])[0]
+
+
+def build(options: Options) -> Relaxed:
+    return Relaxed(options)

@@ -1,0 +1,67 @@
+"""The law of every rule, enumerated in float64: every draft, every test, chains and trees, one source and several."""
+
+from __future__ import annotations
+
+import pytest
+
+from enumeration import Source, blocks, error, target_law
+from fakes import TableModel
+from paceline.compose import build_verifier
+from paceline.params import SamplingParams
+from paceline.registry import VERIFIERS
+from paceline.tree import Proposal
+from paceline.verifiers.base import Exactness
+
+RULES = [row.example for row in VERIFIERS.values() if Exactness.LAW in build_verifier(row.example).exactness.values()]
+SHAPES = {"chain": (5, (1, 1, 1)), "trio": (5, (3,)), "wide": (3, (3, 1)), "tree": (3, (2, 2)), "deep": (3, (2, 1, 1))}
+"""Vocabulary, and children per node of each level."""
+PLAIN = SamplingParams(temperature=1.0)
+SHAPED = SamplingParams(temperature=0.8, top_p=0.9, repetition_penalty=1.3, frequency_penalty=0.7, logit_bias={1: 0.5})
+
+
+def models(size: int) -> tuple[TableModel, TableModel]:
+    target = TableModel(size, sharpness=1.2, seed=size)
+    return target, target.disturbed(1.0)
+
+
+@pytest.mark.parametrize("params", [PLAIN, SHAPED], ids=["plain", "shaped"])
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("kind", Proposal)
+@pytest.mark.parametrize("rule", RULES)
+def test_a_step_has_the_law_of_the_target(rule: str, kind: Proposal, shape: str, params: SamplingParams) -> None:
+    size, widths = SHAPES[shape]
+    if kind is Proposal.HUB:
+        widths = tuple(min(width, 2) for width in widths)
+    target, draft = models(size)
+    found = blocks(build_verifier(rule), target, [Source(draft, kind, widths)], params)
+    assert error(found, target_law(target, params), size, len(widths) + 1) < 1e-12
+    assert found.accepted > 0.2
+
+
+@pytest.mark.parametrize("kind", [kind for kind in Proposal if kind.drawn])
+@pytest.mark.parametrize("rule", RULES)
+def test_so_it_has_behind_two_models_side_by_side(rule: str, kind: Proposal) -> None:
+    """Equal tokens of both stand side by side, and what either drafted behind them is drafted behind both."""
+    target, draft = models(3)
+    sources = [Source(draft, kind, (2, 1)), Source(target.disturbed(1.5, seed=5), kind, (1, 1), "other")]
+    found = blocks(build_verifier(rule), target, sources, PLAIN)
+    assert error(found, target_law(target, PLAIN), 3, 3) < 1e-12
+    alone = blocks(build_verifier(rule), target, sources[:1], PLAIN)
+    assert found.accepted > alone.accepted or rule in ("rejection", "block")
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_a_draw_that_was_cut_by_places_alone_keeps_the_law(rule: str) -> None:
+    target, draft = models(4)
+    for kind, widths in [(Proposal.WITHOUT_REPLACEMENT, (3, 1)), (Proposal.IID, (2, 1)), (Proposal.HUB, (2, 1))]:
+        source = Cut(draft, kind, widths)
+        found = blocks(build_verifier(rule), target, [source], PLAIN)
+        assert error(found, target_law(target, PLAIN), 4, 3) < 1e-12
+
+
+class Cut(Source):
+    """The first nodes of a tree: a budget's end may lie between siblings."""
+
+    def tree(self, sequence, dice):
+        whole = super().tree(sequence, dice)
+        return whole.first(len(whole) - 2)
