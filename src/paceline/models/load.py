@@ -14,6 +14,7 @@ from paceline.models.embedded import DEFAULT, embedded_path
 from paceline.models.forms import Unsuited
 from paceline.models.native import native_model
 from paceline.models.quiet import quiet, sentence
+from paceline.models.stated import StatedConfig, stated
 
 _HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 _HUB_FILES = ["*.safetensors", "*.json", "*.txt", "*.model", "*.jinja", "*.tiktoken"]
@@ -76,12 +77,14 @@ def load_model(path: str | Path, *, weights: str | None = None, native: bool = T
     checkpoint = inspected(resolve(str(path)))
     reason = "packed weights are for processors only"
     with quiet():
-        config = _configuration(checkpoint)
+        config = stated(checkpoint.config) or _configuration(checkpoint)
         if native and not torch.cuda.is_available():
             try:
                 return native_model(checkpoint, config, context_length(config), weights)
             except Unsuited as refusal:
                 reason = str(refusal)
+        if isinstance(config, StatedConfig):
+            config = _configuration(checkpoint)
         if weights is not None and weights not in DTYPES:
             raise ModelError(f"'{checkpoint.path}' cannot be held as {weights}: {reason}")
         # not needed by most, and it brings 80 MB of torch's compiler along

@@ -14,6 +14,7 @@ from paceline.kernels.native.formats import FORMATS, Packed, pack, padded
 from paceline.kernels.native.products import product_address
 from paceline.kernels.native.vectors import PANEL
 from paceline.models.forms import Form, Unsuited
+from paceline.models.free_memory import return_free_memory
 from paceline.models.rotation import Rotation
 from paceline.models.tensors import Tensors
 
@@ -52,6 +53,7 @@ class Weights:
         for index in range(layers):
             matrices += self._layer_matrices(f"model.layers.{index}.")
             norms += self._layer_norms(f"model.layers.{index}.")
+            return_free_memory()
         self.model = self._model(layers)
         head = (self._embedding, None) if form.tied else self._linear("lm_head", form.vocabulary, form.hidden)
         matrices.append(self._matrix(*head))
@@ -68,6 +70,7 @@ class Weights:
         self._positions = 0
         self.rotate_up_to(_FIRST_POSITIONS)
         del self._tensors
+        return_free_memory()
 
     @property
     def widths(self) -> list[int]:

@@ -25,13 +25,13 @@ class Rotation:
 
     def _frequencies(self, layer_type: str) -> tuple[torch.Tensor, float]:
         """float32 [rotary / 2], and what cosines and sines are multiplied by."""
-        from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
-
         parameters = self._config.rope_parameters
         if layer_type:
             parameters = parameters[layer_type]
         if parameters["rope_type"] == "default":
             steps = torch.arange(0, self._rotary, 2).float() / self._rotary
             return 1.0 / parameters["rope_theta"] ** steps, 1.0
+        from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
         frequencies, scaling = ROPE_INIT_FUNCTIONS[parameters["rope_type"]](self._config, None, layer_type=layer_type or None)
         return frequencies.float(), float(scaling)
