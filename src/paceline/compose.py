@@ -5,12 +5,17 @@ Here a combination that is not lossless is refused, unless the user asked for it
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Many
+from dataclasses import replace
 from typing import Any
 
 from paceline.cache.base import Branching
+from paceline.cascade import Cascade
 from paceline.drafters.base import Drafter, Surroundings
 from paceline.drafters.merge import MergedDrafter
+from paceline.models.base import LanguageModel
 from paceline.models.embedded import draft_of
+from paceline.models.tokenizer import Tokenizer
 from paceline.params import SamplingParams
 from paceline.policies.base import Policy
 from paceline.registry import DRAFTERS, POLICIES, VERIFIERS, Registry
@@ -43,10 +48,33 @@ def _build(spec: Spec, surroundings: Surroundings) -> Drafter:
     if isinstance(spec, Combination):
         if spec.sign == "+":
             return MergedDrafter([_build(part, surroundings) for part in spec.parts])
-        kind = "cascades ('a^b')" if spec.sign == "^" else "approximations ('x@y')"
-        raise SpecError(f"{kind} are not built yet")
+        if spec.sign == "^":
+            return _cascaded(spec.parts, surroundings)
+        raise SpecError("approximations ('x@y') are not built yet")
     method = DRAFTERS[spec.name].load()
     return method.build(bind(spec, method.Options), surroundings)
+
+
+def _cascaded(parts: Many[Spec], surroundings: Surroundings) -> Drafter:
+    """`a^b`: a drafts for the model that b names, and both for the target."""
+    *ahead, last = parts
+    if not ahead:
+        return _build(last, surroundings)
+    inside: list[Drafter] = []
+
+    def load(path: str) -> tuple[LanguageModel, Tokenizer]:
+        model, tokenizer = surroundings.load(path)
+        drafter = _cascaded(ahead, Surroundings(model, tokenizer, surroundings.load))
+        if model.branching < max(drafter.branching, Branching.REPLAY):
+            raise SpecError(f"'{path}' cannot verify what '{drafter.name}' drafts for it")
+        inside.append(drafter)
+        return Cascade(model, drafter, build_verifier("match"), build_policy("fixed")), tokenizer
+
+    outer = _build(last, replace(surroundings, load=load))
+    if not inside:
+        raise SpecError(f"in a cascade 'a^b' b is a model that drafts, as in 'ngram^model:PATH'; '{outer.name}' is none")
+    outer.name = f"{inside[0].name}^{outer.name}"
+    return outer
 
 
 def build_verifier(spec: str) -> Verifier:
