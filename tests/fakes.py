@@ -15,6 +15,7 @@ from paceline.cache.base import Branching, KVCache, check_starts, kept_slots
 from paceline.cache.dense import DenseCache
 from paceline.drafters.base import Drafter
 from paceline.drafters.model import ModelDrafter, Options
+from paceline.draws import siblings
 from paceline.models.base import LanguageModel, Scores
 from paceline.sampling import Context, best
 from paceline.sequence import Sequence
@@ -91,7 +92,7 @@ _TABLE_ROWS = 4096
 class TableModel(LanguageModel):
     """Logits are a pure function of the last `memory` tokens (None: of all): a row of a random table, sharpened."""
 
-    name = "table"
+    name, weights, weights_bytes = "table", "fp32", 0
 
     def __init__(
         self,
@@ -304,6 +305,52 @@ class BlindChainDrafter(ScriptedDrafter):
     def _tree(self, sequence: Sequence, budget: Budget, stream: Random) -> DraftTree:
         tokens = [skewed(stream, self.model.vocab_size) for _ in range(min(budget.depth, budget.nodes))]
         return DraftTree.chain(sequence.root, tokens, self.name)
+
+
+class DrawnDrafter(Drafter):
+    """Draws whole trees from a model's own distribution, level by level, in the way of one kind; `widths` children per node.
+
+    Its draws come from streams of its own, so that a rule that keeps the law must keep it behind these drafts. amateur: it
+    shows its distribution at every node. POINT takes the likeliest tokens.
+    """
+
+    def __init__(
+        self, model: TableModel, kind: Proposal, widths: Many[int] = (2, 1), name: str = "drawn", amateur: bool = False
+    ) -> None:
+        self.model, self.kind, self.widths, self.name, self.amateur = model, kind, tuple(widths), name, amateur
+        self.kinds = frozenset({Proposal.POINT, kind})
+        nodes, level = 0, 1
+        for width in widths:
+            level *= width
+            nodes += level
+        self.budget = Budget(nodes, len(self.widths))
+
+    def propose(self, sequences: Many[Sequence], budgets: Many[Budget]) -> list[DraftTree]:
+        return [self._tree(sequence).pruned(budget) for sequence, budget in zip(sequences, budgets, strict=True)]
+
+    def _tree(self, sequence: Sequence) -> DraftTree:
+        tokens, parents, proposals = [sequence.root], [-1], {}
+        texts, level = [tuple(sequence.tokens)], [0]
+        for width in (*self.widths, 0):
+            below = []
+            for node in level:
+                probs = self.model.row(texts[node]).softmax(-1)
+                if self.kind.drawn or self.amateur:
+                    proposals[node, self.name] = probs
+                for token in self._children(probs, width, sequence, node):
+                    below.append(len(tokens))
+                    tokens.append(token)
+                    parents.append(node)
+                    texts.append((*texts[node], token))
+            level = below
+        return DraftTree(
+            tuple(tokens), tuple(parents), self.kind, proposals, ("", *[self.name] * (len(tokens) - 1))
+        )  # fmt: skip
+
+    def _children(self, probs: torch.Tensor, width: int, sequence: Sequence, node: int) -> list[int]:
+        if not self.kind.drawn or not width:
+            return probs.topk(width).indices.tolist()
+        return siblings(probs, self.kind, width, sequence, f"draft {self.name}", node)
 
 
 class GreedyOfBudgetDrafter(ChainDrafter):

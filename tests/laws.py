@@ -26,6 +26,7 @@ from paceline.sampling import Context
 from paceline.sequence import Sequence
 from paceline.speculative import Speculative, Work
 from paceline.tree import Budget
+from paceline.verifiers.base import Verifier
 from paceline.verifiers.match import Match
 
 Outcome = tuple[int, ...]
@@ -85,10 +86,17 @@ def bulk() -> Iterator[None]:
         gc.enable()
 
 
-def drawn(model: TableModel, drafter: Drafter, params: SamplingParams, seeds: Many[int], length: int = LENGTH) -> list[Outcome]:
-    """`length` tokens per seed, by the whole step loop, in batches of a thousand."""
+def drawn(
+    model: TableModel,
+    drafter: Drafter,
+    params: SamplingParams,
+    seeds: Many[int],
+    length: int = LENGTH,
+    verifier: Verifier | None = None,
+) -> list[Outcome]:
+    """`length` tokens per seed, by the whole step loop, in batches of a thousand; by `match` unless another rule is given."""
     params = params.model_copy(update={"max_tokens": length})
-    speculative = Speculative(model, drafter, Match(), FixedPolicy())
+    speculative = Speculative(model, drafter, verifier or Match(), FixedPolicy())
     stops = StopChecker(FakeTokenizer.of_letters(model.vocab_size), 10_000)  # pyright: ignore[reportArgumentType]
     outcomes: list[Outcome] = []
     for first in range(0, len(seeds), BLOCK):

@@ -150,6 +150,11 @@ class LongestPath(Verifier):
         return Verdict(path, (*text, self.last(logits[tip], Context(sequence, text))), len(path))
 
 
+def logarithms(probs: np.ndarray) -> np.ndarray:
+    """float64 [V]: the logarithms of probabilities, -inf where there is none."""
+    return np.log(probs, out=np.full(len(probs), -np.inf), where=probs > 0.0)
+
+
 def greedy_or(
     sampled: Callable[[Sequence, DraftTree, torch.Tensor], Verdict],
     sequences: Many[Sequence],

@@ -57,7 +57,7 @@ class Chain:
         if length == len(self.tokens):
             return self.kept[length]
         excess = float(self._excess(length).sum())
-        either = excess + 1.0 - self.kept[length]
+        either = excess + (1.0 - self.kept[length])
         # both are 0 where target and proposal agree behind this part: then a longer part passes for certain
         return excess / either if either > 0.0 else 1.0
 

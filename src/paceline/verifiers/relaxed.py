@@ -18,8 +18,8 @@ import numpy as np
 import torch
 from pydantic import BaseModel, ConfigDict, Field
 
-from paceline.sampling import Context, choose
-from paceline.verifiers.base import LongestPath
+from paceline.sampling import Context, choose, probabilities
+from paceline.verifiers.base import LongestPath, logarithms
 
 
 class Options(BaseModel):
@@ -38,12 +38,12 @@ class Relaxed(LongestPath):
         self.options = options
 
     def worth(self, scores: torch.Tensor) -> np.ndarray:
-        row = scores.double().cpu().numpy()
+        logs = logarithms(probabilities(scores))
         # of equal scores the first counts as better, as the greedy choice has it
-        best = np.argsort(-row, kind="stable")[: self.options.top]
-        best = best[row[best] >= row[best[0]] - self.options.gap]
-        worth = np.full(len(row), -np.inf)
-        worth[best] = row[best] - np.logaddexp.reduce(row)
+        best = np.argsort(-logs, kind="stable")[: self.options.top]
+        best = best[logs[best] >= logs[best[0]] - self.options.gap]
+        worth = np.full(len(logs), -np.inf)
+        worth[best] = logs[best]
         return worth
 
     def last(self, row: torch.Tensor, context: Context) -> int:

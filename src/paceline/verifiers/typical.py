@@ -22,7 +22,7 @@ from paceline.sampling import Context, probabilities, target_scores
 from paceline.sequence import Sequence
 from paceline.step import Verdict
 from paceline.tree import DraftTree
-from paceline.verifiers.base import LongestPath, greedy_or
+from paceline.verifiers.base import LongestPath, greedy_or, logarithms
 
 
 class Options(BaseModel):
@@ -46,7 +46,7 @@ class Typical(LongestPath):
 
     def worth(self, scores: torch.Tensor) -> np.ndarray:
         probs = probabilities(scores)
-        logs = np.log(probs, out=np.full(len(probs), -np.inf), where=probs > 0.0)
+        logs = logarithms(probs)
         entropy = -float(probs[probs > 0.0] @ logs[probs > 0.0])
         threshold = min(self.options.epsilon, self.options.delta * np.exp(-entropy))
         return np.where(probs > threshold, logs, -np.inf)

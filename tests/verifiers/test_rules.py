@@ -1,0 +1,291 @@
+"""What each rule promises beyond its law: greedy, how much is accepted, what is good enough, whose law it is."""
+
+from __future__ import annotations
+
+from random import Random
+
+import numpy as np
+import pytest
+import torch
+
+from enumeration import PROMPT, Law, Source, Tokens, blocks, error
+from fakes import TableModel
+from paceline.compose import build_verifier
+from paceline.params import SamplingParams
+from paceline.registry import VERIFIERS
+from paceline.sampling import LogitsError
+from paceline.sequence import Sequence
+from paceline.step import Verdict
+from paceline.tree import DraftTree, Proposal
+from paceline.trials import ProposalError, recorded
+from paceline.verifiers.base import Exactness, Verifier
+
+EXACT = [row.example for row in VERIFIERS.values() if build_verifier(row.example).exactness]
+PLAIN = SamplingParams(temperature=1.0)
+GREEDY = SamplingParams(frequency_penalty=0.8, min_tokens=3, stop_token_ids=frozenset({1}))
+
+
+def judged(rule: str | Verifier, sequence: Sequence, tree: DraftTree, logits: torch.Tensor) -> Verdict:
+    return (build_verifier(rule) if isinstance(rule, str) else rule)([sequence], [tree], [logits])[0]
+
+
+def sequence_of(params: SamplingParams, seed: int = 0) -> Sequence:
+    return Sequence(seed, PROMPT, params, seed, params.stop_token_ids)
+
+
+def rows(model: TableModel, tree: DraftTree) -> torch.Tensor:
+    return torch.stack([model.row([*PROMPT, *(tree.tokens[n] for n in tree.path(at))]) for at in range(len(tree))])
+
+
+def random_tree(size: int, stream: Random, kind: Proposal = Proposal.POINT) -> DraftTree:
+    """A tree of up to a dozen nodes; where drawn, below uniform proposals."""
+    tokens, parents = [PROMPT[-1]], [-1]
+    for _ in range(stream.randrange(12)):
+        parent, token = stream.randrange(len(tokens)), stream.randrange(size)
+        taken = [tokens[node] for node, up in enumerate(parents) if up == parent]
+        if token not in taken or kind is Proposal.IID:
+            tokens.append(token)
+            parents.append(parent)
+    proposals = {(node, "one"): torch.full((size,), 1 / size) for node in range(len(tokens))} if kind.drawn else {}
+    return DraftTree(tuple(tokens), tuple(parents), kind, proposals, ("", *["one"] * (len(tokens) - 1)))
+
+
+@pytest.mark.parametrize("kind", [Proposal.POINT, Proposal.COUPLED, Proposal.IID, Proposal.WITHOUT_REPLACEMENT])
+@pytest.mark.parametrize("rule", EXACT)
+def test_greedy_every_exact_rule_gives_the_verdict_of_match(rule: str, kind: Proposal) -> None:
+    """Also where sampled requests ride in the same batch, whose verdicts do not depend on it."""
+    model, stream, verifier = TableModel(4, seed=2), Random(1), build_verifier(rule)
+    for seed in range(60):
+        params = [SamplingParams(), GREEDY, PLAIN][seed % 3 :]
+        sequences = [sequence_of(one, seed + place) for place, one in enumerate(params)]
+        trees = [random_tree(4, stream, kind) for _ in params]
+        logits = [rows(model, tree) for tree in trees]
+        verdicts = verifier(sequences, trees, logits)
+        for sequence, tree, row, verdict in zip(sequences, trees, logits, verdicts, strict=True):
+            assert verdict == judged(verifier, sequence, tree, row)
+            if sequence.params.temperature == 0:
+                assert verdict == judged("match", sequence, tree, row)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_block_is_never_below_token_after_token(seed: int) -> None:
+    target = TableModel(4, sharpness=1.0, seed=seed)
+    source = Source(target.disturbed(1.0, seed + 50), Proposal.IID, (1, 1, 1))
+    block, token = (blocks(build_verifier(rule), target, [source], PLAIN).accepted for rule in ("block", "rejection"))
+    assert block > token + 1e-3
+    short = Source(source.model, Proposal.IID, (1,))
+    block, token = (blocks(build_verifier(rule), target, [short], PLAIN).accepted for rule in ("block", "rejection"))
+    assert block == pytest.approx(token, abs=1e-12)
+    point = Source(source.model, Proposal.POINT, (1, 1, 1))
+    block, token = (blocks(build_verifier(rule), target, [point], PLAIN).accepted for rule in ("block", "rejection"))
+    assert block == pytest.approx(token, abs=1e-12), "point masses gain nothing"
+
+
+@pytest.mark.parametrize("rule", EXACT[1:])
+def test_a_draft_that_is_the_target_is_always_accepted(rule: str) -> None:
+    target = TableModel(4, sharpness=1.0, seed=3)
+    kind = build_verifier(rule).prefers[0]
+    found = blocks(build_verifier(rule), target, [Source(target, kind, (1, 1, 1))], PLAIN)
+    assert found.accepted == pytest.approx(3, abs=1e-6), "a proposal is float32"
+
+
+def test_text_drafted_twice_is_tried_on_from_both() -> None:
+    """Two equal siblings, of which only the second goes on: its continuation counts for both."""
+    proposal = torch.tensor([0.0, 0.0, 1.0])
+    tree = DraftTree((2, 2, 2, 2), (-1, 0, 0, 2), Proposal.IID, {(0, "one"): proposal, (2, "one"): proposal}, ("", *["one"] * 3))
+    logits = torch.full((4, 3), -torch.inf)
+    logits[:, 2] = 0.0
+    for rule in ("multi-round", "k-seq", "rejection"):
+        assert judged(rule, sequence_of(PLAIN), tree, logits).path == (2, 3)
+
+
+@pytest.mark.parametrize("rule", [row.example for row in VERIFIERS.values()])
+def test_logits_that_are_not_numbers_are_one_sentence(rule: str) -> None:
+    tree = DraftTree.chain(PROMPT[-1], [1, 1], "one")
+    with pytest.raises(LogitsError, match="not numbers"):
+        judged(rule, sequence_of(PLAIN), tree, torch.full((3, 4), torch.nan))
+
+
+@pytest.mark.parametrize("rule", ["rejection", "multi-round", "k-seq", "spechub", "block", "contrastive"])
+def test_a_drawn_token_without_its_proposal_is_a_fault(rule: str) -> None:
+    tree = DraftTree((2, 1), (-1, 0), Proposal.IID, sources=("", "one"))
+    with pytest.raises(ProposalError, match="does not say from what"):
+        judged(rule, sequence_of(PLAIN), tree, torch.zeros(2, 4))
+    impossible = DraftTree((2, 1), (-1, 0), Proposal.IID, {(0, "one"): torch.tensor([0.5, 0.0, 0.5, 0.0])}, ("", "one"))
+    with pytest.raises(ProposalError, match="no probability"):
+        judged(rule, sequence_of(PLAIN), impossible, torch.zeros(2, 4))
+
+
+# typical: above the lesser of epsilon and delta * exp(-entropy)
+
+
+def test_typical_accepts_what_is_probable_for_how_uncertain_the_target_is() -> None:
+    probs = torch.tensor([0.5, 0.25, 0.13, 0.08, 0.04])
+    entropy = -float((probs * probs.log()).sum())
+    logits = probs.log().expand(2, 5)
+
+    def accepts(rule: str, token: int) -> bool:
+        return bool(judged(rule, sequence_of(PLAIN), DraftTree.chain(0, [token], "one"), logits).path)
+
+    for epsilon, delta in [(0.09, 0.3), (0.2, 1.0), (0.3, 0.9), (0.05, 0.05)]:
+        threshold = min(epsilon, delta * np.exp(-entropy))
+        rule = f"typical:epsilon={epsilon},delta={delta}"
+        assert [accepts(rule, token) for token in range(5)] == [bool(p > threshold) for p in probs]
+    assert all(accepts("typical:epsilon=0", token) for token in range(5)), "epsilon 0 accepts the support"
+
+
+def test_typical_with_epsilon_0_accepts_the_support_and_nothing_else() -> None:
+    params = SamplingParams(temperature=1.0, top_k=2)
+    logits = torch.tensor([[3.0, 2.0, 1.0, 0.0]] * 2)
+    for token in range(4):
+        verdict = judged("typical:epsilon=0", sequence_of(params), DraftTree.chain(0, [token], "one"), logits)
+        assert bool(verdict.path) == (token < 2)
+
+
+@pytest.mark.parametrize("rule", ["typical", "relaxed:top=1"])
+def test_the_lossy_rules_are_greedy_in_their_limit(rule: str) -> None:
+    """Typical as the temperature goes to 0, relaxed with one token at temperature 0."""
+    model, stream = TableModel(4, seed=2), Random(1)
+    cold = SamplingParams(temperature=1e-3) if rule == "typical" else SamplingParams()
+    for seed in range(100):
+        tree = random_tree(4, stream)
+        logits = rows(model, tree)
+        assert judged(rule, sequence_of(cold, seed), tree, logits) == judged("match", sequence_of(SamplingParams()), tree, logits)
+        for params in (SamplingParams(), GREEDY):
+            sequence = sequence_of(params)
+            assert judged(rule, sequence, tree, logits) == judged("match", sequence, tree, logits)
+
+
+# relaxed: among the best, and not far below the very best
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0, 2.0])
+def test_relaxed_accepts_the_best_within_the_gap(temperature: float) -> None:
+    logits = torch.tensor([2.0, 1.5, 0.9, 0.8, -3.0]).expand(2, 5)
+    params = SamplingParams(temperature=temperature)
+    for top, gap, kept in [(3, 1.0, {0: 2, 1: 2, 2: 3}), (3, 9.0, {0: 3, 1: 3, 2: 3}), (1, 9.0, {0: 1, 1: 1, 2: 1})]:
+        accepted = [
+            token
+            for token in range(5)
+            if judged(f"relaxed:top={top},gap={gap}", sequence_of(params), DraftTree.chain(0, [token], "one"), logits).path
+        ]
+        assert accepted == list(range(kept[int(temperature)]))
+
+
+def test_of_paths_that_are_good_enough_the_longest_is_taken_and_then_the_likeliest() -> None:
+    logits = torch.tensor([2.0, 1.9, 1.8, -5.0]).expand(6, 4)
+    tree = DraftTree((0, 0, 1, 2, 2, 0), (-1, 0, 0, 1, 2, 2))
+    for rule in ("relaxed", "typical:epsilon=0.05"):
+        assert judged(rule, sequence_of(PLAIN), tree, logits).path == (2, 5)
+        assert judged(rule, sequence_of(PLAIN), tree.first(2), logits[:3]).path == (1,)
+
+
+def test_without_drafts_relaxed_is_plain_decoding_and_typical_is_greedy() -> None:
+    model = TableModel(6, seed=4)
+    for seed in range(40):
+        sequence, tree = sequence_of(PLAIN, seed), DraftTree.root(PROMPT[-1])
+        assert judged("relaxed", sequence, tree, rows(model, tree)) == judged("match", sequence, tree, rows(model, tree))
+        assert judged("typical", sequence, tree, rows(model, tree)).tokens == (int(rows(model, tree)[0].argmax()),)
+
+
+# contrastive: a law of its own
+
+
+def contrastive_law(
+    target: TableModel, amateur: TableModel, alpha: float = 0.1, beta: float = 0.5, temperature: float = 1.0
+) -> Law:
+    def law(tokens: Tokens) -> np.ndarray:
+        expert = target.row([*PROMPT, *tokens]).double().softmax(-1).numpy()
+        # what a drafter shows is float32
+        other = amateur.row([*PROMPT, *tokens]).softmax(-1).double().numpy()
+        weights = np.where(expert >= alpha * expert.max(), expert ** (1 + beta) / other**beta, 0.0) ** (1 / temperature)
+        return weights / weights.sum()
+
+    return law
+
+
+@pytest.mark.parametrize(("alpha", "beta", "temperature"), [(0.1, 0.5, 1.0), (0.3, 1.0, 0.5), (0.05, 0.0, 2.0)])
+@pytest.mark.parametrize("kind", [Proposal.IID, Proposal.WITHOUT_REPLACEMENT, Proposal.POINT])
+def test_contrastive_keeps_its_own_law(kind: Proposal, alpha: float, beta: float, temperature: float) -> None:
+    target, verifier = TableModel(4, sharpness=1.0, seed=1), build_verifier(f"contrastive:alpha={alpha},beta={beta}")
+    amateur, params = target.disturbed(0.7), SamplingParams(temperature=temperature)
+    for widths in [(1, 1), (2, 1)]:
+        found = blocks(verifier, target, [Source(amateur, kind, widths, amateur=True)], params)
+        assert error(found, contrastive_law(target, amateur, alpha, beta, temperature), 4, 3) < 1e-12
+        assert found.accepted > 0.3
+
+
+def test_contrastive_without_an_amateur_is_the_target() -> None:
+    target, verifier = TableModel(4, seed=1), build_verifier("contrastive")
+    sequence, tree = sequence_of(PLAIN), DraftTree.root(PROMPT[-1])
+    assert isinstance(verifier, type(build_verifier("contrastive")))
+    row = rows(target, tree)[0]
+    assert np.allclose(verifier.target_probs(sequence, (), row, None), row.double().softmax(-1).numpy(), atol=1e-15)
+
+
+def test_contrastive_is_greedy_over_its_scores() -> None:
+    stream, differs = Random(2), 0
+    for seed in range(100):
+        target = TableModel(5, sharpness=1.0, seed=seed)
+        amateur = target.disturbed(1.5)
+        law, tree = contrastive_law(target, amateur), random_tree(5, stream)
+        shown = {(node, "one"): row.softmax(-1) for node, row in enumerate(rows(amateur, tree))}
+        tree = DraftTree(tree.tokens, tree.parents, tree.kind, shown, tree.sources)
+        verdict = judged("contrastive", sequence_of(SamplingParams()), tree, rows(target, tree))
+        node, text = 0, ()
+        while True:
+            text = (*text, int(law(text).argmax()))
+            if (child := tree.children[node].get(text[-1])) is None:
+                break
+            node = child
+        assert verdict.tokens == text
+        differs += verdict.tokens != judged("match", sequence_of(SamplingParams()), tree, rows(target, tree)).tokens
+    assert differs > 10
+
+
+def test_contrastive_bans_before_it_contrasts() -> None:
+    """Where the only plausible token may not be said yet, the next ones are plausible."""
+    params = SamplingParams(temperature=1.0, min_tokens=5, stop_token_ids=frozenset({0}))
+    shown = {(0, "one"): torch.tensor([0.1, 0.3, 0.6])}
+    tree = DraftTree((2,), (-1,), Proposal.POINT, shown, ("",))
+    for seed in range(20):
+        assert judged("contrastive", sequence_of(params, seed), tree, torch.tensor([[9.0, 0.0, 0.0]])).tokens[0] in (1, 2)
+
+
+def test_a_token_the_amateur_cannot_give_does_no_harm() -> None:
+    tree = DraftTree((2,), (-1,), Proposal.POINT, {(0, "one"): torch.tensor([0.5, 0.5, 0.0])}, ("",))
+    assert judged("contrastive", sequence_of(PLAIN), tree, torch.tensor([[1.0, 1.0, 0.9]])).tokens == (2,)
+
+
+def test_the_acceleration_of_speculative_contrastive_decoding() -> None:
+    """Tokens per cycle and the chance of the extra forward of the amateur, by enumeration, against the formula (METHODS 10.10).
+
+    Every context is alike, so acceptance is one number: the share of the contrastive law that the amateur covers.
+    """
+    target, amateur = TableModel(4, sharpness=0.8, seed=1), TableModel(4, sharpness=0.8, seed=2)
+    for model in (target, amateur):
+        model.table = model.table[:1].expand_as(model.table)
+    law = contrastive_law(target, amateur)(())
+    rate = float(np.minimum(law, recorded(amateur.row(PROMPT).softmax(-1))).sum())
+    assert 0.2 < rate < 0.9
+    for length in (1, 2, 3):
+        found = blocks(build_verifier("contrastive"), target, [Source(amateur, Proposal.IID, (1,) * length, amateur=True)], PLAIN)
+        cost = 0.1
+        tokens, extra = found.accepted + 1, found.all_accepted
+        formula = (1 - rate ** (length + 1)) / ((1 - rate) * (1 + cost * length + cost * rate**length))
+        assert tokens / (1 + cost * length + cost * extra) == pytest.approx(formula, abs=1e-9)
+
+
+def test_every_rule_says_whose_law_it_keeps() -> None:
+    laws = {name: build_verifier(row.example).law for name, row in VERIFIERS.items()}
+    assert laws.pop("contrastive") == "contrastive"
+    assert set(laws.values()) == {"target"}
+
+
+def test_what_every_rule_declares() -> None:
+    declared = {name: build_verifier(row.example).exactness for name, row in VERIFIERS.items()}
+    assert {name for name, kept in declared.items() if not kept} == {"typical", "relaxed", "contrastive"}
+    assert set(declared.pop("match").values()) == {Exactness.TEXT}
+    assert all(set(kept) == set(Proposal) and set(kept.values()) == {Exactness.LAW} for kept in declared.values() if kept)
+    assert build_verifier("multi-round").prefers[0] is Proposal.WITHOUT_REPLACEMENT
+    assert build_verifier("multi-round:replacement=with").prefers[0] is Proposal.IID
