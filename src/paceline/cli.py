@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from paceline.params import SamplingParams
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help=paceline.__doc__)
+datastore = typer.Typer(no_args_is_help=True, help="Texts to draft from, for the drafter 'datastore'.")
+app.add_typer(datastore, name="datastore")
 out, err = Console(), Console(stderr=True)
 
 Model = Annotated[str | None, typer.Argument(help="A directory, a Hub id or an embedded name; the embedded default if left out.")]
@@ -363,6 +365,7 @@ def bench(
     threads: Annotated[
         int | None, typer.Option("--threads", help="Threads of every engine; torch's own choice if left out.")
     ] = None,
+    temperature: Annotated[float, typer.Option("--temperature", help="0 is greedy; else every run has the same seed.")] = 0.0,
     max_tokens: MaxTokens = 96,
     repeats: Annotated[int, typer.Option("--repeats", help="Measured runs, whose median counts.")] = 3,
     limit: Annotated[int | None, typer.Option("--limit", help="At most this many prompts of each task.")] = None,
@@ -380,7 +383,7 @@ def bench(
 
     settings = Settings.of(
         model, draft or ["auto"], tasks=tasks, weights=weights, grow=grow, peers=peers, batch=batch, threads=threads,
-        max_tokens=max_tokens, repeats=repeats, limit=limit, context=context,
+        temperature=temperature, max_tokens=max_tokens, repeats=repeats, limit=limit, context=context,
     )  # fmt: skip
     record = run(settings, watched(err, quiet=as_json))
     if out_dir is not None:
@@ -429,6 +432,50 @@ def models(as_json: Json = False) -> None:
     for m in found:
         table.add_row(m.name, m.role, f"{m.parameters / 1e6:.1f}M", f"{m.size_bytes / 1e6:.1f} MB", m.draft or "")
     out.print(table if found else "no embedded models are installed")
+
+
+@datastore.command("build")
+def build_datastore(
+    files: Annotated[list[Path], typer.Argument(help="Texts: .txt, a document each; .jsonl, one per row; .gz of both.")],
+    out_dir: Annotated[Path, typer.Option("--out", help="Write the datastore to this folder.")],
+    model: Annotated[str | None, typer.Option("--model", help="Whose tokenizer; the embedded default's if left out.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Build what 'datastore:DIR' drafts from. A row has a 'text', or a 'prompt' and its 'completion'."""
+    from paceline.datastore import build, size_bytes
+    from paceline.models.embedded import DEFAULT
+    from paceline.models.load import resolve
+    from paceline.models.quiet import quiet
+    from paceline.models.tokenizer import Tokenizer
+
+    tokenizer = Tokenizer(resolve(model if model is not None else DEFAULT))
+    began = perf_counter()
+    with quiet(), Bar(console=err, transient=True, disable=as_json or not err.is_terminal) as bar:
+        tasks = {name: bar.add_task(name, total=None) for name in ("tokenising", "sorting")}
+        header = build(
+            files,
+            out_dir,
+            lambda text: tokenizer.encode(text, add_special=False),
+            tokenizer.vocab_size,
+            tokenizer.fingerprint,
+            lambda name, done, total: bar.update(tasks[name], completed=done, total=total),
+        )
+    built = {
+        "out": str(out_dir),
+        "documents": header.documents,
+        "tokens": header.suffixes,
+        "size_bytes": size_bytes(header),
+        "wall_s": round(perf_counter() - began, 3),
+    }
+    if as_json:
+        print(json.dumps(built, ensure_ascii=False))
+    else:
+        out.print(
+            f"{header.documents} documents, {header.suffixes} tokens, {built['size_bytes'] / 1e6:.1f} MB in '{out_dir}'",
+            highlight=False,
+            markup=False,
+            soft_wrap=True,
+        )
 
 
 def main() -> None:

@@ -6,10 +6,13 @@ that can copy: the embedded one is too small for it, and falls into loops, which
 
 from __future__ import annotations
 
+from random import Random
+from string import ascii_lowercase
+
 from paceline.engine.prompts import PROMPTS
 
-BUILT_IN = ("e2e", "sql", "maths", "code", "story", "copy")
-"""Names of the built-in tasks."""
+BUILT_IN = ("e2e", "sql", "maths", "code", "story", "copy", "random")
+"""Names of the built-in tasks; `random` is text in which nothing can be guessed, to be decoded at a temperature."""
 
 _MEANINGS = (
     "name[The Golden Palace], eatType[coffee shop], food[Indian], priceRange[cheap], customerrating[5 out of 5],"
@@ -124,6 +127,8 @@ def built_in(name: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Prompts and solved examples of a built-in task; `name` is one of BUILT_IN."""
     if name == "copy":
         return tuple(_copied(*edits) for edits in _EDITS), ()
+    if name == "random":
+        return tuple(_noise(seed) for seed in range(6)), ()
     more = {
         "e2e": tuple(f"mr: {meaning} => text" for meaning in _MEANINGS),
         "sql": tuple(f"question: {question} => sql" for question in _QUESTIONS),
@@ -142,3 +147,9 @@ def _copied(first: tuple[str, str, str], second: tuple[str, str, str]) -> str:
     """A passage, the same with other names, and the opening of the first once more: most of what follows was said before."""
     said, edited = (_PASSAGE.format(a=a, b=b, c=c) for a, b, c in (first, second))
     return f"{said}\n\n{edited}\n\n{said.partition('.')[0]}."
+
+
+def _noise(seed: int) -> str:
+    """Sixty words that are none."""
+    stream = Random(seed)
+    return " ".join("".join(stream.choices(ascii_lowercase, k=stream.randint(2, 7))) for _ in range(60))

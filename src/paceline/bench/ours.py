@@ -16,10 +16,11 @@ PLAIN = "plain"
 
 
 class EngineDecoder:
-    """name: what its drafter was asked for by. held_bytes: the most its cache of the target held between steps."""
+    """name: what its drafter was asked for by. temperature: 0 for greedy; every run has the same seed. held_bytes: the most its
+    cache of the target held between steps."""
 
-    def __init__(self, name: str, engine: Engine) -> None:
-        self.name, self._engine = name, engine
+    def __init__(self, name: str, engine: Engine, temperature: float = 0.0) -> None:
+        self.name, self._engine, self._temperature = name, engine, temperature
         self.held_bytes = 0
         self._at_first = Costs()
 
@@ -33,7 +34,7 @@ class EngineDecoder:
 
     def decode_batch(self, prompts: Many[Many[int]], max_tokens: int) -> list[Decoded]:
         """Decode all at once; every time counts from the common start. Raises RequestError."""
-        params = SamplingParams(max_tokens=max_tokens, seed=0)
+        params = SamplingParams(max_tokens=max_tokens, temperature=self._temperature, seed=0)
         speculative = self._engine.speculative
         firsts: dict[int, tuple[float, int]] = {}
         ends: dict[int, float] = {}

@@ -61,12 +61,12 @@ class _Run:
             self.growth = {"from": self.source.name, **asdict(settings.growth)}
         with watch("loading the model", 1):
             self.llm = LLM(str(self.path), "none", weights=settings.weights, batch=max(8, *settings.batches, 0))
-        self.ours = {PLAIN: EngineDecoder(PLAIN, self.llm.engine)}
+        self.ours = {PLAIN: EngineDecoder(PLAIN, self.llm.engine, settings.temperature)}
         for draft in settings.drafts:
             if draft != "none":
                 # the draft that goes with the model it was grown from
-                self.llm.use(automatic(str(self.source)) if draft == "auto" else draft)
-                self.ours[draft] = EngineDecoder(draft, self.llm.engine)
+                self.llm.use(automatic(str(self.source)), "adaptive") if draft == "auto" else self.llm.use(draft)
+                self.ours[draft] = EngineDecoder(draft, self.llm.engine, settings.temperature)
         self.target: LanguageModel = self.llm.target
         self.rules = Rules(settings.max_tokens, settings.repeats, self.target.eos_token_ids)
         self.longest = self.llm.engine.longest
@@ -125,7 +125,8 @@ class _Run:
                 "repeats": settings.repeats,
                 "context_tokens": settings.context_tokens,
                 "drafts": list(self.ours)[1:],
-                "greedy": True,
+                "temperature": settings.temperature,
+                "greedy": settings.temperature == 0.0,
             },
             "tasks": {task.name: {"prompts": len(task.prompts), "left_out": task.left_out} for task in tasks},
             "rows": rows,

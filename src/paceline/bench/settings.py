@@ -9,6 +9,7 @@ from paceline.bench.grow_shape import Growth
 from paceline.bench.peers import chosen
 from paceline.bench.tasks import Task, load_tasks
 
+HOTTEST = 100.0
 LARGEST_BATCH, MOST_THREADS, MOST_TOKENS, MOST_REPEATS, MOST_CONTEXT = 256, 1024, 1 << 16, 1000, 1 << 20
 
 
@@ -26,6 +27,7 @@ class Settings:
     absent: tuple[str, ...] = ()
     batches: tuple[int, ...] = ()
     threads: int | None = None
+    temperature: float = 0.0
     max_tokens: int = 96
     repeats: int = 3
     context_tokens: int = 0
@@ -42,6 +44,7 @@ class Settings:
         peers: str,
         batch: str,
         threads: int | None,
+        temperature: float,
         max_tokens: int,
         repeats: int,
         limit: int | None,
@@ -57,7 +60,11 @@ class Settings:
         ):
             if value is not None and (value < low or (high is not None and value > high)):
                 raise BenchError(f"--{option} {value}: it must be at least {low}" + (f" and at most {high}" if high else ""))
+        if not 0.0 <= temperature <= HOTTEST:
+            raise BenchError(f"--temperature {temperature}: it must be at least 0 and at most {HOTTEST:g}")
         installed, absent = chosen(peers)
+        if temperature > 0.0 and peers:
+            raise BenchError("peers are measured greedy: leave out --temperature, or --peers")
         return cls(
             model,
             tuple(dict.fromkeys(drafts)),
@@ -68,6 +75,7 @@ class Settings:
             tuple(absent),
             tuple(sorted({_batch(part) for part in batch.split(",")} - {1})),
             threads,
+            temperature,
             max_tokens,
             repeats,
             context,

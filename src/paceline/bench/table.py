@@ -79,8 +79,10 @@ def _number(value: float | None, form: str = ".1f") -> str:
 
 
 def _speeds(record: dict[str, Any]) -> Table:
+    heat = record["settings"].get("temperature", 0.0)
     table = _table(
-        "greedy, one request at a time: tokens/s of whole answers, of decoding alone; gain over plain decoding here", 2,
+        f"{f'temperature {heat:g}' if heat else 'greedy'}, one request at a time: tokens/s of whole answers, of decoding alone;"
+        " gain over plain decoding here", 2,
         "task", "mode", "tokens", "rate", "gain", "decoding", "gain", "tau", "same",
     )  # fmt: skip
     task = None

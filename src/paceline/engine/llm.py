@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Sequence as Many
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any
 
 from paceline.compose import automatic, build_drafter, build_policy, build_verifier, exactness
@@ -72,20 +72,20 @@ class LLM:
         self.engine = self._engine(draft)
         self._inboxes: dict[int, deque[Progress]] = {}
 
-    def use(self, draft: str) -> None:
-        """Change the drafter; the target stays loaded and requests in flight end with "abort"."""
-        engine = self._engine(draft)
+    def use(self, draft: str, policy: str | None = None) -> None:
+        """Change the drafter, and the policy; the target stays loaded and requests in flight end with "abort"."""
+        engine = self._engine(draft, policy)
         self.engine.abort_all()
         self.engine, self._inboxes = engine, {}
 
-    def _engine(self, draft: str) -> Engine:
+    def _engine(self, draft: str, policy: str | None = None) -> Engine:
         verifier = self._verifier
         surroundings = Surroundings(self.target, self.tokenizer, self._load, verifier.prefers, verifier.amateur)
         spec = automatic(self.path) if draft == "auto" else draft
         drafter = build_drafter(spec, surroundings)
-        policy = build_policy(self._policy or ("adaptive" if draft == "auto" else "fixed"))
-        engine = Engine(Speculative(self.target, drafter, verifier, policy), self.tokenizer, self.limits)
-        if policy.measures:
+        decides = build_policy(policy or self._policy or ("adaptive" if draft == "auto" else "fixed"))
+        engine = Engine(Speculative(self.target, drafter, verifier, decides), self.tokenizer, self.limits)
+        if decides.measures:
             measure(engine.speculative, engine.longest, spec)
         return engine
 
@@ -96,6 +96,21 @@ class LLM:
     def encode(self, prompt: Prompt) -> list[int]:
         """Token ids of a prompt: text is tokenised with special tokens added once, ids are taken as they are."""
         return self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+
+    def _reference(self, reference: Prompt | None, prompt: Prompt) -> list[int]:
+        """Token ids of what the answer to a prompt is expected to resemble, as it would stand there: with a space before its
+        first word, where that belongs to the word and the prompt does not end with one."""
+        if not isinstance(reference, str):
+            return list(reference or ())
+        if isinstance(prompt, str) and self._joins_spaces and not prompt[-1:].isspace() and not reference[:1].isspace():
+            reference = " " + reference
+        return self.tokenizer.encode(reference, add_special=False)
+
+    @cached_property
+    def _joins_spaces(self) -> bool:
+        """Whether the space before a word is part of its token, and not one of its own or always there."""
+        alone, spaced = (self.tokenizer.encode(text, add_special=False) for text in ("a", " a"))
+        return spaced[1:] != alone
 
     def lossless(self, params: SamplingParams) -> Exactness | None:
         """What the answer keeps of plain decoding. Raises RequestError where it keeps nothing and lossy was not asked for."""
@@ -109,19 +124,33 @@ class LLM:
         return kept
 
     def generate(
-        self, prompts: Prompt | Many[Prompt], params: SamplingParams | Many[SamplingParams] | None = None
+        self,
+        prompts: Prompt | Many[Prompt],
+        params: SamplingParams | Many[SamplingParams] | None = None,
+        *,
+        reference: Prompt | Many[Prompt] | None = None,
     ) -> list[Completion]:
-        """Complete prompts, batched, in the order given. params: one for all, or one each; greedy by default."""
+        """Complete prompts, batched, in the order given. params: one for all, or one each; greedy by default.
+
+        reference: text or token ids that the answers are expected to resemble, one for all or one each; `reference` drafts
+        from it, and it changes nothing but the time.
+        """
         asked = _listed(prompts)
         chosen = [params] * len(asked) if isinstance(params, SamplingParams) else list(params or [SamplingParams()] * len(asked))
         if len(chosen) != len(asked):
             raise RequestError(f"{len(asked)} prompts came with {len(chosen)} sets of parameters")
+        references = _listed(reference) if reference else [None]
+        if len(references) == 1:
+            references *= len(asked)
+        if len(references) != len(asked):
+            raise RequestError(f"{len(asked)} prompts came with {len(references)} references")
         for one in chosen:
             self.lossless(one)
         sequences: list[Sequence] = []
         try:
-            for prompt, one in zip(asked, chosen, strict=True):
-                sequences.append(self._opened(self.engine.add(self.encode(prompt), one), keeps=1))
+            for prompt, one, like in zip(asked, chosen, references, strict=True):
+                added = self.engine.add(self.encode(prompt), one, reference=self._reference(like, prompt))
+                sequences.append(self._opened(added, keeps=1))
             ends = [self._inbox_until_end(sequence) for sequence in sequences]
         finally:
             for sequence in sequences:
@@ -133,16 +162,19 @@ class LLM:
         prompt: Prompt,
         params: SamplingParams | None = None,
         *,
+        reference: Prompt | None = None,
         keep: bool = False,
         after: Sequence | None = None,
     ) -> Iterator[Progress]:
         """One prompt, step by step. The text of each `Progress` only grows; leaving the loop early ends the request.
 
-        keep, after: carry the cache from one answer to the next prompt, as a conversation does (`Engine.add`).
+        reference: as for `generate`. keep, after: carry the cache from one answer to the next prompt, as a conversation does
+        (`Engine.add`).
         """
         params = params or SamplingParams()
         self.lossless(params)
-        sequence = self._opened(self.engine.add(self.encode(prompt), params, keep=keep, after=after))
+        like = self._reference(reference, prompt)
+        sequence = self._opened(self.engine.add(self.encode(prompt), params, reference=like, keep=keep, after=after))
         try:
             yield from self._received(sequence)
         finally:
