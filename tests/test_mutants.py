@@ -21,6 +21,7 @@ from native_checks import native_drafts, native_families, native_trees, prepare
 from paceline.engine.scheduler import Limits
 from paceline.params import SamplingParams
 from serving import engine_of, served, wanted
+from verifier_mutants import dice, rules
 
 TOKENIZER = FakeTokenizer([*(bytes([97 + token]) for token in range(5)), b""], special=(5,))
 REQUESTS = [
@@ -93,7 +94,7 @@ def law() -> bool:
 
 
 NATIVE = {"native trees": native_trees, "native families": native_families, "native drafts": native_drafts}
-CHECKS: dict[str, Callable[[], bool]] = {"equality": equality, "law": law, **NATIVE}
+CHECKS: dict[str, Callable[[], bool]] = {"equality": equality, "law": law, "rules": rules, "dice": dice, **NATIVE}
 
 
 @pytest.mark.parametrize("check", CHECKS)
