@@ -95,14 +95,15 @@ def measure(speculative: Speculative, longest: int, draft: str) -> None:
     """
     file = _file(speculative.target, draft)
     if not _read(file, speculative.costs):
-        _measure(speculative, max(min(_CONTEXT, longest - max(_ROWS)), 1))
+        _measure(speculative, max(min(_CONTEXT, longest // 2), 1), longest)
         _write(file, speculative.costs)
 
 
-def _measure(speculative: Speculative, context: int) -> None:
+def _measure(speculative: Speculative, context: int, longest: int) -> None:
     target, costs, began = speculative.target, speculative.costs, perf_counter()
-    forward = ModelForward(target, context, max(_ROWS))
-    for rows in _ROWS:
+    sizes = [rows for rows in _ROWS if context + rows <= longest]
+    forward = ModelForward(target, context, max(sizes, default=0))
+    for rows in sizes:
         if perf_counter() - began < _PATIENCE_S or rows <= 2:
             costs.curve.put(rows, _fastest(forward, rows))
     for part in speculative.drafter.parts:

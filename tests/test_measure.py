@@ -1,0 +1,100 @@
+"""Measured costs: there before the first step, kept on disk, and never a reason to fail."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fakes import TableModel, coupled
+from paceline.drafters.base import Drafter
+from paceline.drafters.ngram import NgramDrafter, Options
+from paceline.engine import measure
+from paceline.policies import adaptive
+from paceline.speculative import Speculative
+from paceline.verifiers.match import Match
+
+
+class Watched(TableModel):
+    forwards = 0
+
+    def score(self, *arguments: Any, **named: Any) -> Any:
+        self.forwards += 1
+        return super().score(*arguments, **named)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return tmp_path / "paceline" / "costs"
+
+
+def pair(drafter: Drafter | None = None) -> Speculative:
+    model = Watched(6)
+    return Speculative(model, drafter or coupled(model), Match(), adaptive.build(adaptive.Options()))
+
+
+def test_forwards_by_rows_and_costly_drafts_are_measured(folder: Path) -> None:
+    speculative = pair()
+    measure.measure(speculative, 4096, "model:fake")
+    points = speculative.costs.curve.points
+    assert {1, 2, 4, 8, 16} <= points.keys()
+    assert all(seconds > 0 for seconds in points.values())
+    assert {depth for depth, _ in speculative.costs.drafts["model"]} == {1, 3}
+    assert {batch for _, batch in speculative.costs.drafts["model"]} == {1, 4, 16}
+    # nothing of it stays behind
+    assert speculative.cache.held_bytes == 0
+    assert speculative.drafter.held_bytes == 0
+
+
+def test_what_was_measured_is_read_at_the_next_start(folder: Path) -> None:
+    first, second, other = pair(), pair(), pair()
+    for speculative, spec in ((first, "model:a"), (second, "model:a"), (other, "model:b")):
+        measure.measure(speculative, 4096, spec)
+    assert isinstance(second.target, Watched)
+    assert isinstance(other.target, Watched)
+    assert second.target.forwards == 0
+    assert other.target.forwards > 0
+    assert second.costs.curve.points == pytest.approx(first.costs.curve.points)
+    assert second.costs.drafts == first.costs.drafts
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "[]", "{}", '{"curve": [], "drafts": []}', '{"curve": [[0, 1.0]], "drafts": []}', '{"curve": [[1, -1]], "drafts": []}'],
+)
+def test_a_damaged_file_is_measured_anew(folder: Path, text: str) -> None:
+    measure.measure(pair(), 4096, "a")
+    (file,) = folder.iterdir()
+    file.write_text(text)
+    speculative = pair()
+    measure.measure(speculative, 4096, "a")
+    assert speculative.costs.curve
+    assert json.loads(file.read_text())["curve"]
+
+
+def test_where_nothing_can_be_written_it_is_measured_every_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(blocked))
+    speculative = pair()
+    measure.measure(speculative, 4096, "a")
+    assert speculative.costs.curve
+
+
+def test_a_short_context_is_no_obstacle(folder: Path) -> None:
+    model = Watched(6, context_length=20)
+    speculative = Speculative(model, NgramDrafter(Options()), Match(), adaptive.build(adaptive.Options()))
+    measure.measure(speculative, 20, "ngram")
+    assert max(speculative.costs.curve.points) <= 20
+    assert speculative.costs.drafts == {}
+
+
+def test_a_slow_machine_is_not_kept_waiting(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measure, "_PATIENCE_S", 0.0)
+    speculative = pair()
+    measure.measure(speculative, 4096, "a")
+    assert list(speculative.costs.curve.points) == [1, 2]
+    assert not speculative.costs.drafts
