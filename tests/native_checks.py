@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -16,11 +17,13 @@ import torch
 
 from models.test_families import TOLERANCE, largest_error
 from native import checkpoint, native, random_tree
+from paceline.growth import Growth
 from paceline.models.base import LanguageModel
 from paceline.models.native import NativeModel
 from paceline.params import SamplingParams
 from paceline.sequence import Sequence
-from paceline.tree import DraftTree
+from paceline.tree import Budget, DraftTree
+from paceline.tree_shapes import caterpillar
 from stepping import accept, expected, missing, score, sequence
 
 _WINDOWS = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 4, "use_sliding_window": True}
@@ -119,7 +122,10 @@ def native_drafts() -> bool:
             owners = [Sequence(key, (5, 80 - key, *range(9 * key)), params, seed=key) for key in range(3)]
             rounds = []
             for depths in ([4, 2, 6], [1, 3, 5], [3, 3, 3]):
-                rounds.append(extend(model, owners, depths, store, vocab_size=60, source="test"))
+                budgets = [Budget(depth, depth) for depth in depths]
+                trees = extend(model, owners, budgets, store, growth=Growth(shape=caterpillar(6)), vocab_size=60, source="test")
+                # confidences agree as far as arithmetic does
+                rounds.append([replace(tree, confidences=()) for tree in trees])
                 for owner, tree in zip(owners, rounds[-1], strict=True):
                     store.truncate(owner.key, len(owner.tokens) + 1)
                     owner.commit((tree.tokens[1], 9), ())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,13 +10,16 @@ import torch
 
 from native import THREADS, checkpoint, native, threads
 from paceline.cache.panels import PanelCache
+from paceline.growth import Growth
 from paceline.models.base import LanguageModel
 from paceline.models.native import NativeModel
 from paceline.params import SamplingParams
 from paceline.sequence import Sequence
-from paceline.tree import DraftTree
+from paceline.tree import Budget, DraftTree
+from paceline.tree_shapes import caterpillar
 
 CONTEXT = 96
+CHAIN = Growth(shape=caterpillar(16))
 PARAMS = [
     SamplingParams(),
     SamplingParams(temperature=1.0),
@@ -39,10 +43,14 @@ class Both:
         self.model, self.vocab_size = model, vocab_size
         self.fast, self.slow = model.new_cache(), model.new_cache()
 
-    def extend(self, owners: list[Sequence], depths: list[int], width: int = 1) -> list[DraftTree]:
-        options = {"width": width, "vocab_size": self.vocab_size, "source": "test"}
-        got = self.model.extend(owners, depths, self.fast, **options)
-        assert got == LanguageModel.extend(self.model, owners, depths, self.slow, **options)
+    def extend(self, owners: list[Sequence], depths: list[int], growth: Growth = CHAIN, floor: float = 0.0) -> list[DraftTree]:
+        budgets = [Budget(99, depth, floor) for depth in depths]
+        options = {"growth": growth, "vocab_size": self.vocab_size, "source": "test"}
+        got = self.model.extend(owners, budgets, self.fast, **options)
+        wanted = LanguageModel.extend(self.model, owners, budgets, self.slow, **options)
+        for one, other in zip(got, wanted, strict=True):
+            assert one == replace(other, confidences=one.confidences)
+            assert one.confidences[1:] == pytest.approx(other.confidences[1:], rel=1e-3, abs=1e-5)
         held = [self.fast.length(owner.key) for owner in owners]
         assert held == [self.slow.length(owner.key) for owner in owners]
         for owner, length in zip(owners, held, strict=True):
@@ -111,12 +119,12 @@ def test_the_vocabulary_of_the_target_decides(model: NativeModel, params: Sampli
 
 def test_siblings_are_drafted_the_long_way(model: NativeModel) -> None:
     both, owners = Both(model), owners_of(PARAMS[1], [5, 9])
-    assert [len(tree) for tree in both.extend(owners, [3, 2], width=3)] == [10, 7]
+    assert [len(tree) for tree in both.extend(owners, [3, 2], Growth(shape=caterpillar(4, 3)))] == [10, 7]
 
 
 def test_a_drafter_that_joins_late_catches_up(model: NativeModel, monkeypatch: pytest.MonkeyPatch) -> None:
     """More rows than one forward takes: they are fed in pieces first."""
-    monkeypatch.setattr("paceline.models.native._PIECE", 16)
+    monkeypatch.setattr("paceline.models.base._PIECE", 16)
     for lengths in ([60, 3], [18], [17, 1, 50]):
         Both(model).extend(owners_of(PARAMS[0], lengths), [3] * len(lengths))
 
@@ -132,6 +140,6 @@ def test_a_draft_of_no_numbers_is_none(tmp_path: Path) -> None:
     model = native(checkpoint(tmp_path)[0])
     model.packed._embedding.fill_(torch.nan)
     cache, owners = model.new_cache(), owners_of(PARAMS[1], [4, 6])
-    trees = model.extend(owners, [3, 2], cache, vocab_size=97, source="test")
+    trees = model.extend(owners, [Budget(9, 3), Budget(9, 2)], cache, growth=CHAIN, vocab_size=97, source="test")
     assert [len(tree) for tree in trees] == [1, 1]
     assert [cache.length(owner.key) for owner in owners] == [4, 6]

@@ -1,14 +1,18 @@
-"""A smaller model drafts: a chain of its own choices, with the runners-up at every node where a tree is asked for.
+"""A smaller model drafts: a chain of its own choices with the runners-up beside it, or a tree.
 
 Under `match` it chooses with the very noise the target will choose with (coupled draws), so that two models that agree on the
-distribution agree on the token. Its cache obeys the one invariant: it holds a prefix of the committed text and is fed what it
-lacks; what it drafted stays cached and counts as far as it came true. Past its own context it drafts less, then nothing.
+distribution agree on the token; for a rule that tests draws it draws, and shows what from. `tree=static` is the shape that is
+best for the acceptance measured so far, by rank among siblings; `tree=dynamic` grows where the model is sure; `samples=k` goes on
+from the k best or first drawn tokens.
+Its cache obeys the one invariant: it holds a prefix of the committed text and is fed what it lacks; what it drafted stays cached
+and counts as far as it came true. Past its own context it drafts less, then nothing.
 
 Source: Leviathan et al. (arXiv:2211.17192), section 2; Chen et al. (arXiv:2302.01318); coupling: Daliri et al.
-(arXiv:2408.07978).
-Proposals: POINT, COUPLED
+(arXiv:2408.07978); samples: SpecInfer (arXiv:2305.09781), section 3; static: Sequoia (arXiv:2402.12374), section 4.1; dynamic:
+EAGLE-2 (arXiv:2406.16858), section 4.
+Proposals: POINT, COUPLED, IID, WITHOUT_REPLACEMENT, HUB
 Taps: none
-Branching: CHAIN, or TREE with width above 1
+Branching: CHAIN, or TREE for anything wider
 Trained: no (any checkpoint with the target's tokenizer)
 Cost: one forward of the small model per level, and one over what it has not seen
 """
@@ -16,50 +20,98 @@ Cost: one forward of the small model per level, and one over what it has not see
 from __future__ import annotations
 
 from collections.abc import Sequence as Many
-from typing import Annotated
+from dataclasses import replace
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from paceline.cache.base import Branching
 from paceline.drafters.base import Drafter, Surroundings
-from paceline.models.base import LanguageModel
+from paceline.growth import Growth, Ranks
+from paceline.models.base import LanguageModel, Scores
 from paceline.sequence import Sequence
 from paceline.spec import SpecError
-from paceline.tree import Budget, DraftTree, Proposal
+from paceline.step import Verdict
+from paceline.tree import NOTHING, Budget, DraftTree, Proposal
+from paceline.tree_shapes import Shape, brush, caterpillar, optimal_tree
 
 
 class Options(BaseModel):
-    """path: the checkpoint's directory, Hub id or embedded name. depth: levels drafted. width: children per level."""
+    """path: the checkpoint's directory, Hub id or embedded name. depth: levels drafted. width: children per level, or per node of
+    a dynamic tree. samples: chains side by side. tree: `chain`, `static` or `dynamic`, of `nodes` nodes."""
 
     model_config = ConfigDict(extra="forbid", protected_namespaces=())
 
     path: Annotated[str, Field(min_length=1)]
     depth: Annotated[int, Field(ge=1, le=64)] = 4
     width: Annotated[int, Field(ge=1, le=16)] = 1
+    samples: Annotated[int, Field(ge=1, le=16)] = 1
+    tree: Literal["chain", "static", "dynamic"] = "chain"
+    nodes: Annotated[int, Field(ge=1, le=64)] = 12
+
+    @model_validator(mode="after")
+    def _fitting(self) -> Options:
+        given = self.model_fields_set
+        if "nodes" in given and self.tree == "chain":
+            raise ValueError("nodes needs tree=static or tree=dynamic: a chain has depth and width")
+        if "width" in given and (self.tree == "static" or self.samples > 1):
+            raise ValueError("width says how many children a chain or a dynamic tree has")
+        if self.samples > 1 and self.tree != "chain":
+            raise ValueError("samples are chains: leave tree out")
+        return self
 
 
 class ModelDrafter(Drafter):
-    name = "model"
-    kinds = frozenset({Proposal.POINT, Proposal.COUPLED})
-    costly = True
+    """kind: how tokens are chosen at a temperature. amateur: whether to show its own distribution at every node."""
 
-    def __init__(self, model: LanguageModel, vocab_size: int, options: Options) -> None:
+    name = "model"
+    costly = True
+    amateur = True
+
+    def __init__(
+        self,
+        model: LanguageModel,
+        vocab_size: int,
+        options: Options,
+        kind: Proposal = Proposal.COUPLED,
+        amateur: bool = False,
+    ) -> None:
         self.model, self.vocab_size, self.options = model, vocab_size, options
-        self.budget = Budget(nodes=options.depth * options.width, depth=options.depth)
+        self.kinds = frozenset({Proposal.POINT, kind})
+        self._ranks = Ranks() if options.tree == "static" else None
+        self._growth = Growth(kind, self._shape(), options.width, amateur)
+        fixed = options.depth * options.width * options.samples
+        self.budget = Budget(fixed if options.tree == "chain" else options.nodes, options.depth)
         self._cache = model.new_cache()
         self._cached: dict[int, list[int]] = {}
+        """What of the last drafts is in the cache."""
+        self._drafts: dict[int, DraftTree] = {}
+
+    def _shape(self) -> Shape | None:
+        options = self.options
+        if options.tree == "dynamic":
+            return None
+        if self._ranks is not None:
+            return optimal_tree(self._ranks.acceptance, options.nodes, options.depth)
+        return brush(options.samples, options.depth) if options.samples > 1 else caterpillar(options.depth, options.width)
 
     def propose(self, sequences: Many[Sequence], budgets: Many[Budget]) -> list[DraftTree]:
-        width = self.options.width
         for sequence in sequences:
             self._keep_what_came_true(sequence)
-        depths = [
-            min(budget.depth, self.options.depth, -(-budget.nodes // width)) if self._reads(sequence) else 0
-            for sequence, budget in zip(sequences, budgets, strict=True)
-        ]
-        trees = self.model.extend(sequences, depths, self._cache, width=width, vocab_size=self.vocab_size, source=self.name)
+        readable = [b if self._reads(s) else NOTHING for s, b in zip(sequences, budgets, strict=True)]
+        options = {"growth": self._growth, "vocab_size": self.vocab_size, "source": self.name}
+        trees = self.model.extend(sequences, readable, self._cache, **options)
         for sequence, tree in zip(sequences, trees, strict=True):
             self._remember(sequence, tree)
-        return [tree.pruned(budget) for tree, budget in zip(trees, budgets, strict=True)]
+        return trees
+
+    def observe(self, sequences: Many[Sequence], trees: Many[DraftTree], verdicts: Many[Verdict], scores: Scores) -> None:
+        if self._ranks is None:
+            return
+        for sequence, verdict in zip(sequences, verdicts, strict=True):
+            draft = self._drafts.pop(sequence.key, None)
+            if draft is not None and self._ranks.observe(draft, verdict.tokens):
+                self._growth = replace(self._growth, shape=self._shape())
 
     def _reads(self, sequence: Sequence) -> bool:
         """Whether this model knows every token: checkpoints of one tokenizer may round their vocabulary differently."""
@@ -82,9 +134,11 @@ class ModelDrafter(Drafter):
         """Note which cached tokens are drafts: those behind the committed text, a chain of first children."""
         chain, node = [], 0
         for _ in range(self._cache.length(sequence.key) - len(sequence.tokens)):
-            node = min(tree.children[node].values())
+            node = tree.siblings[node][0]
             chain.append(tree.tokens[node])
         self._cached[sequence.key] = chain
+        if self._ranks is not None:
+            self._drafts[sequence.key] = tree
 
     def truncate(self, key: int, length: int) -> None:
         # what was only drafted goes too: nobody would remember that it never came true
@@ -97,6 +151,7 @@ class ModelDrafter(Drafter):
 
     def release(self, key: int) -> None:
         self._cached.pop(key, None)
+        self._drafts.pop(key, None)
         self._cache.release(key)
 
     @property
@@ -108,4 +163,10 @@ def build(options: Options, surroundings: Surroundings) -> ModelDrafter:
     model, tokenizer = surroundings.load(options.path)
     if not tokenizer.same_vocabulary(surroundings.tokenizer):
         raise SpecError(f"'{options.path}' cannot draft for this target: their tokenizers differ")
-    return ModelDrafter(model, surroundings.target.vocab_size, options)
+    kind, amateur = surroundings.prefers[0], surroundings.amateur
+    wide = options.tree != "chain" or options.samples > 1 or (options.width > 1 and amateur)
+    if wide and model.branching < Branching.TREE:
+        raise SpecError(f"'{options.path}' can draft only chains: leave out tree, samples and width")
+    if options.tree == "dynamic" and kind.drawn:
+        raise SpecError("tree=dynamic looks at tokens before it decides, but this rule needs blind draws: try tree=static")
+    return ModelDrafter(model, surroundings.target.vocab_size, options, kind, amateur)

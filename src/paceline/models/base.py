@@ -147,4 +147,3 @@ class LanguageModel(ABC):
 
 _PIECE = 512
 """Rows of one forward while a drafter catches up with a long prompt: bounds its memory, not its result."""
-

@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Iterator, Sequence as Many
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from logging import getLogger
 from threading import Timer
 from typing import Any
@@ -20,6 +20,7 @@ import torch
 
 from paceline.cache.base import Branching
 from paceline.cache.panels import PanelCache, Shape, Slab
+from paceline.growth import Growth
 from paceline.kernels.native import layout
 from paceline.kernels.native.attention import scratch_bytes
 from paceline.kernels.native.decoder import step_part
@@ -40,7 +41,7 @@ from paceline.noise import key
 from paceline.params import SamplingParams
 from paceline.sequence import Sequence
 from paceline.step import Step
-from paceline.tree import DraftTree, Proposal
+from paceline.tree import Budget, DraftTree, Proposal
 
 
 class NativeModel(LanguageModel):
@@ -104,28 +105,25 @@ class NativeModel(LanguageModel):
         source: str,
     ) -> list[DraftTree]:
         """As `LanguageModel.extend`; chains of choices under no more than a temperature are drafted in one call."""
-        if not growth.is_chain or growth.amateur or not all(_compiled(sequence.params, growth.kind) for sequence in sequences):
+        if growth.chain is None or growth.amateur or not all(_compiled(sequence.params, growth.kind) for sequence in sequences):
             return super().extend(sequences, budgets, cache, growth=growth, vocab_size=vocab_size, source=source)
-        bounded = [
-            replace(budget, depth=min(budget.depth, budget.nodes, growth.depth, self.room(sequence, cache)))
-            for sequence, budget in zip(sequences, budgets, strict=True)
-        ]
-        live = [(sequence, budget) for sequence, budget in zip(sequences, bounded, strict=True) if budget.depth > 0]
+        live: list[tuple[Sequence, Budget]] = []
+        for sequence, budget in zip(sequences, budgets, strict=True):
+            depth = min(budget.depth, budget.nodes, growth.chain, self.room(sequence, cache))
+            if depth > 0:
+                live.append((sequence, replace(budget, depth=depth)))
         chains = self._chains(live, cache, growth.kind, vocab_size) if live else []
         found = dict(zip((sequence.key for sequence, _ in live), chains, strict=True))
-        return [_chain(sequence, *found.get(sequence.key, ((), ())), growth.kind, source) for sequence in sequences]
+        return [_chain(sequence, growth.kind, *found.get(sequence.key, ([], [])), source) for sequence in sequences]
 
-    def _chains(self, live: list[tuple[Sequence, int]], cache: PanelCache, vocab_size: int) -> list[list[int]]:
-        """A chain of `depth` tokens for each (sequence, depth), fewer where logits are not numbers."""
+    def _chains(
+        self, live: list[tuple[Sequence, Budget]], cache: PanelCache, kind: Proposal, vocab_size: int
+    ) -> list[tuple[list[int], list[float]]]:
+        """A chain of `depth` tokens with their confidences for each sequence, fewer behind doubt or what is no number."""
+        self._catch_up([sequence for sequence, _ in live], cache)
         missing = [sequence.tokens[cache.length(sequence.key) :] for sequence, _ in live]
-        if sum(map(len, missing)) > _PIECE + len(live):
-            long = [
-                (sequence, tuple(tokens[:-1])) for (sequence, _), tokens in zip(live, missing, strict=True) if len(tokens) > 1
-            ]
-            self.logits_after(long, cache)
-            missing = [tokens[-1:] for tokens in missing]
         starts = [cache.length(sequence.key) for sequence, _ in live]
-        slabs = [cache.reserve(sequence.key, len(sequence.tokens) + depth) for sequence, depth in live]
+        slabs = [cache.reserve(sequence.key, len(sequence.tokens) + budget.depth) for sequence, budget in live]
         lows = np.cumsum([0, *map(len, missing)])
         feed = _Feed(
             tokens=np.array([token for tokens in missing for token in tokens], np.int64),
@@ -134,30 +132,34 @@ class NativeModel(LanguageModel):
             wanted=lows[1:] - 1,
             segments=_records(zip(lows[:-1], map(len, missing), starts, map(len, missing), slabs, strict=True)),
         )
-        deepest = max(depth for _, depth in live)
-        depths = np.array([depth for _, depth in live], np.int64)
+        shape = len(live), max(budget.depth for _, budget in live)
+        depths = np.array([budget.depth for _, budget in live], np.int64)
+        floors = np.array([budget.floor for _, budget in live], np.float32)
         temperatures = np.array([sequence.params.temperature for sequence, _ in live], np.float32)
-        keys, chosen = np.zeros((len(live), deepest), np.uint64), np.full((len(live), deepest), -1, np.int64)
-        for line, (sequence, depth) in zip(keys, live, strict=True):
-            if sequence.params.temperature > 0.0:
-                line[:depth] = [key(sequence.seed, len(sequence.tokens) + level) for level in range(depth)]
+        keys, chosen, confidences = np.zeros(shape, np.uint64), np.full(shape, -1, np.int64), np.zeros(shape, np.float32)
+        coupled = kind is Proposal.COUPLED
+        for line, (sequence, budget) in zip(keys, live, strict=True):
+            if coupled and sequence.params.temperature > 0.0:
+                line[: budget.depth] = [key(sequence.seed, len(sequence.tokens) + level) for level in range(budget.depth)]
         owners, logits = np.arange(len(live)), self._logits(len(live))
-        threads = self._prepared(feed, max(len(sequence.tokens) + depth for sequence, depth in live), logits)
-        arrays = (owners, depths, temperatures, keys, chosen)
+        threads = self._prepared(feed, max(len(sequence.tokens) + budget.depth for sequence, budget in live), logits)
+        arrays = (owners, depths, floors, temperatures, keys, chosen, confidences)
         job = np.array(
             [
                 (
-                    self._call.ctypes.data, self._step, len(live), deepest, min(self.vocab_size, vocab_size), logits.shape[1],
+                    self._call.ctypes.data, self._step, *shape, min(self.vocab_size, vocab_size), logits.shape[1], coupled,
                     *(array.ctypes.data for array in arrays),
                 )
             ],
             layout.DRAFT,
         )  # fmt: skip
         spread(self._draft, threads, job.ctypes.data)
-        chains = [[token for token in line if token >= 0] for line in chosen.tolist()]
-        for (sequence, _), tokens in zip(live, chains, strict=True):
+        chains = []
+        for (sequence, _), tokens, held in zip(live, chosen.tolist(), confidences.tolist(), strict=True):
+            count = tokens.index(-1) if -1 in tokens else len(tokens)
+            chains.append((tokens[:count], held[:count]))
             # the last one drafted is never fed
-            cache.advance(sequence.key, len(sequence.tokens) + max(len(tokens) - 1, 0))
+            cache.advance(sequence.key, len(sequence.tokens) + max(count - 1, 0))
         return chains
 
     def _threads(self, rows: int) -> int:
@@ -184,8 +186,6 @@ class NativeModel(LanguageModel):
 _BYTES_PER_THREAD = 1 << 22
 _ROWS_PER_READ = 8
 """From about this many rows on, arithmetic and not the reading of weights is what takes the time."""
-_PIECE = 512
-"""Rows of one forward while a drafter catches up with a long prompt."""
 
 
 @dataclass(frozen=True)
@@ -206,13 +206,15 @@ def _records(segments: Iterable[tuple[int, int, int, int, Slab]]) -> np.ndarray:
     )
 
 
-def _only_temperature(params: SamplingParams) -> bool:
-    return not params.shapes_logits and params.top_k == 0 and params.top_p == 1.0 and params.min_p == 0.0
+def _compiled(params: SamplingParams, kind: Proposal) -> bool:
+    """Whether a token can be chosen in compiled code."""
+    filters = params.top_k or params.top_p < 1.0 or params.min_p
+    return not params.shapes_logits and (params.temperature == 0.0 or not (kind.drawn or filters))
 
 
-def _chain(sequence: Sequence, tokens: list[int], source: str) -> DraftTree:
-    kind = Proposal.POINT if sequence.params.temperature == 0.0 else Proposal.COUPLED
-    return DraftTree.chain(sequence.root, tokens, source, kind)
+def _chain(sequence: Sequence, kind: Proposal, tokens: list[int], confidences: list[float], source: str) -> DraftTree:
+    kind = Proposal.POINT if sequence.params.temperature == 0.0 else kind
+    return DraftTree.chain(sequence.root, tokens, source, kind, confidences)
 
 
 class _Scratch:

@@ -12,9 +12,10 @@ from typing import Any
 
 import numpy as np
 
+from paceline.kernels.native.arithmetic import exponential
 from paceline.kernels.native.compiled import SOURCES
 from paceline.kernels.native.layout import CALL, DRAFT, SEGMENT
-from paceline.kernels.native.memory import PART, barrier, carray, floats, helper, pointer, run_part
+from paceline.kernels.native.memory import HELPER, PART, barrier, bits_of, carray, float_of, floats, helper, pointer, run_part
 from paceline.noise import LARGEST_GUMBEL, ORDINARY, ORDINARY_HASH
 
 import numba  # isort: skip  (after `vectors`)
@@ -71,13 +72,61 @@ def _drawn(row, count, temperature, key):
     return best
 
 
+_inline = numba.njit(**HELPER, inline="always")
+_loops = numba.njit(**HELPER, fastmath={"reassoc", "contract", "nsz", "arcp"})
+
+
+@_inline
+def _logarithm(x):
+    """log of a positive float32, to 2e-6."""
+    bits = bits_of(x)
+    mantissa = float_of(np.int32((bits & np.int32(0x7FFFFF)) | np.int32(0x3F800000)))
+    s = (mantissa - _f(1)) / (mantissa + _f(1))
+    square = s * s
+    series = _f(1) + square * (_f(1 / 3) + square * (_f(1 / 5) + square * (_f(1 / 7) + square * _f(1 / 9))))
+    return _f(np.int32(bits >> np.int32(23)) - np.int32(127)) * _f(0.69314718) + _f(2) * s * series
+
+
+@_inline
+def _weight_of_noise(word):
+    """exp of the noise of a hash, -1 / log(uniform), from 31 of its bits; both ends of the range keep their precision."""
+    high = np.int32(np.int32(word >> np.int32(1)) + np.int32(1 << 30))
+    rest = (_f(np.int32(np.int32(0x7FFFFFFF) - high)) + _f(0.5)) * _f(2.0**-31)
+    near_one = rest * (_f(1) + rest * (_f(1 / 2) + rest * (_f(1 / 3) + rest * _f(1 / 4))))
+    return _f(1) / (near_one if rest < _f(0.03) else -_logarithm((_f(high) + _f(0.5)) * _f(2.0**-31)))
+
+
+@_loops
+def _share(row, count, temperature, token):
+    """The share of the likeliest token in the softmax of logits / temperature."""
+    logits = floats(row)
+    top, scale, total = logits[token], _f(1) / temperature, _f(0)
+    for other in range(count):
+        total += exponential((logits[other] - top) * scale)
+    return _f(1) / total
+
+
+@_loops
+def _share_noised(row, count, temperature, key, token):
+    """The share of the token drawn in the softmax of logits / temperature + noise."""
+    logits = floats(row)
+    top, scale, total = logits[token], _f(1) / temperature, _f(0)
+    for other in range(count):
+        weight = exponential((logits[other] - top) * scale) * _weight_of_noise(_hashed(key, other))
+        total += weight if other != token else _f(0)
+    return _f(1) / (_f(1) + total / _weight_of_noise(_hashed(key, token)))
+
+
 @helper
-def _to_next_level(call, segments, tokens, positions, parents, wanted, owners, chosen, depths, deepest, level):
+def _to_next_level(
+    call, segments, tokens, positions, parents, wanted, owners, chosen, confidences, floors, depths, deepest, level
+):
     """Make the sequences that go on the next step's: one row each, the token just chosen, behind all that is fed."""
     following = 0
     for row in range(call.wanted_count):
-        owner, token = owners[row], chosen[owners[row] * deepest + level]
-        if token < 0 or level + 1 >= depths[owner]:
+        owner, place = owners[row], owners[row] * deepest + level
+        token = chosen[place]
+        if token < 0 or level + 1 >= depths[owner] or confidences[place] < floors[owner]:
             continue
         slot = segments[row].start + segments[row].rows
         segments[following].keys, segments[following].values = segments[row].keys, segments[row].values
@@ -107,7 +156,9 @@ def _draft_part(sources: str) -> Any:
         depths = carray(pointer(job.depths), count, np.int64)
         keys = carray(pointer(job.keys), count * deepest, np.int64)
         temperatures = carray(pointer(job.temperatures), count, np.float32)
+        floors = carray(pointer(job.floors), count, np.float32)
         chosen = carray(pointer(job.chosen), count * deepest, np.int64)
+        confidences = carray(pointer(job.confidences), count * deepest, np.float32)
         met, level = 0, 0
         while calls[0].rows > 0:
             run_part(job.step, thread, job.call)
@@ -115,15 +166,23 @@ def _draft_part(sources: str) -> Any:
                 owner = owners[row]
                 line = call.logits + 4 * row * job.logits_width
                 place = owner * deepest + level
-                if temperatures[owner] > 0:
-                    chosen[place] = _drawn(line, job.vocabulary, temperatures[owner], keys[place])
+                temperature = temperatures[owner]
+                if job.coupled and temperature > 0:
+                    token = _drawn(line, job.vocabulary, temperature, keys[place])
+                    if token >= 0:
+                        confidences[place] = _share_noised(line, job.vocabulary, temperature, keys[place], token)
                 else:
-                    chosen[place] = _likeliest(line, job.vocabulary)
+                    token = _likeliest(line, job.vocabulary)
+                    if token >= 0:
+                        temperature = temperature if temperature > 0 else _f(1)
+                        confidences[place] = _share(line, job.vocabulary, temperature, token)
+                chosen[place] = token
             met += 1
             barrier(counters[1:].ctypes.data, met, threads)
             if thread == 0:
                 following = _to_next_level(
-                    calls[0], segments, tokens, positions, parents, wanted, owners, chosen, depths, deepest, level
+                    calls[0], segments, tokens, positions, parents, wanted, owners, chosen, confidences, floors, depths,
+                    deepest, level,
                 )  # fmt: skip
                 calls[0].rows = calls[0].segment_count = calls[0].wanted_count = following
                 counters[0] = 0

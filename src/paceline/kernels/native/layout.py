@@ -133,11 +133,14 @@ DRAFT = np.dtype(
         ("deepest", "i8"),  # D
         ("vocabulary", "i8"),  # tokens that may be drafted
         ("logits_width", "i8"),
+        ("coupled", "i8"),  # whether tokens are chosen with noise where there is a temperature; else the likeliest is
         ("owners", "i8"),  # int64 [S]: whose a row is; 0, 1, ... at first
         ("depths", "i8"),  # int64 [S]
+        ("floors", "i8"),  # float32 [S]: a draft ends behind a token held less likely
         ("temperatures", "i8"),  # float32 [S]; 0: greedy
         ("keys", "i8"),  # int64 [S, D]: of the noise
         ("chosen", "i8"),  # int64 [S, D]: the drafts, -1 where there is none
+        ("confidences", "i8"),  # float32 [S, D]: how likely each is held
     ],
     align=True,
 )

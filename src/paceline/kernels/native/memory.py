@@ -132,6 +132,16 @@ def float_of(context, bits):
 
 
 @intrinsic
+def bits_of(context, number):
+    """The bits of a float32, as int32."""
+
+    def generate(context, builder, signature, arguments):
+        return builder.bitcast(arguments[0], I32)
+
+    return types.int32(types.float32), generate
+
+
+@intrinsic
 def arrived(context, address, count):
     """Add to a shared counter and return what it was before."""
 

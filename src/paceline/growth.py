@@ -1,0 +1,285 @@
+"""Growth: what shape and kind a model's draft has, and a draft while it grows, level by level.
+
+Nothing here computes logits: whoever has the model asks a `Draft` which nodes it needs them of, and hands them over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence as Many
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+
+import numpy as np
+import torch
+
+from paceline.draws import siblings
+from paceline.noise import gumbel, noised_best
+from paceline.sampling import Context, target_scores
+from paceline.sequence import Sequence
+from paceline.step import Feed, Verdict
+from paceline.tree import Budget, DraftTree, Proposal
+from paceline.tree_shapes import Shape, children
+
+
+@dataclass(frozen=True)
+class Growth:
+    """How a model drafts.
+
+    kind: how tokens are chosen at a temperature; a greedy request is always drafted as POINT. shape: who gets children, however
+    likely they turn out; None where the tree grows by what the model finds likely: `width` children of a node, for `width`
+    nodes of a level, and of all of them the best that the budget has room for. amateur: show the model's own distribution,
+    untouched by sampling parameters, at every node, those without children included, and draw from that one.
+    Raises ValueError for a tree that would grow by the values of drawn tokens: they would not be drawn as it says.
+    """
+
+    kind: Proposal = Proposal.COUPLED
+    shape: Shape | None = None
+    width: int = 1
+    amateur: bool = False
+
+    def __post_init__(self) -> None:
+        if self.shape is None and self.kind.drawn:
+            raise ValueError("a tree of drawn tokens needs a shape that is settled before they are drawn")
+
+    @cached_property
+    def chain(self) -> int | None:
+        """Levels of a draft that is a chain; None for any other."""
+        shape = self.shape
+        return len(shape) - 1 if shape is not None and shape == tuple(range(-1, len(shape) - 1)) else None
+
+
+@dataclass(slots=True)
+class _Node:
+    """place: where it is in the shape. path: tokens from below the root down to it. worth: likelihood of its whole path."""
+
+    token: int
+    parent: int
+    place: int
+    path: tuple[int, ...]
+    confidence: float
+    worth: float
+
+
+class Draft:
+    """One sequence's draft while it grows.
+
+    asked: the nodes, all of one level, whose logits are needed next; none where the draft is done. forks: whether nodes beside
+    each other are asked for. A draft that never forks is fed and cached as text would be; one that does is fed anew for each
+    level, behind the same prefix.
+    """
+
+    def __init__(self, sequence: Sequence, budget: Budget, growth: Growth, source: str) -> None:
+        self.sequence, self._source = sequence, source
+        self._budget, self._growth = budget, growth
+        self._kind = Proposal.POINT if sequence.params.temperature == 0.0 else growth.kind
+        self._slots = None if growth.shape is None else children(growth.shape, budget.nodes, budget.depth)
+        self._nodes = [_Node(sequence.root, -1, 0, (), 1.0, 1.0)]
+        self._proposals: dict[int, torch.Tensor] = {}
+        self._fed: list[int] = []
+        self.asked = [0] if min(budget.nodes, budget.depth) > 0 else []
+        self._parents = set(self.asked)
+        """Those of the nodes asked for that are to have children."""
+        self.forks = self._slots is None or _forks(self._slots, growth.amateur)
+
+    def feed(self, cached: int) -> Feed:
+        """What the next forward reads behind `cached` tokens; its last rows are those of the nodes that are asked for."""
+        self._fed += self.asked
+        nodes = [self._nodes[node] for node in self._fed]
+        text = self.sequence.tokens[cached:]
+        if not self.forks:
+            text += nodes[-1].path[max(cached - len(self.sequence.tokens), 0) :]
+            return Feed(self.sequence, cached, tuple(text), DraftTree.root(text[-1]))
+        places = {node: place for place, node in enumerate(self._fed)}
+        parents = tuple(places.get(node.parent, -1) for node in nodes)
+        # drawn siblings may be equal
+        return Feed(self.sequence, cached, tuple(text), DraftTree(tuple(node.token for node in nodes), parents, Proposal.IID))
+
+    def grow(self, logits: torch.Tensor) -> None:
+        """Hang children below the nodes that were asked for. logits: float32 [asked, V]."""
+        fresh: list[int] = []
+        noise = _Noise(self.sequence, len(self._nodes[self.asked[0]].path))
+        for at, row in zip(self.asked, logits, strict=True):
+            node = self._nodes[at]
+            places = self._places(node) if at in self._parents else ()
+            for place, (token, confidence) in zip(places, self._chosen(at, row, len(places), noise), strict=False):
+                fresh.append(len(self._nodes))
+                worth = node.worth * confidence
+                self._nodes.append(_Node(token, at, place, (*node.path, token), confidence, worth))
+        self._parents = set(self._parents_of(fresh)) if fresh else set()
+        self.asked = [node for node in fresh if node in self._parents or self._growth.amateur]
+
+    def _places(self, node: _Node) -> Many[int]:
+        return range(self._growth.width) if self._slots is None else self._slots[node.place]
+
+    def _parents_of(self, fresh: list[int]) -> Iterable[int]:
+        """Those of a new level that get children. Where nodes are drawn nothing is asked that a node still withholds."""
+        nodes, budget = self._nodes, self._budget
+        if len(nodes[fresh[0]].path) == budget.depth:
+            return ()
+        going = [node for node in fresh if nodes[node].confidence >= budget.floor]
+        if self._slots is not None:
+            return (node for node in going if self._slots[nodes[node].place])
+        best = set(self._best())
+        return [node for node in self._by_worth(going) if node in best][: self._growth.width]
+
+    def _by_worth(self, nodes: Iterable[int]) -> list[int]:
+        """A parent precedes its children: none is worth more than it, and of equals the older comes first."""
+        return sorted(nodes, key=lambda node: -self._nodes[node].worth)
+
+    def _best(self) -> list[int]:
+        """The nodes that the budget has room for."""
+        return self._by_worth(range(1, len(self._nodes)))[: self._budget.nodes]
+
+    def _chosen(self, at: int, row: torch.Tensor, count: int, noise: _Noise) -> list[tuple[int, float]]:
+        """Up to `count` children of a node with their confidences, best or first drawn first; none of what is no number."""
+        if self._growth.amateur:
+            self._proposals[at] = row.softmax(-1)
+        if not count:
+            return []
+        node = self._nodes[at]
+        scores = target_scores(row, Context(self.sequence, node.path))
+        if self._kind is Proposal.COUPLED:
+            return noise.ranked(scores, count)
+        if not self._kind.drawn:
+            return _ranked(_host(scores), count)
+        probs = self._proposals[at] if self._growth.amateur else scores.softmax(-1)
+        if not bool(probs[0] >= 0.0):
+            return []
+        self._proposals[at] = probs
+        tokens = siblings(probs, self._kind, count, self.sequence, self._source, node.place)
+        return list(zip(tokens, probs[tokens].tolist(), strict=True))
+
+    def _order(self) -> list[int]:
+        """The nodes of the tree below its root: siblings in the order of their choice, what is worth more before the rest."""
+        if self._slots is None:
+            return self._best()
+        return sorted(range(1, len(self._nodes)), key=lambda node: self._nodes[node].place)
+
+    def kept(self) -> Verdict:
+        """What of the last forward a cache may keep: of a draft that forks its first chain, once it is done."""
+        if not self.forks or self.asked:
+            return Verdict()
+        order, path = self._order(), []
+        node = next((child for child in order if self._nodes[child].parent == 0), None)
+        while node in self._fed:
+            path.append(node)
+            node = next((child for child in order if self._nodes[child].parent == node), None)
+        tokens = [self._nodes[node].token for node in path]
+        # a cache keeps all but the last token that was emitted, and here none was
+        return Verdict(tuple(self._fed.index(node) for node in path), (*tokens, 0), len(path))
+
+    def tree(self) -> DraftTree:
+        """What was drafted."""
+        order = [0, *self._order()]
+        places = {node: place for place, node in enumerate(order)}
+        nodes = [self._nodes[node] for node in order]
+        return DraftTree(
+            tuple(node.token for node in nodes),
+            tuple(places.get(node.parent, -1) for node in nodes),
+            self._kind,
+            {(places[node], self._source): probs for node, probs in self._proposals.items()},
+            ("", *[self._source] * (len(nodes) - 1)),
+            tuple(node.confidence for node in nodes),
+        )
+
+
+class Ranks:
+    """How often the first, second, ... child of a node that came true came true itself: what static trees are made for."""
+
+    def __init__(self) -> None:
+        self._hits, self._trials = [chance * _PRIOR for chance in _EXPECTED], [_PRIOR] * len(_EXPECTED)
+        self._seen, self._due = 0, _FIRST_LOOK
+
+    @property
+    def acceptance(self) -> tuple[float, ...]:
+        """By rank."""
+        return tuple(hits / trials for hits, trials in zip(self._hits, self._trials, strict=True))
+
+    def observe(self, tree: DraftTree, emitted: Iterable[int]) -> bool:
+        """See what was emitted behind the root of a draft; whether enough was seen since to think of another shape."""
+        node = 0
+        for token in emitted:
+            hit = None
+            for rank, child in enumerate(tree.siblings[node][: len(_EXPECTED)]):
+                # of equal draws the first counts
+                right = hit is None and tree.tokens[child] == token
+                hit = child if right else hit
+                self._hits[rank] += right
+                self._trials[rank] += 1
+            self._seen += 1
+            if hit is None:
+                break
+            node = hit
+        due = self._seen >= self._due
+        self._due += self._due * due
+        return due
+
+
+_EXPECTED = (0.6, 0.15, 0.06, 0.03, 0.02, 0.01, 0.01, 0.01)
+"""Acceptance by rank before anything is known."""
+_PRIOR = 20.0
+"""Observations that this counts for."""
+_FIRST_LOOK = 64
+"""Nodes seen before a shape is thought over for the first time; then whenever these have doubled."""
+
+
+@lru_cache(maxsize=256)
+def _forks(slots: tuple[tuple[int, ...], ...], everywhere: bool) -> bool:
+    """Whether some level of a shape has two nodes that are asked for. everywhere: those without children are asked for too."""
+    level = [0]
+    while level:
+        level = [child for node in level for child in slots[node] if slots[child] or everywhere]
+        if len(level) > 1:
+            return True
+    return False
+
+
+_FEW = 8192
+"""Up to so many tokens all are noised."""
+_FAR = 12.0
+"""Tokens whose scores are further than this below the largest count for nothing in a confidence where there are more."""
+
+
+class _Noise:
+    """The noise of one position, made when it is first asked for: all nodes of a level share it."""
+
+    def __init__(self, sequence: Sequence, level: int) -> None:
+        self._seed, self._position = sequence.seed, len(sequence.tokens) + level
+        self._all: np.ndarray | None = None
+
+    def ranked(self, scores: torch.Tensor, count: int) -> list[tuple[int, float]]:
+        """The `count` tokens with the largest scores + noise, and their shares in the softmax of these."""
+        row = _host(scores)
+        if len(row) <= _FEW:
+            if self._all is None:
+                self._all = gumbel(self._seed, self._position, np.arange(len(row), dtype=np.int32)).astype(np.float64)
+            return _ranked(row + self._all, count)
+        best = noised_best(scores, self._seed, self._position, count)
+        near = np.union1d(np.flatnonzero(row >= row.max() - _FAR), best)
+        noised = row[near] + gumbel(self._seed, self._position, near).astype(np.float64)
+        shares = _shares(noised)[np.searchsorted(near, best)]
+        return list(zip(best, shares.tolist(), strict=True))
+
+
+def _host(scores: torch.Tensor) -> np.ndarray:
+    return scores.cpu().numpy()
+
+
+def _ranked(row: np.ndarray, count: int) -> list[tuple[int, float]]:
+    """The `count` largest of a row, the first of equals first, and their shares in its softmax."""
+    shares, found = _shares(row), []
+    left = row if count == 1 else row.copy()
+    for _ in range(min(count, len(row))):
+        token = int(left.argmax())
+        # what is no number is never above
+        if not left[token] > -np.inf:
+            break
+        found.append((token, float(shares[token])))
+        if count > 1:
+            left[token] = -np.inf
+    return found
+
+
+def _shares(row: np.ndarray) -> np.ndarray:
+    weights = np.exp(row - row.max())
+    return weights / weights.sum()
