@@ -6,6 +6,7 @@ pairwise cover of the ways to run an engine; the marker `full` runs their whole 
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import product
@@ -16,6 +17,7 @@ import torch
 
 from paceline.cache.base import Branching
 from paceline.compose import build_drafter, build_policy, build_verifier
+from paceline.datastore import build
 from paceline.drafters.base import Surroundings
 from paceline.engine.engine import Engine
 from paceline.engine.scheduler import Limits
@@ -83,6 +85,18 @@ def checkpoints(folder: Path) -> tuple[str, str]:
 
 
 @cache
+def datastore(folder: Path) -> str:
+    """Some of what plain decoding says, greedy and sampled, so that there is something to find."""
+    target = checkpoints(folder)[0]
+    told = [ids for params in ("greedy", "sampled") for ids in plain(folder, params)[::2]]
+    texts = folder / "told.jsonl"
+    texts.write_text("".join(json.dumps({"text": " ".join(map(str, ids))}) + "\n" for ids in told))
+    size, fingerprint = Tokenizer(target).vocab_size, Tokenizer(target).fingerprint
+    build([texts], folder / "datastore", lambda text: [*map(int, text.split())], size, fingerprint, lambda *_: None)
+    return str(folder / "datastore")
+
+
+@cache
 def loaded(path: str, store: str) -> LanguageModel:
     if store in ("dense", "panels"):
         return load_model(path, native=store == "panels")
@@ -110,7 +124,8 @@ def run(folder: Path, spec: str, way: Way) -> tuple[list[list[int]], Engine]:
     target_path, draft_path = checkpoints(folder)
     target, tokenizer = loaded(target_path, way.cache), Tokenizer(target_path)
     surroundings = Surroundings(target, tokenizer, lambda path: (loaded(path, "dense"), Tokenizer(path)))
-    drafter = build_drafter(spec.format(draft=draft_path), surroundings)
+    found = {"draft": draft_path, "datastore": datastore(folder) if "{datastore}" in spec else ""}
+    drafter = build_drafter(spec.format(**found), surroundings)
     speculative = Speculative(target, drafter, build_verifier("match"), build_policy("fixed"))
     engine = Engine(speculative, tokenizer, Limits(way.batch, way.chunk, way.cache_tokens))
     params = PARAMS[way.params]

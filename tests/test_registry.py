@@ -36,7 +36,7 @@ def test_every_row_names_a_module_that_describes_itself(family: str, name: str) 
 @pytest.mark.parametrize("name", DRAFTERS)
 def test_every_drafter_has_options_and_an_example_that_binds(name: str) -> None:
     module = DRAFTERS[name].load()
-    method = parse(DRAFTERS[name].example.format(draft="somewhere"))
+    method = parse(DRAFTERS[name].example.format(draft="somewhere", datastore="somewhere"))
     assert isinstance(method, Method)
     assert method.name == name
     assert bind(method, module.Options).model_fields_set == {

@@ -19,7 +19,10 @@ class UnknownMethod(Exception):
 
 @dataclass(frozen=True)
 class Row:
-    """module: where the method lives. example: a spec that tests run; `{draft}` stands for a small model's directory."""
+    """module: where the method lives.
+
+    example: a spec that tests run; `{draft}` stands for a small model's directory, `{datastore}` for a datastore's.
+    """
 
     module: str
     example: str
@@ -52,8 +55,15 @@ DRAFTERS = Registry(
     "drafter",
     {
         "none": Row("paceline.drafters.none", "none"),
+        "unigram": Row("paceline.drafters.unigram", "unigram:width=2"),
+        "bigram": Row("paceline.drafters.bigram", "bigram"),
         "ngram": Row("paceline.drafters.ngram", "ngram:max=3,min=1"),
+        "reference": Row("paceline.drafters.reference", "reference"),
         "suffix": Row("paceline.drafters.suffix", "suffix:past=400,nodes=8"),
+        "datastore": Row("paceline.drafters.datastore", "datastore:{datastore},nodes=8,depth=5"),
+        "jacobi": Row("paceline.drafters.jacobi", "jacobi:4"),
+        "lookahead": Row("paceline.drafters.lookahead", "lookahead:3,3,2"),
+        "recycle": Row("paceline.drafters.recycle", "recycle:nodes=6"),
         "model": Row("paceline.drafters.model", "model:{draft},width=2"),
     },
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence as Many
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,11 @@ class Tokenizer:
             self._decode = _decoder(self._tokenizer)
 
     @property
+    def library(self) -> Any:
+        """The tokenizer of the transformers library behind it, for `models/` alone."""
+        return self._tokenizer
+
+    @property
     def vocab_size(self) -> int:
         """Tokens, added ones included; the model's own vocabulary may be padded beyond it."""
         return len(self._tokenizer)
@@ -43,7 +49,7 @@ class Tokenizer:
             text.encode("utf-8")
         except UnicodeEncodeError as error:
             raise ModelError("the text is not valid Unicode: it holds half of a surrogate pair or a stray byte") from error
-        return self._tokenizer.encode(text, add_special_tokens=add_special)
+        return self._tokenizer.encode(text, add_special_tokens=add_special, verbose=False)
 
     def decode(self, ids: Many[int], skip_special: bool = True) -> str:
         """The text of some tokens; bytes that are no whole character show as U+FFFD."""
@@ -65,6 +71,11 @@ class Tokenizer:
         except (TemplateError, ValueError, TypeError, KeyError, ArithmeticError, RecursionError) as error:
             raise ModelError(f"the chat template in '{self.path}' cannot be rendered: {sentence(error)}") from error
         return self.encode(str(text), add_special=False)
+
+    @property
+    def fingerprint(self) -> str:
+        """A digest of the vocabulary: equal where every token has the same id, as in `same_vocabulary`."""
+        return sha256(json.dumps(sorted(self._tokenizer.get_vocab().items())).encode()).hexdigest()
 
     def same_vocabulary(self, other: Tokenizer) -> bool:
         """True where every token has the same id in both: what a draft model needs to draft for a target."""

@@ -1,0 +1,68 @@
+"""Documents: texts read from files piece by piece: a document per .txt file, one per row of a .jsonl file, .gz of both."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from io import TextIOWrapper
+from pathlib import Path
+from typing import cast
+
+from paceline.spec import SpecError
+
+_PIECE_CHARACTERS = 1 << 16
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Some text of a document. ends: whether the document ends behind it. read_bytes: how much of its file was read by then."""
+
+    text: str
+    ends: bool
+    read_bytes: int
+
+
+def pieces(file: Path) -> Iterator[Piece]:
+    """The text of a file. Raises SpecError, in one sentence, where it is missing, damaged or of another kind."""
+    kind = file.with_suffix("").suffix if file.suffix == ".gz" else file.suffix
+    if kind not in (".txt", ".jsonl"):
+        raise SpecError(f"'{file}' is neither a .txt nor a .jsonl file, nor a .gz of one")
+    try:
+        with file.open("rb") as raw:
+            stream = cast("gzip.GzipFile", gzip.GzipFile(fileobj=raw) if file.suffix == ".gz" else raw)
+            # no universal newlines in rows: a carriage return within one is the row's own
+            with TextIOWrapper(stream, "utf-8-sig", newline="\n" if kind == ".jsonl" else None) as text:
+                for piece, ends in _rows(file, text) if kind == ".jsonl" else _parts(text):
+                    yield Piece(piece, ends, raw.tell())
+    except UnicodeDecodeError:
+        raise SpecError(f"'{file}' is not UTF-8 text") from None
+    except (OSError, EOFError, zlib.error) as error:
+        raise SpecError(f"cannot read '{file}': {getattr(error, 'strerror', None) or error}") from None
+
+
+def _rows(file: Path, lines: TextIOWrapper) -> Iterator[tuple[str, bool]]:
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+            text = row["text"] if "text" in row else row["prompt"] + row["completion"]
+            if not isinstance(text, str):
+                raise TypeError
+        except (ValueError, KeyError, TypeError, RecursionError):
+            raise SpecError(f"'{file}' line {number} has neither 'text' nor 'prompt' and 'completion'") from None
+        yield text, True
+
+
+def _parts(text: TextIOWrapper) -> Iterator[tuple[str, bool]]:
+    """One document, cut behind a line or at least behind a word, so that tokens stay whole."""
+    rest = ""
+    while more := text.read(_PIECE_CHARACTERS):
+        rest += more
+        cut = rest.rfind("\n") + 1 or max(rest.rfind(" "), 0) or len(rest)
+        yield rest[:cut], False
+        rest = rest[cut:]
+    yield rest, True

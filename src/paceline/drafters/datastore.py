@@ -1,0 +1,94 @@
+"""Retrieval: what followed the end of the text where it stands in a datastore of other texts.
+
+The longest suffix of the text that occurs in the datastore is found by halving its sorted suffixes; what follows its occurrences
+is counted, all of them or as many as `hits`, evenly chosen, and the most frequent beginnings make a tree. A document's end counts
+as the token that ends a text. A datastore is built by `paceline datastore build FILES --out DIR`, with the target's tokenizer.
+
+Source: He et al., REST: Retrieval-Based Speculative Decoding (arXiv:2311.08252), section 3.
+Proposals: POINT
+Taps: none
+Branching: TREE
+Trained: no
+Cost: some tens of microseconds, more where the datastore is not in memory; 8 bytes on disk per token of it
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Many
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field
+
+from paceline.datastore import Datastore
+from paceline.drafters.base import Drafter, Surroundings
+from paceline.kernels.suffixes.array import LONGEST_MATCH, SORTED_TO, drafted
+from paceline.sequence import Sequence
+from paceline.spec import SpecError
+from paceline.tree import Budget, DraftTree, Proposal
+
+
+class Options(BaseModel):
+    """path: the datastore's folder. shortest: match, in tokens. hits: occurrences whose continuations are counted.
+
+    nodes, depth: the largest draft. floor: nothing less likely than this.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+
+    path: Annotated[str, Field(min_length=1)]
+    shortest: Annotated[int, Field(ge=1, le=LONGEST_MATCH)] = 2
+    hits: Annotated[int, Field(ge=1, le=5000)] = 256
+    nodes: Annotated[int, Field(ge=1, le=64)] = 16
+    depth: Annotated[int, Field(ge=1, le=SORTED_TO - LONGEST_MATCH)] = 10
+    floor: Annotated[float, Field(ge=0.01, le=1)] = 0.03
+
+
+class DatastoreDrafter(Drafter):
+    """Keeps nothing of a sequence. end: the token that ends a text, or -1."""
+
+    name = "datastore"
+    kinds = frozenset({Proposal.POINT})
+
+    def __init__(self, datastore: Datastore, end: int, vocab_size: int, options: Options) -> None:
+        self.options = options
+        self.budget = Budget(options.nodes, options.depth)
+        self._datastore, self._end, self._vocab_size = datastore, end, vocab_size
+        size = 1 + 2 * options.hits * options.depth
+        self._trie, self._sums = np.empty((size, 4), np.int32), np.empty(size)
+        # compiles, or loads what is compiled, before anything is timed
+        self._drafted([end], self.budget)
+
+    def propose(self, sequences: Many[Sequence], budgets: Many[Budget]) -> list[DraftTree]:
+        return [
+            self._drafted(sequence.tokens[-LONGEST_MATCH:], budget.within(self.budget))
+            for sequence, budget in zip(sequences, budgets, strict=True)
+        ]
+
+    def _drafted(self, text: list[int], budget: Budget) -> DraftTree:
+        draft, held = np.empty((budget.nodes, 2), np.int64), np.empty(budget.nodes)
+        taken, _ = drafted(
+            self._datastore.tokens, self._datastore.suffixes, np.array(text, np.int64), self.options.shortest, self.options.hits,
+            budget.nodes, budget.depth, max(self.options.floor, budget.floor), self._end, self._vocab_size, self._trie,
+            self._sums, draft, held,
+        )  # fmt: skip
+        tokens, parents = draft[:taken].T.tolist()
+        return DraftTree(
+            (text[-1], *tokens),
+            (-1, *parents),
+            sources=("", *[self.name] * taken),
+            confidences=(1.0, *held[:taken].tolist()),
+        )
+
+    @property
+    def held_bytes(self) -> int:
+        return self._trie.nbytes + self._sums.nbytes
+
+
+def build(options: Options, surroundings: Surroundings) -> DatastoreDrafter:
+    datastore = Datastore.open(Path(options.path))
+    if datastore.header.tokenizer != surroundings.tokenizer.fingerprint:
+        raise SpecError(f"the datastore in '{options.path}' was built for another tokenizer: build it anew with --model")
+    ends = surroundings.target.eos_token_ids
+    return DatastoreDrafter(datastore, min(ends, default=-1), surroundings.target.vocab_size, options)

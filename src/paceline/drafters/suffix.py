@@ -1,0 +1,145 @@
+"""Suffix decoding: what followed the longest suffixes of the text, in this request and in the tenant's past answers.
+
+Every suffix that stood somewhere before, in the prompt, in the answer or in an answer that ended, says what came next and how
+often. A draft is grown from each along its likeliest paths, the longer the match the larger; the one with the most expected
+tokens is proposed. Past answers are kept in two generations per tenant: when the young one is full it becomes the old one, and
+what was old is forgotten. What was drafted in vain is never remembered.
+
+Source: Oliaro et al., SuffixDecoding (arXiv:2411.04975), sections 3 and 4; Hu et al., SAM Decoding (arXiv:2411.10666).
+Proposals: POINT
+Taps: none
+Branching: TREE
+Trained: no
+Cost: some tens of microseconds, whatever the context length; about 0.2 KB per token of context and of past answers
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence as Many
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from paceline.drafters.base import Drafter, Surroundings
+from paceline.kernels.suffixes.automaton import BORDER, LONGEST_MATCH, Bounds, SuffixAutomaton
+from paceline.models.base import Scores
+from paceline.sequence import Sequence
+from paceline.step import Verdict
+from paceline.tree import Budget, DraftTree, Proposal
+
+
+class Options(BaseModel):
+    """past: tokens of past answers kept per tenant, 0 for none. tenants: for so many, those answered last.
+
+    nodes, depth: the largest draft. factor, offset: a match of n tokens drafts at most factor * n + offset nodes. floor: nothing
+    less likely than this.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+
+    past: Annotated[int, Field(ge=0, le=10_000_000)] = 65_536
+    tenants: Annotated[int, Field(ge=1, le=4096)] = 16
+    nodes: Annotated[int, Field(ge=1, le=64)] = 16
+    depth: Annotated[int, Field(ge=1, le=32)] = 16
+    factor: Annotated[float, Field(ge=0, le=16)] = 2.0
+    offset: Annotated[float, Field(ge=0, le=64)] = 2.0
+    floor: Annotated[float, Field(ge=0.01, le=1)] = 0.1
+
+
+_LEAD = 8
+"""Tokens of a prompt's end kept with its answer: what an answer begins with is found by them."""
+
+
+class _Past:
+    """What one tenant was answered of late, at most `limit` tokens, in two generations of automata."""
+
+    def __init__(self, limit: int) -> None:
+        self._half = limit // 2
+        self.generations = [SuffixAutomaton(), SuffixAutomaton()]
+
+    def add(self, tokens: list[int]) -> None:
+        """Remember the end of an answer; a full young generation becomes the old one."""
+        kept = tokens[max(len(tokens) - self._half + 1, 0) :]
+        if not kept:
+            return
+        young, _ = self.generations
+        if young.tokens + len(kept) + 1 > self._half:
+            self.generations = [SuffixAutomaton(), young]
+        self.generations[0].extend([*kept, BORDER])
+
+    @property
+    def held_bytes(self) -> int:
+        return sum(generation.held_bytes for generation in self.generations)
+
+
+class SuffixDrafter(Drafter):
+    name = "suffix"
+    kinds = frozenset({Proposal.POINT})
+
+    def __init__(self, options: Options) -> None:
+        self.options = options
+        self.budget = Budget(options.nodes, options.depth)
+        self._texts: dict[int, SuffixAutomaton] = {}
+        self._past: OrderedDict[str, _Past] = OrderedDict()
+        # compiles, or loads what is compiled, before anything is timed
+        trial = SuffixAutomaton()
+        trial.extend([0] * 256)
+        trial.draft(self._bounds(self.budget))
+        trial.draft(self._bounds(self.budget), [0])
+
+    def propose(self, sequences: Many[Sequence], budgets: Many[Budget]) -> list[DraftTree]:
+        return [self._one(sequence, budget.within(self.budget)) for sequence, budget in zip(sequences, budgets, strict=True)]
+
+    def _one(self, sequence: Sequence, budget: Budget) -> DraftTree:
+        text = self._texts.get(sequence.key)
+        if text is None:
+            text = self._texts[sequence.key] = SuffixAutomaton()
+        text.extend(sequence.tokens[text.tokens :])
+        bounds = self._bounds(budget)
+        best = text.draft(bounds)
+        past = self._past.get(sequence.tenant)
+        if past is not None:
+            context = sequence.tokens[-LONGEST_MATCH:]
+            # the request's own text wins where both expect as much
+            best = max(best, *(told.draft(bounds, context) for told in past.generations), key=lambda found: found.score)
+        size = len(best.tokens)
+        return DraftTree(
+            (sequence.root, *best.tokens),
+            (-1, *best.parents),
+            sources=("", *[self.name] * size),
+            confidences=(1.0, *best.shares),
+        )
+
+    def _bounds(self, budget: Budget) -> Bounds:
+        options = self.options
+        return Bounds(budget.nodes, budget.depth, options.factor, options.offset, max(options.floor, budget.floor))
+
+    def observe(self, sequences: Many[Sequence], trees: Many[DraftTree], verdicts: Many[Verdict], scores: Scores) -> None:
+        for sequence in sequences:
+            if sequence.finish_reason is not None and self.options.past:
+                self._remember(sequence)
+
+    def _remember(self, sequence: Sequence) -> None:
+        """Keep an answer that ended for its tenant; the tenant answered longest ago makes room for a new one."""
+        past = self._past.pop(sequence.tenant, None) or _Past(self.options.past)
+        if len(self._past) == self.options.tenants:
+            self._past.popitem(last=False)
+        self._past[sequence.tenant] = past
+        past.add(sequence.tokens[max(len(sequence.prompt) - _LEAD, 0) :])
+
+    def truncate(self, key: int, length: int) -> None:
+        # an automaton cannot be cut back: it is grown anew from the tokens when next asked
+        if key in self._texts and self._texts[key].tokens > length:
+            del self._texts[key]
+
+    def release(self, key: int) -> None:
+        self._texts.pop(key, None)
+
+    @property
+    def held_bytes(self) -> int:
+        return sum(text.held_bytes for text in self._texts.values()) + sum(past.held_bytes for past in self._past.values())
+
+
+def build(options: Options, surroundings: Surroundings) -> SuffixDrafter:
+    return SuffixDrafter(options)
