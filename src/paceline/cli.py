@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from paceline.costs import Costs
-    from paceline.engine.check import Comparison
+    from paceline.engine.check import Row
     from paceline.engine.engine import Progress
     from paceline.engine.llm import LLM, Completion
     from paceline.params import SamplingParams
@@ -128,6 +128,7 @@ def _answer_json(llm: LLM, completion: Completion, params: SamplingParams, wall_
             "verifier": speculative.verifier.name,
             "policy": speculative.policy.name,
             "lossless": llm.lossless(params) is not None,
+            "law": speculative.verifier.law,
             "target": f"{llm.target.name} ({llm.target.weights})",
             **speculation_json(completion.speculation),
             "wall_s": round(wall_s, 6),
@@ -261,8 +262,13 @@ def check(
     seed: Seed = 0,
     as_json: Json = False,
 ) -> None:
-    """Compare with plain decoding, greedy and at a temperature. Exit code 0: lossless, 1: not, 3: inconclusive."""
-    from paceline.engine.check import compare, verdict
+    """Compare with plain decoding, greedy and at a temperature. Exit code 0: lossless, 1: not, 3: inconclusive.
+
+    Texts are compared token by token. At a temperature, where a rule keeps only the distribution, what it draws is tested
+    against the target's.
+    """
+    from paceline.engine.check import Comparison, examine, verdict
+    from paceline.engine.law import TURNS
     from paceline.engine.prompts import all_prompts
 
     asked = _read_prompts(prompts) if prompts else all_prompts()
@@ -275,9 +281,9 @@ def check(
     with Bar(console=err, transient=True, disable=as_json or not err.is_terminal) as bar:
         task = bar.add_task("checking", total=len(asked) * len(settings))
         for params in settings:
-            for row in compare(llm, draft, asked, params):
+            for row in examine(llm, draft, asked, params):
                 rows.append(row)
-                bar.advance(task)
+                bar.advance(task, 1 if isinstance(row, Comparison) else len(row.ranks) / (TURNS * max_tokens))
     answer = verdict(rows)
     if as_json:
         print(json.dumps(_check_json(llm, rows, answer), ensure_ascii=False))
@@ -302,15 +308,21 @@ def _prompt_of(row: dict[str, Any]) -> str:
     return row["prompt"]
 
 
-def _check_json(llm: LLM, rows: list[Comparison], answer: str) -> dict[str, Any]:
+def _check_json(llm: LLM, rows: list[Row], answer: str) -> dict[str, Any]:
+    from paceline.engine.check import Comparison, law_of
+    from paceline.engine.law import FALSE_ALARM
+
     accepted = sum(row.speculative.speculation.accepted_tokens for row in rows)
+    law = law_of(rows)
     return {
         "verdict": answer,
+        "form": "law" if law else "text",
         "drafter": llm.draft_name,
         "verifier": llm.engine.speculative.verifier.name,
         "runs": len(rows),
-        "tokens": sum(len(row.plain.token_ids) for row in rows),
+        "tokens": sum(len(row.speculative.token_ids) for row in rows),
         "accepted_tokens": accepted,
+        "law": {"tokens": law.tokens, "distance": law.distance, "bound": law.bound, "false_alarm": FALSE_ALARM} if law else None,
         "divergences": [
             {
                 "prompt": row.prompt,
@@ -321,14 +333,17 @@ def _check_json(llm: LLM, rows: list[Comparison], answer: str) -> dict[str, Any]
                 "logit_gap": row.divergence.logit_gap if isfinite(row.divergence.logit_gap) else None,
             }
             for row in rows
-            if row.divergence is not None
+            if isinstance(row, Comparison) and row.divergence is not None
         ],
     }
 
 
-def _show_check(llm: LLM, rows: list[Comparison], answer: str) -> None:
+def _show_check(llm: LLM, rows: list[Row], answer: str) -> None:
+    from paceline.engine.check import Comparison, law_of
+    from paceline.engine.law import FALSE_ALARM
+
     for row in rows:
-        parted = row.divergence
+        parted = row.divergence if isinstance(row, Comparison) else None
         if parted is not None:
             names = [repr(llm.tokenizer.decode([t])) if t >= 0 else "the end" for t in (parted.plain, parted.speculative)]
             tie = ", a near-tie" if parted.near_tie else ""
@@ -338,10 +353,19 @@ def _show_check(llm: LLM, rows: list[Comparison], answer: str) -> None:
                 highlight=False,
                 markup=False,
             )
-    tokens = sum(len(row.plain.token_ids) for row in rows)
+    law = law_of(rows)
+    if law is not None:
+        out.print(
+            f"law: {law.tokens} drawn tokens are {law.distance:.4f} from the target's distribution; up to {law.bound:.4f} is"
+            f" chance (false-alarm rate {FALSE_ALARM:g})",
+            highlight=False,
+            soft_wrap=True,
+        )
+    tokens = sum(len(row.speculative.token_ids) for row in rows)
     accepted = sum(row.speculative.speculation.accepted_tokens for row in rows)
+    form = "" if law is None else " (law)"
     out.print(
-        f"{answer}: {len(rows)} runs, {tokens} tokens, {accepted} of them drafted and accepted ({llm.draft_name})",
+        f"{answer}{form}: {len(rows)} runs, {tokens} tokens, {accepted} of them drafted and accepted ({llm.draft_name})",
         highlight=False,
     )
 

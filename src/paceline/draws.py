@@ -7,6 +7,7 @@ so by another name or trial.
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 
 from paceline.noise import noised_best, stream, uniform
@@ -59,7 +60,12 @@ def siblings(probs: torch.Tensor, kind: Proposal, count: int, sequence: Sequence
 
 
 def _scores(probs: torch.Tensor) -> torch.Tensor:
-    return probs.double().log().float()
+    if probs.device.type != "cpu":
+        return probs.double().log().float()
+    # numpy: a few thousand numbers are not worth waking torch's threads for
+    row = probs.numpy()
+    logs = np.log(row, out=np.full(len(row), -np.inf), where=row > 0, dtype=np.float64)
+    return torch.from_numpy(logs.astype(np.float32))
 
 
 def _drawn(scores: torch.Tensor, sequence: Sequence, name: str, node: int, trial: int) -> int:

@@ -106,10 +106,13 @@ def target_scores(logits: torch.Tensor, context: Context) -> torch.Tensor:
 
 def probabilities(scores: torch.Tensor) -> np.ndarray:
     """float64 [V]: the distribution that scores stand for. Raises LogitsError where they hold no numbers."""
-    probs = scores.double().softmax(-1).cpu().numpy()
-    if math.isnan(probs.sum()):
+    # numpy: a few thousand numbers are not worth waking torch's threads for
+    row = scores.cpu().numpy().astype(np.float64)
+    best = row.max()
+    if not math.isfinite(best):
         raise LogitsError
-    return probs
+    weights = np.exp(row - best)
+    return weights / weights.sum()
 
 
 def best(logits: torch.Tensor, context: Context, count: int) -> list[int]:

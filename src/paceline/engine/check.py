@@ -1,4 +1,5 @@
-"""Check: is speculation lossless here? Run plain and speculative decoding and compare token ids."""
+"""Check: is speculation lossless here? Where it promises the text, run plain decoding too and compare token ids; where it
+promises the law, or nothing, and a temperature is above 0, test the distribution of what it draws."""
 
 from __future__ import annotations
 
@@ -7,11 +8,13 @@ from dataclasses import dataclass
 
 import torch
 
+from paceline.engine.law import Draws, Fit, draws, fit
 from paceline.engine.llm import LLM, Completion, Prompt
 from paceline.noise import gumbel
 from paceline.params import SamplingParams
 from paceline.sampling import Context, target_scores
 from paceline.sequence import Sequence
+from paceline.verifiers.base import Exactness
 
 NEAR_TIE = 1e-5
 """On the transformers road the rows of a forward may differ in the last bits by its shape; a smaller gap is such a tie."""
@@ -43,11 +46,24 @@ class Comparison:
     divergence: Divergence | None
 
 
+Row = Comparison | Draws
+
+
+def examine(llm: LLM, draft: str, prompts: Many[Prompt], params: SamplingParams) -> Iterator[Row]:
+    """Check in the form that the rule of `llm` calls for under these parameters. Raises RequestError where it is lossy and that
+    was not asked for."""
+    if params.temperature == 0.0 or llm.lossless(params) is Exactness.TEXT:
+        yield from compare(llm, draft, prompts, params)
+    else:
+        llm.use(draft)
+        yield from draws(llm, prompts, params)
+
+
 def compare(llm: LLM, draft: str, prompts: Many[Prompt], params: SamplingParams) -> Iterator[Comparison]:
     """Decode every prompt plainly, then with `draft`, under the same seed (0 unless given). Leaves `llm` with that drafter."""
     if params.seed is None:
         params = params.model_copy(update={"seed": 0})
-    llm.use("none")
+    llm.use("none", verify="match")
     plain = [llm.generate(prompt, params)[0] for prompt in prompts]
     llm.use(draft)
     for prompt, one in zip(prompts, plain, strict=True):
@@ -76,14 +92,21 @@ def _divergence(
     return Divergence(at, ours, theirs, gap)
 
 
-def verdict(comparisons: Many[Comparison]) -> str:
+def law_of(rows: Many[Row]) -> Fit | None:
+    """How what was drawn fits the target's law; None where only texts were compared."""
+    ranks = [rank for row in rows if isinstance(row, Draws) for rank in row.ranks]
+    return fit(ranks) if ranks else None
+
+
+def verdict(rows: Many[Row]) -> str:
     """Says `lossless`, `not lossless`, or `inconclusive`: at some temperature nothing was accepted, or only near-ties differ."""
-    parted = [c.divergence for c in comparisons if c.divergence is not None]
-    if any(not divergence.near_tie for divergence in parted):
+    parted = [row.divergence for row in rows if isinstance(row, Comparison) and row.divergence is not None]
+    law = law_of(rows)
+    if any(not divergence.near_tie for divergence in parted) or (law is not None and not law.holds):
         return "not lossless"
     accepted: dict[float, int] = {}
-    for c in comparisons:
-        accepted[c.temperature] = accepted.get(c.temperature, 0) + c.speculative.speculation.accepted_tokens
-    if parted or not all(accepted.values()):
+    for row in rows:
+        accepted[row.temperature] = accepted.get(row.temperature, 0) + row.speculative.speculation.accepted_tokens
+    if parted or not accepted or not all(accepted.values()):
         return "inconclusive"
     return "lossless"

@@ -72,14 +72,15 @@ class LLM:
         self.engine = self._engine(draft)
         self._inboxes: dict[int, deque[Progress]] = {}
 
-    def use(self, draft: str, policy: str | None = None) -> None:
-        """Change the drafter, and the policy; the target stays loaded and requests in flight end with "abort"."""
-        engine = self._engine(draft, policy)
+    def use(self, draft: str, policy: str | None = None, *, verify: str | None = None) -> None:
+        """Change the drafter, the policy and the rule; those not given are again what they were at first. The target stays
+        loaded and requests in flight end with "abort"."""
+        engine = self._engine(draft, policy, verify)
         self.engine.abort_all()
         self.engine, self._inboxes = engine, {}
 
-    def _engine(self, draft: str, policy: str | None = None) -> Engine:
-        verifier = self._verifier
+    def _engine(self, draft: str, policy: str | None = None, verify: str | None = None) -> Engine:
+        verifier = self._verifier if verify is None else build_verifier(verify)
         surroundings = Surroundings(self.target, self.tokenizer, self._load, verifier.prefers, verifier.amateur)
         spec = automatic(self.path) if draft == "auto" else draft
         drafter = build_drafter(spec, surroundings)
@@ -118,8 +119,8 @@ class LLM:
         kept = exactness(speculative.drafter, speculative.verifier, params)
         if kept is None and not self.lossy:
             raise RequestError(
-                f"'{speculative.verifier.name}' is not exact for drafts by '{speculative.drafter.name}' at this temperature;"
-                " choose another rule, or allow it with lossy"
+                f"'{speculative.verifier.name}' keeps neither the text nor its distribution for drafts by"
+                f" '{speculative.drafter.name}'; choose another rule, or allow it with lossy"
             )
         return kept
 

@@ -39,9 +39,9 @@ class Relaxed(LongestPath):
 
     def worth(self, scores: torch.Tensor) -> np.ndarray:
         logs = logarithms(probabilities(scores))
+        near = np.flatnonzero(logs >= logs.max() - self.options.gap)
         # of equal scores the first counts as better, as the greedy choice has it
-        best = np.argsort(-logs, kind="stable")[: self.options.top]
-        best = best[logs[best] >= logs[best[0]] - self.options.gap]
+        best = near[np.argsort(-logs[near], kind="stable")[: self.options.top]]
         worth = np.full(len(logs), -np.inf)
         worth[best] = logs[best]
         return worth
