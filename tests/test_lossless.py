@@ -26,12 +26,18 @@ from paceline.models.load import load_model
 from paceline.models.stateful import ReplayModel, StatefulModel
 from paceline.models.tokenizer import Tokenizer
 from paceline.params import SamplingParams
-from paceline.registry import CACHES, DRAFTERS
+from paceline.registry import CACHES, DRAFTERS, POLICIES, VERIFIERS
+from paceline.spec import SpecError
 from paceline.speculative import Speculative
 from tiny import save_tiny
 
 LONGEST = 40
-SPECS = [row.example for row in DRAFTERS.values()] + ["ngram:max=2,min=1+model:{draft},depth=3"]
+SPECS = [row.example for row in DRAFTERS.values()] + [
+    "ngram:max=2,min=1+model:{draft},depth=3",
+    "ngram:max=2,min=1^model:{draft},depth=4",
+    "model:{draft},tree=dynamic,nodes=6,depth=3+model:{draft},samples=2,depth=3+lookahead:3,3,2",
+]
+EXACT = [row.example for name, row in VERIFIERS.items() if name != "match" and build_verifier(row.example).exactness]
 PARAMS = {
     "greedy": SamplingParams(max_tokens=LONGEST),
     "sampled": SamplingParams(max_tokens=LONGEST, temperature=1.0, seed=7),
@@ -52,26 +58,32 @@ class Way:
     cache_tokens: int
     cache: str
     params: str
+    policy: str = "fixed"
 
 
 BATCHES, CHUNKS, ROOMS = (1, 2, 3, 8), (1, 7, 64), (100_000, 110)
-EVERY_WAY = [Way(*choice) for choice in product(BATCHES, CHUNKS, ROOMS, CACHES, PARAMS)]
+POLICIES_RUN = [row.example for row in POLICIES.values()]
+EVERY_WAY = [Way(*choice) for choice in product(BATCHES, CHUNKS, ROOMS, CACHES, PARAMS, POLICIES_RUN)]
 
 
 def covering(ways: list[Way]) -> list[Way]:
     """A greedy pairwise cover: every two choices of any two dimensions meet in at least one way."""
 
     def pairs(way: Way) -> set[tuple[tuple[int, object], tuple[int, object]]]:
-        values = list(enumerate((way.batch, way.chunk, way.cache_tokens, way.cache, way.params)))
+        values = list(enumerate(vars(way).values()))
         return {(a, b) for i, a in enumerate(values) for b in values[i + 1 :]}
 
-    missing = set().union(*(pairs(way) for way in ways))
+    found = {way: pairs(way) for way in ways}
+    missing = set().union(*found.values())
     chosen = []
     while missing:
-        way = max(ways, key=lambda w: len(pairs(w) & missing))
+        way = max(ways, key=lambda w: len(found[w] & missing))
         chosen.append(way)
-        missing -= pairs(way)
+        missing -= found[way]
     return chosen
+
+
+COVER = covering(EVERY_WAY)
 
 
 @cache
@@ -119,18 +131,28 @@ def prompts() -> list[list[int]]:
     return made
 
 
-def run(folder: Path, spec: str, way: Way) -> tuple[list[list[int]], Engine]:
+def edited(answer: list[int]) -> list[int]:
+    """A text that an answer resembles: a token less, another one changed."""
+    return [*answer[:6], *answer[7:15], 5, *answer[16:]] if answer else []
+
+
+def run(folder: Path, spec: str, way: Way, verify: str = "match") -> tuple[list[list[int]], Engine]:
     """Token ids of every prompt, and the engine that made them."""
     target_path, draft_path = checkpoints(folder)
     target, tokenizer = loaded(target_path, way.cache), Tokenizer(target_path)
-    surroundings = Surroundings(target, tokenizer, lambda path: (loaded(path, "dense"), Tokenizer(path)))
+    rule = build_verifier(verify)
+    surroundings = Surroundings(
+        target, tokenizer, lambda path: (loaded(path, "dense"), Tokenizer(path)), rule.prefers, rule.amateur
+    )
     found = {"draft": draft_path, "datastore": datastore(folder) if "{datastore}" in spec else ""}
     drafter = build_drafter(spec.format(**found), surroundings)
-    speculative = Speculative(target, drafter, build_verifier("match"), build_policy("fixed"))
+    speculative = Speculative(target, drafter, rule, build_policy(way.policy))
     engine = Engine(speculative, tokenizer, Limits(way.batch, way.chunk, way.cache_tokens))
     params = PARAMS[way.params]
+    answers = plain(folder, way.params) if spec.startswith("reference") else [[]] * len(prompts())
     sequences = [
-        engine.add(prompt, params.model_copy(update={"seed": (params.seed or 0) + i})) for i, prompt in enumerate(prompts())
+        engine.add(prompt, params.model_copy(update={"seed": (params.seed or 0) + i}), reference=edited(answer))
+        for i, (prompt, answer) in enumerate(zip(prompts(), answers, strict=True))
     ]
     while engine.has_work:
         engine.step()
@@ -148,20 +170,31 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("checkpoints")
 
 
-@pytest.mark.parametrize("way", covering(EVERY_WAY), ids=str)
+@pytest.mark.parametrize("way", COVER, ids=str)
 @pytest.mark.parametrize("spec", SPECS)
 def test_text_is_that_of_plain_decoding(folder: Path, spec: str, way: Way) -> None:
-    ids, engine = run(folder, spec, way)
+    try:
+        ids, engine = run(folder, spec, way)
+    except SpecError as refusal:
+        assert "only chains" in str(refusal)
+        assert way.cache == "replay"
+        return
     assert ids == plain(folder, way.params)
     if way.cache_tokens < 1000 and way.batch > 2:
         assert engine.scheduler.preemptions > 0, "the small cache was meant to force preemption"
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("way", [way for way in EVERY_WAY if way not in covering(EVERY_WAY)], ids=str)
+@pytest.mark.parametrize("way", [way for way in EVERY_WAY if way.policy == "fixed" and way not in COVER], ids=str)
 @pytest.mark.parametrize("spec", SPECS)
 def test_text_is_that_of_plain_decoding_in_every_way(folder: Path, spec: str, way: Way) -> None:
     assert run(folder, spec, way)[0] == plain(folder, way.params)
+
+
+@pytest.mark.parametrize("verify", EXACT)
+@pytest.mark.parametrize("spec", [spec for spec in SPECS if "dynamic" not in spec])
+def test_every_exact_rule_keeps_the_greedy_text(folder: Path, spec: str, verify: str) -> None:
+    assert run(folder, spec, Way(3, 7, 110, "panels", "greedy"), verify)[0] == plain(folder, "greedy")
 
 
 @pytest.mark.parametrize("spec", [spec for spec in SPECS if spec != "none"])
