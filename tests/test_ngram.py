@@ -12,34 +12,42 @@ from paceline.tree import Budget, DraftTree
 settings.register_profile("still", derandomize=True, deadline=None, max_examples=150, database=None)
 settings.load_profile("still")
 
-LOOKED_AT = 16
+LOOKED_AT = 6
+LONGEST = 12
 
 OPTIONS = st.builds(
-    lambda shortest, more, matches, depth: Options(min=shortest, max=shortest + more, matches=matches, depth=depth),
+    lambda shortest, more, matches, depth, nodes: Options(
+        min=shortest, max=shortest + more, matches=matches, depth=depth, nodes=nodes
+    ),
     st.integers(1, 3),
     st.integers(0, 3),
     st.integers(1, 3),
     st.integers(1, 5),
+    st.integers(1, 9),
 )
 BUDGETS = st.builds(Budget, st.integers(0, 12), st.integers(0, 6))
 # few letters and long texts: most n-grams stand there several times
 TEXTS = st.lists(st.integers(0, 2), min_size=1, max_size=60)
 
 
-def scanned(tokens: list[int], options: Options, budget: Budget) -> DraftTree:
-    """The definition: the longest match that says anything, its latest places first, whole continuations before cut ones."""
-    depth = min(budget.depth, options.depth)
+def matched(tokens: list[int], end: int) -> int:
+    """How many tokens before `end` are the last ones of the text."""
+    length = 0
+    while length < min(LONGEST, end) and tokens[end - length - 1] == tokens[len(tokens) - length - 1]:
+        length += 1
+    return length
+
+
+def places(tokens: list[int], options: Options) -> list[tuple[int, int]]:
+    """The definition: (length, end) of the longest matches, the latest first. Of every length that is looked up only the latest
+    places count."""
+    found: dict[int, int] = {}
     for n in range(options.max, options.min - 1, -1):
-        ends = [end for end in range(n, len(tokens)) if tokens[end - n : end] == tokens[-n:]]
-        paths: list[list[int]] = []
-        for end in ends[: -LOOKED_AT - 1 : -1]:
-            path = tokens[end : end + depth]
-            if path and path not in paths:
-                paths.append(path)
-        if paths:
-            paths.sort(key=len, reverse=True)
-            return DraftTree.of_paths(tokens[-1], paths[: options.matches], "ngram", budget.nodes)
-    return DraftTree.root(tokens[-1])
+        ends = [end for end in range(len(tokens) - 1, 0, -1) if matched(tokens, end) >= n][:LOOKED_AT]
+        found |= {end: matched(tokens, end) for end in ends if matched(tokens, end) == n or n == options.max}
+        if len(found) >= LOOKED_AT:
+            break
+    return sorted(((length, end) for end, length in found.items()), reverse=True)[:LOOKED_AT]
 
 
 def sequence(key: int, tokens: list[int]) -> Sequence:
@@ -50,12 +58,49 @@ def proposed(drafter: NgramDrafter, owner: Sequence, budget: Budget) -> DraftTre
     return drafter.propose([owner], [budget])[0]
 
 
+def drafted(tokens: list[int], budget: Budget = Budget(64, 64), **options: int) -> DraftTree:
+    drafter = NgramDrafter(Options(**options))
+    return proposed(drafter, sequence(0, tokens), budget)
+
+
+def paths(tree: DraftTree) -> list[list[int]]:
+    """The tokens of every branch, in the order in which their leaves were drafted."""
+    leaves = [node for node in range(len(tree)) if not tree.children[node]]
+    return [[tree.tokens[node] for node in tree.path(leaf)] for leaf in leaves]
+
+
 @given(OPTIONS, TEXTS, st.lists(st.tuples(st.lists(st.integers(0, 2), min_size=1, max_size=5), BUDGETS), max_size=8))
-def test_a_grown_index_proposes_what_a_scan_of_the_text_would(options: Options, prompt: list[int], steps) -> None:
+def test_a_grown_index_votes_as_a_scan_of_the_text_would(options: Options, prompt: list[int], steps) -> None:
     drafter, owner = NgramDrafter(options), sequence(0, prompt)
     for tokens, budget in [([], drafter.budget), *steps]:
         owner.commit(tuple(tokens), ("",) * len(tokens))
-        assert proposed(drafter, owner, budget) == scanned(owner.tokens, options, budget)
+        tree = proposed(drafter, owner, budget)
+        votes = drafter._votes(drafter._texts[0], owner.tokens)
+        assert [(length, end) for _, length, end in votes] == places(owner.tokens, options)
+        check(tree, owner.tokens, options, budget)
+
+
+def check(tree: DraftTree, tokens: list[int], options: Options, budget: Budget) -> None:
+    """Within its bounds, and nothing but continuations of places where the text's end stood before."""
+    found, size = places(tokens, options), len(tokens)
+    bound = budget.within(Budget(options.nodes, options.depth))
+    assert len(tree) - 1 <= bound.nodes
+    assert tree.deepest <= bound.depth
+    assert tree.pruned(budget) is tree
+    said = [[tokens[end + depth % (size - end)] for depth in range(tree.deepest)] for _, end in found]
+    branches = paths(tree)
+    assert len(branches) <= options.matches
+    assert all(path in [one[: len(path)] for one in said] for path in branches if path)
+    assert all(0.0 < confidence <= 1.0 for confidence in tree.confidences)
+    if found and min(bound.nodes, bound.depth):
+        assert len(tree) > 1, "of few letters one is likely"
+
+
+@given(OPTIONS, TEXTS)
+def test_a_tighter_budget_keeps_the_likeliest_nodes(options: Options, text: list[int]) -> None:
+    whole = drafted(text, **options.model_dump())
+    for nodes in range(options.nodes + 1):
+        assert drafted(text, Budget(nodes, 64), **options.model_dump()) == whole.first(nodes)
 
 
 @given(OPTIONS, TEXTS, st.integers(0, 60), TEXTS)
@@ -69,9 +114,9 @@ def test_a_fork_cut_back_goes_on_as_if_it_had_never_seen_more(
     drafter.truncate(1, kept)
     fresh = NgramDrafter(options)
     proposed(fresh, sequence(1, text[: max(kept, 1)]), fresh.budget)
-    assert drafter._indices[1].last == fresh._indices[1].last
+    assert drafter._texts[1].last == fresh._texts[1].last
     branch = sequence(1, [*text[:kept], *other])
-    assert proposed(drafter, branch, drafter.budget) == scanned(branch.tokens, options, drafter.budget)
+    assert proposed(drafter, branch, drafter.budget) == drafted(branch.tokens, drafter.budget, **options.model_dump())
     assert proposed(drafter, owner, drafter.budget) == before, "the sequence it came from is left alone"
 
 
@@ -85,17 +130,59 @@ def test_what_is_released_is_held_no_longer_and_can_be_rebuilt() -> None:
     assert proposed(drafter, owner, drafter.budget) == before
 
 
+def test_the_longest_match_goes_first() -> None:
+    # 2 3 was followed by 4 once, 3 alone by 5 twice and later
+    tree = drafted([1, 2, 3, 4, 8, 3, 5, 9, 3, 5, 7, 2, 3], depth=1)
+    assert tree.tokens[1] == 4
+    assert 5 in tree.children[0], "and shorter matches stand behind it"
+
+
+def test_of_matches_of_one_length_what_they_say_most_often_goes_first_then_what_they_said_last() -> None:
+    assert drafted([3, 5, 8, 3, 5, 9, 3, 4, 7, 3], depth=1).tokens[1] == 5
+    assert drafted([3, 5, 8, 3, 4, 9, 3], depth=1).tokens[1] == 4
+
+
+def test_several_continuations_make_a_tree_of_up_to_so_many() -> None:
+    text = [1, 2, 3, 1, 2, 4, 1, 2, 5, 1, 2]
+    assert list(drafted(text, matches=3).children[0]) == [5, 4, 3]
+    assert list(drafted(text, matches=2).children[0]) == [5, 4]
+    assert len(paths(drafted(text, matches=2))) == 2
+    assert drafted(text, matches=1).is_chain
+
+
+def test_a_match_near_the_end_is_read_on_as_if_the_text_repeated_itself() -> None:
+    assert drafted([9, 1, 2, 3, 1, 2, 3], max=3, depth=8).tokens[1:] == (1, 2, 3, 1, 2, 3, 1, 2)
+    assert drafted([7, 7], depth=3).tokens[1:] == (7, 7, 7)
+
+
+def test_a_longer_match_drafts_further_and_is_held_likelier() -> None:
+    text = list(range(100, 130))
+    trees = [drafted([*text, 1, *text[10 - length : 10]], nodes=64, depth=64) for length in (1, 2, 4, 8)]
+    sizes = [len(tree) for tree in trees]
+    assert sizes == sorted(sizes)
+    assert 1 < sizes[0] < sizes[-1]
+    first = [tree.confidences[1] for tree in trees]
+    assert first == sorted(set(first))
+    assert all(list(tree.confidences[1:]) == sorted(tree.confidences[1:]) for tree in trees), "a match grows as it holds"
+
+
+def test_nothing_is_drafted_behind_a_token_below_the_floor() -> None:
+    text = [*range(100, 130), 1, 105]
+    assert len(drafted(text)) > 2
+    assert len(drafted(text, Budget(64, 64, floor=0.5))) == 2
+
+
 def test_a_text_that_says_one_thing_over_and_over_holds_its_ngrams_once() -> None:
     """Its ends still take a few bytes each; a list of them per n-gram could not be cut back."""
     short, long = NgramDrafter(Options()), NgramDrafter(Options())
     proposed(short, sequence(0, [1, 2] * 50), short.budget)
     proposed(long, sequence(0, [1, 2] * 5000), long.budget)
-    assert len(long._indices[0].last) == len(short._indices[0].last) == 6
+    assert len(long._texts[0].last) == len(short._texts[0].last) == 6
     assert long.held_bytes <= short.held_bytes + 9_900 * 4 * 4
 
 
 def test_a_proposal_reads_as_little_of_a_long_text_as_of_a_short_one() -> None:
-    """Counted, not timed: list reads of one step."""
+    """Counted, not timed: list reads of one step, of which each place looked at takes two a compared token and one a node."""
 
     class Counting(list[int]):
         read = 0
@@ -113,4 +200,4 @@ def test_a_proposal_reads_as_little_of_a_long_text_as_of_a_short_one() -> None:
         proposed(drafter, owner, drafter.budget)
         return counting.read
 
-    assert reads(16_000) == reads(2_000) < 120
+    assert reads(16_000) == reads(2_000) < LOOKED_AT * (2 * LONGEST + 16) + 32

@@ -48,7 +48,7 @@ class Options(BaseModel):
         return self
 
 
-_LOOKED_AT = 8
+_LOOKED_AT = 6
 """Places that vote, and places looked at per match length: bounds the work on a text that says one thing over and over."""
 _LIKELY = (0.0, 0.3, 0.55, 0.68, 0.75, 0.8, 0.86, 0.88, 0.92, 0.93, 0.94, 0.95, 0.98)
 """By length of the match, how often the next token was what followed it, measured over texts of the embedded model."""

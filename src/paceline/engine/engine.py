@@ -46,17 +46,28 @@ class Engine:
         self._keys = 0
         self._kept: dict[int, Sequence] = {}
 
-    def add(self, prompt: Many[int], params: SamplingParams, *, keep: bool = False, after: Sequence | None = None) -> Sequence:
+    def add(
+        self,
+        prompt: Many[int],
+        params: SamplingParams,
+        *,
+        reference: Many[int] = (),
+        keep: bool = False,
+        after: Sequence | None = None,
+    ) -> Sequence:
         """Admit a request. prompt: token ids. Raises RequestError where it is empty, too long, or names unknown tokens.
 
-        keep: hold on to its cache when it ends, until it is taken over, dropped, or its room is needed. after: a kept sequence
-        whose text begins this prompt as far as the tokens agree; its cache is taken over, and it is kept no longer.
+        reference: token ids that the answer is expected to resemble; they change nothing but the time. keep: hold on to its
+        cache when it ends, until it is taken over, dropped, or its room is needed. after: a kept sequence whose text begins this
+        prompt as far as the tokens agree; its cache is taken over, and it is kept no longer.
         """
         size = self.speculative.target.vocab_size
         if not prompt:
             raise RequestError("the prompt is empty")
         if any(not 0 <= token < size for token in prompt):
             raise RequestError(f"the prompt holds a token id outside the vocabulary of {size}")
+        if any(not 0 <= token < size for token in reference):
+            raise RequestError(f"the reference holds a token id outside the vocabulary of {size}")
         for field in ("logit_bias", "stop_token_ids"):
             if any(token >= size for token in getattr(params, field)):
                 raise RequestError(f"{field} holds a token id outside the vocabulary of {size}")
@@ -66,7 +77,7 @@ class Engine:
         if params.min_tokens and len(stop_ids) >= size:
             raise RequestError("min_tokens bans every token: all of the vocabulary would stop the text")
         seed = params.seed if params.seed is not None else secrets.randbits(63)
-        sequence = Sequence(self._keys, tuple(prompt), params, seed, stop_ids)
+        sequence = Sequence(self._keys, tuple(prompt), params, seed, stop_ids, tuple(reference))
         self._keys += 1
         if keep:
             self._kept[sequence.key] = sequence

@@ -1,0 +1,97 @@
+"""Counts: what followed what in a text, how often, and the likeliest tree that such counts make.
+
+The context of a count is one number: always 0 for unigrams, a token id for bigrams.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from heapq import heappop, heappush
+from itertools import repeat
+
+import numpy as np
+
+from paceline.tree import Budget, DraftTree
+
+
+class Counts:
+    """Counts of one text, which may grow. The `width` commonest tokens of every context stay in order meanwhile, so that a step
+    costs what it adds; of equally common ones the latest comes first."""
+
+    def __init__(self, width: int) -> None:
+        self._width = width
+        self._counts: dict[int, dict[int, int]] = {}
+        self._best: dict[int, list[int]] = {}
+        self._totals: dict[int, int] = {}
+
+    @classmethod
+    def of_text(cls, contexts: np.ndarray, tokens: np.ndarray, width: int) -> Counts:
+        """Counts of a whole text at once, the rarer tokens of a context left out. contexts, tokens: int [n]."""
+        counts = cls(width)
+        pairs, times = np.unique((contexts.astype(np.int64) << 32) + tokens, return_counts=True)
+        order = np.lexsort((-times, pairs >> 32))
+        pairs, times = pairs[order], times[order]
+        for context, token, count in zip((pairs >> 32).tolist(), (pairs & 0xFFFFFFFF).tolist(), times.tolist(), strict=True):
+            best = counts._best.setdefault(context, [])
+            counts._totals[context] = counts._totals.get(context, 0) + count
+            if len(best) < width:
+                best.append(token)
+                counts._counts.setdefault(context, {})[token] = count
+        return counts
+
+    def add(self, context: int, token: int) -> None:
+        """Count one more token."""
+        counts = self._counts.setdefault(context, {})
+        count = counts[token] = counts.get(token, 0) + 1
+        self._totals[context] = self._totals.get(context, 0) + 1
+        best = self._best.setdefault(context, [])
+        if token in best:
+            best.remove(token)
+        at = len(best)
+        while at and counts[best[at - 1]] <= count:
+            at -= 1
+        best.insert(at, token)
+        del best[self._width :]
+
+    def total(self, context: int) -> int:
+        """Tokens counted in this context."""
+        return self._totals.get(context, 0)
+
+    def best(self, context: int) -> list[tuple[int, int]]:
+        """The commonest tokens of a context and how often each came."""
+        counts = self._counts.get(context, {})
+        return [(token, counts[token]) for token in self._best.get(context, ())]
+
+    @property
+    def held_bytes(self) -> int:
+        """About: a dictionary's entry, an integer and a place in a list per pair, and three small containers per context."""
+        return 140 * sum(map(len, self._counts.values())) + 400 * len(self._counts)
+
+
+def likeliest(
+    root: int, successors: Callable[[int], Iterable[tuple[int, float]]], source: str, budget: Budget, worth: float = 0.0
+) -> DraftTree:
+    """The tree of the nodes most likely to come true with all their ancestors, each at least as often as `worth`.
+
+    successors: a token -> tokens that may follow it, distinct, and how likely each is held.
+    """
+    tokens, parents, held, depth = [root], [-1], [1.0], [0]
+    waiting: list[tuple[float, int, int, int, float]] = []
+    chance, node, pushed = 1.0, 0, 0
+    while True:
+        if depth[node] < budget.depth and held[node] >= budget.floor:
+            for token, confidence in successors(tokens[node]):
+                if chance * confidence >= worth:
+                    # the number before the node keeps equals in their order
+                    pushed += 1
+                    heappush(waiting, (-chance * confidence, pushed, node, token, confidence))
+        if not waiting or len(tokens) > budget.nodes:
+            break
+        chance, _, parent, token, confidence = heappop(waiting)
+        chance, node = -chance, len(tokens)
+        tokens.append(token)
+        parents.append(parent)
+        held.append(confidence)
+        depth.append(depth[parent] + 1)
+    sources = ("", *repeat(source, len(tokens) - 1))
+    return DraftTree(tuple(tokens), tuple(parents), sources=sources, confidences=tuple(held))

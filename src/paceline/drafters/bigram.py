@@ -1,0 +1,120 @@
+"""What follows the last token most often, counted in a text file or, without one, in the request's own text.
+
+A token whose followers were never seen falls back on the commonest tokens of all.
+
+Source: Leviathan et al. (arXiv:2211.17192), section 4.1 (bigram approximation); backoff: Katz (1987).
+Proposals: POINT
+Taps: none
+Branching: REPLAY, or TREE with width above 1
+Trained: no (counted)
+Cost: a few microseconds per step and one per node
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Many
+from typing import Annotated
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field
+
+from paceline.counts import Counts, likeliest
+from paceline.drafters.base import Drafter, Surroundings
+from paceline.sequence import Sequence
+from paceline.textfile import tokens_of_file
+from paceline.tree import Budget, DraftTree, Proposal
+
+
+class Options(BaseModel):
+    """file: the text that is counted; the request's own where none is given. depth: levels drafted. width: followers of a token
+    that may be tried, the tree having depth times width nodes."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    file: Annotated[str, Field(min_length=1)] | None = None
+    depth: Annotated[int, Field(ge=1, le=16)] = 3
+    width: Annotated[int, Field(ge=1, le=16)] = 1
+
+
+_UNSEEN = 1.0
+"""Observations that tokens never seen behind another count for, all together; their shares are those they have anywhere."""
+_WORTH = 0.05
+"""A node is drafted if it is held to come true, its ancestors included, at least so often."""
+
+
+class _Text:
+    """Counts of one text: of single tokens and of pairs."""
+
+    def __init__(self, singles: Counts, pairs: Counts) -> None:
+        self._singles, self._pairs = singles, pairs
+
+    def grow(self, tokens: Many[int]) -> None:
+        seen = self._singles.total(0)
+        for at in range(seen, len(tokens)):
+            self._singles.add(0, tokens[at])
+            if at:
+                self._pairs.add(tokens[at - 1], tokens[at])
+
+    def successors(self, token: int, width: int) -> list[tuple[int, float]]:
+        """Up to `width` tokens that may follow, and how likely each is held."""
+        total = self._pairs.total(token) + _UNSEEN
+        found = {follower: count / total for follower, count in self._pairs.best(token)}
+        if len(found) < width:
+            share = _UNSEEN / total / (self._singles.total(0) + _UNSEEN)
+            for follower, count in self._singles.best(0):
+                found.setdefault(follower, count * share)
+        return list(found.items())[:width]
+
+    @property
+    def held_bytes(self) -> int:
+        return self._singles.held_bytes + self._pairs.held_bytes
+
+
+class BigramDrafter(Drafter):
+    """shared: the counts of a file; None for every request's own."""
+
+    name = "bigram"
+    kinds = frozenset({Proposal.POINT})
+
+    def __init__(self, options: Options, shared: _Text | None = None) -> None:
+        self.options, self._shared = options, shared
+        self.budget = Budget(nodes=options.depth * options.width, depth=options.depth)
+        self._own: dict[int, _Text] = {}
+
+    def propose(self, sequences: Many[Sequence], budgets: Many[Budget]) -> list[DraftTree]:
+        return [self._one(sequence, budget.within(self.budget)) for sequence, budget in zip(sequences, budgets, strict=True)]
+
+    def _one(self, sequence: Sequence, budget: Budget) -> DraftTree:
+        text, width = self._shared if self._shared is not None else self._grown(sequence), self.options.width
+        return likeliest(sequence.root, lambda token: text.successors(token, width), self.name, budget, _WORTH)
+
+    def _grown(self, sequence: Sequence) -> _Text:
+        """The counts of this request's text, all of it taken in."""
+        text = self._own.get(sequence.key)
+        if text is None:
+            text = self._own[sequence.key] = _Text(Counts(self.options.width), Counts(self.options.width))
+        text.grow(sequence.tokens)
+        return text
+
+    def truncate(self, key: int, length: int) -> None:
+        # counted anew from the tokens that are left
+        self.release(key)
+
+    def release(self, key: int) -> None:
+        self._own.pop(key, None)
+
+    @property
+    def held_bytes(self) -> int:
+        return sum(text.held_bytes for text in self._own.values())
+
+
+def build(options: Options, surroundings: Surroundings) -> BigramDrafter:
+    """Raises SpecError where the file cannot be read."""
+    if options.file is None:
+        return BigramDrafter(options)
+    tokens = np.asarray(tokens_of_file(options.file, surroundings.tokenizer.encode, surroundings.target.vocab_size))
+    singles, pairs = (
+        Counts.of_text(np.zeros_like(tokens), tokens, options.width),
+        Counts.of_text(tokens[:-1], tokens[1:], options.width),
+    )
+    return BigramDrafter(options, _Text(singles, pairs))

@@ -1,0 +1,107 @@
+"""Spans of a reference text that the answer is expected to follow, but for edits: an earlier version, a document, a guess.
+
+The reference is the request's own, else the file's, else the prompt. Drafting begins with its first token, before anything is
+generated, and follows a pointer into it from there on. An edit, or a first token that reads otherwise in its place, costs a step
+or two until the last tokens are found again. Drafts grow with what has matched; a reference that keeps failing is only watched,
+which costs no rows, until several tokens in a row match again.
+
+Source: Yang et al., Inference with Reference (arXiv:2304.04487), section 3; begun without a trigger, as for predicted outputs.
+Proposals: POINT
+Taps: none
+Branching: REPLAY
+Trained: no
+Cost: one comparison per token that came as expected, two look-ups per token that did not, whatever the length of the reference
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Many
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from paceline.alignment import Alignment, Reference
+from paceline.drafters.base import Drafter, Surroundings
+from paceline.sequence import Sequence
+from paceline.textfile import tokens_of_file
+from paceline.tree import Budget, DraftTree, Proposal
+
+
+class Options(BaseModel):
+    """file: a text for requests that bring no reference. depth: tokens of the longest draft."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    file: Annotated[str, Field(min_length=1)] | None = None
+    depth: Annotated[int, Field(ge=1, le=64)] = 16
+
+
+_END = 0.7
+"""How likely the answer is to end where the reference does."""
+_ENDS = 2
+"""Ways to end that are tried there."""
+_STATE_BYTES = 400
+"""Of one sequence, beside its index."""
+
+
+class ReferenceDrafter(Drafter):
+    """shared: what requests without a reference of their own follow; None for their prompt."""
+
+    name = "reference"
+    kinds = frozenset({Proposal.POINT})
+
+    def __init__(self, options: Options, shared: Reference | None = None) -> None:
+        self.budget = Budget(nodes=options.depth, depth=options.depth)
+        self._shared = shared
+        self._followed: dict[int, Alignment] = {}
+
+    def propose(self, sequences: Many[Sequence], budgets: Many[Budget]) -> list[DraftTree]:
+        return [self._one(sequence, budget) for sequence, budget in zip(sequences, budgets, strict=True)]
+
+    def _one(self, sequence: Sequence, budget: Budget) -> DraftTree:
+        alignment = self._followed.get(sequence.key)
+        if alignment is None:
+            alignment = self._followed[sequence.key] = Alignment(self._reference(sequence), sequence.prompt)
+        alignment.follow(sequence.tokens)
+        room = min(budget.nodes, budget.depth, self.budget.depth)
+        held = alignment.confidences(room, budget.floor)
+        size, place = len(held), alignment.place
+        span, parents = alignment.reference.tokens[place : place + size], [*range(-1, size)]
+        ends: list[int] = []
+        whole = place + size == len(alignment.reference.tokens) and (not size or held[-1] >= budget.floor)
+        if size < room and whole and (size or alignment.at_end):
+            ends = sorted(sequence.stop_ids)[: min(_ENDS, budget.nodes - size)]
+        if not size and not ends:
+            return DraftTree.root(sequence.root)
+        return DraftTree(
+            (sequence.root, *span, *ends),
+            (*parents, *[size] * len(ends)),
+            sources=("", *[self.name] * (size + len(ends))),
+            confidences=(1.0, *held, *[_END / len(ends) for _ in ends]),
+        )
+
+    def _reference(self, sequence: Sequence) -> Reference:
+        if sequence.reference:
+            return Reference(sequence.reference)
+        return self._shared if self._shared is not None else Reference(sequence.prompt)
+
+    def truncate(self, key: int, length: int) -> None:
+        # followed anew from the tokens that are left
+        self.release(key)
+
+    def release(self, key: int) -> None:
+        self._followed.pop(key, None)
+
+    @property
+    def held_bytes(self) -> int:
+        own = [one for one in self._followed.values() if one.reference is not self._shared]
+        return _STATE_BYTES * len(self._followed) + sum(one.reference.held_bytes for one in own)
+
+
+def build(options: Options, surroundings: Surroundings) -> ReferenceDrafter:
+    """Raises SpecError where the file cannot be read."""
+    if options.file is None:
+        return ReferenceDrafter(options)
+    return ReferenceDrafter(
+        options, Reference(tokens_of_file(options.file, surroundings.tokenizer.encode, surroundings.target.vocab_size))
+    )

@@ -1,0 +1,89 @@
+"""The commonest tokens, whatever stands before them, counted in a text file or, without one, in the request's own text.
+
+The cheapest drafter there is, and the floor that others are measured from.
+
+Source: Leviathan et al. (arXiv:2211.17192), section 4.1 (their bigram approximation, without its context).
+Proposals: POINT
+Taps: none
+Branching: REPLAY, or TREE with width above 1
+Trained: no (counted)
+Cost: a few microseconds per step
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Many
+from typing import Annotated
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field
+
+from paceline.counts import Counts, likeliest
+from paceline.drafters.base import Drafter, Surroundings
+from paceline.sequence import Sequence
+from paceline.textfile import tokens_of_file
+from paceline.tree import Budget, DraftTree, Proposal
+
+
+class Options(BaseModel):
+    """file: the text that is counted; the request's own where none is given. depth: levels drafted. width: tokens of a level
+    that may be tried, the tree having depth times width nodes."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    file: Annotated[str, Field(min_length=1)] | None = None
+    depth: Annotated[int, Field(ge=1, le=16)] = 1
+    width: Annotated[int, Field(ge=1, le=16)] = 1
+
+
+_UNSEEN = 8.0
+"""Observations that tokens never seen count for, all together."""
+
+
+class UnigramDrafter(Drafter):
+    """shared: the counts of a file; None for every request's own."""
+
+    name = "unigram"
+    kinds = frozenset({Proposal.POINT})
+
+    def __init__(self, options: Options, shared: Counts | None = None) -> None:
+        self.options, self._shared = options, shared
+        self.budget = Budget(nodes=options.depth * options.width, depth=options.depth)
+        self._own: dict[int, Counts] = {}
+
+    def propose(self, sequences: Many[Sequence], budgets: Many[Budget]) -> list[DraftTree]:
+        return [self._one(sequence, budget.within(self.budget)) for sequence, budget in zip(sequences, budgets, strict=True)]
+
+    def _one(self, sequence: Sequence, budget: Budget) -> DraftTree:
+        counts = self._shared if self._shared is not None else self._grown(sequence)
+        total = counts.total(0) + _UNSEEN
+        found = [(token, count / total) for token, count in counts.best(0)]
+        return likeliest(sequence.root, lambda token: found, self.name, budget)
+
+    def _grown(self, sequence: Sequence) -> Counts:
+        """The counts of this request's text, all of it taken in."""
+        counts = self._own.get(sequence.key)
+        if counts is None:
+            counts = self._own[sequence.key] = Counts(self.options.width)
+        for token in sequence.tokens[counts.total(0) :]:
+            counts.add(0, token)
+        return counts
+
+    def truncate(self, key: int, length: int) -> None:
+        # counted anew from the tokens that are left
+        self.release(key)
+
+    def release(self, key: int) -> None:
+        self._own.pop(key, None)
+
+    @property
+    def held_bytes(self) -> int:
+        return sum(counts.held_bytes for counts in self._own.values())
+
+
+def build(options: Options, surroundings: Surroundings) -> UnigramDrafter:
+    """Raises SpecError where the file cannot be read."""
+    if options.file is None:
+        return UnigramDrafter(options)
+    tokens = np.asarray(tokens_of_file(options.file, surroundings.tokenizer.encode, surroundings.target.vocab_size))
+    return UnigramDrafter(options, Counts.of_text(np.zeros_like(tokens), tokens, options.width))

@@ -1,0 +1,51 @@
+"""Text files that methods learn from: read whole, within bounds, and with errors that are one sentence."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from paceline.spec import SpecError
+
+LARGEST_MIB = 16
+"""Files are read up to this size: a method that keeps a file in memory is not meant for more."""
+_PIECE = 1 << 16
+"""Characters tokenised at a time: a tokenizer takes hundreds of bytes for each."""
+
+
+def text_of_file(path: str) -> str:
+    """The text of a file. Raises SpecError where it is missing, too large, not UTF-8, or empty."""
+    file = Path(path).expanduser()
+    try:
+        if not file.is_file():
+            raise SpecError(f"there is no file '{path}'")
+        if file.stat().st_size > LARGEST_MIB << 20:
+            raise SpecError(f"'{path}' is larger than {LARGEST_MIB} MiB: build a datastore from it, or take a part of it")
+        text = file.read_bytes().decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise SpecError(f"'{path}' is not a text file: it is not valid UTF-8 at byte {error.start}") from error
+    # ValueError: a path that no file can have, such as one with a null byte
+    except (OSError, ValueError, RuntimeError) as error:
+        raise SpecError(f"'{path}' cannot be read: {getattr(error, 'strerror', None) or error}") from error
+    if not text.strip():
+        raise SpecError(f"'{path}' holds no text")
+    return text
+
+
+def tokens_of_file(path: str, encode: Callable[[str, bool], list[int]], vocab_size: int) -> array[int]:
+    """Token ids of a file's text, without special tokens and without ids that the target does not know. Raises SpecError.
+
+    encode: text, and whether special tokens are added. A large file is tokenised in pieces that end with a line or a word.
+    """
+    text, tokens, start = text_of_file(path), array("i"), 0
+    while start < len(text):
+        end = start + _PIECE
+        if end < len(text):
+            end = text.rfind("\n", start, end) + 1 or max(text.rfind(" ", start + 1, end), 0) or end
+        tokens.extend(encode(text[start:end], False))
+        start = end
+    known = np.asarray(tokens)
+    return array("i", known[known < vocab_size].tobytes())
