@@ -6,6 +6,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence as Many
 from dataclasses import dataclass
 
+import torch
+
 from paceline.cache.base import Branching
 from paceline.models.base import LanguageModel, Scores
 from paceline.models.tokenizer import Tokenizer
@@ -75,3 +77,8 @@ class Drafter(ABC):
     def held_bytes(self) -> int:
         """Bytes of state over all sequences."""
         return 0
+
+
+def likeliest(logits: torch.Tensor, rows: Many[int]) -> list[int]:
+    """The likeliest token of each of these rows of float32 [N, V]. numpy finds it in a fraction of torch's time."""
+    return (logits.numpy() if logits.device.type == "cpu" else logits)[list(rows)].argmax(-1).tolist()

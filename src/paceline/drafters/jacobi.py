@@ -1,0 +1,118 @@
+"""Jacobi decoding: what the target chooses at the drafted rows of one step is the draft of the next.
+
+A block of guessed tokens rides behind the root. At each of its rows the target says what it would choose there, right or wrong as
+the tokens before may be; shifted by what was emitted, these choices are the next block. The first block, and what a trimmed one
+leaves empty, is drawn from the prompt. Under `match` at a temperature the target chooses with the noise of the position, so the
+iteration runs to the very text that sampling will write; under other rules it takes the likeliest token.
+
+Source: Santilli et al., Accelerating Transformer Inference for Translation via Parallel Decoding (arXiv:2305.10427), section 3;
+Song et al. (arXiv:2002.03629).
+Proposals: POINT, COUPLED
+Taps: none
+Branching: REPLAY
+Trained: no
+Cost: the rows of the block in every forward, and a choice at each of them
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Many
+from typing import Annotated
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field
+
+from paceline.drafters.base import Drafter, Surroundings, likeliest
+from paceline.draws import chance
+from paceline.models.base import Scores
+from paceline.sampling import Context, LogitsError, choose
+from paceline.sequence import Sequence
+from paceline.step import Verdict
+from paceline.tree import Budget, DraftTree, Proposal
+
+
+class Options(BaseModel):
+    """block: tokens guessed in every step."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    block: Annotated[int, Field(ge=1, le=64)] = 3
+
+
+Guess = tuple[int, int]
+"""A token, and in how many steps on end the target has chosen it for its position; 0 for one drawn from the prompt."""
+
+_CONFIDENCES = (0.02, 0.1, 0.15, 0.2)
+"""How likely a guess is right that was drawn, or chosen once, twice, or more often; twice that where one was right before it."""
+
+
+class JacobiDrafter(Drafter):
+    """coupled: choose at a temperature with the noise that the verifier will choose with."""
+
+    name = "jacobi"
+
+    def __init__(self, options: Options, coupled: bool) -> None:
+        self.options, self._coupled = options, coupled
+        self.kinds = frozenset({Proposal.POINT, Proposal.COUPLED} if coupled else {Proposal.POINT})
+        self.budget = Budget(nodes=options.block, depth=options.block)
+        self._blocks: dict[int, list[Guess]] = {}
+
+    def propose(self, sequences: Many[Sequence], budgets: Many[Budget]) -> list[DraftTree]:
+        return [self._one(sequence, min(b.nodes, b.depth)) for sequence, b in zip(sequences, budgets, strict=True)]
+
+    def _one(self, sequence: Sequence, size: int) -> DraftTree:
+        size, prompt = min(size, self.options.block), sequence.prompt
+        block = self._blocks.get(sequence.key, [])[:size]
+        block += [(prompt[int(chance(sequence, self.name, at) * len(prompt))], 0) for at in range(len(block), size)]
+        self._blocks[sequence.key] = block
+        kind = Proposal.COUPLED if self._coupled and sequence.params.temperature > 0.0 else Proposal.POINT
+        held = [_CONFIDENCES[min(times, 3)] * (2 if at else 1) for at, (_, times) in enumerate(block)]
+        return DraftTree.chain(sequence.root, [token for token, _ in block], self.name, kind, held)
+
+    def observe(self, sequences: Many[Sequence], trees: Many[DraftTree], verdicts: Many[Verdict], scores: Scores) -> None:
+        for sequence, tree, verdict, logits in zip(sequences, trees, verdicts, scores.of(trees), strict=True):
+            block = self._blocks.pop(sequence.key, [])
+            if block and sequence.finish_reason is None:
+                # what is chosen for places that are committed by now is past
+                emitted = len(verdict.tokens)
+                rows, known = _rows(tree, block)[emitted:], block[emitted:]
+                chosen = self._chosen(sequence, logits, rows, tuple(token for token, _ in known)) if rows else []
+                self._blocks[sequence.key] = [
+                    (token, known[at][1] + 1 if at < len(known) and known[at][0] == token else 1)
+                    for at, token in enumerate(chosen)
+                ]
+
+    def _chosen(self, sequence: Sequence, logits: torch.Tensor, rows: list[int], guesses: tuple[int, ...]) -> list[int]:
+        """The target's token at each row, if the guesses before it are right; none where rows hold no numbers."""
+        if not self._coupled or sequence.params.plain_greedy:
+            return likeliest(logits, rows)
+        try:
+            return choose(logits[rows], [Context(sequence, guesses[:at]) for at in range(len(rows))])
+        except LogitsError:
+            return []
+
+    def truncate(self, key: int, length: int) -> None:
+        self._blocks.pop(key, None)
+
+    def release(self, key: int) -> None:
+        self._blocks.pop(key, None)
+
+    @property
+    def held_bytes(self) -> int:
+        # a list of pairs of integers
+        return sum(56 + 120 * len(block) for block in self._blocks.values())
+
+
+def _rows(tree: DraftTree, block: list[Guess]) -> list[int]:
+    """The root and the nodes of the block, as far as the tree that the target saw still holds it."""
+    rows = [0]
+    for token, _ in block:
+        node = tree.children[rows[-1]].get(token)
+        if node is None:
+            break
+        rows.append(node)
+    return rows
+
+
+def build(options: Options, surroundings: Surroundings) -> JacobiDrafter:
+    return JacobiDrafter(options, coupled=Proposal.COUPLED in surroundings.prefers)

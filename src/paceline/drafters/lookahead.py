@@ -1,0 +1,144 @@
+"""Lookahead decoding: a window of guesses rides in every forward of the target and leaves n-grams, which are drafted from.
+
+The window is W columns of N - 1 tokens, each one position further right than the one before. In the tree the first token of a
+column hangs on that of the column before it, column 0 beginning with the root, and the other tokens of a column on one another;
+all are probes, never candidates. What the target chooses at the end of a column makes it an n-gram, which goes into the pool, and
+the column moves on by one token. Candidates are the n-grams that the pool holds for the root, and what it holds for their last
+token behind them (that much is beyond the paper). The pool also learns the n-grams of the text, as the reference may be told to.
+What columns choose is the likeliest token at any temperature: n-grams are used at other positions than they were found at, so
+that the noise of a position is of little help.
+
+Source: Fu et al., Break the Sequential Dependency of LLM Inference Using Lookahead Decoding (arXiv:2402.02057), section 3.
+Proposals: POINT
+Taps: none
+Branching: TREE
+Trained: no
+Cost: rows in every forward, W * (N - 1) of the window and up to guesses * depth of candidates, and a choice per column
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Many
+from dataclasses import dataclass, field
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from paceline.cache.base import Branching
+from paceline.drafters.base import Drafter, Surroundings, likeliest
+from paceline.models.base import Scores
+from paceline.ngram_pool import NgramPool
+from paceline.sequence import Sequence
+from paceline.step import Verdict
+from paceline.tree import Budget, DraftTree, Proposal
+
+
+class Options(BaseModel):
+    """window: columns (W). ngram: tokens of an n-gram, the one it is found by included (N). guesses: n-grams kept and tried per
+    token (G). depth: tokens of a guess, no less than an n-gram has behind its first."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    window: Annotated[int, Field(ge=1, le=64)] = 4
+    ngram: Annotated[int, Field(ge=2, le=16)] = 2
+    guesses: Annotated[int, Field(ge=1, le=64)] = 2
+    depth: Annotated[int, Field(ge=1, le=64)] = 4
+
+
+@dataclass
+class _State:
+    """columns: the window. learnt: tokens of the text whose n-grams are in the pool. probes: rows that the window has in this
+    step. ends: of each column that rides along its last row: 0 for the root, else the number of a probe from 1 on."""
+
+    pool: NgramPool
+    columns: list[list[int]]
+    learnt: int = 0
+    probes: int = 0
+    ends: list[int] = field(default_factory=list)
+
+
+class LookaheadDrafter(Drafter):
+    name = "lookahead"
+    kinds = frozenset({Proposal.POINT})
+    branching = Branching.TREE
+
+    def __init__(self, options: Options) -> None:
+        self.options = options
+        window, ngram = options.window, options.ngram
+        self._depth = max(options.depth, ngram - 1)
+        # while it fills, the window is wider and less deep
+        probes = max((window + ngram - 1 - level) * level for level in range(1, ngram)) - 1
+        self.budget = Budget(options.guesses * self._depth + probes, max(self._depth, window + ngram - 3))
+        self._states: dict[int, _State] = {}
+
+    def propose(self, sequences: Many[Sequence], budgets: Many[Budget]) -> list[DraftTree]:
+        return [self._one(sequence, budget) for sequence, budget in zip(sequences, budgets, strict=True)]
+
+    def _one(self, sequence: Sequence, budget: Budget) -> DraftTree:
+        state = self._states.get(sequence.key) or self._begun(sequence)
+        state.learnt = state.pool.learn(sequence.tokens, state.learnt)
+        paths, shares = state.pool.guesses(sequence.root, min(self._depth, budget.depth))
+        tree = DraftTree.of_paths(sequence.root, paths, self.name, budget.nodes, shares)
+        tokens, parents, first = list(tree.tokens), list(tree.parents), 0
+        state.columns[0][0] = sequence.root
+        state.ends = []
+        for number, column in enumerate(state.columns):
+            fresh = len(column) - (number == 0)
+            if number + len(column) - 1 > budget.depth or len(tokens) + fresh > budget.nodes + 1:
+                break
+            if number:
+                tokens.append(column[0])
+                parents.append(first)
+                first = len(tokens) - 1
+            # the second token hangs on the first, all others on the token before
+            parents += [first, *range(len(tokens), len(tokens) + len(column) - 2)][: len(column) - 1]
+            tokens += column[1:]
+            state.ends.append(len(tokens) - len(tree))
+        state.probes = len(tokens) - len(tree)
+        sources = ("", *[self.name] * (len(tokens) - 1))
+        confidences = (*tree.confidences, *[1.0] * state.probes)
+        return DraftTree(tuple(tokens), tuple(parents), Proposal.POINT, {}, sources, confidences, state.probes)
+
+    def _begun(self, sequence: Sequence) -> _State:
+        """A window of one level, as much wider as it takes to fill the others: the tokens up to the root."""
+        wide = self.options.window + self.options.ngram - 2
+        tokens = (sequence.tokens[-wide:] * wide)[:wide]
+        pool = NgramPool(self.options.ngram, self.options.guesses)
+        state = self._states[sequence.key] = _State(pool, [[token] for token in tokens])
+        return state
+
+    def observe(self, sequences: Many[Sequence], trees: Many[DraftTree], verdicts: Many[Verdict], scores: Scores) -> None:
+        for sequence, tree, logits in zip(sequences, trees, scores.of(trees), strict=True):
+            state = self._states.get(sequence.key)
+            if state is None or not state.ends or sequence.finish_reason is not None:
+                continue
+            ends, state.ends = state.ends, []
+            probes = [node for node in range(tree.candidates, len(tree)) if tree.sources[node] == self.name]
+            # a window that was trimmed moves on another time
+            if len(probes) == state.probes:
+                self._move(state, likeliest(logits, [[0, *probes][end] for end in ends]))
+
+    def _move(self, state: _State, chosen: list[int]) -> None:
+        """Every column takes one more token; one that has become an n-gram gives up its first."""
+        for column, token in zip(state.columns, chosen, strict=False):
+            column.append(token)
+            if len(column) == self.options.ngram:
+                state.pool.add(column)
+                del column[0]
+        if len(state.columns) > self.options.window:
+            del state.columns[0]
+
+    def truncate(self, key: int, length: int) -> None:
+        # what is left of the text teaches the pool anew
+        self.release(key)
+
+    def release(self, key: int) -> None:
+        self._states.pop(key, None)
+
+    @property
+    def held_bytes(self) -> int:
+        return sum(state.pool.held_bytes for state in self._states.values())
+
+
+def build(options: Options, surroundings: Surroundings) -> LookaheadDrafter:
+    return LookaheadDrafter(options)

@@ -1,0 +1,145 @@
+"""Token recycling: what the target held likeliest behind a token when it last saw it is drafted behind that token again.
+
+Every row of every forward, accepted or not, says which tokens the target would put next. A table keeps the best of them per
+token, over all requests of a tenant; a tree of settled shape is filled from it, rank by rank. The shape is the best one for how
+often the token of each rank comes true. The table stays warm from request to request: a benchmark wants a fresh drafter.
+
+Source: Luo et al., Turning Trash into Treasure: Accelerating Inference of Large Language Models with Token Recycling
+(arXiv:2408.08696), section 3.
+Proposals: POINT
+Taps: none
+Branching: REPLAY (a tree where the target can)
+Trained: no
+Cost: the best few of every row of logits, and the rows of the tree
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence as Many
+from itertools import groupby
+from typing import Annotated
+
+import numpy as np
+import torch
+from pydantic import BaseModel, ConfigDict, Field
+
+from paceline.drafters.base import Drafter, Surroundings
+from paceline.models.base import Scores
+from paceline.sequence import Sequence
+from paceline.step import Verdict
+from paceline.tree import Budget, DraftTree, Proposal
+from paceline.tree_shapes import children, optimal_tree
+
+
+class Options(BaseModel):
+    """nodes, depth: size of the tree. successors: tokens kept behind every token."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    nodes: Annotated[int, Field(ge=1, le=128)] = 8
+    depth: Annotated[int, Field(ge=1, le=16)] = 6
+    successors: Annotated[int, Field(ge=1, le=32)] = 8
+
+
+_TENANTS = 8
+"""Tables held at once; the one used longest ago is dropped."""
+_NOTHING = -1
+"""In place of a token: nothing is known there yet."""
+
+
+def _acceptance(successors: int) -> list[float]:
+    """How often the first, second, ... of a token's successors comes true; as measured on the embedded model, greedy."""
+    return [0.6, *(0.07 / rank for rank in range(1, successors))]
+
+
+class _Table:
+    """tokens: int32 [V, k], the successors of every token, the likeliest first. shares: float16 [V, k], of the likelihood of all
+    k that each of them had."""
+
+    def __init__(self, vocab_size: int, successors: int) -> None:
+        self.tokens = np.full((vocab_size, successors), _NOTHING, np.int32)
+        self.shares = np.zeros((vocab_size, successors), np.float16)
+
+    def take(self, seen: list[int], logits: torch.Tensor) -> None:
+        """Note what follows each of `seen`; where a token was seen twice the later row counts. logits: float32 [n, V]."""
+        values, ids = _largest(logits, self.tokens.shape[1])
+        sound = np.isfinite(values).all(1)
+        if not sound.all():
+            values, ids, seen = values[sound], ids[sound], [seen[row] for row in np.flatnonzero(sound)]
+        weights = np.exp(values - values[:, :1])
+        # of repeated places numpy leaves the last value behind
+        self.tokens[seen] = ids
+        self.shares[seen] = weights / weights.sum(1, keepdims=True)
+
+
+class RecycleDrafter(Drafter):
+    name = "recycle"
+    kinds = frozenset({Proposal.POINT})
+
+    def __init__(self, options: Options, vocab_size: int) -> None:
+        self.options, self._vocab_size = options, vocab_size
+        self._successors = min(options.successors, vocab_size)
+        self.budget = Budget(options.nodes, options.depth)
+        self._shape = optimal_tree(_acceptance(self._successors), options.nodes, options.depth)
+        self._tables: OrderedDict[str, _Table] = OrderedDict()
+
+    def propose(self, sequences: Many[Sequence], budgets: Many[Budget]) -> list[DraftTree]:
+        return [self._one(sequence, budget) for sequence, budget in zip(sequences, budgets, strict=True)]
+
+    def _one(self, sequence: Sequence, budget: Budget) -> DraftTree:
+        table = self._tables.get(sequence.tenant)
+        if table is None:
+            return DraftTree.root(sequence.root)
+        tokens, parents, held = [sequence.root], [-1], [1.0]
+        places = {0: 0}
+        for node, below in enumerate(children(self._shape, budget.nodes, budget.depth)):
+            if below and node in places:
+                parent = places[node]
+                row = tokens[parent]
+                for child, token, share in zip(below, table.tokens[row].tolist(), table.shares[row].tolist(), strict=False):
+                    if token != _NOTHING:
+                        places[child] = len(tokens)
+                        tokens.append(token)
+                        parents.append(parent)
+                        held.append(share)
+        sources = ("", *[self.name] * (len(tokens) - 1))
+        return DraftTree(tuple(tokens), tuple(parents), sources=sources, confidences=tuple(held))
+
+    def observe(self, sequences: Many[Sequence], trees: Many[DraftTree], verdicts: Many[Verdict], scores: Scores) -> None:
+        rows = zip(sequences, trees, scores.of(trees), strict=True)
+        for tenant, group in groupby(sorted(rows, key=_tenant), key=_tenant):
+            self._take(tenant, [(tree, logits) for _, tree, logits in group])
+
+    def _take(self, tenant: str, seen: list[tuple[DraftTree, torch.Tensor]]) -> None:
+        table = self._tables.get(tenant)
+        if table is None:
+            table = self._tables[tenant] = _Table(self._vocab_size, self._successors)
+            if len(self._tables) > _TENANTS:
+                self._tables.popitem(last=False)
+        self._tables.move_to_end(tenant)
+        logits = [rows for _, rows in seen]
+        table.take([token for tree, _ in seen for token in tree.tokens], torch.cat(logits) if len(logits) > 1 else logits[0])
+
+    @property
+    def held_bytes(self) -> int:
+        return sum(table.tokens.nbytes + table.shares.nbytes for table in self._tables.values())
+
+
+_ALONE = 32768
+"""Values that torch looks through on one thread; its others would spin on the cores that the next forward needs."""
+
+
+def _largest(logits: torch.Tensor, count: int) -> tuple[np.ndarray, np.ndarray]:
+    """float32 [n, count] and int64 [n, count]: the largest values of every row, in falling order, and where they are."""
+    found = [rows.topk(count) for rows in logits.split(max(_ALONE // logits.shape[1], 1))]
+    values, ids = ([part.cpu().numpy() for part in parts] for parts in zip(*found, strict=True))
+    return np.concatenate(values), np.concatenate(ids)
+
+
+def _tenant(row: tuple[Sequence, DraftTree, torch.Tensor]) -> str:
+    return row[0].tenant
+
+
+def build(options: Options, surroundings: Surroundings) -> RecycleDrafter:
+    return RecycleDrafter(options, surroundings.target.vocab_size)

@@ -1,0 +1,165 @@
+"""Token recycling: the table against the rows of logits it was made from, the tree against the table, tenants apart."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings, strategies as st
+
+from fakes import TableModel
+from paceline import LLM
+from paceline.bench.builtin import built_in
+from paceline.drafters.recycle import _ALONE, Options, RecycleDrafter, _acceptance, _largest
+from paceline.models.base import Scores
+from paceline.models.embedded import embedded_models
+from paceline.params import SamplingParams
+from paceline.sequence import Sequence
+from paceline.step import Verdict
+from paceline.tree import Budget, DraftTree
+from scored import GREEDY, SAMPLED, Run, request
+
+settings.register_profile("still", derandomize=True, deadline=None, max_examples=150, database=None)
+settings.load_profile("still")
+
+VOCABULARY = 30
+
+
+def noise(rows: int, seed: int, size: int = VOCABULARY) -> torch.Tensor:
+    return torch.randn(rows, size, generator=torch.Generator().manual_seed(seed))
+
+
+def owner_of(tenant: str, root: int) -> Sequence:
+    return Sequence(0, (root,), GREEDY, 0, tenant=tenant)
+
+
+def teach(drafter: RecycleDrafter, tenant: str, tree: DraftTree, logits: torch.Tensor) -> None:
+    drafter.observe([owner_of(tenant, tree.tokens[0])], [tree], [Verdict((), (1,))], Scores(logits))
+
+
+def words(tree: DraftTree) -> set[tuple[int, ...]]:
+    return {tuple(tree.tokens[step] for step in tree.path(node)) for node in range(1, len(tree))}
+
+
+def likeliest(model: dict[int, list[int]], root: int, budget: Budget) -> list[float]:
+    """The definition: of all paths through the successors the likeliest by rank; how likely each is."""
+    ranks = _acceptance(8)
+    waiting, taken = [(1.0, (root,))], []
+    while waiting and len(taken) <= budget.nodes:
+        waiting.sort(key=lambda one: one[0])
+        likely, path = waiting.pop()
+        taken.append(likely)
+        if len(path) <= budget.depth:
+            waiting += [(likely * ranks[rank], (*path, token)) for rank, token in enumerate(model[path[-1]])]
+    return taken[1:]
+
+
+@given(st.integers(0, 99), st.integers(0, 20), st.integers(0, 6))
+def test_the_tree_holds_the_likeliest_successors_that_the_rows_seen_last_gave(seed: int, nodes: int, depth: int) -> None:
+    drafter = RecycleDrafter(Options(nodes=20, depth=6), VOCABULARY)
+    successors: dict[int, list[int]] = {}
+    draw = torch.Generator().manual_seed(seed)
+    for at in range(12):
+        # some tokens more than once in a tree, some as probes
+        chain = torch.randint(VOCABULARY, (int(torch.randint(1, 9, (), generator=draw)),), generator=draw).tolist()
+        tree = DraftTree((1, *chain), tuple(range(-1, len(chain))), probes=len(chain) // 2)
+        logits = noise(len(tree), 100 * seed + at)
+        teach(drafter, "", tree, logits)
+        successors |= {token: row.topk(8).indices.tolist() for token, row in zip(tree.tokens, logits, strict=True)}
+    tree = drafter.propose([owner_of("", 1)], [Budget(nodes, depth)])[0]
+    assert len(tree) - 1 <= nodes
+    assert max(tree.depth) <= depth
+    assert len(tree) > 1 or min(nodes, depth) == 0
+    for node, below in enumerate(tree.siblings):
+        assert [tree.tokens[child] for child in below] == successors.get(tree.tokens[node], [])[: len(below)]
+
+
+def full(drafter: RecycleDrafter, seed: int = 0) -> dict[int, list[int]]:
+    """Teach it a successor of everything."""
+    logits = noise(VOCABULARY, seed)
+    teach(drafter, "", DraftTree(tuple(range(VOCABULARY)), (-1, *[0] * (VOCABULARY - 1))), logits)
+    return {token: row.topk(8).indices.tolist() for token, row in enumerate(logits)}
+
+
+@given(st.integers(1, 24), st.integers(1, 7), st.integers(0, 29))
+def test_where_all_is_known_no_tree_of_the_size_is_likelier(nodes: int, depth: int, root: int) -> None:
+    drafter = RecycleDrafter(Options(nodes=nodes, depth=depth), VOCABULARY)
+    successors = full(drafter)
+    tree = drafter.propose([owner_of("", root)], [drafter.budget])[0]
+    ranks, worth = _acceptance(8), [1.0]
+    for node in range(1, len(tree)):
+        parent = tree.parents[node]
+        worth.append(worth[parent] * ranks[successors[tree.tokens[parent]].index(tree.tokens[node])])
+    assert sorted(worth[1:]) == pytest.approx(sorted(likeliest(successors, root, drafter.budget)))
+
+
+def test_of_equal_tokens_the_last_row_counts_and_what_was_likelier_is_held_likelier() -> None:
+    drafter = RecycleDrafter(Options(nodes=3, depth=1), VOCABULARY)
+    first, last = torch.zeros(2, VOCABULARY).unbind()
+    first[5], last[6], last[7] = 9.0, 9.0, 8.0
+    teach(drafter, "", DraftTree((4, 4), (-1, 0)), torch.stack([first, last]))
+    tree = drafter.propose([owner_of("", 4)], [drafter.budget])[0]
+    assert tree.tokens[:3] == (4, 6, 7)
+    assert 1.0 > tree.confidences[1] > tree.confidences[2] > tree.confidences[3] > 0.0
+
+
+def test_nothing_is_drafted_behind_a_token_never_seen() -> None:
+    drafter = RecycleDrafter(Options(), VOCABULARY)
+    assert len(drafter.propose([owner_of("", 4)], [drafter.budget])[0]) == 1
+    teach(drafter, "", DraftTree.root(3), noise(1, 0))
+    assert len(drafter.propose([owner_of("", 4)], [drafter.budget])[0]) == 1
+    assert max(drafter.propose([owner_of("", 3)], [drafter.budget])[0].depth) == 1
+
+
+def test_rows_that_hold_no_numbers_teach_nothing() -> None:
+    drafter = RecycleDrafter(Options(), VOCABULARY)
+    logits = noise(3, 0)
+    logits[1, 7], logits[2] = torch.nan, -torch.inf
+    teach(drafter, "", DraftTree((1, 2, 3), (-1, 0, 1)), logits)
+    assert [len(drafter.propose([owner_of("", token)], [Budget(8, 1)])[0]) > 1 for token in (1, 2, 3)] == [True, False, False]
+
+
+def test_tenants_do_not_see_each_other_and_few_are_remembered() -> None:
+    drafter = RecycleDrafter(Options(), VOCABULARY)
+    trees = [DraftTree.root(3), DraftTree.root(3)]
+    drafter.observe(
+        [owner_of("one", 3), owner_of("other", 3)], trees, [Verdict((), (1,))] * 2, Scores(torch.stack([*noise(2, 1)]))
+    )
+    assert words(drafter.propose([owner_of("one", 3)], [Budget(1, 1)])[0]) == {(int(noise(2, 1)[0].argmax()),)}
+    assert words(drafter.propose([owner_of("other", 3)], [Budget(1, 1)])[0]) == {(int(noise(2, 1)[1].argmax()),)}
+    assert len(drafter.propose([owner_of("third", 3)], [Budget(1, 1)])[0]) == 1
+    held = drafter.held_bytes
+    for number in range(20):
+        teach(drafter, "one", trees[0], noise(1, 0))
+        teach(drafter, f"more {number}", trees[0], noise(1, 0))
+    assert held < drafter.held_bytes == 8 * VOCABULARY * 8 * 6
+    assert len(drafter.propose([owner_of("one", 3)], [Budget(1, 1)])[0]) == 2
+    assert len(drafter.propose([owner_of("other", 3)], [Budget(1, 1)])[0]) == 1
+
+
+@pytest.mark.parametrize("size", [10, VOCABULARY, 4096, _ALONE + 7])
+@pytest.mark.parametrize("rows", [1, 9, 20])
+def test_the_largest_are_found_in_order_however_many_rows_there_are(rows: int, size: int) -> None:
+    logits = noise(rows, 2, size)
+    values, ids = _largest(logits, 8)
+    order = torch.from_numpy(ids)
+    assert torch.equal(order, logits.argsort(descending=True)[:, :8])
+    assert torch.equal(torch.from_numpy(values), logits.gather(1, order))
+
+
+@pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+def test_the_text_is_that_of_plain_decoding_and_drafts_come_true(params: SamplingParams) -> None:
+    model = TableModel(VOCABULARY, memory=1)
+    run, plain = (Run(RecycleDrafter(Options(), VOCABULARY), model, request([1, 2, 3], params)) for _ in range(2))
+    accepted = sum(run.step().verdict.accepted for _ in range(60))
+    while len(plain.owner.tokens) < len(run.owner.tokens):
+        plain.step(Budget(0, 0))
+    assert plain.owner.tokens[: len(run.owner.tokens)] == run.owner.tokens
+    assert accepted > 20
+
+
+@pytest.mark.skipif(not embedded_models(), reason="the embedded weights are not part of this checkout")
+def test_it_is_worth_its_while_on_the_embedded_model() -> None:
+    llm = LLM(draft="recycle")
+    prompts = [prompt for task in ("e2e", "sql") for prompt in built_in(task)[0]]
+    done = [llm.generate(prompt, SamplingParams(max_tokens=96))[0].speculation for prompt in prompts]
+    assert sum(one.emitted_tokens for one in done) / sum(one.steps for one in done) > 1.2
