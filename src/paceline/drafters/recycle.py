@@ -8,7 +8,7 @@ Source: Luo et al., Turning Trash into Treasure: Accelerating Inference of Large
 (arXiv:2408.08696), section 3.
 Proposals: POINT
 Taps: none
-Branching: REPLAY (a tree where the target can)
+Branching: TREE
 Trained: no
 Cost: the best few of every row of logits, and the rows of the tree
 """
