@@ -10,8 +10,13 @@ from paceline.bench.contest import Decoded, DecoderFailed, Rules, Tally, answer,
 class Fake:
     """Decodes by taking the next of its times; writes down every call."""
 
+    begun = 0
+
     def __init__(self, name: str, calls: list[tuple[str, int]], times: list[float], fails_at: int = -1) -> None:
         self.name, self._calls, self._times, self._fails_at = name, calls, iter(times), fails_at
+
+    def begin(self) -> None:
+        self.begun += 1
 
     def decode(self, prompt, max_tokens: int) -> Decoded:
         self._calls.append((self.name, prompt[0]))
@@ -32,6 +37,7 @@ def test_decoders_take_turns_and_the_warm_up_is_not_counted() -> None:
     assert tallies["a"].tokens_per_s == pytest.approx(6 / 5)
     assert tallies["a"].decode_tokens_per_s == pytest.approx(4 / 4)
     assert tallies["a"].equal_prompts(tallies["b"]) == 2
+    assert decoders[0].begun == 1 + 3, "no repeat learns from the one before"
 
 
 def test_a_decoder_that_fails_leaves_the_contest_and_the_others_go_on() -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from hypothesis import given, settings, strategies as st
 
 from paceline import LLM
 from paceline.bench.builtin import built_in
 from paceline.drafters.suffix import Options, SuffixDrafter
 from paceline.kernels.suffixes.automaton import BORDER, LONGEST_MATCH, Bounds, Continuation, SuffixAutomaton
+from paceline.models.base import Scores
 from paceline.models.embedded import embedded_models
 from paceline.params import SamplingParams
 from paceline.sequence import Sequence
@@ -268,3 +270,15 @@ def test_on_a_stream_of_similar_requests_it_drafts_better_than_the_request_alone
         return sum(count.emitted_tokens for count in counts) / sum(count.steps for count in counts)
 
     assert tau("suffix") > 1.2 * tau("ngram")
+
+
+def test_forgetting_clears_what_past_answers_taught() -> None:
+    drafter = SuffixDrafter(Options())
+    told = Sequence(0, (1, 2, 3), SamplingParams(), 0)
+    told.commit((4, 5, 6, 7, 8), ("",) * 5)
+    told.finish_reason = "length"
+    drafter.observe([told], [DraftTree.root(3)], [Verdict()], Scores(torch.zeros(1, 9)))
+    drafter.release(0)
+    assert drafter.held_bytes > 0
+    drafter.forget()
+    assert drafter.held_bytes == 0

@@ -27,6 +27,7 @@ def batch_rows(
     texts: dict[str, list[list[int]]] = {}
     for turn in range(rules.repeats + 1):
         for decoder in decoders:
+            decoder.begin()
             decoded = decoder.decode_batch(asked, rules.max_tokens)
             texts[decoder.name] = [answer(one.token_ids, rules.ends) for one in decoded]
             if turn:

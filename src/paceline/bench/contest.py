@@ -31,6 +31,9 @@ class Decoder(Protocol):
 
     name: str
 
+    def begin(self) -> None:
+        """A repeat begins: what earlier repeats taught about the very same prompts is forgotten."""
+
     def decode(self, prompt: Many[int], max_tokens: int) -> Decoded:
         """Decode until EOS or `max_tokens`, batch 1. prompt: token ids. Raises DecoderFailed where it cannot go on."""
         ...
@@ -133,12 +136,17 @@ def contest(
 ) -> dict[str, Tally]:
     """Let every decoder decode every prompt, in turns, after one warm-up each that is not counted; name -> tally.
 
-    The order shifts by one from prompt to prompt, so that none always follows the same one. A decoder that fails leaves the
-    contest, and its tally says why. advance: called after each decoding, and for each that a failure cancels.
+    Prompts come in their order in every repeat, so that a drafter that learns from past answers sees a stream of similar requests,
+    and never the same one twice. The order of the decoders shifts by one from prompt to prompt, so that none always follows the
+    same one. A decoder that fails leaves the contest, and its tally says why. advance: called after each decoding, and for each
+    that a failure cancels.
     """
     tallies = {decoder.name: Tally() for decoder in decoders}
     turns = [(None, prompts[0])] + [(number, prompt) for _ in range(rules.repeats) for number, prompt in enumerate(prompts)]
     for turn, (number, prompt) in enumerate(turns):
+        if not number:
+            for decoder in decoders:
+                decoder.begin()
         first = turn % len(decoders)
         for decoder in (*decoders[first:], *decoders[:first]):
             tally = tallies[decoder.name]

@@ -24,6 +24,9 @@ class EngineDecoder:
         self.held_bytes = 0
         self._at_first = Costs()
 
+    def begin(self) -> None:
+        self._engine.speculative.drafter.forget()
+
     def decode(self, prompt: Many[int], max_tokens: int) -> Decoded:
         (decoded,) = self.decode_batch([prompt], max_tokens)
         costs, before = self._engine.speculative.costs, self._at_first

@@ -73,6 +73,9 @@ class Drafter(ABC):
     def release(self, key: int) -> None:
         """Forget a sequence; a no-op for one never seen."""
 
+    def forget(self) -> None:
+        """Forget what was learnt from the texts of all requests so far; a no-op for what learns from one at a time."""
+
     @property
     def held_bytes(self) -> int:
         """Bytes of state over all sequences."""

@@ -57,6 +57,10 @@ class MergedDrafter(Drafter):
         for part in self._parts:
             part.release(key)
 
+    def forget(self) -> None:
+        for part in self._parts:
+            part.forget()
+
     @property
     def held_bytes(self) -> int:
         return sum(part.held_bytes for part in self._parts)

@@ -136,6 +136,9 @@ class SuffixDrafter(Drafter):
     def release(self, key: int) -> None:
         self._texts.pop(key, None)
 
+    def forget(self) -> None:
+        self._past.clear()
+
     @property
     def held_bytes(self) -> int:
         return sum(text.held_bytes for text in self._texts.values()) + sum(past.held_bytes for past in self._past.values())

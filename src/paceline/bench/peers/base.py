@@ -67,6 +67,9 @@ class PeerDecoder:
         self.peer = peer.name
         self._run: Mode = guarded(load)
 
+    def begin(self) -> None:
+        """A peer is asked for nothing that learns from past answers."""
+
     def decode(self, prompt: Many[int], max_tokens: int) -> Decoded:
         return guarded(lambda: self._run(prompt, max_tokens))
 
