@@ -134,6 +134,8 @@ def test_tenants_do_not_see_each_other_and_few_are_remembered() -> None:
     assert held < drafter.held_bytes == 8 * VOCABULARY * 8 * 6
     assert len(drafter.propose([owner_of("one", 3)], [Budget(1, 1)])[0]) == 2
     assert len(drafter.propose([owner_of("other", 3)], [Budget(1, 1)])[0]) == 1
+    drafter.forget()
+    assert drafter.held_bytes == 0
 
 
 @pytest.mark.parametrize("size", [10, VOCABULARY, 4096, _ALONE + 7])

@@ -2,7 +2,7 @@
 
 Every row of every forward, accepted or not, says which tokens the target would put next. A table keeps the best of them per
 token, over all requests of a tenant; a tree of settled shape is filled from it, rank by rank. The shape is the best one for how
-often the token of each rank comes true. The table stays warm from request to request: a benchmark wants a fresh drafter.
+often the token of each rank comes true. Tables stay warm from request to request until they are forgotten.
 
 Source: Luo et al., Turning Trash into Treasure: Accelerating Inference of Large Language Models with Token Recycling
 (arXiv:2408.08696), section 3.
@@ -120,6 +120,9 @@ class RecycleDrafter(Drafter):
         self._tables.move_to_end(tenant)
         logits = [rows for _, rows in seen]
         table.take([token for tree, _ in seen for token in tree.tokens], torch.cat(logits) if len(logits) > 1 else logits[0])
+
+    def forget(self) -> None:
+        self._tables.clear()
 
     @property
     def held_bytes(self) -> int:
