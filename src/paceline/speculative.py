@@ -65,21 +65,22 @@ class Speculative:
         began = perf_counter()
         drafting = [item for item in work if item.reaches_root]
         drafts = self._drafted(drafting)
-        by_key = dict(zip((item.sequence.key for item in drafting), drafts, strict=True))
-        step = Step.of([_feed(item, by_key[item.sequence.key].tree if item.reaches_root else None) for item in work])
+        grown = {item.sequence.key: draft.tree for item, draft in zip(drafting, drafts, strict=True)}
+        step = Step.of([_feed(item, grown.get(item.sequence.key)) for item in work])
+        decoding = len(step.tokens) == sum(map(len, grown.values()))
         drafted = perf_counter()
         self.cache.stage(step)
         scores = self.target.score(step, self.cache, self.drafter.taps)
         self.forwards += 1
         scored = perf_counter()
-        sequences, trees = [item.sequence for item in drafting], [draft.tree for draft in drafts]
+        sequences, trees = [item.sequence for item in drafting], list(grown.values())
         logits = [rows[: tree.candidates] for rows, tree in zip(scores.of(trees), trees, strict=True)]
         verdicts = self.verifier(sequences, trees, logits) if trees else []
         verified = perf_counter()
         # text and stops are the engine's: they count as other
         verdicts = [stops.cut(sequence, verdict) for sequence, verdict in zip(sequences, verdicts, strict=True)]
         cut = perf_counter()
-        reached = dict(zip(by_key, verdicts, strict=True))
+        reached = dict(zip(grown, verdicts, strict=True))
         self.cache.commit([reached.get(item.sequence.key, Verdict()) for item in work])
         for sequence, draft, verdict in zip(sequences, drafts, verdicts, strict=True):
             self._commit(sequence, draft, verdict)
@@ -88,16 +89,8 @@ class Speculative:
         self.drafter.observe(sequences, trees, verdicts, scores)
         timings = Timings(drafted - began, scored - drafted, verified - scored, perf_counter() - cut)
         self.policy.observe(sequences, trees, verdicts, timings)
-        decoding = all(item.reaches_root and item.count == 1 for item in work)
         self.costs.observe(len(step.tokens), len(work), max(item.start for item in work), timings, decoding=decoding)
-        return [
-            Outcome(
-                item.sequence,
-                by_key[item.sequence.key].tree if item.reaches_root else None,
-                reached.get(item.sequence.key, Verdict()),
-            )
-            for item in work
-        ]
+        return [Outcome(item.sequence, grown.get(item.sequence.key), reached.get(item.sequence.key, Verdict())) for item in work]
 
     def _drafted(self, drafting: Many[Work]) -> list[_Draft]:
         """One tree per sequence: each part drafts what the policy grants, knowing what those before it proposed."""

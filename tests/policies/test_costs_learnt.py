@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from fakes import ChainDrafter, TableModel
 from paceline.costs import Costs
+from paceline.engine.scheduler import Limits
 from paceline.forward_curve import ForwardCurve
+from paceline.params import SamplingParams
+from serving import engine_of
 
 
 def curve(points: dict[int, float]) -> ForwardCurve:
@@ -65,3 +69,18 @@ def test_reading_a_prompt_once_does_not_make_drafts_dear() -> None:
     costs.drafted("model", 2, 1, 500.0)
     assert costs.draft_s("model", 4, 1) < 1.3
     assert costs.draft_s("model", 2, 1) < 1.0
+
+
+def test_steps_that_decode_teach_the_curve_and_show_their_trees() -> None:
+    model = TableModel(6, seed=3)
+    engine = engine_of(model, ChainDrafter(model), Limits(batch=2, chunk=4))
+    engine.add([1, 2, 3, 4, 5, 1, 2, 3, 4, 5], SamplingParams(max_tokens=12, ignore_eos=True))
+    trees, curves = [], []
+    for _ in range(4):
+        (progress,) = engine.step()
+        trees.append(progress.outcome.tree)
+        curves.append(dict(engine.speculative.costs.curve.points))
+    # chunks of 4, 4 and 2 tokens, the last of which ends at the root; then a step that reads nothing but its tree
+    assert [tree is not None for tree in trees] == [False, False, True, True]
+    assert [len(points) for points in curves] == [0, 0, 0, 1]
+    assert all(len(tree) > 1 for tree in trees[2:])

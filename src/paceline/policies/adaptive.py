@@ -157,8 +157,10 @@ class AdaptivePolicy(Policy):
         for level in range(1, part.budget.depth + 1):
             order = sorted(range(len(gains)), key=lambda at, level=level: -gains[at][level - 1])
             gained = list(accumulate(gains[at][level - 1] for at in order))
+            # of two drafts for one sequence the better nodes will be looked at, not all
+            added = list(accumulate(max(1 + level * part.width - len(trees[at]), 0) for at in order))
             for count in _sizes(len(order)):
-                seconds = self._time(rows + count * level * part.width) + self.costs.draft_s(part.name, level, count)
+                seconds = self._time(rows + added[count - 1]) + self.costs.draft_s(part.name, level, count)
                 rate = (tokens + gained[count - 1]) / max(seconds, 1e-9)
                 if rate > best:
                     best, depth, chosen = rate, level, order[:count]
