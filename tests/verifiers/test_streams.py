@@ -5,6 +5,7 @@ Joint chi-square and mean log-probability of 2,000 seeds a case (40,000 under th
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from functools import cache
 from typing import Any
@@ -84,6 +85,24 @@ def test_three_tokens_have_the_joint_law_of_the_target(case: str) -> None:
 @pytest.mark.parametrize("rule", COUPLED)
 def test_so_they_have_behind_drafts_that_know_the_noise_of_match(rule: str) -> None:
     assert keeps_the_law(rule, coupled(MODEL, depth=2, width=2), 2_000)
+
+
+@pytest.mark.parametrize("kind", [Proposal.IID, Proposal.WITHOUT_REPLACEMENT])
+def test_contrastive_draws_from_its_own_law(kind: Proposal) -> None:
+    """The first three tokens of six: the last ones may be asked of the target alone."""
+    amateur, params, law = MODEL.disturbed(0.8), SamplingParams(temperature=0.8), dict[Outcome, float]()
+    for outcome in itertools.product(range(5), repeat=3):
+        law[outcome] = 1.0
+        for at, token in enumerate(outcome):
+            expert, other = (m.row([*PROMPT, *outcome[:at]]).double().softmax(-1) for m in (MODEL, amateur))
+            weights = ((expert >= 0.1 * expert.max()) * expert**1.5 / other**0.5) ** (1 / 0.8)
+            law[outcome] *= float(weights[token] / weights.sum())
+    law = {outcome: chance for outcome, chance in law.items() if chance > 0}
+    drafter = ModelDrafter(amateur, 5, Options(path="fake", depth=2, width=2), kind, amateur=True)
+    with bulk():
+        found = drawn(MODEL, drafter, params, range(2_000), 6, build_verifier("contrastive"))
+    assert obeys([outcome[:3] for outcome in found], law)
+    assert not obeys([outcome[:3] for outcome in found], wanted())
 
 
 @pytest.mark.full
