@@ -58,10 +58,10 @@ def test_sampled_text_is_that_of_plain_decoding(spec: str, temperature: float) -
 @pytest.mark.parametrize("domain", ["e2e", "sql"])
 def test_the_embedded_draft_doubles_the_tokens_per_forward(domain: str) -> None:
     """tau over all prompts of the domain, greedy: a property of the models, whatever the machine."""
-    engine = LLM()
+    engine = LLM(draft='model:"paceline-14m-draft"')
     done = engine.generate(list(PROMPTS[domain]), SamplingParams(max_tokens=96))
     emitted = sum(one.speculation.emitted_tokens for one in done)
-    assert emitted / sum(one.speculation.steps for one in done) >= 2.0
+    assert emitted / sum(one.speculation.steps for one in done) >= 2.2
 
 
 def test_the_shipped_files_are_small_and_whole() -> None:

@@ -19,6 +19,7 @@ from paceline.models.load import load_model, resolve
 from paceline.models.tokenizer import Tokenizer
 from paceline.params import SamplingParams
 from paceline.sequence import Sequence, Speculation
+from paceline.spec import SpecError
 from paceline.speculative import Speculative
 from paceline.verifiers.base import Exactness
 
@@ -85,6 +86,8 @@ class LLM:
         spec = automatic(self.path) if draft == "auto" else draft
         drafter = build_drafter(spec, surroundings)
         decides = build_policy(policy or self._policy or ("adaptive" if draft == "auto" else "fixed"))
+        if verifier.amateur and decides.name != "fixed":
+            raise SpecError(f"'{verifier.name}' needs a draft in every step: leave out the policy '{decides.name}'")
         engine = Engine(Speculative(self.target, drafter, verifier, decides), self.tokenizer, self.limits)
         if decides.measures:
             measure(engine.speculative, engine.longest, spec)
