@@ -63,8 +63,8 @@ class _Node:
 class Draft:
     """One sequence's draft while it grows.
 
-    asked: the nodes, all of one level, whose logits are needed next; none where the draft is done. forks: whether nodes beside
-    each other are asked for. A draft that never forks is fed and cached as text would be; one that does is fed anew for each
+    asked: the nodes, all of one level, whose logits are needed next; none where the draft is done. forks: whether any but first
+    children are asked for. A draft that never forks is fed and cached as text would be; one that does is fed anew for each
     level, behind the same prefix.
     """
 
@@ -183,54 +183,14 @@ class Draft:
         )
 
 
-class Ranks:
-    """How often the first, second, ... child of a node that came true came true itself: what static trees are made for."""
-
-    def __init__(self) -> None:
-        self._hits, self._trials = [chance * _PRIOR for chance in _EXPECTED], [_PRIOR] * len(_EXPECTED)
-        self._seen, self._due = 0, _FIRST_LOOK
-
-    @property
-    def acceptance(self) -> tuple[float, ...]:
-        """By rank."""
-        return tuple(hits / trials for hits, trials in zip(self._hits, self._trials, strict=True))
-
-    def observe(self, tree: DraftTree, emitted: Iterable[int]) -> bool:
-        """See what was emitted behind the root of a draft; whether enough was seen since to think of another shape."""
-        node = 0
-        for token in emitted:
-            hit = None
-            for rank, child in enumerate(tree.siblings[node][: len(_EXPECTED)]):
-                # of equal draws the first counts
-                right = hit is None and tree.tokens[child] == token
-                hit = child if right else hit
-                self._hits[rank] += right
-                self._trials[rank] += 1
-            self._seen += 1
-            if hit is None:
-                break
-            node = hit
-        due = self._seen >= self._due
-        self._due += self._due * due
-        return due
-
-
-_EXPECTED = (0.6, 0.15, 0.06, 0.03, 0.02, 0.01, 0.01, 0.01)
-"""Acceptance by rank before anything is known."""
-_PRIOR = 20.0
-"""Observations that this counts for."""
-_FIRST_LOOK = 64
-"""Nodes seen before a shape is thought over for the first time; then whenever these have doubled."""
-
-
 @lru_cache(maxsize=256)
 def _forks(slots: tuple[tuple[int, ...], ...], everywhere: bool) -> bool:
-    """Whether some level of a shape has two nodes that are asked for. everywhere: those without children are asked for too."""
-    level = [0]
-    while level:
-        level = [child for node in level for child in slots[node] if slots[child] or everywhere]
-        if len(level) > 1:
+    """Whether a shape asks for more than a chain of first children. everywhere: those without children are asked for too."""
+    node = 0
+    while asked := [child for child in slots[node] if slots[child] or everywhere]:
+        if asked != [slots[node][0]]:
             return True
+        node = asked[0]
     return False
 
 

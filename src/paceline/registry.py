@@ -21,11 +21,17 @@ class UnknownMethod(Exception):
 class Row:
     """module: where the method lives.
 
-    example: a spec that tests run; `{draft}` stands for a small model's directory, `{datastore}` for a datastore's.
+    example, more: specs that tests run; `{draft}` stands for a small model's directory, `{datastore}` for a datastore's.
     """
 
     module: str
     example: str
+    more: tuple[str, ...] = ()
+
+    @property
+    def examples(self) -> tuple[str, ...]:
+        """All specs that tests run."""
+        return (self.example, *self.more)
 
     def load(self) -> ModuleType:
         return importlib.import_module(self.module)
@@ -64,7 +70,11 @@ DRAFTERS = Registry(
         "jacobi": Row("paceline.drafters.jacobi", "jacobi:4"),
         "lookahead": Row("paceline.drafters.lookahead", "lookahead:3,3,2"),
         "recycle": Row("paceline.drafters.recycle", "recycle:nodes=6"),
-        "model": Row("paceline.drafters.model", "model:{draft},width=2"),
+        "model": Row(
+            "paceline.drafters.model",
+            "model:{draft},width=2",
+            ("model:{draft},tree=static,nodes=8,depth=3", "model:{draft},tree=dynamic,nodes=8,width=3"),
+        ),
     },
 )
 VERIFIERS = Registry(

@@ -5,11 +5,13 @@ A shape lists the parent of every node, -1 for the root. Siblings stand in the o
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Many
+from collections.abc import Iterable, Sequence as Many
 from functools import lru_cache
 from heapq import heappop, heappush
 
 import numpy as np
+
+from paceline.tree import DraftTree
 
 Shape = tuple[int, ...]
 Subtree = list["Subtree"]
@@ -58,7 +60,8 @@ def optimal_tree(acceptance: Many[float], nodes: int, depth: int) -> Shape:
     for _ in range(depth):
         tables, last = [single], []
         for chance in acceptance:
-            sums = tables[-1][elsewhere] + chance * best
+            # of what is no tree no share is one either
+            sums = tables[-1][elsewhere] + np.where(best > 0.0, chance * np.maximum(best, 0.0), -np.inf)
             last.append(sums.argmax(1))
             tables.append(sums.max(1))
         stacked = np.stack(tables)
@@ -102,3 +105,41 @@ def _by_worth(root: Subtree, acceptance: Many[float]) -> Shape:
         wait(len(shape) - 1, 0, -negative, siblings[rank])
         wait(parent, rank + 1, above, siblings)
     return tuple(shape)
+
+
+class Ranks:
+    """How often the first, second, ... child of a node that came true came true itself: what static trees are made for."""
+
+    def __init__(self) -> None:
+        self._hits, self._trials = [chance * _PRIOR for chance in _EXPECTED], [_PRIOR] * len(_EXPECTED)
+        self._seen, self._due = 0, _FIRST_LOOK
+
+    @property
+    def acceptance(self) -> tuple[float, ...]:
+        """By rank."""
+        return tuple(hits / trials for hits, trials in zip(self._hits, self._trials, strict=True))
+
+    def observe(self, tree: DraftTree, emitted: Iterable[int]) -> bool:
+        """See what was emitted behind the root of a draft; whether enough was seen since to think of another shape."""
+        node = 0
+        for token in emitted:
+            # of equal draws the first counts
+            hit = tree.children[node].get(token)
+            for rank, child in enumerate(tree.siblings[node][: len(_EXPECTED)]):
+                self._hits[rank] += child == hit
+                self._trials[rank] += 1
+            self._seen += 1
+            if hit is None:
+                break
+            node = hit
+        due = self._seen >= self._due
+        self._due += self._due * due
+        return due
+
+
+_EXPECTED = (0.6, 0.15, 0.06, 0.03, 0.02, 0.01, 0.01, 0.01)
+"""Acceptance by rank before anything is known."""
+_PRIOR = 20.0
+"""Observations that this counts for."""
+_FIRST_LOOK = 64
+"""Nodes seen before a shape is thought over for the first time; then whenever these have doubled."""

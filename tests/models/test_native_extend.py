@@ -15,7 +15,7 @@ from paceline.models.base import LanguageModel
 from paceline.models.native import NativeModel
 from paceline.params import SamplingParams
 from paceline.sequence import Sequence
-from paceline.tree import Budget, DraftTree
+from paceline.tree import Budget, DraftTree, Proposal
 from paceline.tree_shapes import caterpillar
 
 CONTEXT = 96
@@ -120,6 +120,26 @@ def test_the_vocabulary_of_the_target_decides(model: NativeModel, params: Sampli
 def test_siblings_are_drafted_the_long_way(model: NativeModel) -> None:
     both, owners = Both(model), owners_of(PARAMS[1], [5, 9])
     assert [len(tree) for tree in both.extend(owners, [3, 2], Growth(shape=caterpillar(4, 3)))] == [10, 7]
+
+
+@pytest.mark.parametrize("params", PARAMS[:3], ids=["greedy", "sampled", "cool"])
+@pytest.mark.parametrize("kind", [Proposal.POINT, Proposal.COUPLED])
+@pytest.mark.parametrize("floor", [0.05, 0.15])
+def test_a_chain_ends_behind_the_token_in_doubt(model: NativeModel, params: SamplingParams, kind: Proposal, floor: float) -> None:
+    both, owners = Both(model), owners_of(params, [3, 9, 20, 40])
+    trees = both.extend(owners, [8, 8, 8, 1], Growth(kind, caterpillar(8)), floor)
+    assert len({len(tree) for tree in trees}) > 1
+    for tree in trees:
+        assert all(confidence >= floor for confidence in tree.confidences[1:-1])
+
+
+def test_greedy_drafts_of_a_sampled_request_know_no_noise(model: NativeModel) -> None:
+    greedy, sampled = (owners_of(params, [5, 9]) for params in PARAMS[:2])
+    chains = [
+        [tree.tokens for tree in Both(model).extend(owners, [5, 5], Growth(Proposal.POINT, caterpillar(8)))]
+        for owners in (greedy, sampled)
+    ]
+    assert chains[0] == chains[1]
 
 
 def test_a_drafter_that_joins_late_catches_up(model: NativeModel, monkeypatch: pytest.MonkeyPatch) -> None:

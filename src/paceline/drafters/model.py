@@ -1,19 +1,19 @@
 """A smaller model drafts: a chain of its own choices with the runners-up beside it, or a tree.
 
 Under `match` it chooses with the very noise the target will choose with (coupled draws), so that two models that agree on the
-distribution agree on the token; for a rule that tests draws it draws, and shows what from. `tree=static` is the shape that is
+distribution agree on the token; for a rule that tests draws it draws, and shows what from. `tree=static` has the shape that is
 best for the acceptance measured so far, by rank among siblings; `tree=dynamic` grows where the model is sure; `samples=k` goes on
-from the k best or first drawn tokens.
+from k tokens. A model with another tokenizer drafts the tokens that both have, or, with `bridge=text`, text.
 Its cache obeys the one invariant: it holds a prefix of the committed text and is fed what it lacks; what it drafted stays cached
 and counts as far as it came true. Past its own context it drafts less, then nothing.
 
 Source: Leviathan et al. (arXiv:2211.17192), section 2; Chen et al. (arXiv:2302.01318); coupling: Daliri et al.
 (arXiv:2408.07978); samples: SpecInfer (arXiv:2305.09781), section 3; static: Sequoia (arXiv:2402.12374), section 4.1; dynamic:
-EAGLE-2 (arXiv:2406.16858), section 4.
+EAGLE-2 (arXiv:2406.16858), section 4; other tokenizers: Timor et al. (arXiv:2502.05202).
 Proposals: POINT, COUPLED, IID, WITHOUT_REPLACEMENT, HUB
 Taps: none
 Branching: CHAIN, or TREE for anything wider
-Trained: no (any checkpoint with the target's tokenizer)
+Trained: no (any checkpoint)
 Cost: one forward of the small model per level, and one over what it has not seen
 """
 
@@ -27,38 +27,57 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from paceline.cache.base import Branching
 from paceline.drafters.base import Drafter, Surroundings
-from paceline.growth import Growth, Ranks
+from paceline.growth import Growth
 from paceline.models.base import LanguageModel, Scores
+from paceline.models.pieces import Pieces
+from paceline.models.retokenized import RetokenizedModel
+from paceline.models.translated import TranslatedModel, Translation
 from paceline.sequence import Sequence
 from paceline.spec import SpecError
 from paceline.step import Verdict
 from paceline.tree import NOTHING, Budget, DraftTree, Proposal
-from paceline.tree_shapes import Shape, brush, caterpillar, optimal_tree
+from paceline.tree_shapes import Ranks, Shape, brush, caterpillar, optimal_tree
 
 
 class Options(BaseModel):
-    """path: the checkpoint's directory, Hub id or embedded name. depth: levels drafted. width: children per level, or per node of
-    a dynamic tree. samples: chains side by side. tree: `chain`, `static` or `dynamic`, of `nodes` nodes."""
+    """path: the checkpoint's directory, Hub id or embedded name. depth: levels drafted. width: children per level of a chain, or
+    per node of a dynamic tree. samples: chains side by side. tree: `chain`, or `static` or `dynamic` of `nodes` nodes.
+    bridge: how a model with another tokenizer drafts, by the `tokens` that both have or by `text`."""
 
     model_config = ConfigDict(extra="forbid", protected_namespaces=())
 
     path: Annotated[str, Field(min_length=1)]
     depth: Annotated[int, Field(ge=1, le=64)] = 4
-    width: Annotated[int, Field(ge=1, le=16)] = 1
+    width: Annotated[int, Field(ge=1, le=16)] | None = None
     samples: Annotated[int, Field(ge=1, le=16)] = 1
     tree: Literal["chain", "static", "dynamic"] = "chain"
     nodes: Annotated[int, Field(ge=1, le=64)] = 12
+    bridge: Literal["tokens", "text"] = "tokens"
 
     @model_validator(mode="after")
     def _fitting(self) -> Options:
-        given = self.model_fields_set
-        if "nodes" in given and self.tree == "chain":
-            raise ValueError("nodes needs tree=static or tree=dynamic: a chain has depth and width")
-        if "width" in given and (self.tree == "static" or self.samples > 1):
-            raise ValueError("width says how many children a chain or a dynamic tree has")
+        if "nodes" in self.model_fields_set and self.tree == "chain":
+            raise ValueError("nodes needs tree=static or tree=dynamic; a chain has depth and width")
+        if self.width is not None and (self.tree == "static" or self.samples > 1):
+            raise ValueError("width is that of a chain or of a dynamic tree")
         if self.samples > 1 and self.tree != "chain":
             raise ValueError("samples are chains: leave tree out")
+        if self.bridge == "text" and (self.tree != "chain" or self.children > 1 or self.samples > 1):
+            raise ValueError("what goes through text is a chain: leave tree, width and samples out")
         return self
+
+    @property
+    def children(self) -> int:
+        """Per level of a chain, or per node of a dynamic tree."""
+        return self.width or (_CHILDREN if self.tree == "dynamic" else 1)
+
+    @property
+    def budget(self) -> Budget:
+        """What a draft takes."""
+        return Budget(self.depth * self.children * self.samples if self.tree == "chain" else self.nodes, self.depth)
+
+
+_CHILDREN = 3
 
 
 class ModelDrafter(Drafter):
@@ -79,9 +98,8 @@ class ModelDrafter(Drafter):
         self.model, self.vocab_size, self.options = model, vocab_size, options
         self.kinds = frozenset({Proposal.POINT, kind})
         self._ranks = Ranks() if options.tree == "static" else None
-        self._growth = Growth(kind, self._shape(), options.width, amateur)
-        fixed = options.depth * options.width * options.samples
-        self.budget = Budget(fixed if options.tree == "chain" else options.nodes, options.depth)
+        self._growth = Growth(kind, self._shape(), options.children, amateur)
+        self.budget = options.budget
         self._cache = model.new_cache()
         self._cached: dict[int, list[int]] = {}
         """What of the last drafts is in the cache."""
@@ -93,7 +111,7 @@ class ModelDrafter(Drafter):
             return None
         if self._ranks is not None:
             return optimal_tree(self._ranks.acceptance, options.nodes, options.depth)
-        return brush(options.samples, options.depth) if options.samples > 1 else caterpillar(options.depth, options.width)
+        return brush(options.samples, options.depth) if options.samples > 1 else caterpillar(options.depth, options.children)
 
     def propose(self, sequences: Many[Sequence], budgets: Many[Budget]) -> list[DraftTree]:
         for sequence in sequences:
@@ -159,14 +177,51 @@ class ModelDrafter(Drafter):
         return self._cache.held_bytes
 
 
-def build(options: Options, surroundings: Surroundings) -> ModelDrafter:
+class TextDrafter(Drafter):
+    """A model whose drafts go through text (`models.retokenized`): chains of its greedy choices."""
+
+    name = "model"
+    kinds = frozenset({Proposal.POINT})
+    costly = True
+
+    def __init__(self, model: RetokenizedModel, options: Options) -> None:
+        self._model, self.budget = model, options.budget
+
+    def propose(self, sequences: Many[Sequence], budgets: Many[Budget]) -> list[DraftTree]:
+        return self._model.extend(sequences, [budget.within(self.budget) for budget in budgets], self.name)
+
+    def truncate(self, key: int, length: int) -> None:
+        self._model.truncate(key, length)
+
+    def release(self, key: int) -> None:
+        self._model.release(key)
+
+    @property
+    def held_bytes(self) -> int:
+        return self._model.held_bytes
+
+
+_ENOUGH = 0.1
+"""Of the smaller vocabulary: with less in common token by token, nearly nothing could be drafted."""
+
+
+def build(options: Options, surroundings: Surroundings) -> Drafter:
     model, tokenizer = surroundings.load(options.path)
+    kind, amateur, vocab_size = surroundings.prefers[0], surroundings.amateur, surroundings.target.vocab_size
     if not tokenizer.same_vocabulary(surroundings.tokenizer):
-        raise SpecError(f"'{options.path}' cannot draft for this target: their tokenizers differ")
-    kind, amateur = surroundings.prefers[0], surroundings.amateur
-    wide = options.tree != "chain" or options.samples > 1 or (options.width > 1 and amateur)
+        own, target = Pieces(tokenizer, model.vocab_size), Pieces(surroundings.tokenizer, vocab_size)
+        if options.bridge == "text":
+            return TextDrafter(RetokenizedModel(model, own, target), options)
+        translation = Translation(target, own)
+        if translation.shared < _ENOUGH:
+            raise SpecError(
+                f"the tokenizer of '{options.path}' shares {translation.shared:.0%} of its tokens with the target's, too few to"
+                " draft by token: try bridge=text"
+            )
+        model = TranslatedModel(model, translation)
+    wide = options.tree != "chain" or options.samples > 1 or (options.children > 1 and amateur)
     if wide and model.branching < Branching.TREE:
         raise SpecError(f"'{options.path}' can draft only chains: leave out tree, samples and width")
     if options.tree == "dynamic" and kind.drawn:
         raise SpecError("tree=dynamic looks at tokens before it decides, but this rule needs blind draws: try tree=static")
-    return ModelDrafter(model, surroundings.target.vocab_size, options, kind, amateur)
+    return ModelDrafter(model, vocab_size, options, kind, amateur)

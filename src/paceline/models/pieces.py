@@ -1,0 +1,147 @@
+"""Pieces: the bytes that every token of a tokenizer stands for, and any bytes in tokens, without a text around them.
+
+Byte-level vocabularies write a byte as a printable character, those of the SentencePiece kind a space as U+2581 and single bytes
+as <0x0A>; added tokens are written as they are. What texts are compared by is bytes: a character may be split between tokens.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence as Many
+from functools import cached_property
+from typing import Any
+
+from paceline.models.tokenizer import Tokenizer
+
+_SPACE = "\u2581"
+_BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+_ANCHOR = "\n"
+"""Put in front of what must not be taken for the beginning of a text."""
+
+
+def _printable() -> dict[str, int]:
+    """Character -> byte, as byte-level vocabularies write them: visible ones as they are, the others from U+0100 on."""
+    visible = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    hidden = [byte for byte in range(256) if byte not in visible]
+    return {chr(byte): byte for byte in visible} | {chr(256 + place): byte for place, byte in enumerate(hidden)}
+
+
+class Pieces:
+    """vocab_size: tokens of the model, padding included.
+
+    of: per token id its bytes, none for special tokens and padding. special, names: names of special tokens and their ids, both
+    ways round. roles: which of them are "bos", "eos" and "unk". opening: what the tokenizer puts in front of a text.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
+        self._tokenizer, library = tokenizer, tokenizer.library
+        vocabulary: dict[str, int] = library.get_vocab()
+        added = {token.content: token.special for token in library.added_tokens_decoder.values()}
+        special = {name for name, own in added.items() if own} | set(library.all_special_tokens)
+        self.special = {name: token for name, token in vocabulary.items() if name in special}
+        self.names = {token: name for name, token in self.special.items()}
+        roles = {role: getattr(library, f"{role}_token_id", None) for role in ("bos", "eos", "unk")}
+        self.roles = {role: token for role, token in roles.items() if token is not None}
+        written = _bytes_of_levels if "ByteLevel" in _steps(library) else _bytes_of_pieces
+        self.of = [b""] * max(vocab_size, *vocabulary.values(), 1)
+        self._bytewise: set[int] = set()
+        for name, token in vocabulary.items():
+            if name not in self.special:
+                self.of[token] = name.encode() if name in added else written(name)
+                if _BYTE.fullmatch(name):
+                    self._bytewise.add(token)
+        with_opening, without = tokenizer.encode("x"), tokenizer.encode("x", add_special=False)
+        self.opening = tuple(with_opening[: len(with_opening) - len(without)])
+
+    @cached_property
+    def tokens(self) -> Mapping[bytes, int]:
+        """The token of some bytes: a written piece before one that stands for a lone byte, a lower id before a higher one."""
+        found: dict[bytes, int] = {}
+        for token in sorted(range(len(self.of)), key=lambda token: token in self._bytewise):
+            if self.of[token]:
+                found.setdefault(self.of[token], token)
+        return found
+
+    @cached_property
+    def _longest(self) -> int:
+        return max(map(len, self.tokens))
+
+    def bytes_of(self, tokens: Many[int]) -> bytes:
+        return b"".join(self.of[token] for token in tokens)
+
+    def spelled(self, data: bytes, opens: bool = False) -> list[int]:
+        """Tokens that stand for exactly these bytes, as the tokenizer would write them in the middle of a text if it can.
+
+        opens: they begin a text, where a tokenizer may put a space of its own. Bytes for which there is no token are written as
+        the unknown one, or not at all.
+        """
+        try:
+            text = data.decode()
+        except UnicodeDecodeError:
+            return self._pieced(data)
+        if opens:
+            tokens = self._tokenizer.encode(text, add_special=False)
+            if self._plain(tokens) and self.bytes_of(tokens).removeprefix(b" ") == data.removeprefix(b" "):
+                return tokens
+        # a space in front that the tokenizer adds stands for the one that is there
+        candidates = [(text, 0), (text[1:], 0)] if text[:1] == " " else [(text, 0)]
+        for given, surplus in (*candidates, (_ANCHOR + text, 1), (_ANCHOR + text, 2)):
+            tokens = self._tokenizer.encode(given, add_special=False)
+            start = self.boundary(tokens, surplus)
+            if start is not None and self._plain(tokens) and self.bytes_of(tokens[start:]) == data:
+                return tokens[start:]
+        return self._pieced(data)
+
+    def _plain(self, tokens: Many[int]) -> bool:
+        return all(self.of[token] for token in tokens)
+
+    def boundary(self, tokens: Many[int], size: int) -> int | None:
+        """How many tokens stand for the first `size` bytes; None where a token straddles their end."""
+        count = 0
+        while size > 0 and count < len(tokens):
+            size -= len(self.of[tokens[count]])
+            count += 1
+        return count if size == 0 else None
+
+    def _pieced(self, data: bytes) -> list[int]:
+        """The longest token first."""
+        found, at = [], 0
+        while at < len(data):
+            sizes = range(min(self._longest, len(data) - at), 0, -1)
+            size = next((size for size in sizes if data[at : at + size] in self.tokens), 0)
+            if size:
+                found.append(self.tokens[data[at : at + size]])
+            elif "unk" in self.roles:
+                found.append(self.roles["unk"])
+            at += max(size, 1)
+        return found
+
+
+def translated_specials(ours: Pieces, theirs: Pieces) -> dict[int, int]:
+    """The special tokens of one tokenizer in the other: by their names, or else by what they are for."""
+    by_role = {token: theirs.roles[role] for role, token in ours.roles.items() if role in theirs.roles}
+    by_name = {token: theirs.special[name] for name, token in ours.special.items() if name in theirs.special}
+    return {**by_role, **by_name}
+
+
+def _steps(library: Any) -> set[str]:
+    """The kinds of steps by which a tokenizer decodes."""
+    backend = getattr(library, "backend_tokenizer", None)
+    decoder = json.loads(backend.to_str()).get("decoder") if backend is not None else None
+    if not decoder:
+        return set()
+    return {step["type"] for step in decoder.get("decoders", [decoder])}
+
+
+_LEVELS = _printable()
+
+
+def _bytes_of_levels(name: str) -> bytes:
+    """A character that is none of a byte's stands for itself, as a decoder would have it."""
+    return b"".join(bytes([_LEVELS[one]]) if one in _LEVELS else one.encode() for one in name)
+
+
+def _bytes_of_pieces(name: str) -> bytes:
+    byte = _BYTE.fullmatch(name)
+    return bytes([int(byte.group(1), 16)]) if byte else name.replace(_SPACE, " ").encode()

@@ -1,0 +1,212 @@
+"""Drafts as text: a model with another tokenizer writes on in its own tokens, and what it wrote is read back in the target's.
+
+A shadow of every sequence is kept in the model's tokens. What follows may change how a text is split, so the last tokens before a
+seam are split anew together with what comes behind it, on the way there and on the way back.
+
+Source: string-level exact match, Timor et al. (arXiv:2502.05202), section 2; the window before the seam is that of universal
+assisted generation (Gante et al., 2024).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Many
+from dataclasses import dataclass, field
+from math import ceil
+
+from paceline.growth import Growth
+from paceline.models.base import LanguageModel
+from paceline.models.pieces import Pieces, translated_specials
+from paceline.params import SamplingParams
+from paceline.sequence import Sequence
+from paceline.tree import Budget, DraftTree, Proposal
+from paceline.tree_shapes import caterpillar
+
+_LOOKBEHIND = 10
+"""Tokens before a seam that are split anew, and among how many more a place is sought where a word begins."""
+_MOST_TO_ONE = 4.0
+"""Tokens of the model drafted for one of the target's, at most."""
+
+
+@dataclass
+class _Shadow:
+    """One sequence in the model's own tokens.
+
+    sequence: holds these tokens, to be drafted on. ends: per token, where its bytes end in the text. settled: tokens that no
+    later text can change, up to the last special one. taken: tokens of the target that it stands for. cached: what the model's
+    cache holds, drafts included; the first `same` of these are the sequence's.
+    """
+
+    sequence: Sequence
+    ends: list[int]
+    settled: int
+    taken: int = 0
+    text: bytearray = field(default_factory=bytearray)
+    cached: list[int] = field(default_factory=list)
+    same: int = 0
+
+    @property
+    def tokens(self) -> list[int]:
+        return self.sequence.tokens
+
+    @property
+    def ratio(self) -> float:
+        """Tokens of the model for one of the target's."""
+        return min(max(len(self.tokens) / max(self.taken, 1), 1 / _MOST_TO_ONE), _MOST_TO_ONE)
+
+    def cut(self, count: int) -> None:
+        """Keep the first `count` tokens."""
+        del self.tokens[count:], self.ends[count:]
+        self.same = min(self.same, count)
+
+
+class RetokenizedModel:
+    """A model that drafts for a target with another tokenizer. own, target: the tokens of both."""
+
+    def __init__(self, model: LanguageModel, own: Pieces, target: Pieces) -> None:
+        self._model, self._own, self._target = model, own, target
+        self._special = translated_specials(target, own)
+        self._back = {theirs: ours for ours, theirs in self._special.items()}
+        self._cache = model.new_cache()
+        self._shadows: dict[int, _Shadow] = {}
+
+    def extend(self, sequences: Many[Sequence], budgets: Many[Budget], source: str) -> list[DraftTree]:
+        """Per sequence a chain of the model's greedy choices, in tokens of the target and within the budget.
+
+        It gets shorter, down to nothing, where the context of the model ends or its text cannot be read back.
+        """
+        asked = [(one, budget) for one, budget in zip(sequences, budgets, strict=True) if min(budget.nodes, budget.depth) > 0]
+        shadows = [self._brought_up(sequence) for sequence, _ in asked]
+        depths = [ceil(min(b.nodes, b.depth) * shadow.ratio) for shadow, (_, b) in zip(shadows, asked, strict=True)]
+        drafts = self._model.extend(
+            [shadow.sequence for shadow in shadows],
+            [Budget(depth, depth, budget.floor) for depth, (_, budget) in zip(depths, asked, strict=True)],
+            self._cache,
+            growth=Growth(Proposal.POINT, caterpillar(max(depths, default=0))),
+            vocab_size=self._model.vocab_size,
+            source=source,
+        )
+        found: dict[int, DraftTree] = {}
+        for (sequence, budget), shadow, draft in zip(asked, shadows, drafts, strict=True):
+            held = self._cache.length(sequence.key)
+            shadow.cached += [*shadow.tokens, *draft.tokens[1:]][len(shadow.cached) : held]
+            shadow.same = min(held, len(shadow.tokens))
+            chain, confidences = self._read_back(sequence, draft)
+            count = min(budget.nodes, budget.depth)
+            found[sequence.key] = DraftTree.chain(sequence.root, chain[:count], source, confidences=confidences[:count])
+        return [found.get(sequence.key, DraftTree.root(sequence.root)) for sequence in sequences]
+
+    def _brought_up(self, sequence: Sequence) -> _Shadow:
+        """The shadow of a sequence with all its tokens in it, and the cache holding no more than it can go on from."""
+        shadow = self._shadows.get(sequence.key)
+        if shadow is None:
+            opening = Sequence(sequence.key, self._own.opening, SamplingParams(), seed=0)
+            shadow = self._shadows[sequence.key] = _Shadow(opening, [0] * len(self._own.opening), len(self._own.opening))
+        data = b""
+        for token in sequence.tokens[shadow.taken :]:
+            if token not in self._special:
+                data += self._target.of[token] or self._target.names.get(token, "").encode()
+            else:
+                self._write(shadow, data)
+                self._close(shadow, self._special[token])
+                data = b""
+        self._write(shadow, data)
+        shadow.taken = len(sequence.tokens)
+        tokens, cached = shadow.tokens, shadow.cached
+        while shadow.same < min(len(tokens), len(cached)) and tokens[shadow.same] == cached[shadow.same]:
+            shadow.same += 1
+        self._cache.truncate(sequence.key, min(shadow.same, len(tokens) - 1))
+        del cached[self._cache.length(sequence.key) :]
+        return shadow
+
+    def _write(self, shadow: _Shadow, data: bytes) -> None:
+        """Append text. The last tokens before it are split anew with it."""
+        if not data:
+            return
+        shadow.text += data
+        start = max(_seam(self._own, shadow.tokens), shadow.settled)
+        begin = shadow.ends[start - 1] if start else 0
+        tokens = self._own.spelled(bytes(shadow.text[begin:]), opens=start == shadow.settled)
+        shadow.cut(start)
+        # from the end back: an opening token may hold a space that is not in the text
+        ends, end = [], len(shadow.text)
+        for token in reversed(tokens):
+            ends.append(end)
+            end -= len(self._own.of[token])
+        shadow.sequence.tokens += tokens
+        shadow.ends += reversed(ends)
+
+    def _close(self, shadow: _Shadow, special: int) -> None:
+        """Append a special token, unless it is the one that opens every text."""
+        if not (shadow.tokens == [special] and not shadow.text):
+            shadow.tokens.append(special)
+            shadow.ends.append(len(shadow.text))
+        shadow.settled = len(shadow.tokens)
+
+    def _read_back(self, sequence: Sequence, draft: DraftTree) -> tuple[list[int], list[float]]:
+        """A draft as tokens of the target, and how likely each is held: as likely as what begins in it."""
+        own, target = self._own, self._target
+        drafted = draft.tokens[1:]
+        plain = next((at for at, token in enumerate(drafted) if not own.of[token]), len(drafted))
+        data = _whole(own.bytes_of(drafted[:plain]))
+        start = _seam(target, sequence.tokens)
+        before = target.bytes_of(sequence.tokens[start:])
+        tokens = target.spelled(before + data)
+        seam = target.boundary(tokens, len(before))
+        # where the seam would lie within a token the draft is split by itself
+        chain = tokens[seam:] if seam is not None else target.spelled(data)
+        confidences, at, taken = [], 0, 0
+        starts = [len(own.bytes_of(drafted[:place])) for place in range(plain)]
+        for token in chain:
+            at, held = at + len(target.of[token]), 1.0
+            while taken < plain and starts[taken] < at:
+                taken += 1
+                held *= draft.confidences[taken]
+            confidences.append(held)
+        if plain < len(drafted) and drafted[plain] in self._back and len(data) == len(own.bytes_of(drafted[:plain])):
+            chain.append(self._back[drafted[plain]])
+            confidences.append(draft.confidences[plain + 1])
+        return chain, confidences
+
+    def truncate(self, key: int, length: int) -> None:
+        """Forget the tokens from `length` on; the shadow is written anew, and what is cached counts as far as it agrees."""
+        shadow = self._shadows.get(key)
+        if shadow is not None and length < shadow.taken:
+            opening = len(self._own.opening)
+            shadow.cut(opening)
+            shadow.text.clear()
+            shadow.settled, shadow.taken = opening, 0
+
+    def fork(self, key: int, new_key: int) -> None:
+        """The new sequence starts with nothing: its text is written anew."""
+
+    def release(self, key: int) -> None:
+        self._cache.release(key)
+        self._shadows.pop(key, None)
+
+    @property
+    def held_bytes(self) -> int:
+        return self._cache.held_bytes + sum(
+            len(shadow.text) + 8 * (2 * len(shadow.tokens) + len(shadow.cached)) for shadow in self._shadows.values()
+        )
+
+
+def _seam(pieces: Pieces, tokens: Many[int]) -> int:
+    """From which token on a text is split anew when more follows: behind the last special one, where a word begins if it can."""
+    latest = max(len(tokens) - _LOOKBEHIND, 0)
+    for at in reversed(range(max(latest - _LOOKBEHIND, 0), len(tokens))):
+        if not pieces.of[tokens[at]]:
+            return max(at + 1, latest)
+        if at <= latest and pieces.of[tokens[at]][:1] == b" ":
+            return at
+    return latest
+
+
+def _whole(data: bytes) -> bytes:
+    """Without a character at the end that lacks some of its bytes."""
+    for back in range(1, min(len(data), 3) + 1):
+        lead = data[-back]
+        if lead >= 0xC0:
+            return data[:-back] if back < 2 + (lead >= 0xE0) + (lead >= 0xF0) else data
+        if lead < 0x80:
+            return data
+    return data

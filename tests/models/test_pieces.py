@@ -1,0 +1,139 @@
+"""The bytes of tokens: those that the tokenizer decodes them to, and the way back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings, strategies as st
+
+from foreign import pieced_tokenizer, save, shuffled_tokenizer
+from paceline.models.embedded import WEIGHTS_FOLDER
+from paceline.models.pieces import Pieces, translated_specials
+from paceline.models.tokenizer import Tokenizer
+from tiny import save_tokenizer
+
+still = settings(derandomize=True, deadline=None, max_examples=150, database=None)
+STORIES = Path(__file__).parents[3] / "shared" / "checkpoints" / "stories260K"
+TEXTS = ["the thin and the thick", " then", "in\nthere", "h\u00e9 \U0001f600 on", "\n\n a", "<s> hello", "  two", "\u00e9"]
+
+
+class _Silent:
+    def save_pretrained(self, folder: Path) -> None:
+        pass
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("pieces")
+    (made / "tiny").mkdir()
+    save_tokenizer(made / "tiny")
+    save(made / "shuffled", shuffled_tokenizer(), _Silent(), eos_token="<end>", bos_token="<s>")
+    save(made / "pieced", pieced_tokenizer(), _Silent(), unk_token="<unk>", bos_token="<s>", eos_token="</s>")
+    return made
+
+
+Made = Callable[[str], tuple[Tokenizer, Pieces]]
+
+
+@pytest.fixture(scope="module")
+def made(folder: Path) -> Made:
+    places = {"stories": STORIES, "embedded": WEIGHTS_FOLDER / "paceline-14m"}
+    known: dict[str, tuple[Tokenizer, Pieces]] = {}
+
+    def get(name: str) -> tuple[Tokenizer, Pieces]:
+        place = places.get(name, folder / name)
+        if not place.is_dir():
+            pytest.skip(f"{place} is not here")
+        if name not in known:
+            tokenizer = Tokenizer(place)
+            known[name] = tokenizer, Pieces(tokenizer, tokenizer.vocab_size + 3)
+        return known[name]
+
+    return get
+
+
+NAMES = ["tiny", "shuffled", "pieced", "stories", "embedded"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("text", TEXTS)
+def test_the_bytes_of_a_text_are_those_of_its_tokens(made: Made, name: str, text: str) -> None:
+    """But for a space that the tokenizer puts in front."""
+    tokenizer, pieces = made(name)
+    ids = tokenizer.encode(text, add_special=False)
+    if any(token in pieces.names for token in ids):
+        return
+    assert pieces.bytes_of(ids) in (text.encode(), b" " + text.encode())
+    assert tuple(tokenizer.encode(text)[: len(pieces.opening)]) == pieces.opening
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_token_means_what_it_decodes_to(made: Made, name: str) -> None:
+    tokenizer, pieces = made(name)
+    around = tokenizer.encode("x", add_special=False)
+    before = tokenizer.decode(around)
+    for token in range(tokenizer.vocab_size):
+        decoded = tokenizer.decode([*around, token], skip_special=True)
+        if "\ufffd" not in decoded:
+            assert before.encode() + pieces.of[token] == decoded.encode()
+    assert pieces.of[tokenizer.vocab_size :] == [b""] * 3
+
+
+@pytest.mark.parametrize("name", NAMES)
+@still
+@given(data=st.one_of(st.binary(max_size=12), st.text(max_size=12).map(lambda text: text.encode("utf-8", "ignore"))))
+def test_any_bytes_can_be_spelled(made: Made, name: str, data: bytes) -> None:
+    _, pieces = made(name)
+    assert pieces.bytes_of(pieces.spelled(data)) == data
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_text_is_spelled_as_its_tokenizer_would(made: Made, name: str) -> None:
+    tokenizer, pieces = made(name)
+    whole = tokenizer.encode("on the thin and in the band", add_special=False)
+    for at in range(1, len(whole)):
+        if pieces.of[whole[at]][:1] == b" ":
+            assert pieces.spelled(pieces.bytes_of(whole[at:])) == whole[at:]
+    assert pieces.spelled(b"on the thin and in the band", opens=True) == whole
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_token_is_found_by_its_bytes(made: Made, name: str) -> None:
+    _, pieces = made(name)
+    assert len(pieces.tokens) > 200
+    for data, token in pieces.tokens.items():
+        assert pieces.of[token] == data
+
+
+def test_a_written_piece_comes_before_a_byte(made: Made) -> None:
+    tokenizer, pieces = made("pieced")
+    assert pieces.tokens[b"a"] == tokenizer.library.convert_tokens_to_ids("a")
+    assert pieces.tokens[b"A"] == tokenizer.library.convert_tokens_to_ids("<0x41>")
+
+
+def test_special_tokens_are_translated_by_name_or_by_what_they_are_for(made: Made) -> None:
+    (_, tiny), (_, shuffled), (_, pieced) = made("tiny"), made("shuffled"), made("pieced")
+    ends = (tiny.special["</s>"], shuffled.special["<end>"], pieced.special["</s>"])
+    assert translated_specials(tiny, shuffled) == {1: shuffled.special["<s>"], ends[0]: ends[1]}
+    assert translated_specials(shuffled, tiny) == {shuffled.special["<s>"]: 1, ends[1]: ends[0]}
+    assert translated_specials(tiny, pieced) == {0: 0, 1: 1, 2: 2}
+
+
+def test_a_boundary_is_between_tokens_or_nowhere(made: Made) -> None:
+    _, pieces = made("tiny")
+    tokens = pieces.spelled(b"the in")
+    assert [pieces.boundary(tokens, size) for size in (0, 3, 4, 6)] == [0, 1, 2, 3]
+    assert pieces.boundary(tokens, 2) is None
+    assert pieces.boundary(tokens, 7) is None
+
+
+def test_what_no_token_stands_for_is_unknown(tmp_path: Path) -> None:
+    from tokenizers import Tokenizer as Library, models
+
+    library = Library(models.BPE({"<unk>": 0, "a": 1, "b": 2}, [], unk_token="<unk>"))
+    library.add_special_tokens(["<unk>"])
+    save(tmp_path, library, _Silent(), unk_token="<unk>")
+    pieces = Pieces(Tokenizer(tmp_path), 3)
+    assert pieces.spelled(b"a?b") == [1, 0, 2]

@@ -1,0 +1,190 @@
+"""Drafts by way of text: the shadow is the text, whatever was committed, and drafts are read back as the target writes."""
+
+from __future__ import annotations
+
+import random
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+
+from foreign import save_pieced, save_shuffled
+from paceline.models.base import LanguageModel
+from paceline.models.load import load_model
+from paceline.models.pieces import Pieces
+from paceline.models.retokenized import RetokenizedModel, _seam, _whole
+from paceline.models.tokenizer import Tokenizer
+from paceline.params import SamplingParams
+from paceline.sequence import Sequence
+from paceline.tree import Budget, DraftTree, Proposal
+from tiny import save_tiny
+
+KINDS = ["shuffled", "pieced"]
+WORDS = [" the", " thin", " then", " on", " band", "\n", " h\u00e9", " \U0001f600", ",", " in", " andante"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("retokenized")
+    save_tiny(made / "target", 3)
+    save_shuffled(made / "shuffled", 3)
+    save_pieced(made / "pieced", 4)
+    return made
+
+
+@cache
+def pieces(place: Path) -> Pieces:
+    return Pieces(Tokenizer(place), load_model(place).vocab_size)
+
+
+def retokenized(folder: Path, kind: str) -> RetokenizedModel:
+    return RetokenizedModel(load_model(folder / kind), pieces(folder / kind), pieces(folder / "target"))
+
+
+def texts(folder: Path, seed: int, words: int) -> list[int]:
+    """Tokens of the target."""
+    draw = random.Random(seed)
+    return Tokenizer(folder / "target").encode("on" + "".join(draw.choices(WORDS, k=words)))
+
+
+def check_shadow(model: RetokenizedModel, owner: Sequence, folder: Path, kind: str) -> None:
+    """It stands for the text, as the tokenizer would split it but for the tokens that were not split anew."""
+    shadow, own = model._shadows[owner.key], pieces(folder / kind)
+    text = pieces(folder / "target").bytes_of(owner.tokens)
+    assert bytes(shadow.text) == text
+    assert own.bytes_of(shadow.tokens).removeprefix(b" ") == text.removeprefix(b" ")
+    assert shadow.tokens[: len(own.opening)] == list(own.opening)
+    assert shadow.taken == len(owner.tokens)
+    assert shadow.ends[-1] == len(text)
+    assert [b - a for a, b in zip(shadow.ends, shadow.ends[1:], strict=False)][1:] == [
+        len(own.of[token]) for token in shadow.tokens[2:]
+    ]
+    assert model._cache.length(owner.key) == len(shadow.cached)
+    assert shadow.cached[: shadow.same] == shadow.tokens[: shadow.same]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("step", [1, 2, 5])
+def test_a_shadow_grows_with_its_text(folder: Path, kind: str, step: int) -> None:
+    model, text = retokenized(folder, kind), texts(folder, 1, 30)
+    whole = Tokenizer(folder / kind).encode(pieces(folder / "target").bytes_of(text).decode())
+    owner = Sequence(0, tuple(text[:2]), SamplingParams(), seed=0)
+    for at in range(2, len(text), step):
+        model.extend([owner], [Budget(3, 3)], "m")
+        check_shadow(model, owner, folder, kind)
+        owner.commit(tuple(text[at : at + step]), ())
+    model.extend([owner], [Budget(3, 3)], "m")
+    check_shadow(model, owner, folder, kind)
+    own = pieces(folder / kind)
+    ours, wanted = ([token for token in tokens if own.of[token]] for tokens in (model._shadows[0].tokens, whole))
+    # token by token or at once, it is split as its tokenizer splits the whole
+    assert ours == wanted
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_drafted_is_the_greedy_text_of_the_model(folder: Path, kind: str) -> None:
+    """As drafted afresh from its own tokens, whatever was cached and drafted before."""
+    model, lone = retokenized(folder, kind), load_model(folder / kind)
+    own, target, draw = pieces(folder / kind), pieces(folder / "target"), random.Random(3)
+    owners = [Sequence(key, tuple(texts(folder, key, 4)), SamplingParams(temperature=key * 0.5), seed=key) for key in range(3)]
+    drafted = 0
+    for turn in range(8):
+        trees = model.extend(owners, [Budget(4, 4), Budget(9, 6), Budget(2, 3)], "m")
+        for owner, tree, most in zip(owners, trees, (4, 6, 2), strict=True):
+            assert tree.is_chain
+            assert tree.kind is Proposal.POINT
+            assert len(tree) - 1 <= most
+            assert all(0.0 <= confidence <= 1.0 for confidence in tree.confidences)
+            said = greedy(lone, model._shadows[owner.key].tokens, 24)
+            end = next((at for at, token in enumerate(said) if not own.of[token]), len(said))
+            wanted = own.bytes_of(said[:end])
+            assert wanted.startswith(target.bytes_of([token for token in tree.tokens[1:] if target.of[token]]))
+            drafted += len(tree) - 1
+        for owner, tree in zip(owners, trees, strict=True):
+            # what came true: some of the draft, then something else
+            kept = tree.tokens[1 : 1 + draw.randrange(len(tree))]
+            owner.commit((*kept, *texts(folder, turn, 1)[1:]), ())
+    assert drafted > 20
+
+
+def greedy(model: LanguageModel, tokens: list[int], count: int) -> list[int]:
+    said = list(tokens)
+    with torch.inference_mode():
+        while len(said) < min(len(tokens) + count, 128):
+            owner = Sequence(0, tuple(said), SamplingParams(), seed=0)
+            said.append(int(model.logits_after([(owner, tuple(said))], model.new_cache())[0].argmax()))
+    return said[len(tokens) :]
+
+
+def test_a_model_that_says_the_same_in_other_tokens_drafts_what_the_target_says(folder: Path) -> None:
+    target, model = load_model(folder / "target"), retokenized(folder, "shuffled")
+    right = total = 0
+    for key in range(12):
+        owner = Sequence(key, (1, 80 + key, 120, 60, 100 + key), SamplingParams(), seed=key)
+        (tree,) = model.extend([owner], [Budget(4, 4)], "m")
+        right += tree.tokens[1:] == tuple(greedy(target, owner.tokens, 4)[: len(tree) - 1]) and len(tree) > 1
+        total += 1
+    assert right / total > 0.5
+
+
+def test_special_tokens_divide_a_text(folder: Path) -> None:
+    """An end of text in the middle, as between documents, is the model's own end."""
+    model, own = retokenized(folder, "shuffled"), pieces(folder / "shuffled")
+    text = [*texts(folder, 1, 3), 2, *texts(folder, 2, 3), 2]
+    owner = Sequence(0, tuple(text), SamplingParams(), seed=0)
+    model.extend([owner], [Budget(2, 2)], "m")
+    tokens = model._shadows[0].tokens
+    assert tokens.count(own.special["<end>"]) == 2
+    assert tokens[-1] == own.special["<end>"]
+    assert tokens.count(own.special["<s>"]) == 2
+
+
+def test_what_is_forgotten_is_written_anew(folder: Path) -> None:
+    model, text = retokenized(folder, "pieced"), texts(folder, 5, 12)
+    owner = Sequence(0, tuple(text), SamplingParams(), seed=0)
+    (first,) = model.extend([owner], [Budget(4, 4)], "m")
+    model.truncate(0, 5)
+    changed = Sequence(0, (*text[:5], *texts(folder, 6, 5)[1:]), SamplingParams(), seed=0)
+    (then,) = model.extend([changed], [Budget(4, 4)], "m")
+    check_shadow(model, changed, folder, "pieced")
+    fresh = retokenized(folder, "pieced")
+    assert fresh.extend([changed], [Budget(4, 4)], "m") == [then]
+    assert fresh.extend([Sequence(1, tuple(text), SamplingParams(), seed=0)], [Budget(4, 4)], "m")[0].tokens == first.tokens
+    assert model.held_bytes > 0
+    model.release(0)
+    assert model.held_bytes == 0
+
+
+def test_a_draft_ends_with_the_context_of_the_model(folder: Path) -> None:
+    model = retokenized(folder, "shuffled")
+    for count in (100, 125, 128, 140):
+        owner = Sequence(count, tuple(range(60, 60 + 90)) + (70,) * (count - 90), SamplingParams(), seed=0)
+        (tree,) = model.extend([owner], [Budget(9, 9)], "m")
+        assert (len(tree) == 1) == (len(model._shadows[count].tokens) > 128)
+
+
+def test_nothing_is_drafted_without_a_budget(folder: Path) -> None:
+    model, owner = retokenized(folder, "shuffled"), Sequence(0, (1, 70), SamplingParams(), seed=0)
+    assert model.extend([owner], [Budget(0, 4)], "m") == [DraftTree.root(70)]
+    assert model.held_bytes == 0
+
+
+def test_seams_lie_where_words_begin(folder: Path) -> None:
+    target = pieces(folder / "target")
+    for seed in range(20):
+        text = texts(folder, seed, 14)
+        at = _seam(target, text)
+        assert len(text) - 20 <= at <= len(text) - 10
+        spaces = [place for place in range(len(text) - 20, len(text) - 9) if target.of[text[place]][:1] == b" "]
+        assert at == (spaces[-1] if spaces else len(text) - 10)
+    assert _seam(target, [70] * 30) == 20
+    assert _seam(target, [70, 71]) == 0
+    assert _seam(target, [70] * 28 + [2, 71]) == 29
+
+
+def test_a_character_is_whole_or_left_out() -> None:
+    text = "a\u00e9\u20ac\U0001f600z".encode()
+    whole = {1, 3, 6, 10, 11}
+    for size in range(len(text) + 1):
+        assert _whole(text[:size]) == text[: max((end for end in whole if end <= size), default=0)]
