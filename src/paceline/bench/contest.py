@@ -136,10 +136,10 @@ def contest(
 ) -> dict[str, Tally]:
     """Let every decoder decode every prompt, in turns, after one warm-up each that is not counted; name -> tally.
 
-    Prompts come in their order in every repeat, so that a drafter that learns from past answers sees a stream of similar requests,
-    and never the same one twice. The order of the decoders shifts by one from prompt to prompt, so that none always follows the
-    same one. A decoder that fails leaves the contest, and its tally says why. advance: called after each decoding, and for each
-    that a failure cancels.
+    Prompts come in their order in every repeat, so that a drafter that learns from past answers sees a stream of similar
+    requests, and never the same one twice. The order of the decoders shifts by one from prompt to prompt, so that none always
+    follows the same one. A decoder that fails leaves the contest, and its tally says why. advance: called after each decoding,
+    and for each that a failure cancels.
     """
     tallies = {decoder.name: Tally() for decoder in decoders}
     turns = [(None, prompts[0])] + [(number, prompt) for _ in range(rules.repeats) for number, prompt in enumerate(prompts)]
