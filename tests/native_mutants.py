@@ -260,7 +260,7 @@ def drafts_draw_with_the_noise_of_the_next_position(patch: pytest.MonkeyPatch) -
 
 @mutant("native drafts")
 def drafts_know_nothing_of_top_p(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(native, "_compiled", lambda params, kind: True)
+    patch.setattr(native, "_compiled", lambda params: True)
 
 
 @mutant("native drafts")

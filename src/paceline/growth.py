@@ -171,6 +171,8 @@ class Draft:
     def tree(self) -> DraftTree:
         """What was drafted."""
         order = [0, *self._order()]
+        if len(order) == 1 and not self._proposals:
+            return DraftTree.root(self.sequence.root)
         places = {node: place for place, node in enumerate(order)}
         nodes = [self._nodes[node] for node in order]
         return DraftTree(

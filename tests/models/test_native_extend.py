@@ -49,7 +49,9 @@ class Both:
         got = self.model.extend(owners, budgets, self.fast, **options)
         wanted = LanguageModel.extend(self.model, owners, budgets, self.slow, **options)
         for one, other in zip(got, wanted, strict=True):
-            assert one == replace(other, confidences=one.confidences)
+            assert replace(one, proposals={}) == replace(other, confidences=one.confidences, proposals={})
+            assert one.proposals.keys() == other.proposals.keys()
+            assert all(torch.allclose(probs, other.proposals[place], atol=1e-6) for place, probs in one.proposals.items())
             assert one.confidences[1:] == pytest.approx(other.confidences[1:], rel=1e-3, abs=1e-5)
         held = [self.fast.length(owner.key) for owner in owners]
         assert held == [self.slow.length(owner.key) for owner in owners]
@@ -131,6 +133,24 @@ def test_a_chain_ends_behind_the_token_in_doubt(model: NativeModel, params: Samp
     assert len({len(tree) for tree in trees}) > 1
     for tree in trees:
         assert all(confidence >= floor for confidence in tree.confidences[1:-1])
+
+
+@pytest.mark.parametrize("kind", [kind for kind in Proposal if kind.drawn])
+@pytest.mark.parametrize("vocab_size", [60, 97, 120])
+def test_drawn_chains_are_those_of_the_long_way(model: NativeModel, kind: Proposal, vocab_size: int) -> None:
+    """Sequences that end before others, greedy ones among them, and the same distributions on record."""
+    both = Both(model, vocab_size)
+    owners = [owners_of(PARAMS[place % 3], [5, 31, 1, 64, 7])[place] for place in range(5)]
+    for depths, floor in (([4, 2, 7, 1, 5], 0.0), ([3, 0, 3, 6, 5], 0.04)):
+        trees = both.extend(owners, depths, Growth(kind, caterpillar(8)), floor)
+        assert [tree.kind for tree in trees if len(tree) > 1] == [
+            kind if owner.params.temperature else Proposal.POINT
+            for owner, tree in zip(owners, trees, strict=True)
+            if len(tree) > 1
+        ]
+        for owner in owners:
+            both.back(owner, len(owner.tokens))
+            owner.commit((7, 9), ())
 
 
 def test_greedy_drafts_of_a_sampled_request_know_no_noise(model: NativeModel) -> None:

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.nn.functional import pad
 
 from paceline.cache.base import Branching
 from paceline.cache.panels import PanelCache, Shape, Slab
@@ -37,7 +38,7 @@ from paceline.models.quiet import sentence
 from paceline.models.rotation import Rotation
 from paceline.models.taps import check_tap
 from paceline.models.tensors import Tensors
-from paceline.noise import key
+from paceline.noise import key, stream
 from paceline.params import SamplingParams
 from paceline.sequence import Sequence
 from paceline.step import Step
@@ -105,21 +106,21 @@ class NativeModel(LanguageModel):
         source: str,
     ) -> list[DraftTree]:
         """As `LanguageModel.extend`; chains of choices under no more than a temperature are drafted in one call."""
-        if growth.chain is None or growth.amateur or not all(_compiled(sequence.params, growth.kind) for sequence in sequences):
+        if growth.chain is None or growth.amateur or not all(_compiled(sequence.params) for sequence in sequences):
             return super().extend(sequences, budgets, cache, growth=growth, vocab_size=vocab_size, source=source)
         live: list[tuple[Sequence, Budget]] = []
         for sequence, budget in zip(sequences, budgets, strict=True):
             depth = min(budget.depth, budget.nodes, growth.chain, self.room(sequence, cache))
             if depth > 0:
                 live.append((sequence, replace(budget, depth=depth)))
-        chains = self._chains(live, cache, growth.kind, vocab_size) if live else []
-        found = dict(zip((sequence.key for sequence, _ in live), chains, strict=True))
-        return [_chain(sequence, growth.kind, *found.get(sequence.key, ([], [])), source) for sequence in sequences]
+        trees = self._chains(live, cache, growth.kind, vocab_size, source) if live else []
+        found = dict(zip((sequence.key for sequence, _ in live), trees, strict=True))
+        return [found.get(sequence.key) or DraftTree.root(sequence.root) for sequence in sequences]
 
     def _chains(
-        self, live: list[tuple[Sequence, Budget]], cache: PanelCache, kind: Proposal, vocab_size: int
-    ) -> list[tuple[list[int], list[float]]]:
-        """A chain of `depth` tokens with their confidences for each sequence, fewer behind doubt or what is no number."""
+        self, live: list[tuple[Sequence, Budget]], cache: PanelCache, kind: Proposal, vocab_size: int, source: str
+    ) -> list[DraftTree]:
+        """A chain of `depth` tokens for each sequence, fewer behind doubt or what is no number."""
         self._catch_up([sequence for sequence, _ in live], cache)
         missing = [sequence.tokens[cache.length(sequence.key) :] for sequence, _ in live]
         starts = [cache.length(sequence.key) for sequence, _ in live]
@@ -132,35 +133,19 @@ class NativeModel(LanguageModel):
             wanted=lows[1:] - 1,
             segments=_records(zip(lows[:-1], map(len, missing), starts, map(len, missing), slabs, strict=True)),
         )
-        shape = len(live), max(budget.depth for _, budget in live)
-        depths = np.array([budget.depth for _, budget in live], np.int64)
-        floors = np.array([budget.floor for _, budget in live], np.float32)
-        temperatures = np.array([sequence.params.temperature for sequence, _ in live], np.float32)
-        keys, chosen, confidences = np.zeros(shape, np.uint64), np.full(shape, -1, np.int64), np.zeros(shape, np.float32)
-        coupled = kind is Proposal.COUPLED
-        for line, (sequence, budget) in zip(keys, live, strict=True):
-            if coupled and sequence.params.temperature > 0.0:
-                line[: budget.depth] = [key(sequence.seed, len(sequence.tokens) + level) for level in range(budget.depth)]
-        owners, logits = np.arange(len(live)), self._logits(len(live))
+        count, deepest = len(live), max(budget.depth for _, budget in live)
+        draft = _Chains(live, kind, source, min(self.vocab_size, vocab_size), vocab_size)
+        logits = self._logits(count * deepest if kind.drawn else count)
         threads = self._prepared(feed, max(len(sequence.tokens) + budget.depth for sequence, budget in live), logits)
-        arrays = (owners, depths, floors, temperatures, keys, chosen, confidences)
-        job = np.array(
-            [
-                (
-                    self._call.ctypes.data, self._step, *shape, min(self.vocab_size, vocab_size), logits.shape[1], coupled,
-                    *(array.ctypes.data for array in arrays),
-                )
-            ],
-            layout.DRAFT,
-        )  # fmt: skip
+        level_bytes = 4 * count * logits.shape[1] if kind.drawn else 0
+        fixed = (self._call.ctypes.data, self._step, count, deepest, draft.known, logits.shape[1], level_bytes, _CHOICES[kind])
+        job = np.array([(*fixed, *(array.ctypes.data for array in draft.arrays))], layout.DRAFT)
         spread(self._draft, threads, job.ctypes.data)
-        chains = []
-        for (sequence, _), tokens, held in zip(live, chosen.tolist(), confidences.tolist(), strict=True):
-            count = tokens.index(-1) if -1 in tokens else len(tokens)
-            chains.append((tokens[:count], held[:count]))
+        trees = draft.trees(logits.view(-1, count, logits.shape[1]))
+        for (sequence, _), tree in zip(live, trees, strict=True):
             # the last one drafted is never fed
-            cache.advance(sequence.key, len(sequence.tokens) + max(count - 1, 0))
-        return chains
+            cache.advance(sequence.key, len(sequence.tokens) + max(len(tree) - 2, 0))
+        return trees
 
     def _threads(self, rows: int) -> int:
         """How many threads a forward is worth: meeting costs some microseconds, and far more where the machine is busy."""
@@ -206,15 +191,74 @@ def _records(segments: Iterable[tuple[int, int, int, int, Slab]]) -> np.ndarray:
     )
 
 
-def _compiled(params: SamplingParams, kind: Proposal) -> bool:
+def _compiled(params: SamplingParams) -> bool:
     """Whether a token can be chosen in compiled code."""
     filters = params.top_k or params.top_p < 1.0 or params.min_p
-    return not params.shapes_logits and (params.temperature == 0.0 or not (kind.drawn or filters))
+    return not params.shapes_logits and (params.temperature == 0.0 or not filters)
 
 
-def _chain(sequence: Sequence, kind: Proposal, tokens: list[int], confidences: list[float], source: str) -> DraftTree:
-    kind = Proposal.POINT if sequence.params.temperature == 0.0 else kind
-    return DraftTree.chain(sequence.root, tokens, source, kind, confidences)
+_CHOICES = {kind: layout.DRAWN if kind.drawn else layout.LIKELIEST for kind in Proposal} | {Proposal.COUPLED: layout.COUPLED}
+
+
+class _Chains:
+    """Chains that are drafted in one call. known: tokens that may be drafted. arrays: those of a DRAFT record, in its order."""
+
+    def __init__(self, live: list[tuple[Sequence, Budget]], kind: Proposal, source: str, known: int, vocab_size: int) -> None:
+        self._live, self._kind, self._source, self.known, self._vocab_size = live, kind, source, known, vocab_size
+        shape = len(live), max(budget.depth for _, budget in live)
+        keys = np.zeros(shape, np.uint64)
+        for line, (sequence, budget) in zip(keys, live, strict=True):
+            if kind is not Proposal.POINT and sequence.params.temperature > 0.0:
+                line[: budget.depth] = [self._key(sequence, level) for level in range(budget.depth)]
+        self._floors = np.array([budget.floor for _, budget in live], np.float32)
+        self._chosen, self._confidences = np.full(shape, -1, np.int64), np.zeros(shape, np.float32)
+        self.arrays = (
+            np.arange(len(live)),
+            np.array([budget.depth for _, budget in live], np.int64),
+            self._floors,
+            np.array([sequence.params.temperature for sequence, _ in live], np.float32),
+            keys,
+            self._chosen,
+            self._confidences,
+        )
+
+    def _key(self, sequence: Sequence, level: int) -> int:
+        """Of the noise: that of the token's position, or, as `draws.siblings` has it, of the draft's own stream for a node."""
+        text = len(sequence.tokens)
+        if self._kind is Proposal.COUPLED:
+            return key(sequence.seed, text + level)
+        return key(stream(sequence.seed, self._source, level), text)
+
+    def trees(self, logits: torch.Tensor) -> list[DraftTree]:
+        """What was drafted. logits: float32 [levels, S, ...], read where tokens are drawn: a level's first rows are those of the
+        sequences that came so far."""
+        found, came = [], [0] * self._chosen.shape[1]
+        for place, (sequence, budget) in enumerate(self._live):
+            tokens, held = self._chosen[place].tolist(), self._confidences[place].tolist()
+            kind = self._kind if sequence.params.temperature > 0.0 else Proposal.POINT
+            count, rows = 0, list[torch.Tensor]()
+            for level in range(budget.depth):
+                if kind.drawn:
+                    rows.append(logits[level, came[level]])
+                came[level] += 1
+                count += tokens[level] >= 0
+                if count == level or held[level] < self._floors[place]:
+                    break
+            found.append(self._tree(sequence, kind, tokens[:count], held[:count], rows[:count]))
+        return found
+
+    def _tree(
+        self, sequence: Sequence, kind: Proposal, tokens: list[int], held: list[float], rows: list[torch.Tensor]
+    ) -> DraftTree:
+        if not tokens:
+            return DraftTree.root(sequence.root)
+        proposals = {}
+        if rows:
+            probs = (torch.stack(rows)[:, : self.known] / sequence.params.temperature).softmax(-1)
+            probs = pad(probs, (0, self._vocab_size - self.known))
+            proposals = {(level, self._source): row for level, row in enumerate(probs)}
+        sources = ("", *[self._source] * len(tokens))
+        return DraftTree((sequence.root, *tokens), tuple(range(-1, len(tokens))), kind, proposals, sources, (1.0, *held))
 
 
 class _Scratch:

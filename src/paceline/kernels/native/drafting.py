@@ -1,7 +1,8 @@
 """Drafting: a whole chain of draft tokens for every sequence of a batch in one call, without returning to Python in between.
 
 Each level is a step of the model and a choice per sequence: the largest logit, or, at a temperature, the largest logit plus the
-noise that belongs to that position (`paceline.noise`, the same hash), so that draft and target draw with the same numbers.
+noise of a key (`paceline.noise`, the same hash): that of the position, so that draft and target choose with the same numbers, or
+that of a stream of the draft's own.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import numpy as np
 
 from paceline.kernels.native.arithmetic import exponential
 from paceline.kernels.native.compiled import SOURCES
-from paceline.kernels.native.layout import CALL, DRAFT, SEGMENT
+from paceline.kernels.native.layout import CALL, COUPLED, DRAFT, LIKELIEST, SEGMENT
 from paceline.kernels.native.memory import HELPER, PART, barrier, bits_of, carray, float_of, floats, helper, pointer, run_part
 from paceline.noise import LARGEST_GUMBEL, ORDINARY, ORDINARY_HASH
 
@@ -98,21 +99,21 @@ def _weight_of_noise(word):
 
 @_loops
 def _share(row, count, temperature, token):
-    """The share of the likeliest token in the softmax of logits / temperature."""
+    """The share of a token in the softmax of logits / temperature."""
     logits = floats(row)
-    top, scale, total = logits[token], _f(1) / temperature, _f(0)
+    own, scale, total = logits[token], _f(1) / temperature, _f(0)
     for other in range(count):
-        total += exponential((logits[other] - top) * scale)
+        total += exponential((logits[other] - own) * scale)
     return _f(1) / total
 
 
 @_loops
 def _share_noised(row, count, temperature, key, token):
-    """The share of the token drawn in the softmax of logits / temperature + noise."""
+    """The share of a token in the softmax of logits / temperature + noise."""
     logits = floats(row)
-    top, scale, total = logits[token], _f(1) / temperature, _f(0)
+    own, scale, total = logits[token], _f(1) / temperature, _f(0)
     for other in range(count):
-        weight = exponential((logits[other] - top) * scale) * _weight_of_noise(_hashed(key, other))
+        weight = exponential((logits[other] - own) * scale) * _weight_of_noise(_hashed(key, other))
         total += weight if other != token else _f(0)
     return _f(1) / (_f(1) + total / _weight_of_noise(_hashed(key, token)))
 
@@ -166,16 +167,17 @@ def _draft_part(sources: str) -> Any:
                 owner = owners[row]
                 line = call.logits + 4 * row * job.logits_width
                 place = owner * deepest + level
-                temperature = temperatures[owner]
-                if job.coupled and temperature > 0:
-                    token = _drawn(line, job.vocabulary, temperature, keys[place])
-                    if token >= 0:
-                        confidences[place] = _share_noised(line, job.vocabulary, temperature, keys[place], token)
-                else:
+                temperature, choice = temperatures[owner], job.choice
+                if temperature == 0:
+                    temperature, choice = _f(1), LIKELIEST
+                if choice == LIKELIEST:
                     token = _likeliest(line, job.vocabulary)
-                    if token >= 0:
-                        temperature = temperature if temperature > 0 else _f(1)
-                        confidences[place] = _share(line, job.vocabulary, temperature, token)
+                else:
+                    token = _drawn(line, job.vocabulary, temperature, keys[place])
+                if token >= 0 and choice == COUPLED:
+                    confidences[place] = _share_noised(line, job.vocabulary, temperature, keys[place], token)
+                elif token >= 0:
+                    confidences[place] = _share(line, job.vocabulary, temperature, token)
                 chosen[place] = token
             met += 1
             barrier(counters[1:].ctypes.data, met, threads)
@@ -185,6 +187,7 @@ def _draft_part(sources: str) -> Any:
                     deepest, level,
                 )  # fmt: skip
                 calls[0].rows = calls[0].segment_count = calls[0].wanted_count = following
+                calls[0].logits += job.level_bytes
                 counters[0] = 0
             met += 1
             barrier(counters[1:].ctypes.data, met, threads)

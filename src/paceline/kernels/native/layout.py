@@ -133,7 +133,8 @@ DRAFT = np.dtype(
         ("deepest", "i8"),  # D
         ("vocabulary", "i8"),  # tokens that may be drafted
         ("logits_width", "i8"),
-        ("coupled", "i8"),  # whether tokens are chosen with noise where there is a temperature; else the likeliest is
+        ("level_bytes", "i8"),  # from the logits of one level to those of the next: 0 where they are not kept
+        ("choice", "i8"),  # of tokens where there is a temperature; greedy ones are LIKELIEST
         ("owners", "i8"),  # int64 [S]: whose a row is; 0, 1, ... at first
         ("depths", "i8"),  # int64 [S]
         ("floors", "i8"),  # float32 [S]: a draft ends behind a token held less likely
@@ -144,6 +145,9 @@ DRAFT = np.dtype(
     ],
     align=True,
 )
+
+LIKELIEST, COUPLED, DRAWN = range(3)
+"""How a token is chosen; the latter two with noise, whose share in a confidence only the second has."""
 
 POOL = np.dtype(
     [
