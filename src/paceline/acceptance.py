@@ -8,7 +8,7 @@ target looked at it or not, so a drafter that is not listened to is judged all t
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence as Many
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from paceline.tree import DraftTree
 
@@ -70,7 +70,12 @@ class Acceptance:
         """The tree with the probability that each token is right once its parent is, in place of its drafter's word."""
         if len(tree) == 1:
             return tree
-        return replace(tree, confidences=(1.0, *[self._of(key, tree, node) for node in range(1, len(tree))]))
+        factors = {source: self._factor(key, source) for source in {*tree.sources[1:]}}
+        confidences = [1.0]
+        for node in range(1, len(tree)):
+            rate = self._rate(tree, node)
+            confidences.append(min(factors[tree.sources[node]] * rate.hits / rate.trials, 0.999))
+        return tree.rated(confidences)
 
     def of_chain(self, key: int, source: str, depth: int) -> list[float]:
         """Per depth up to `depth`, how likely a token of this drafter comes true once those before it have."""
@@ -102,10 +107,6 @@ class Acceptance:
         for known in [place for place in self._requests if place[0] == key]:
             del self._requests[known]
 
-    def _of(self, key: int, tree: DraftTree, node: int) -> float:
-        rate = self._rate(tree, node)
-        return min(self._factor(key, tree.sources[node]) * rate.hits / rate.trials, 0.999)
-
     def _factor(self, key: int, source: str) -> float:
         record = self._requests.get((key, source))
         return record.factor if record is not None else 1.0
@@ -136,7 +137,4 @@ def expected_tokens(tree: DraftTree) -> float:
 
     The tree's confidences are taken as probabilities. Source: Sequoia (arXiv:2402.12374), section 4.1, for any tree.
     """
-    chances = [1.0]
-    for node in range(1, tree.candidates):
-        chances.append(chances[tree.parents[node]] * tree.confidences[node])
-    return sum(chances)
+    return sum(tree.chances)

@@ -9,12 +9,13 @@ from paceline.forward_curve import ForwardCurve
 
 @dataclass(frozen=True)
 class Timings:
-    """Seconds of one step by part."""
+    """Seconds of one step by part. asked_s: of the draft, what the drafters took that were asked."""
 
     draft_s: float
     forward_s: float
     verify_s: float
     commit_s: float
+    asked_s: float = 0.0
 
     def __add__(self, other: Timings) -> Timings:
         return Timings(
@@ -22,6 +23,7 @@ class Timings:
             self.forward_s + other.forward_s,
             self.verify_s + other.verify_s,
             self.commit_s + other.commit_s,
+            self.asked_s + other.asked_s,
         )
 
 

@@ -64,7 +64,7 @@ class Speculative:
         """Draft, score, verify, cut and commit once for a batch: one target forward, prefill chunks included."""
         began = perf_counter()
         drafting = [item for item in work if item.reaches_root]
-        drafts = self._drafted(drafting)
+        drafts, asked_s = self._drafted(drafting)
         grown = {item.sequence.key: draft.tree for item, draft in zip(drafting, drafts, strict=True)}
         step = Step.of([_feed(item, grown.get(item.sequence.key)) for item in work])
         decoding = len(step.tokens) == sum(map(len, grown.values()))
@@ -87,13 +87,17 @@ class Speculative:
         for item in work:
             item.sequence.speculation.target_forwards += 1
         self.drafter.observe(sequences, trees, verdicts, scores)
-        timings = Timings(drafted - began, scored - drafted, verified - scored, perf_counter() - cut)
+        timings = Timings(drafted - began, scored - drafted, verified - scored, perf_counter() - cut, asked_s)
         self.policy.observe(sequences, trees, verdicts, timings)
         self.costs.observe(len(step.tokens), len(work), max(item.start for item in work), timings, decoding=decoding)
         return [Outcome(item.sequence, grown.get(item.sequence.key), reached.get(item.sequence.key, Verdict())) for item in work]
 
-    def _drafted(self, drafting: Many[Work]) -> list[_Draft]:
-        """One tree per sequence: each part drafts what the policy grants, knowing what those before it proposed."""
+    def _drafted(self, drafting: Many[Work]) -> tuple[list[_Draft], float]:
+        """One tree per sequence: each part drafts what the policy grants, knowing what those before it proposed.
+
+        Beside them the seconds that the drafters took.
+        """
+        asked_s = 0.0
         drafts = [_Draft(DraftTree.root(item.sequence.root)) for item in drafting]
         sequences = [item.sequence for item in drafting]
         for part in self.drafter.parts if drafting else ():
@@ -104,7 +108,9 @@ class Speculative:
                 continue
             began = perf_counter()
             trees = part.propose([item.sequence for _, item, _ in asked], [budget for _, _, budget in asked])
-            self.costs.drafted(part.name, max(budget.depth for _, _, budget in asked), len(asked), perf_counter() - began)
+            took_s = perf_counter() - began
+            asked_s += took_s
+            self.costs.drafted(part.name, max(budget.depth for _, _, budget in asked), len(asked), took_s)
             for (draft, item, budget), tree in zip(asked, trees, strict=True):
                 self._take(draft, item, tree.pruned(budget))
         free = [at for at, draft in enumerate(drafts) if not draft.tree.kind.drawn and len(draft.tree) > 1]
@@ -112,7 +118,7 @@ class Speculative:
             kept = self.policy.trimmed([sequences[at] for at in free], [drafts[at].tree for at in free])
             for at, tree in zip(free, kept, strict=True):
                 drafts[at].tree = tree
-        return drafts
+        return drafts, asked_s
 
     def _take(self, draft: _Draft, item: Work, tree: DraftTree) -> None:
         """Add what one part proposed: within the room, and in a form that the target can verify."""

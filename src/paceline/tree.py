@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence as Many
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property
+from typing import Any
 
 import torch
 
@@ -199,6 +200,14 @@ class DraftTree:
         return tuple(map(tuple, found))
 
     @cached_property
+    def chances(self) -> tuple[float, ...]:
+        """Per candidate, how likely it comes true with all its ancestors, its drafters' confidences taken as probabilities."""
+        chances = [1.0]
+        for node in range(1, self.candidates):
+            chances.append(chances[self.parents[node]] * self.confidences[node])
+        return tuple(chances)
+
+    @cached_property
     def is_chain(self) -> bool:
         return all(parent == node - 1 for node, parent in enumerate(self.parents))
 
@@ -239,15 +248,27 @@ class DraftTree:
             if self.parents[node] in place:
                 place[node] = len(place)
         kept = list(place)
-        return DraftTree(
-            tuple(self.tokens[node] for node in kept),
-            tuple(place.get(self.parents[node], -1) for node in kept),
-            self.kind,
-            {(place[node], source): row for (node, source), row in self.proposals.items() if node in place},
-            tuple(self.sources[node] for node in kept),
-            tuple(self.confidences[node] for node in kept),
-            sum(node >= self.candidates for node in kept),
+        return self._sound(
+            tokens=tuple([self.tokens[node] for node in kept]),
+            parents=tuple([place.get(self.parents[node], -1) for node in kept]),
+            kind=self.kind,
+            proposals={(place[node], source): row for (node, source), row in self.proposals.items() if node in place},
+            sources=tuple([self.sources[node] for node in kept]),
+            confidences=tuple([self.confidences[node] for node in kept]),
+            probes=sum([node >= self.candidates for node in kept]) if self.probes else 0,
         )
+
+    def rated(self, confidences: Many[float]) -> DraftTree:
+        """The same tree with other confidences, N of them."""
+        known = {name: value for name, value in self.__dict__.items() if name != "chances"}
+        return self._sound(**{**known, "confidences": tuple(confidences)})
+
+    @classmethod
+    def _sound(cls, **fields: Any) -> DraftTree:
+        """A tree made of trees: known to be one, it is not looked over again. Steps make several, and each look takes 10 us."""
+        tree = object.__new__(cls)
+        tree.__dict__.update(fields)
+        return tree
 
     def first_chain(self) -> DraftTree:
         """The path that takes the first child at every node: what a model that cannot branch can verify of this tree."""
@@ -281,14 +302,14 @@ class DraftTree:
             for (node, source), row in tree.proposals.items()
             if apart
         }
-        return DraftTree(
-            tuple(union.tokens),
-            tuple(union.parents),
-            self.kind if apart or both_coupled else Proposal.POINT,
-            proposals,
-            tuple(union.sources),
-            tuple(union.confidences),
-            len(union.tokens) - candidates,
+        return self._sound(
+            tokens=tuple(union.tokens),
+            parents=tuple(union.parents),
+            kind=self.kind if apart or both_coupled else Proposal.POINT,
+            proposals=proposals,
+            sources=tuple(union.sources),
+            confidences=tuple(union.confidences),
+            probes=len(union.tokens) - candidates,
         )
 
 

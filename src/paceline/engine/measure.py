@@ -69,16 +69,17 @@ class ModelForward:
 
 
 class DraftOnce:
-    """Drafts of one costly drafter for a batch, as in the middle of an answer."""
+    """Drafts of one costly drafter for a batch, as in the middle of an answer. before: what runs before each, untimed."""
 
-    def __init__(self, drafter: Drafter, vocab_size: int, context: int) -> None:
-        self._drafter = drafter
+    def __init__(self, drafter: Drafter, vocab_size: int, context: int, before: Callable[[int], object]) -> None:
+        self._drafter, self._before = drafter, before
         tokens = some_tokens(context, vocab_size)
         self._sequences = [Sequence(key, tokens, SamplingParams(), 0) for key in _KEYS]
 
     def __call__(self, depth: int, batch: int) -> float:
         """Seconds of one draft of `depth` levels; the prompt was read before."""
         budgets = [Budget(depth * self._drafter.part.width, depth)] * batch
+        self._before(1)
         began = perf_counter()
         self._drafter.propose(self._sequences[:batch], budgets)
         return perf_counter() - began
@@ -109,7 +110,8 @@ def _measure(speculative: Speculative, context: int, longest: int) -> None:
     for part in speculative.drafter.parts:
         if not part.costly:
             continue
-        draft = DraftOnce(part, target.vocab_size, context)
+        # behind a forward of the target, as in a step: the draft model's weights have left the processor's caches
+        draft = DraftOnce(part, target.vocab_size, context, forward)
         for batch in _BATCHES:
             for depth in sorted({1, part.budget.depth}):
                 if perf_counter() - began < 2 * _PATIENCE_S:

@@ -32,7 +32,11 @@ _LEARN = 0.15
 """Weight of the latest account of a look-up."""
 _LONGEST_PAUSE = 64
 """Steps between two trials of a look-up that does not pay."""
-_TRIED_LEVELS = 3
+_CLEARLY = 1.02
+"""A costly drafter is asked where that is better by more than what is known only so well."""
+_TRIED_LEVELS = 2
+_LEAST_COST = 0.1
+"""Share of its time that a trial is taken to cost, however much is expected of it."""
 _TRIAL_SHARE = 0.01
 """Share of all time that may go into trying a costly drafter where it is not thought to be worth it."""
 _LONGEST_REST = 8
@@ -98,9 +102,12 @@ class AdaptivePolicy(Policy):
         self._rests: dict[str, _Rest] = {}
         self._steps, self._decoding_s, self._trials_s = 0, 0.0, 0.0
         self._asked: list[tuple[int, Part]] = []
+        self._deepened: dict[int, list[float]] = {}
+        """Request -> per depth, how likely the draft of this step that a costly drafter was asked for comes true."""
         self._batch = 0
         self._drafted_s = 0.0
-        self._other_s = 0.0
+        self._other_s = {False: 0.0, True: 0.0}
+        """Whether anything was drafted -> seconds of a step beside its forward and its drafters."""
         self._token_s = 0.0
 
     def budgets(self, part: Part, sequences: Many[Sequence], trees: Many[DraftTree]) -> list[Budget]:
@@ -137,8 +144,10 @@ class AdaptivePolicy(Policy):
             depth, chosen = self._trial(part, sequences, sum(map(len, trees)), tried)
         granted = [NOTHING] * len(sequences)
         for at in chosen:
+            key = sequences[at].key
             granted[at] = Budget(depth * part.width, depth)
-            tried[sequences[at].key] = self._steps
+            tried[key] = self._steps
+            self._deepened[key] = list(accumulate(self._chain(sequences[at], part)[:depth], _times))
         if chosen:
             self._drafted_s += self.costs.draft_s(part.name, depth, len(chosen))
         return granted
@@ -153,17 +162,25 @@ class AdaptivePolicy(Policy):
             list(accumulate(map(_more, accumulate(self._chain(sequence, part), _times), levels)))
             for sequence, levels in zip(sequences, before, strict=True)
         ]
-        best, depth, chosen = tokens / max(self._time(rows), 1e-9), 0, ()
+        drafted = rows > len(trees)
+        best, depth, chosen = _CLEARLY * tokens / self._time(rows, drafted), 0, ()
+        falling = 0.0
         for level in range(1, part.budget.depth + 1):
             order = sorted(range(len(gains)), key=lambda at, level=level: -gains[at][level - 1])
             gained = list(accumulate(gains[at][level - 1] for at in order))
             # of two drafts for one sequence the better nodes will be looked at, not all
             added = list(accumulate(max(1 + level * part.width - len(trees[at]), 0) for at in order))
+            top = 0.0
             for count in _sizes(len(order)):
-                seconds = self._time(rows + added[count - 1]) + self.costs.draft_s(part.name, level, count)
-                rate = (tokens + gained[count - 1]) / max(seconds, 1e-9)
+                seconds = self._time(rows + added[count - 1], True) + self.costs.draft_s(part.name, level, count)
+                rate = (tokens + gained[count - 1]) / seconds
+                top = max(top, rate)
                 if rate > best:
                     best, depth, chosen = rate, level, order[:count]
+            if top < falling:
+                # what a level adds only shrinks, and what it costs does not
+                break
+            falling = top
         return depth, chosen
 
     def _trial(self, part: Part, sequences: Many[Sequence], rows: int, tried: dict[int, int]) -> tuple[int, Many[int]]:
@@ -172,30 +189,32 @@ class AdaptivePolicy(Policy):
         A request that was never tried goes first, then the one tried longest ago.
         """
         depth = min(_TRIED_LEVELS, part.budget.depth)
-        cost_s = self.costs.draft_s(part.name, depth, 1) + self.costs.curve(rows + depth) - self.costs.curve(rows)
+        at = min(range(len(sequences)), key=lambda at: tried.get(sequences[at].key, -1))
+        gross_s = self.costs.draft_s(part.name, depth, 1) + self._time(rows + depth, True) - self._time(rows, False)
+        gain_s = self._token_s * sum(accumulate(self._chain(sequences[at], part)[:depth], _times))
+        # what is expected of a trial pays for most of it, if not all
+        cost_s = max(gross_s - gain_s, _LEAST_COST * gross_s)
         if self._trials_s + cost_s > _TRIAL_SHARE * self._decoding_s:
             return 0, ()
         self._trials_s += cost_s
-        return depth, (min(range(len(sequences)), key=lambda at: tried.get(sequences[at].key, -1)),)
+        return depth, (at,)
 
     def _chain(self, sequence: Sequence, part: Part) -> list[float]:
         return self.acceptance.of_chain(sequence.key, part.name, part.budget.depth)
 
-    def _time(self, rows: int) -> float:
-        """Seconds of a step whose forward has so many rows, its drafts not counted."""
-        return self.costs.curve(rows) + self._other_s
+    def _time(self, rows: int, drafted: bool) -> float:
+        """Seconds of a step whose forward has so many rows, its drafters not counted; a little more than none."""
+        return self.costs.curve(rows) + self._other_s[drafted] + 1e-9
 
     def trimmed(self, sequences: Many[Sequence], trees: Many[DraftTree]) -> list[DraftTree]:
-        chances = [_chances(tree) for tree in trees]
-        nodes = sorted(
-            ((chance, -node, at) for at, row in enumerate(chances) for node, chance in enumerate(row) if node), reverse=True
-        )
+        nodes = [(chance, -node, at) for at, tree in enumerate(trees) for node, chance in enumerate(tree.chances) if node]
+        nodes.sort(reverse=True)
         rows = max(self._batch, len(trees)) + sum(tree.probes for tree in trees)
         tokens = float(max(self._batch, len(trees)))
         best, count = 0.0, 0
         for kept, chance in enumerate([0.0, *[chance for chance, _, _ in nodes]]):
             tokens += chance
-            rate = tokens / max(self._time(rows + kept) + self._drafted_s, 1e-9)
+            rate = tokens / (self._time(rows + kept, True) + self._drafted_s)
             if rate > best:
                 best, count = rate, kept
         if count == len(nodes):
@@ -208,17 +227,18 @@ class AdaptivePolicy(Policy):
     def observe(self, sequences: Many[Sequence], trees: Many[DraftTree], verdicts: Many[Verdict], timings: Timings) -> None:
         if not trees:
             return
-        # the parts of a draft that are not a costly drafter's are part of every step
-        other = timings.verify_s + timings.commit_s
-        self._other_s = other if not self._other_s else self._other_s + _SMOOTH * (other - self._other_s)
+        drafted = any(len(tree) > 1 for tree in trees)
+        other = timings.draft_s - timings.asked_s + timings.verify_s + timings.commit_s
+        before = self._other_s[drafted]
+        self._other_s[drafted] = before + _SMOOTH * (other - before) if before else other
         self._steps += 1
-        self._decoding_s += timings.draft_s + timings.forward_s + other
+        self._decoding_s += timings.asked_s + timings.forward_s + other
         emitted = sum(len(verdict.tokens) for verdict in verdicts) or len(verdicts)
-        token_s = (timings.draft_s + timings.forward_s + other) / emitted
+        token_s = (timings.asked_s + timings.forward_s + other) / emitted
         self._token_s = token_s if not self._token_s else self._token_s + _SMOOTH * (token_s - self._token_s)
         if self._asked:
             self._book({sequence.key: tree for sequence, tree in zip(sequences, trees, strict=True)})
-        self._asked, self._drafted_s = [], 0.0
+        self._asked, self._deepened, self._drafted_s = [], {}, 0.0
 
     def _book(self, trees: dict[int, DraftTree]) -> None:
         """Account for every look-up that was asked: the time of the tokens it saves, less rows, less asking."""
@@ -232,12 +252,21 @@ class AdaptivePolicy(Policy):
             ask_s = self.costs.draft_s(part.name, part.budget.depth, 1)
             gain_s = -ask_s
             if len(tree) > 1:
-                chances = _chances(tree)
                 mine = [node for node in range(1, tree.candidates) if tree.sources[node] == part.name]
-                gain_s += self._token_s * sum(chances[node] for node in mine) - row_s * len(mine)
+                gain_s += self._token_s * self._brought(key, tree, mine) - row_s * len(mine)
             self._account(key, part.name).book(gain_s)
             usual = self._usual.get(part.name, 0.0)
             self._usual[part.name] = usual + _LEARN * (gain_s - usual)
+
+    def _brought(self, key: int, tree: DraftTree, mine: list[int]) -> float:
+        """Tokens that these nodes are expected to bring beyond those of a costly drafter that was asked all the same."""
+        known = self._deepened.get(key)
+        if known is None:
+            return sum(tree.chances[node] for node in mine)
+        levels = dict.fromkeys((tree.depth[node] for node in mine), 0.0)
+        for node in mine:
+            levels[tree.depth[node]] += tree.chances[node]
+        return sum(_more(chance, known[depth - 1] if depth <= len(known) else 0.0) for depth, chance in levels.items())
 
     def release(self, key: int) -> None:
         self._accounts.pop(key, None)
@@ -245,19 +274,11 @@ class AdaptivePolicy(Policy):
             tried.pop(key, None)
 
 
-def _chances(tree: DraftTree) -> list[float]:
-    """Per candidate the probability that it comes true with all its ancestors."""
-    chances = [1.0]
-    for node in range(1, tree.candidates):
-        chances.append(chances[tree.parents[node]] * tree.confidences[node])
-    return chances
-
-
 def _levels(tree: DraftTree, depth: int) -> list[float]:
     """Per depth from 1 on, the probability that some node of that depth comes true."""
     levels = [0.0] * depth
     if len(tree) > 1:
-        for chance, level in zip(_chances(tree), tree.depth, strict=False):
+        for chance, level in zip(tree.chances, tree.depth, strict=False):
             if 0 < level <= depth:
                 levels[level - 1] += chance
     return levels
