@@ -196,6 +196,16 @@ def test_an_amateur_shows_its_own_distribution_everywhere(params: SamplingParams
         assert torch.allclose(probs, model.row([*owner.tokens, *path_of(tree, node)]).softmax(-1))
 
 
+@pytest.mark.parametrize("params", [PARAMS[0], EVERYTHING], ids=["greedy", "sampled"])
+def test_an_amateur_shows_as_much_where_its_tree_is_dynamic(params: SamplingParams) -> None:
+    model, owner = TableModel(7, seed=3), Sequence(0, (4, 1, 2), params, seed=8)
+    (tree,) = extended(model, [owner], Growth(Proposal.POINT, width=3, amateur=True), Budget(7, 3))
+    assert len(tree) == 8
+    assert set(tree.proposals) == {(node, "m") for node in range(8)}
+    for (node, _), probs in tree.proposals.items():
+        assert torch.allclose(probs, model.row([*owner.tokens, *path_of(tree, node)]).softmax(-1))
+
+
 def test_an_amateur_draws_from_what_it_shows() -> None:
     outcomes = [tuple(tree.tokens[1:]) for tree in drafts(Proposal.IID, caterpillar(3), EVERYTHING, amateur=True)]
     assert obeys(outcomes, law_of(SamplingParams(temperature=1.0), 3))

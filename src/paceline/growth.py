@@ -112,7 +112,7 @@ class Draft:
         return range(self._growth.width) if self._slots is None else self._slots[node.place]
 
     def _parents_of(self, fresh: list[int]) -> Iterable[int]:
-        """Those of a new level that get children. Where nodes are drawn nothing is asked that a node still withholds."""
+        """Those of a new level that get children. A floor is blind: the token that it looks at is in the tree already."""
         nodes, budget = self._nodes, self._budget
         if len(nodes[fresh[0]].path) == budget.depth:
             return ()
@@ -179,7 +179,7 @@ class Draft:
             tuple(node.token for node in nodes),
             tuple(places.get(node.parent, -1) for node in nodes),
             self._kind,
-            {(places[node], self._source): probs for node, probs in self._proposals.items()},
+            {(places[node], self._source): probs for node, probs in self._proposals.items() if node in places},
             ("", *[self._source] * (len(nodes) - 1)),
             tuple(node.confidence for node in nodes),
         )

@@ -129,6 +129,15 @@ def test_a_boundary_is_between_tokens_or_nowhere(made: Made) -> None:
     assert pieces.boundary(tokens, 7) is None
 
 
+def test_tokens_that_the_model_lacks_are_not_spelled_with(folder: Path) -> None:
+    tokenizer = Tokenizer(folder / "tiny")
+    assert tokenizer.encode("the thin", add_special=False)[0] >= 260
+    pieces = Pieces(tokenizer, 260)
+    spelled = pieces.spelled(b"the thin")
+    assert max(spelled) < 260
+    assert pieces.bytes_of(spelled) == b"the thin"
+
+
 def test_what_no_token_stands_for_is_unknown(tmp_path: Path) -> None:
     from tokenizers import Tokenizer as Library, models
 

@@ -6,11 +6,9 @@ as <0x0A>; added tokens are written as they are. What texts are compared by is b
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence as Many
 from functools import cached_property
-from typing import Any
 
 from paceline.models.tokenizer import Tokenizer
 
@@ -36,15 +34,18 @@ class Pieces:
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
         self._tokenizer, library = tokenizer, tokenizer.library
-        vocabulary: dict[str, int] = library.get_vocab()
+        every: dict[str, int] = library.get_vocab()
+        # a tokenizer may have tokens that its model has not
+        vocabulary = {name: token for name, token in every.items() if token < vocab_size}
         added = {token.content: token.special for token in library.added_tokens_decoder.values()}
         special = {name for name, own in added.items() if own} | set(library.all_special_tokens)
         self.special = {name: token for name, token in vocabulary.items() if name in special}
         self.names = {token: name for name, token in self.special.items()}
         roles = {role: getattr(library, f"{role}_token_id", None) for role in ("bos", "eos", "unk")}
-        self.roles = {role: token for role, token in roles.items() if token is not None}
-        written = _bytes_of_levels if "ByteLevel" in _steps(library) else _bytes_of_pieces
-        self.of = [b""] * max(vocab_size, *vocabulary.values(), 1)
+        self.roles = {role: token for role, token in roles.items() if token in self.names}
+        by_level = "ByteLevel" in repr(getattr(getattr(library, "backend_tokenizer", None), "decoder", None))
+        written = _bytes_of_levels if by_level else _bytes_of_pieces
+        self.of = [b""] * max(vocab_size, *(token + 1 for token in every.values()))
         self._bytewise: set[int] = set()
         for name, token in vocabulary.items():
             if name not in self.special:
@@ -52,7 +53,8 @@ class Pieces:
                 if _BYTE.fullmatch(name):
                     self._bytewise.add(token)
         with_opening, without = tokenizer.encode("x"), tokenizer.encode("x", add_special=False)
-        self.opening = tuple(with_opening[: len(with_opening) - len(without)])
+        opening = with_opening[: len(with_opening) - len(without)]
+        self.opening = tuple(token for token in opening if token < vocab_size)
 
     @cached_property
     def tokens(self) -> Mapping[bytes, int]:
@@ -123,15 +125,6 @@ def translated_specials(ours: Pieces, theirs: Pieces) -> dict[int, int]:
     by_role = {token: theirs.roles[role] for role, token in ours.roles.items() if role in theirs.roles}
     by_name = {token: theirs.special[name] for name, token in ours.special.items() if name in theirs.special}
     return {**by_role, **by_name}
-
-
-def _steps(library: Any) -> set[str]:
-    """The kinds of steps by which a tokenizer decodes."""
-    backend = getattr(library, "backend_tokenizer", None)
-    decoder = json.loads(backend.to_str()).get("decoder") if backend is not None else None
-    if not decoder:
-        return set()
-    return {step["type"] for step in decoder.get("decoders", [decoder])}
 
 
 _LEVELS = _printable()

@@ -192,8 +192,7 @@ class TranslatedModel(LanguageModel):
         self.context_length, self.branching = inner.context_length, inner.branching
         ends = {other: token for token, other in translation.special.items()}
         self.eos_token_ids = frozenset(ends[token] for token in inner.eos_token_ids & ends.keys())
-        # the vocabulary of a tokenizer may be longer than that of its model
-        self._missing = (translation.columns < 0) | (translation.columns >= inner.vocab_size)
+        self._missing = translation.columns < 0
         self._columns = translation.columns.masked_fill(self._missing, 0)
 
     def new_cache(self) -> TranslatedCache:
