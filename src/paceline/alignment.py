@@ -32,8 +32,11 @@ _FADING = 0.9
 """What a token leaves of what was counted before it."""
 _DOUBT = 1.0
 """Expected hits that must have come in, or failed to, before a reference is held to be better or worse than others."""
-_GIVEN_UP = 0.4
-"""A reference that keeps less than this of what it promises must match three tokens in a row to be followed again."""
+_GIVEN_UP, _LOST = 0.6, 8
+"""A reference that keeps less than this of what it promises, and that nothing has led back to for so many tokens, must match
+three in a row to be followed again."""
+_GLANCE = 4
+"""It is then looked at once in so many tokens."""
 _FIRST, _GROWTH = 3, 4
 """Tokens drafted where nothing is matched yet, and how many more with each that is."""
 _WORTH = 0.15
@@ -123,6 +126,7 @@ class Alignment:
         self._matched, self._trust = 0, _START
         self._edit, self._since, self._seen = 0, 0, len(prompt)
         self._hits = self._expected = 0.0
+        self._given_up = False
         found = reference.find(prompt[-_COMPARED:], 0, 3)
         if found is not None:
             self.place, self._matched, _ = found
@@ -148,10 +152,13 @@ class Alignment:
                 self.place += 1
                 self._matched += 1
                 return
+        elif self._given_up and at % _GLANCE:
+            return
         if self._matched >= _SURE:
             self._edit, self._since = self.place, 0
         self._since += 1
-        found = self.reference.find(text[max(at + 1 - _COMPARED, 0) : at + 1], self._edit, 3 if self._factor < _GIVEN_UP else 1)
+        self._given_up = self._since > _LOST and self._factor < _GIVEN_UP
+        found = self.reference.find(text[max(at + 1 - _COMPARED, 0) : at + 1], self._edit, 3 if self._given_up else 1)
         if found is not None:
             self.place, self._matched, near = found
             self._trust = _NEARNESS * near
@@ -163,6 +170,11 @@ class Alignment:
     def _factor(self) -> float:
         """How much of what it promised this reference has kept of late."""
         return (self._hits + _DOUBT) / (self._expected + _DOUBT)
+
+    @property
+    def lost(self) -> bool:
+        """Whether nothing says how the text goes on."""
+        return self.place >= len(self.reference.tokens) and not self.at_end
 
     @property
     def at_end(self) -> bool:

@@ -112,7 +112,9 @@ class Speculative:
             asked_s += took_s
             self.costs.drafted(part.name, max(budget.depth for _, _, budget in asked), len(asked), took_s)
             for (draft, item, budget), tree in zip(asked, trees, strict=True):
-                self._take(draft, item, tree.pruned(budget))
+                # a drafter that has nothing to say costs next to nothing
+                if len(tree) > 1:
+                    self._take(draft, item, tree.pruned(budget))
         free = [at for at, draft in enumerate(drafts) if not draft.tree.kind.drawn and len(draft.tree) > 1]
         if free:
             kept = self.policy.trimmed([sequences[at] for at in free], [drafts[at].tree for at in free])

@@ -116,7 +116,12 @@ class DraftTree:
     @classmethod
     def root(cls, token: int) -> DraftTree:
         """The tree of one node: plain decoding."""
-        return cls((token,), (-1,), sources=("",))
+        # every step of every sequence makes some, and there is nothing to check: six times as fast as the constructor
+        tree = object.__new__(cls)
+        tree.__dict__.update(
+            tokens=(token,), parents=(-1,), kind=Proposal.POINT, proposals={}, sources=("",), confidences=(UNKNOWN,), probes=0
+        )
+        return tree
 
     @classmethod
     def chain(

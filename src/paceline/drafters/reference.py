@@ -63,6 +63,8 @@ class ReferenceDrafter(Drafter):
         if alignment is None:
             alignment = self._followed[sequence.key] = Alignment(self._reference(sequence), sequence.prompt)
         alignment.follow(sequence.tokens)
+        if alignment.lost:
+            return DraftTree.root(sequence.root)
         room = min(budget.nodes, budget.depth, self.budget.depth)
         held = alignment.confidences(room, budget.floor)
         size, place = len(held), alignment.place
