@@ -98,6 +98,7 @@ def test_trace_shows_every_token_once_and_names_the_drafter(monkeypatch, capsys,
     said = capsys.readouterr().out
     assert "drafted in vain" in said
     assert "target" in said
+    assert "model" in said, "the legend names whose tokens were drafted"
 
 
 def test_check_exits_0_when_lossless_and_3_when_nothing_was_drafted(monkeypatch, capsys, models) -> None:

@@ -38,7 +38,7 @@ class Trace:
             line.append(self._piece(before, token), style=self._colour(source))
             before = token
         accepted = set(verdict.path)
-        for node in range(1, len(tree)):
+        for node in range(1, tree.candidates):
             if node not in accepted:
                 piece = self._piece(tree.tokens[tree.parents[node]], tree.tokens[node]).replace("\n", "⏎")
                 line.append(piece, style=f"dim strike {self._colour(tree.sources[node])}")
