@@ -37,8 +37,10 @@ _GIVEN_UP, _LOST = 0.6, 8
 three in a row to be followed again."""
 _GLANCE = 4
 """It is then looked at once in so many tokens."""
-_FIRST, _GROWTH = 3, 4
+_FIRST, _GROWTH = 1, 8
 """Tokens drafted where nothing is matched yet, and how many more with each that is."""
+_SCANNED = 256
+"""A reference of up to so many tokens is scanned where a longer one is indexed: an index would take longer to make."""
 _WORTH = 0.15
 """Tokens are drafted as far as all of them come true together at least so often."""
 
@@ -46,7 +48,7 @@ _WORTH = 0.15
 class Reference:
     """Token ids to follow, and where in them each token, and each three in a row, stands.
 
-    The index takes some twenty bytes a token and is made when it is first asked for: a text that keeps to the letter needs none.
+    The index of a long one takes some twenty bytes a token and is made when it is first asked for.
     """
 
     def __init__(self, tokens: Many[int]) -> None:
@@ -76,16 +78,32 @@ class Reference:
 
     def _places(self, ngram: Many[int], edit: int) -> Many[int]:
         """A few places behind an n-gram, those around an edit."""
-        keys, places = self._table(len(ngram))
-        key = 0
-        for token in ngram:
-            key = (key << 21) + token
-        low = bisect_left(keys, key)
-        if low == len(keys) or keys[low] != key:
-            return ()
-        high = bisect_right(keys, key, low)
+        if len(self.tokens) <= _SCANNED:
+            places: Many[int] = self._scanned(ngram)
+            low, high = 0, len(places)
+        else:
+            keys, places = self._table(len(ngram))
+            key = 0
+            for token in ngram:
+                key = (key << 21) + token
+            low = bisect_left(keys, key)
+            if low == len(keys) or keys[low] != key:
+                return ()
+            high = bisect_right(keys, key, low)
         at = bisect_left(places, edit, low, high)
         return places[max(at - _PLACES // 2, low) : min(at + _PLACES, high)]
+
+    def _scanned(self, ngram: Many[int]) -> list[int]:
+        """All places behind an n-gram that something follows, in rising order."""
+        tokens, size, places, at = self.tokens, len(ngram), list[int](), len(ngram) - 1
+        try:
+            while True:
+                at = tokens.index(ngram[-1], at, len(tokens) - 1) + 1
+                if size == 1 or all(tokens[at - back] == ngram[-back] for back in range(2, size + 1)):
+                    places.append(at)
+        # how a sequence says that it holds no more of them
+        except ValueError:
+            return places
 
     def _matched(self, ending: Many[int], place: int) -> int:
         """How many tokens before `place` are the last ones of a text."""

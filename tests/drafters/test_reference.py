@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from following import proposed, request, rows, step, steps, tau
-from paceline import LLM, SamplingParams
+from paceline import LLM, SamplingParams, alignment
 from paceline.alignment import Alignment, Reference
 from paceline.drafters.reference import Options, ReferenceDrafter
 from paceline.engine.engine import RequestError
@@ -38,15 +38,15 @@ def edited(tokens: list[int], edits: int, stream: Random) -> list[int]:
 
 def test_nothing_but_the_reference_is_needed_to_begin() -> None:
     tree = proposed(ReferenceDrafter(Options()), request(PROMPT, range(1, 40)))
-    assert tree.tokens == (902, 1, 2, 3)
-    assert tree.sources == ("", "reference", "reference", "reference")
+    assert tree.tokens == (902, 1)
+    assert tree.sources == ("", "reference")
 
 
 def test_drafts_of_a_reference_that_is_right_grow_to_their_full_length_and_end_with_it() -> None:
     answer = [*range(1, 60), EOS]
     taken = steps(ReferenceDrafter(Options()), request(PROMPT, answer[:-1]), answer)
-    assert [len(tree) - 1 for tree, _ in taken] == [3, 16, 16, 16, 5]
-    assert [emitted for _, emitted in taken] == [4, 17, 17, 17, 5], "the last draft says that the answer ends"
+    assert [len(tree) - 1 for tree, _ in taken] == [1, 16, 16, 16, 7]
+    assert [emitted for _, emitted in taken] == [2, 17, 17, 17, 7], "the last draft says that the answer ends"
     sizes = [len(tree) - 1 for tree, _ in steps(ReferenceDrafter(Options(depth=5)), request(PROMPT, answer[:-1]), answer)]
     assert max(sizes) == 5
 
@@ -59,8 +59,10 @@ def test_confidence_grows_with_what_has_matched() -> None:
 
 
 def test_several_ways_to_end_stand_beside_each_other() -> None:
-    tree = proposed(ReferenceDrafter(Options()), request(PROMPT, [5, 6], stop_ids=(9, 7, 8)))
-    assert tree.tokens == (902, 5, 6, 7, 8)
+    owner = request(PROMPT, [4, 5, 6], stop_ids=(9, 7, 8))
+    owner.commit((4,), ("",))
+    tree = proposed(ReferenceDrafter(Options()), owner)
+    assert tree.tokens == (4, 5, 6, 7, 8)
     assert tree.parents == (-1, 0, 1, 2, 2)
 
 
@@ -107,6 +109,22 @@ def test_of_equal_matches_the_nearest_ahead_is_followed() -> None:
     assert reference.find([5], 0, shortest=3) is None
 
 
+@given(st.lists(st.integers(1, 4), min_size=1, max_size=60), st.lists(st.integers(1, 4), min_size=1, max_size=8), st.data())
+@settings(derandomize=True, deadline=None, max_examples=150, database=None)
+def test_an_index_finds_what_a_scan_finds(tokens: list[int], ending: list[int], data: st.DataObject) -> None:
+    edit = data.draw(st.integers(0, len(tokens)))
+    shortest = data.draw(st.sampled_from([1, 3]))
+    scanned = Reference(tokens).find(ending, edit, shortest)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(alignment, "_SCANNED", 0)
+        indexed = Reference(tokens).find(ending, edit, shortest)
+    assert scanned == indexed
+    if scanned is not None:
+        place, length, _ = scanned
+        assert tokens[place - length : place] == ending[-length:]
+        assert place < len(tokens)
+
+
 def test_a_wrong_reference_soon_costs_no_rows_and_can_come_back() -> None:
     stream = Random(1)
     reference, other = text(300, stream), text(200, stream)
@@ -142,7 +160,7 @@ def test_without_a_reference_the_prompt_is_one() -> None:
 
 
 def test_sequences_beside_each_other_have_a_pointer_each() -> None:
-    drafter = ReferenceDrafter(Options(), Reference(range(1, 60)))
+    drafter = ReferenceDrafter(Options(), Reference([*range(1, 60)]))
     one, two = request(PROMPT, key=1), request(PROMPT, range(100, 160), key=2)
     one.commit(tuple(range(1, 21)), ("",) * 20)
     two.commit(tuple(range(100, 110)), ("",) * 10)
@@ -209,10 +227,10 @@ def test_following_reads_as_little_of_a_long_reference_as_of_a_short_one() -> No
 
     def reads(size: int) -> int:
         reference = Reference(Counting(token % 50 for token in range(size)))
-        alignment = Alignment(reference, PROMPT)
-        alignment.follow([*PROMPT, 0, 1, 2, 700])
+        followed = Alignment(reference, PROMPT)
+        followed.follow([*PROMPT, 0, 1, 2, 700])
         Counting.read = 0
-        alignment.follow([*PROMPT, 0, 1, 2, 700, 4])
+        followed.follow([*PROMPT, 0, 1, 2, 700, 4])
         return Counting.read
 
     assert reads(50_000) == reads(2_000) < 80
