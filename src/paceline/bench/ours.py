@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Many
-from dataclasses import asdict, replace
+from dataclasses import replace
 from time import perf_counter
 
 from paceline.bench.contest import Decoded
@@ -11,6 +11,7 @@ from paceline.costs import Costs
 from paceline.engine.engine import Engine
 from paceline.params import SamplingParams
 
+_PARTS = ("draft", "forward", "verify", "commit")
 PLAIN = "plain"
 """The name of decoding without drafts, this engine's and every peer's."""
 
@@ -30,7 +31,7 @@ class EngineDecoder:
     def decode(self, prompt: Many[int], max_tokens: int) -> Decoded:
         (decoded,) = self.decode_batch([prompt], max_tokens)
         costs, before = self._engine.speculative.costs, self._at_first
-        spent = {part.removesuffix("_s"): seconds - getattr(before.spent, part) for part, seconds in asdict(costs.spent).items()}
+        spent = {part: getattr(costs.spent, f"{part}_s") - getattr(before.spent, f"{part}_s") for part in _PARTS}
         # scheduling, stops and text
         spent["other"] = decoded.total_s - decoded.first_s - sum(spent.values())
         return replace(decoded, steps=costs.steps - before.steps, spent_s=spent)
