@@ -131,7 +131,7 @@ class Reference:
 
 
 class Alignment:
-    """Where one text has come in its reference. place: that of the token that should come next.
+    """Where one text has come in its reference. place: that of the token that should come next. lost: nothing says which.
 
     Tokens alone tell it, so whoever follows the same text anew arrives at the same place. Whether what should come does come is
     counted with every token, drafted or not: a reference that was given up can come back.
@@ -144,18 +144,19 @@ class Alignment:
         self._matched, self._trust = 0, _START
         self._edit, self._since, self._seen = 0, 0, len(prompt)
         self._hits = self._expected = 0.0
-        self._given_up = False
+        self._given_up = self.lost = False
         found = reference.find(prompt[-_COMPARED:], 0, 3)
         if found is not None:
             self.place, self._matched, _ = found
             self._edit, self._trust = self.place, 0
         elif reference.tokens is prompt:
-            self.place = len(prompt)
+            self.place, self.lost = len(prompt), True
 
     def follow(self, text: Many[int]) -> None:
         """Take in the tokens that the text has grown by."""
         for at in range(self._seen, len(text)):
-            self._take(text, at)
+            if not (self._given_up and self.lost and at % _GLANCE):
+                self._take(text, at)
         self._seen = len(text)
 
     def _take(self, text: Many[int], at: int) -> None:
@@ -170,8 +171,6 @@ class Alignment:
                 self.place += 1
                 self._matched += 1
                 return
-        elif self._given_up and at % _GLANCE:
-            return
         if self._matched >= _SURE:
             self._edit, self._since = self.place, 0
         self._since += 1
@@ -179,20 +178,15 @@ class Alignment:
         found = self.reference.find(text[max(at + 1 - _COMPARED, 0) : at + 1], self._edit, 3 if self._given_up else 1)
         if found is not None:
             self.place, self._matched, near = found
-            self._trust = _NEARNESS * near
+            self._trust, self.lost = _NEARNESS * near, False
         else:
             self.place = self._edit + self._since if self._since <= _GUESSES else len(tokens)
-            self._matched = self._trust = 0
+            self._matched, self._trust, self.lost = 0, 0, self.place >= len(tokens)
 
     @property
     def _factor(self) -> float:
         """How much of what it promised this reference has kept of late."""
         return (self._hits + _DOUBT) / (self._expected + _DOUBT)
-
-    @property
-    def lost(self) -> bool:
-        """Whether nothing says how the text goes on."""
-        return self.place >= len(self.reference.tokens) and not self.at_end
 
     @property
     def at_end(self) -> bool:

@@ -48,6 +48,8 @@ class Budget:
 
     def within(self, other: Budget) -> Budget:
         """The narrower of both."""
+        if self.nodes <= other.nodes and self.depth <= other.depth and self.floor >= other.floor:
+            return self
         return Budget(min(self.nodes, other.nodes), min(self.depth, other.depth), max(self.floor, other.floor))
 
 
