@@ -24,9 +24,12 @@ from paceline.verifiers.base import Exactness, Verifier
 
 
 def automatic(model_path: str) -> str:
-    """The spec `auto` stands for: the embedded draft of this target merged with n-gram lookup, else n-gram lookup alone."""
+    """The spec `auto` stands for: the embedded draft of this target beside n-gram look-up, else n-gram look-up alone.
+
+    How deep the draft goes, if it is made at all, is for the policy; eight levels are more than a small machine ever asks for.
+    """
     draft = draft_of(model_path)
-    return f'ngram+model:"{draft}"' if draft else "ngram"
+    return f'ngram+model:"{draft}",depth=8' if draft else "ngram"
 
 
 def build_drafter(spec: str, surroundings: Surroundings) -> Drafter:
