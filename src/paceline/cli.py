@@ -276,7 +276,8 @@ def check(
     settings = [greedy]
     if temperature > 0:
         settings.append(_params(max_tokens=max_tokens, temperature=temperature, top_p=top_p, seed=seed))
-    llm = _loaded(model, draft, verify, lossy, policy, weights, quiet=as_json)
+    # whatever a policy would leave out is drafted here: what is never drafted is not checked
+    llm = _loaded(model, draft, verify, lossy, policy or "fixed", weights, quiet=as_json)
     rows = []
     with Bar(console=err, transient=True, disable=as_json or not err.is_terminal) as bar:
         task = bar.add_task("checking", total=len(asked) * len(settings))
