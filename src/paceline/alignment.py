@@ -61,6 +61,8 @@ class Reference:
         Returns that place, the length of the match and whether it is near; None where the last `shortest` tokens (1 or 3)
         stand nowhere but at the end.
         """
+        if len(self.tokens) <= _SCANNED and ending[-1] not in self.tokens:
+            return None
         for n in (3, 1):
             if n < shortest or len(ending) < n:
                 continue
@@ -95,15 +97,12 @@ class Reference:
 
     def _scanned(self, ngram: Many[int]) -> list[int]:
         """All places behind an n-gram that something follows, in rising order."""
-        tokens, size, places, at = self.tokens, len(ngram), list[int](), len(ngram) - 1
-        try:
-            while True:
-                at = tokens.index(ngram[-1], at, len(tokens) - 1) + 1
-                if size == 1 or all(tokens[at - back] == ngram[-back] for back in range(2, size + 1)):
-                    places.append(at)
-        # how a sequence says that it holds no more of them
-        except ValueError:
-            return places
+        tokens, size, places, at = self.tokens, len(ngram), list[int](), 0
+        for _ in range(tokens.count(ngram[-1])):
+            at = tokens.index(ngram[-1], at) + 1
+            if size <= at < len(tokens) and all(tokens[at - back] == ngram[-back] for back in range(2, size + 1)):
+                places.append(at)
+        return places
 
     def _matched(self, ending: Many[int], place: int) -> int:
         """How many tokens before `place` are the last ones of a text."""

@@ -66,7 +66,7 @@ class Engine:
             raise RequestError("the prompt is empty")
         if any(not 0 <= token < size for token in prompt):
             raise RequestError(f"the prompt holds a token id outside the vocabulary of {size}")
-        if any(not 0 <= token < size for token in reference):
+        if reference and not (min(reference) >= 0 and max(reference) < size):
             raise RequestError(f"the reference holds a token id outside the vocabulary of {size}")
         for field in ("logit_bias", "stop_token_ids"):
             if any(token >= size for token in getattr(params, field)):
