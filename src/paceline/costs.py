@@ -62,6 +62,8 @@ class Costs:
     """Forwards of decoding steps alone, by rows."""
     drafts: dict[str, dict[tuple[int, int], float]] = field(default_factory=dict)
     """Drafter -> (depth, sequences) -> seconds of asking it for so deep a draft, of late."""
+    reading: dict[str, float] = field(default_factory=dict)
+    """Drafter -> seconds per token of a text that it has not seen yet, paid when it is first asked for a request."""
     steps: int = 0
     spent: Timings = Timings(0.0, 0.0, 0.0, 0.0)
     """Sums over all steps."""

@@ -112,11 +112,13 @@ def _measure(speculative: Speculative, context: int, longest: int) -> None:
             continue
         # behind a forward of the target, as in a step: the draft model's weights have left the processor's caches
         draft = DraftOnce(part, target.vocab_size, context, forward)
+        reading_s = draft(1, 1)
         for batch in _BATCHES:
             for depth in sorted({1, part.budget.depth}):
                 if perf_counter() - began < 2 * _PATIENCE_S:
                     costs.measured(part.name, depth, batch, _fastest(draft, depth, batch))
         draft.close()
+        costs.reading[part.name] = max(reading_s - costs.draft_s(part.name, 1, 1), 0.0) / context
 
 
 def _fastest(run: Callable[..., float], *shape: int) -> float:
@@ -139,7 +141,8 @@ def _read(file: Path, costs: Costs) -> bool:
         held = json.loads(file.read_text())
         curve = [(int(rows), float(seconds)) for rows, seconds in held["curve"]]
         drafts = [(str(part), int(depth), int(batch), float(seconds)) for part, depth, batch, seconds in held["drafts"]]
-    except (OSError, ValueError, KeyError, TypeError):
+        reading = {str(part): float(seconds) for part, seconds in held["reading"].items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return False
     if not curve or not all(rows >= 1 and 0.0 < seconds < 3600.0 for rows, seconds in curve):
         return False
@@ -147,6 +150,7 @@ def _read(file: Path, costs: Costs) -> bool:
         costs.curve.put(rows, seconds)
     for part, depth, batch, seconds in drafts:
         costs.measured(part, depth, batch, seconds)
+    costs.reading.update(reading)
     return True
 
 
@@ -154,6 +158,7 @@ def _write(file: Path, costs: Costs) -> None:
     """Keep costs for the next start; where nothing can be written they are measured again."""
     held = {
         "curve": sorted(costs.curve.points.items()),
+        "reading": costs.reading,
         "drafts": [(part, depth, batch, s) for part, known in costs.drafts.items() for (depth, batch), s in known.items()],
     }
     with suppress(OSError):

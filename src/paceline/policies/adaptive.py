@@ -30,15 +30,19 @@ from paceline.tree import NOTHING, Budget, DraftTree, Part
 
 _LEARN = 0.15
 """Weight of the latest account of a look-up."""
-_LONGEST_PAUSE = 64
-"""Steps between two trials of a look-up that does not pay."""
+_SHORTEST_PAUSE, _LONGEST_PAUSE = 4, 128
+"""Steps between two trials of a look-up that does not pay, at most; how many of them, its cost decides."""
 _CLEARLY = 1.02
 """A costly drafter is asked where that is better by more than what is known only so well."""
+_OTHER_S = 5e-5
+"""Seconds per sequence of a step beside its forward and its drafters, before any was measured."""
 _TRIED_LEVELS = 2
 _LEAST_COST = 0.1
 """Share of its time that a trial is taken to cost, however much is expected of it."""
 _TRIAL_SHARE = 0.01
-"""Share of all time that may go into trying a costly drafter where it is not thought to be worth it."""
+"""Share of all time that may go into trying a drafter where it is not thought to be worth it."""
+_USUAL_LENGTH, _FEWEST_LEFT, _TOKENS_PER_STEP = 64.0, 4.0, 2.0
+"""Tokens of an answer while none has ended, those taken to be left of one that is longer than usual, those of a drafted step."""
 _LONGEST_REST = 8
 """Steps for which the decision that nobody asks a costly drafter may stand."""
 _HOPEFUL = 8
@@ -58,12 +62,13 @@ class _Account:
     sleep: int = 0
     pause: int = 0
 
-    def book(self, gain_s: float) -> None:
+    def book(self, gain_s: float, longest: int) -> None:
+        """Account for having asked; longest: the pause that what never pays ends in."""
         self.gain_s += _LEARN * (gain_s - self.gain_s)
         if gain_s > 0.0 or self.gain_s > 0.0:
             self.pause = 0
         else:
-            self.pause = min(max(2 * self.pause, 1), _LONGEST_PAUSE)
+            self.pause = min(max(2 * self.pause, 1), longest)
         self.sleep = self.pause
 
 
@@ -99,6 +104,10 @@ class AdaptivePolicy(Policy):
         self._begun: dict[str, int] = {}
         self._tried: dict[str, dict[int, int]] = {}
         """Costly drafter -> request -> the step in which it was last asked for it."""
+        self._read: dict[str, dict[int, int]] = {}
+        """Costly drafter -> request -> tokens of it that the drafter has read."""
+        self._length = _USUAL_LENGTH
+        """Tokens of an answer, of late."""
         self._rests: dict[str, _Rest] = {}
         self._steps, self._decoding_s, self._trials_s = 0, 0.0, 0.0
         self._asked: list[tuple[int, Part]] = []
@@ -106,8 +115,8 @@ class AdaptivePolicy(Policy):
         """Request -> per depth, how likely the draft of this step that a costly drafter was asked for comes true."""
         self._batch = 0
         self._drafted_s = 0.0
-        self._other_s = {False: 0.0, True: 0.0}
-        """Whether anything was drafted -> seconds of a step beside its forward and its drafters."""
+        self._other_s = {False: _OTHER_S, True: _OTHER_S}
+        """Whether anything was drafted -> seconds per sequence of a step beside its forward and its drafters."""
         self._token_s = 0.0
 
     def budgets(self, part: Part, sequences: Many[Sequence], trees: Many[DraftTree]) -> list[Budget]:
@@ -116,7 +125,7 @@ class AdaptivePolicy(Policy):
             return self._deep(part, sequences, trees)
         granted = []
         for sequence in sequences:
-            account = self._account(sequence.key, part.name)
+            account = self._account(sequence.key, part)
             if account.sleep > 0:
                 account.sleep -= 1
                 granted.append(NOTHING)
@@ -125,14 +134,19 @@ class AdaptivePolicy(Policy):
                 granted.append(part.budget)
         return granted
 
-    def _account(self, key: int, part: str) -> _Account:
-        accounts = self._accounts.setdefault(key, {})
-        account = accounts.get(part)
+    def _account(self, key: int, part: Part) -> _Account:
+        accounts, name = self._accounts.setdefault(key, {}), part.name
+        account = accounts.get(name)
         if account is None:
-            self._begun[part] = self._begun.get(part, 0) + 1
-            hopeless = self._usual.get(part, 0.0) < 0.0 and self._begun[part] % _HOPEFUL
-            account = accounts[part] = _Account(sleep=_LONGEST_PAUSE if hopeless else 0)
+            self._begun[name] = self._begun.get(name, 0) + 1
+            hopeless = self._usual.get(name, 0.0) < 0.0 and self._begun[name] % _HOPEFUL
+            account = accounts[name] = _Account(sleep=self._longest_pause(part) // 2 if hopeless else 0)
         return account
+
+    def _longest_pause(self, part: Part) -> int:
+        """Steps after which asking a look-up in vain takes only its share of the time of a sequence."""
+        ask_s = self.costs.draft_s(part.name, part.budget.depth, 1)
+        return int(min(max(ask_s / (_TRIAL_SHARE * self._token_s + 1e-9), _SHORTEST_PAUSE), _LONGEST_PAUSE))
 
     def _deep(self, part: Part, sequences: Many[Sequence], trees: Many[DraftTree]) -> list[Budget]:
         """Budgets for the depth, and the sequences, with the most expected tokens per second."""
@@ -147,6 +161,7 @@ class AdaptivePolicy(Policy):
             key = sequences[at].key
             granted[at] = Budget(depth * part.width, depth)
             tried[key] = self._steps
+            self._read.setdefault(part.name, {})[key] = len(sequences[at].tokens)
             self._deepened[key] = list(accumulate(self._chain(sequences[at], part)[:depth], _times))
         if chosen:
             self._drafted_s += self.costs.draft_s(part.name, depth, len(chosen))
@@ -154,6 +169,9 @@ class AdaptivePolicy(Policy):
 
     def _best(self, part: Part, sequences: Many[Sequence], trees: Many[DraftTree]) -> tuple[int, Many[int]]:
         """The depth, and the places of the sequences, with the most expected tokens per second; depth 0 for none."""
+        if any(len(tree) > 1 for tree in trees):
+            # of what look-ups found only that much would be looked at
+            trees = self.trimmed(sequences, trees)
         rows = sum(map(len, trees))
         before = [_levels(tree, part.budget.depth) for tree in trees]
         # what the trees so far are expected to emit, the target's own token of every sequence included
@@ -162,6 +180,7 @@ class AdaptivePolicy(Policy):
             list(accumulate(map(_more, accumulate(self._chain(sequence, part), _times), levels)))
             for sequence, levels in zip(sequences, before, strict=True)
         ]
+        readings = [self._reading_s(part, sequence) / self._steps_left(sequence) for sequence in sequences]
         drafted = rows > len(trees)
         best, depth, chosen = _CLEARLY * tokens / self._time(rows, drafted), 0, ()
         falling = 0.0
@@ -170,9 +189,11 @@ class AdaptivePolicy(Policy):
             gained = list(accumulate(gains[at][level - 1] for at in order))
             # of two drafts for one sequence the better nodes will be looked at, not all
             added = list(accumulate(max(1 + level * part.width - len(trees[at]), 0) for at in order))
+            reading = list(accumulate(readings[at] for at in order))
             top = 0.0
             for count in _sizes(len(order)):
                 seconds = self._time(rows + added[count - 1], True) + self.costs.draft_s(part.name, level, count)
+                seconds += reading[count - 1]
                 rate = (tokens + gained[count - 1]) / seconds
                 top = max(top, rate)
                 if rate > best:
@@ -190,7 +211,12 @@ class AdaptivePolicy(Policy):
         """
         depth = min(_TRIED_LEVELS, part.budget.depth)
         at = min(range(len(sequences)), key=lambda at: tried.get(sequences[at].key, -1))
-        gross_s = self.costs.draft_s(part.name, depth, 1) + self._time(rows + depth, True) - self._time(rows, False)
+        gross_s = (
+            self._reading_s(part, sequences[at])
+            + self.costs.draft_s(part.name, depth, 1)
+            + self._time(rows + depth, True)
+            - self._time(rows, False)
+        )
         gain_s = self._token_s * sum(accumulate(self._chain(sequences[at], part)[:depth], _times))
         # what is expected of a trial pays for most of it, if not all
         cost_s = max(gross_s - gain_s, _LEAST_COST * gross_s)
@@ -199,12 +225,22 @@ class AdaptivePolicy(Policy):
         self._trials_s += cost_s
         return depth, (at,)
 
+    def _reading_s(self, part: Part, sequence: Sequence) -> float:
+        """Seconds in which this drafter reads what it lacks of a text, before it can draft."""
+        missing = len(sequence.tokens) - self._read.get(part.name, {}).get(sequence.key, 0)
+        return missing * self.costs.reading.get(part.name, 0.0)
+
+    def _steps_left(self, sequence: Sequence) -> float:
+        """Steps over which reading pays, if the answer is as long as answers were of late."""
+        left = min(self._length, sequence.params.max_tokens) - sequence.generated_tokens
+        return max(left, _FEWEST_LEFT) / _TOKENS_PER_STEP
+
     def _chain(self, sequence: Sequence, part: Part) -> list[float]:
         return self.acceptance.of_chain(sequence.key, part.name, part.budget.depth)
 
     def _time(self, rows: int, drafted: bool) -> float:
         """Seconds of a step whose forward has so many rows, its drafters not counted; a little more than none."""
-        return self.costs.curve(rows) + self._other_s[drafted] + 1e-9
+        return self.costs.curve(rows) + self._batch * self._other_s[drafted] + 1e-9
 
     def trimmed(self, sequences: Many[Sequence], trees: Many[DraftTree]) -> list[DraftTree]:
         nodes = [(chance, -node, at) for at, tree in enumerate(trees) for node, chance in enumerate(tree.chances) if node]
@@ -229,13 +265,17 @@ class AdaptivePolicy(Policy):
             return
         drafted = any(len(tree) > 1 for tree in trees)
         other = timings.draft_s - timings.asked_s + timings.verify_s + timings.commit_s
-        before = self._other_s[drafted]
-        self._other_s[drafted] = before + _SMOOTH * (other - before) if before else other
+        each, before = other / len(trees), self._other_s[drafted]
+        # what runs for the first time, or is disturbed, takes many times as long
+        self._other_s[drafted] = before + _SMOOTH * (min(each, 2 * before) - before)
         self._steps += 1
         self._decoding_s += timings.asked_s + timings.forward_s + other
         emitted = sum(len(verdict.tokens) for verdict in verdicts) or len(verdicts)
         token_s = (timings.asked_s + timings.forward_s + other) / emitted
         self._token_s = token_s if not self._token_s else self._token_s + _SMOOTH * (token_s - self._token_s)
+        for sequence, verdict in zip(sequences, verdicts, strict=True):
+            if verdict.finish is not None:
+                self._length += _SMOOTH * (sequence.generated_tokens - self._length)
         if self._asked:
             self._book({sequence.key: tree for sequence, tree in zip(sequences, trees, strict=True)})
         self._asked, self._deepened, self._drafted_s = [], {}, 0.0
@@ -254,7 +294,7 @@ class AdaptivePolicy(Policy):
             if len(tree) > 1:
                 mine = [node for node in range(1, tree.candidates) if tree.sources[node] == part.name]
                 gain_s += self._token_s * self._brought(key, tree, mine) - row_s * len(mine)
-            self._account(key, part.name).book(gain_s)
+            self._account(key, part).book(gain_s, self._longest_pause(part))
             usual = self._usual.get(part.name, 0.0)
             self._usual[part.name] = usual + _LEARN * (gain_s - usual)
 
@@ -270,8 +310,8 @@ class AdaptivePolicy(Policy):
 
     def release(self, key: int) -> None:
         self._accounts.pop(key, None)
-        for tried in self._tried.values():
-            tried.pop(key, None)
+        for known in (*self._tried.values(), *self._read.values()):
+            known.pop(key, None)
 
 
 def _levels(tree: DraftTree, depth: int) -> list[float]:
