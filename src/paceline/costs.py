@@ -59,7 +59,9 @@ class Costs:
     forwards: dict[tuple[int, int, int], Cost] = field(default_factory=dict)
     """(rows, sequences, longest context) -> cost."""
     curve: ForwardCurve = field(default_factory=ForwardCurve)
-    """Forwards of decoding steps alone, by rows."""
+    """Forwards of decoding steps alone, by rows, as if all were of one sequence."""
+    sequence_s: float = 0.0
+    """Seconds that every further sequence adds to a forward, whatever its rows."""
     drafts: dict[str, dict[tuple[int, int], float]] = field(default_factory=dict)
     """Drafter -> (depth, sequences) -> seconds of asking it for so deep a draft, of late."""
     reading: dict[str, float] = field(default_factory=dict)
@@ -77,7 +79,11 @@ class Costs:
         self.steps += 1
         self.spent += timings
         if decoding:
-            self.curve.see(rows, timings.forward_s)
+            self.curve.see(rows, max(timings.forward_s - (batch - 1) * self.sequence_s, timings.forward_s / 2))
+
+    def forward_s(self, rows: int, batch: int) -> float:
+        """Seconds that a decoding step's forward is expected to take; 0.0 where nothing was ever measured."""
+        return self.curve(rows) + (batch - 1) * self.sequence_s
 
     def measured(self, part: str, depth: int, batch: int, seconds: float) -> None:
         """Set what such a draft takes, measured on its own."""

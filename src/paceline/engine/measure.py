@@ -29,6 +29,8 @@ from paceline.version import __version__
 
 _ROWS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 48)
 _BATCHES = (1, 4, 16)
+_SIDE_BY_SIDE = 4
+"""Sequences whose single rows are measured in one forward, to see what a sequence costs beside its rows."""
 _CONTEXT = 128
 """Tokens behind which everything is measured."""
 _REPEATS = 5
@@ -46,25 +48,27 @@ def some_tokens(count: int, vocab_size: int) -> tuple[int, ...]:
 
 
 class ModelForward:
-    """Forwards of up to `rows` rows, a chain, behind `context` cached tokens."""
+    """Forwards of up to `rows` rows, a chain each, for up to `batch` sequences behind `context` cached tokens."""
 
-    def __init__(self, model: LanguageModel, context: int, rows: int) -> None:
+    def __init__(self, model: LanguageModel, context: int, rows: int, batch: int = 1) -> None:
         self._model, self._cache, self._context = model, model.new_cache(), context
         self._tokens = some_tokens(context + rows, model.vocab_size)
-        self._sequence = Sequence(_KEYS[0], self._tokens, SamplingParams(), 0)
+        self._sequences = [Sequence(key, self._tokens, SamplingParams(), 0) for key in _KEYS[:batch]]
         if context:
-            model.logits_after([(self._sequence, self._tokens[:context])], self._cache)
+            model.logits_after([(sequence, self._tokens[:context]) for sequence in self._sequences], self._cache)
 
-    def __call__(self, rows: int) -> float:
+    def __call__(self, rows: int, batch: int = 1) -> float:
         """Seconds of one forward, its logits for every row; the cache is as before."""
         root, *drafted = self._tokens[self._context : self._context + rows]
-        step = Step.of([Feed(self._sequence, self._context, (root,), DraftTree.chain(root, drafted, "measured"))])
+        tree = DraftTree.chain(root, drafted, "measured")
+        step = Step.of([Feed(sequence, self._context, (root,), tree) for sequence in self._sequences[:batch]])
         began = perf_counter()
         self._cache.stage(step)
         self._model.score(step, self._cache)
         seconds = perf_counter() - began
-        self._cache.commit([Verdict()])
-        self._cache.truncate(self._sequence.key, self._context)
+        self._cache.commit([Verdict()] * batch)
+        for sequence in self._sequences[:batch]:
+            self._cache.truncate(sequence.key, self._context)
         return seconds
 
 
@@ -103,10 +107,12 @@ def measure(speculative: Speculative, longest: int, draft: str) -> None:
 def _measure(speculative: Speculative, context: int, longest: int) -> None:
     target, costs, began = speculative.target, speculative.costs, perf_counter()
     sizes = [rows for rows in _ROWS if context + rows <= longest]
-    forward = ModelForward(target, context, max(sizes, default=0))
+    forward = ModelForward(target, context, max(sizes, default=0), _SIDE_BY_SIDE)
     for rows in sizes:
         if perf_counter() - began < _PATIENCE_S or rows <= 2:
             costs.curve.put(rows, _fastest(forward, rows))
+    together = _fastest(forward, 1, _SIDE_BY_SIDE)
+    costs.sequence_s = max(together - costs.curve(_SIDE_BY_SIDE), 0.0) / (_SIDE_BY_SIDE - 1)
     for part in speculative.drafter.parts:
         if not part.costly:
             continue
@@ -142,6 +148,7 @@ def _read(file: Path, costs: Costs) -> bool:
         curve = [(int(rows), float(seconds)) for rows, seconds in held["curve"]]
         drafts = [(str(part), int(depth), int(batch), float(seconds)) for part, depth, batch, seconds in held["drafts"]]
         reading = {str(part): float(seconds) for part, seconds in held["reading"].items()}
+        sequence_s = float(held["sequence_s"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return False
     if not curve or not all(rows >= 1 and 0.0 < seconds < 3600.0 for rows, seconds in curve):
@@ -151,6 +158,7 @@ def _read(file: Path, costs: Costs) -> bool:
     for part, depth, batch, seconds in drafts:
         costs.measured(part, depth, batch, seconds)
     costs.reading.update(reading)
+    costs.sequence_s = sequence_s
     return True
 
 
@@ -159,6 +167,7 @@ def _write(file: Path, costs: Costs) -> None:
     held = {
         "curve": sorted(costs.curve.points.items()),
         "reading": costs.reading,
+        "sequence_s": costs.sequence_s,
         "drafts": [(part, depth, batch, s) for part, known in costs.drafts.items() for (depth, batch), s in known.items()],
     }
     with suppress(OSError):

@@ -240,7 +240,7 @@ class AdaptivePolicy(Policy):
 
     def _time(self, rows: int, drafted: bool) -> float:
         """Seconds of a step whose forward has so many rows, its drafters not counted; a little more than none."""
-        return self.costs.curve(rows) + self._batch * self._other_s[drafted] + 1e-9
+        return self.costs.forward_s(rows, self._batch) + self._batch * self._other_s[drafted] + 1e-9
 
     def trimmed(self, sequences: Many[Sequence], trees: Many[DraftTree]) -> list[DraftTree]:
         nodes = [(chance, -node, at) for at, tree in enumerate(trees) for node, chance in enumerate(tree.chances) if node]
