@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import json
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
-from tiny import perturb, tiny_model, tiny_tokenizer
+from paceline.models.load import load_model
+from paceline.models.pieces import Pieces
+from paceline.models.tokenizer import Tokenizer as PacelineTokenizer
+from tiny import perturb, save_tiny, tiny_model, tiny_tokenizer
+
+KINDS = ["shuffled", "pieced"]
 
 
 def shuffled_tokenizer() -> Tokenizer:
@@ -47,6 +53,19 @@ def pieced_tokenizer() -> Tokenizer:
         single="<s> $A", special_tokens=[("<s>", 1)]
     )
     return tokenizer
+
+
+def save_all(folder: Path) -> Path:
+    """The tiny target and both draft models, in folders of their names."""
+    save_tiny(folder / "target", 3)
+    save_shuffled(folder / "shuffled", 3)
+    save_pieced(folder / "pieced", 4)
+    return folder
+
+
+@cache
+def pieces(place: Path) -> Pieces:
+    return Pieces(PacelineTokenizer(place), load_model(place).vocab_size)
 
 
 def save(folder: Path, tokenizer: Tokenizer, model: Any, **names: str) -> Path:

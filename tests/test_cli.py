@@ -7,23 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from paceline.cli import main
-from tiny import save_tiny
+from commandline import run, save_pair
 
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
-    folder = tmp_path_factory.mktemp("models")
-    longer = {"max_position_embeddings": 512}
-    return str(save_tiny(folder / "target", 3, **longer)), str(save_tiny(folder / "draft", 3, disturbed=0.3, **longer))
-
-
-def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
-    """The exit code of one call."""
-    monkeypatch.setattr("sys.argv", ["paceline", *arguments])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    return int(ended.value.code or 0)
+    return save_pair(tmp_path_factory.mktemp("models"))
 
 
 def test_generate_prints_the_text_and_one_line_about_it(monkeypatch, capsys, models) -> None:

@@ -75,7 +75,7 @@ def test_a_grown_index_votes_as_a_scan_of_the_text_would(options: Options, promp
     for tokens, budget in [([], drafter.budget), *steps]:
         owner.commit(tuple(tokens), ("",) * len(tokens))
         tree = proposed(drafter, owner, budget)
-        votes = drafter._votes(drafter._texts[0], owner.tokens)
+        votes = drafter._votes(drafter._states[0], owner.tokens)
         assert [(length, end) for _, length, end in votes] == places(owner.tokens, options)
         check(tree, owner.tokens, options, budget)
 
@@ -114,7 +114,7 @@ def test_a_fork_cut_back_goes_on_as_if_it_had_never_seen_more(
     drafter.truncate(1, kept)
     fresh = NgramDrafter(options)
     proposed(fresh, sequence(1, text[: max(kept, 1)]), fresh.budget)
-    assert drafter._texts[1].last == fresh._texts[1].last
+    assert drafter._states[1].last == fresh._states[1].last
     branch = sequence(1, [*text[:kept], *other])
     assert proposed(drafter, branch, drafter.budget) == drafted(branch.tokens, drafter.budget, **options.model_dump())
     assert proposed(drafter, owner, drafter.budget) == before, "the sequence it came from is left alone"
@@ -177,7 +177,7 @@ def test_a_text_that_says_one_thing_over_and_over_holds_its_ngrams_once() -> Non
     short, long = NgramDrafter(Options()), NgramDrafter(Options())
     proposed(short, sequence(0, [1, 2] * 50), short.budget)
     proposed(long, sequence(0, [1, 2] * 5000), long.budget)
-    assert len(long._texts[0].last) == len(short._texts[0].last) == 6
+    assert len(long._states[0].last) == len(short._states[0].last) == 6
     assert long.held_bytes <= short.held_bytes + 9_900 * 4 * 4
 
 

@@ -65,7 +65,7 @@ class Cascade(LanguageModel):
             _Draft(
                 sequence,
                 self._shadow(sequence),
-                max(min(levels, budget.nodes, budget.depth, self.context_length - len(sequence.tokens) + 1), 0),
+                max(min(levels, budget.nodes, budget.depth, self.room(sequence, cache)), 0),
             )
             for sequence, budget in zip(sequences, budgets, strict=True)
         ]

@@ -43,6 +43,11 @@ def pieces(file: Path) -> Iterator[Piece]:
         raise SpecError(f"cannot read '{file}': {getattr(error, 'strerror', None) or error}") from None
 
 
+def word_end(text: str, start: int, end: int) -> int:
+    """Where to cut text[start:end] so that tokens stay whole: behind its last line, before its last word, or at its end."""
+    return text.rfind("\n", start, end) + 1 or max(text.rfind(" ", start + 1, end), 0) or end
+
+
 def _rows(file: Path, lines: TextIOWrapper) -> Iterator[tuple[str, bool]]:
     for number, line in enumerate(lines, 1):
         if not line.strip():
@@ -62,7 +67,7 @@ def _parts(text: TextIOWrapper) -> Iterator[tuple[str, bool]]:
     rest = ""
     while more := text.read(_PIECE_CHARACTERS):
         rest += more
-        cut = rest.rfind("\n") + 1 or max(rest.rfind(" "), 0) or len(rest)
+        cut = word_end(rest, 0, len(rest))
         yield rest[:cut], False
         rest = rest[cut:]
     yield rest, True

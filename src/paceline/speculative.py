@@ -126,8 +126,6 @@ class Speculative:
         """Add what one part proposed: within the room, and in a form that the target can verify."""
         if self.target.branching < Branching.TREE:
             tree = tree.first_chain()
-        if len(tree) == 1:
-            return
         draft.proposed.append(tree)
         draft.tree = draft.tree.merged(self.acceptance.rated(item.sequence.key, tree)).first(item.room.nodes)
         if self.target.branching < Branching.TREE:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from paceline.documents import word_end
 from paceline.spec import SpecError
 
 LARGEST_MIB = 16
@@ -44,7 +45,7 @@ def tokens_of_file(path: str, encode: Callable[[str, bool], list[int]], vocab_si
     while start < len(text):
         end = start + _PIECE
         if end < len(text):
-            end = text.rfind("\n", start, end) + 1 or max(text.rfind(" ", start + 1, end), 0) or end
+            end = word_end(text, start, end)
         tokens.extend(encode(text[start:end], False))
         start = end
     known = np.asarray(tokens)

@@ -3,39 +3,26 @@
 from __future__ import annotations
 
 import random
-from functools import cache
 from pathlib import Path
 
 import pytest
 import torch
 
-from foreign import save_pieced, save_shuffled
+from foreign import KINDS, pieces, save_all
 from paceline.models.base import LanguageModel
 from paceline.models.load import load_model
-from paceline.models.pieces import Pieces
 from paceline.models.retokenized import RetokenizedModel, _seam, _whole
 from paceline.models.tokenizer import Tokenizer
 from paceline.params import SamplingParams
 from paceline.sequence import Sequence
 from paceline.tree import Budget, DraftTree, Proposal
-from tiny import save_tiny
 
-KINDS = ["shuffled", "pieced"]
 WORDS = [" the", " thin", " then", " on", " band", "\n", " h\u00e9", " \U0001f600", ",", " in", " andante"]
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made = tmp_path_factory.mktemp("retokenized")
-    save_tiny(made / "target", 3)
-    save_shuffled(made / "shuffled", 3)
-    save_pieced(made / "pieced", 4)
-    return made
-
-
-@cache
-def pieces(place: Path) -> Pieces:
-    return Pieces(Tokenizer(place), load_model(place).vocab_size)
+    return save_all(tmp_path_factory.mktemp("retokenized"))
 
 
 def retokenized(folder: Path, kind: str) -> RetokenizedModel:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from foreign import save_pieced, save_shuffled
+from foreign import KINDS, pieces, save_all
 from native import random_tree
 from paceline.cache.base import Branching
 from paceline.growth import Growth
@@ -24,23 +24,11 @@ from paceline.sequence import Sequence
 from paceline.tree import Budget, DraftTree, Proposal
 from paceline.tree_shapes import caterpillar, optimal_tree
 from stepping import accept, missing, score, sequence
-from tiny import save_tiny
-
-KINDS = ["shuffled", "pieced"]
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made = tmp_path_factory.mktemp("translated")
-    save_tiny(made / "target", 3)
-    save_shuffled(made / "shuffled", 3)
-    save_pieced(made / "pieced", 4)
-    return made
-
-
-@cache
-def pieces(place: Path) -> Pieces:
-    return Pieces(Tokenizer(place), load_model(place).vocab_size)
+    return save_all(tmp_path_factory.mktemp("translated"))
 
 
 @cache

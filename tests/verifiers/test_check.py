@@ -10,14 +10,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from commandline import run, save_pair
 from paceline import LLM, SamplingParams
-from paceline.cli import main
 from paceline.engine.check import examine, law_of, verdict
 from paceline.engine.law import FALSE_ALARM, TURNS, Draws, Fit, draws, fit
 from paceline.registry import VERIFIERS
 from paceline.verifiers.base import NodeByNode
 from paceline.verifiers.contrastive import Contrastive
-from tiny import save_tiny
 
 CHECKPOINTS = Path(__file__).parents[3] / "shared" / "checkpoints"
 TARGET, DRAFT = str(CHECKPOINTS / "stories260K"), str(CHECKPOINTS / "llama2xs_280k")
@@ -34,16 +33,7 @@ LOSSY = ["typical", "relaxed", "contrastive"]
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
-    folder = tmp_path_factory.mktemp("models")
-    longer = {"max_position_embeddings": 512}
-    return str(save_tiny(folder / "target", 3, **longer)), str(save_tiny(folder / "draft", 3, disturbed=0.3, **longer))
-
-
-def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
-    monkeypatch.setattr("sys.argv", ["paceline", *arguments])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    return int(ended.value.code or 0)
+    return save_pair(tmp_path_factory.mktemp("models"))
 
 
 def test_the_distance_is_that_of_kolmogorov() -> None:

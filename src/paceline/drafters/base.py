@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence as Many
 from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
 
 import torch
 
@@ -80,6 +81,49 @@ class Drafter(ABC):
     def held_bytes(self) -> int:
         """Bytes of state over all sequences."""
         return 0
+
+
+State = TypeVar("State")
+
+
+class StatefulDrafter(Drafter, Generic[State]):
+    """A drafter that looks at one sequence at a time and keeps a state for each, which its tokens alone can make anew."""
+
+    def __init__(self) -> None:
+        self._states: dict[int, State] = {}
+
+    def propose(self, sequences: Many[Sequence], budgets: Many[Budget]) -> list[DraftTree]:
+        return [self._one(sequence, budget) for sequence, budget in zip(sequences, budgets, strict=True)]
+
+    @abstractmethod
+    def _one(self, sequence: Sequence, budget: Budget) -> DraftTree:
+        """The tree of one sequence."""
+
+    @abstractmethod
+    def _begun(self, sequence: Sequence) -> State:
+        """The state of a sequence that has none."""
+
+    def _state(self, sequence: Sequence) -> State:
+        """The state of a sequence, begun where there is none."""
+        state = self._states.get(sequence.key)
+        if state is None:
+            state = self._states[sequence.key] = self._begun(sequence)
+        return state
+
+    def truncate(self, key: int, length: int) -> None:
+        # begun anew from the tokens that are left
+        self.release(key)
+
+    def release(self, key: int) -> None:
+        self._states.pop(key, None)
+
+    @property
+    def held_bytes(self) -> int:
+        return sum(self._bytes_of(state) for state in self._states.values())
+
+    def _bytes_of(self, state: Any) -> int:
+        """What one state takes; a state that does not say so needs another answer."""
+        return state.held_bytes
 
 
 def likeliest(logits: torch.Tensor, rows: Many[int]) -> list[int]:

@@ -19,7 +19,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
 from paceline.counts import Counts, likeliest
-from paceline.drafters.base import Drafter, Surroundings
+from paceline.drafters.base import StatefulDrafter, Surroundings
 from paceline.sequence import Sequence
 from paceline.textfile import tokens_of_file
 from paceline.tree import Budget, DraftTree, Proposal
@@ -70,42 +70,31 @@ class _Text:
         return self._singles.held_bytes + self._pairs.held_bytes
 
 
-class BigramDrafter(Drafter):
+class BigramDrafter(StatefulDrafter[_Text]):
     """shared: the counts of a file; None for every request's own."""
 
     name = "bigram"
     kinds = frozenset({Proposal.POINT})
 
     def __init__(self, options: Options, shared: _Text | None = None) -> None:
+        super().__init__()
         self.options, self._shared = options, shared
         self.budget = Budget(nodes=options.depth * options.width, depth=options.depth)
-        self._own: dict[int, _Text] = {}
-
-    def propose(self, sequences: Many[Sequence], budgets: Many[Budget]) -> list[DraftTree]:
-        return [self._one(sequence, budget.within(self.budget)) for sequence, budget in zip(sequences, budgets, strict=True)]
 
     def _one(self, sequence: Sequence, budget: Budget) -> DraftTree:
         text, width = self._shared if self._shared is not None else self._grown(sequence), self.options.width
-        return likeliest(sequence.root, lambda token: text.successors(token, width), self.name, budget, _WORTH)
+        return likeliest(
+            sequence.root, lambda token: text.successors(token, width), self.name, budget.within(self.budget), _WORTH
+        )
 
     def _grown(self, sequence: Sequence) -> _Text:
         """The counts of this request's text, all of it taken in."""
-        text = self._own.get(sequence.key)
-        if text is None:
-            text = self._own[sequence.key] = _Text(Counts(self.options.width), Counts(self.options.width))
+        text = self._state(sequence)
         text.grow(sequence.tokens)
         return text
 
-    def truncate(self, key: int, length: int) -> None:
-        # counted anew from the tokens that are left
-        self.release(key)
-
-    def release(self, key: int) -> None:
-        self._own.pop(key, None)
-
-    @property
-    def held_bytes(self) -> int:
-        return sum(text.held_bytes for text in self._own.values())
+    def _begun(self, sequence: Sequence) -> _Text:
+        return _Text(Counts(self.options.width), Counts(self.options.width))
 
 
 def build(options: Options, surroundings: Surroundings) -> BigramDrafter:

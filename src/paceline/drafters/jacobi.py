@@ -22,7 +22,7 @@ from typing import Annotated
 import torch
 from pydantic import BaseModel, ConfigDict, Field
 
-from paceline.drafters.base import Drafter, Surroundings, likeliest
+from paceline.drafters.base import StatefulDrafter, Surroundings, likeliest
 from paceline.draws import chance
 from paceline.models.base import Scores
 from paceline.sampling import Context, LogitsError, choose
@@ -46,38 +46,35 @@ _CONFIDENCES = (0.02, 0.1, 0.15, 0.2)
 """How likely a guess is right that was drawn, or chosen once, twice, or more often; twice that where one was right before it."""
 
 
-class JacobiDrafter(Drafter):
+class JacobiDrafter(StatefulDrafter[list[Guess]]):
     """coupled: choose at a temperature with the noise that the verifier will choose with."""
 
     name = "jacobi"
 
     def __init__(self, options: Options, coupled: bool) -> None:
+        super().__init__()
         self.options, self._coupled = options, coupled
         self.kinds = frozenset({Proposal.POINT, Proposal.COUPLED} if coupled else {Proposal.POINT})
         self.budget = Budget(nodes=options.block, depth=options.block)
-        self._blocks: dict[int, list[Guess]] = {}
 
-    def propose(self, sequences: Many[Sequence], budgets: Many[Budget]) -> list[DraftTree]:
-        return [self._one(sequence, min(b.nodes, b.depth)) for sequence, b in zip(sequences, budgets, strict=True)]
-
-    def _one(self, sequence: Sequence, size: int) -> DraftTree:
-        size, prompt = min(size, self.options.block), sequence.prompt
-        block = self._blocks.get(sequence.key, [])[:size]
+    def _one(self, sequence: Sequence, budget: Budget) -> DraftTree:
+        size, prompt = min(budget.nodes, budget.depth, self.options.block), sequence.prompt
+        block = self._state(sequence)[:size]
         block += [(prompt[int(chance(sequence, self.name, at) * len(prompt))], 0) for at in range(len(block), size)]
-        self._blocks[sequence.key] = block
+        self._states[sequence.key] = block
         kind = Proposal.COUPLED if self._coupled and sequence.params.temperature > 0.0 else Proposal.POINT
         held = [_CONFIDENCES[min(times, 3)] * (2 if at else 1) for at, (_, times) in enumerate(block)]
         return DraftTree.chain(sequence.root, [token for token, _ in block], self.name, kind, held)
 
     def observe(self, sequences: Many[Sequence], trees: Many[DraftTree], verdicts: Many[Verdict], scores: Scores) -> None:
         for sequence, tree, verdict, logits in zip(sequences, trees, verdicts, scores.of(trees), strict=True):
-            block = self._blocks.pop(sequence.key, [])
+            block = self._states.pop(sequence.key, [])
             if block and sequence.finish_reason is None:
                 # what is chosen for places that are committed by now is past
                 emitted = len(verdict.tokens)
                 rows, known = _rows(tree, block)[emitted:], block[emitted:]
                 chosen = self._chosen(sequence, logits, rows, tuple(token for token, _ in known)) if rows else []
-                self._blocks[sequence.key] = [
+                self._states[sequence.key] = [
                     (token, known[at][1] + 1 if at < len(known) and known[at][0] == token else 1)
                     for at, token in enumerate(chosen)
                 ]
@@ -91,16 +88,12 @@ class JacobiDrafter(Drafter):
         except LogitsError:
             return []
 
-    def truncate(self, key: int, length: int) -> None:
-        self._blocks.pop(key, None)
+    def _begun(self, sequence: Sequence) -> list[Guess]:
+        return []
 
-    def release(self, key: int) -> None:
-        self._blocks.pop(key, None)
-
-    @property
-    def held_bytes(self) -> int:
+    def _bytes_of(self, state: list[Guess]) -> int:
         # a list of pairs of integers
-        return sum(56 + 120 * len(block) for block in self._blocks.values())
+        return 56 + 120 * len(state)
 
 
 def _rows(tree: DraftTree, block: list[Guess]) -> list[int]:

@@ -25,7 +25,7 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field
 
 from paceline.cache.base import Branching
-from paceline.drafters.base import Drafter, Surroundings, likeliest
+from paceline.drafters.base import StatefulDrafter, Surroundings, likeliest
 from paceline.models.base import Scores
 from paceline.ngram_pool import NgramPool
 from paceline.sequence import Sequence
@@ -57,25 +57,22 @@ class _State:
     ends: list[int] = field(default_factory=list)
 
 
-class LookaheadDrafter(Drafter):
+class LookaheadDrafter(StatefulDrafter[_State]):
     name = "lookahead"
     kinds = frozenset({Proposal.POINT})
     branching = Branching.TREE
 
     def __init__(self, options: Options) -> None:
+        super().__init__()
         self.options = options
         window, ngram = options.window, options.ngram
         self._depth = max(options.depth, ngram - 1)
         # while it fills, the window is wider and less deep
         probes = max((window + ngram - 1 - level) * level for level in range(1, ngram)) - 1
         self.budget = Budget(options.guesses * self._depth + probes, max(self._depth, window + ngram - 3))
-        self._states: dict[int, _State] = {}
-
-    def propose(self, sequences: Many[Sequence], budgets: Many[Budget]) -> list[DraftTree]:
-        return [self._one(sequence, budget) for sequence, budget in zip(sequences, budgets, strict=True)]
 
     def _one(self, sequence: Sequence, budget: Budget) -> DraftTree:
-        state = self._states.get(sequence.key) or self._begun(sequence)
+        state = self._state(sequence)
         state.learnt = state.pool.learn(sequence.tokens, state.learnt)
         paths, shares = state.pool.guesses(sequence.root, min(self._depth, budget.depth))
         tree = DraftTree.of_paths(sequence.root, paths, self.name, budget.nodes, shares)
@@ -104,8 +101,7 @@ class LookaheadDrafter(Drafter):
         wide = self.options.window + self.options.ngram - 2
         tokens = (sequence.tokens[-wide:] * wide)[:wide]
         pool = NgramPool(self.options.ngram, self.options.guesses)
-        state = self._states[sequence.key] = _State(pool, [[token] for token in tokens])
-        return state
+        return _State(pool, [[token] for token in tokens])
 
     def observe(self, sequences: Many[Sequence], trees: Many[DraftTree], verdicts: Many[Verdict], scores: Scores) -> None:
         for sequence, tree, logits in zip(sequences, trees, scores.of(trees), strict=True):
@@ -128,16 +124,8 @@ class LookaheadDrafter(Drafter):
         if len(state.columns) > self.options.window:
             del state.columns[0]
 
-    def truncate(self, key: int, length: int) -> None:
-        # what is left of the text teaches the pool anew
-        self.release(key)
-
-    def release(self, key: int) -> None:
-        self._states.pop(key, None)
-
-    @property
-    def held_bytes(self) -> int:
-        return sum(state.pool.held_bytes for state in self._states.values())
+    def _bytes_of(self, state: _State) -> int:
+        return state.pool.held_bytes
 
 
 def build(options: Options, surroundings: Surroundings) -> LookaheadDrafter:

@@ -16,14 +16,13 @@ Cost: one dictionary look-up per match length and new token, and one per node, w
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Many
 from heapq import heappop, heappush
 from itertools import islice
 from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from paceline.drafters.base import Drafter, Surroundings
+from paceline.drafters.base import StatefulDrafter, Surroundings
 from paceline.occurrences import Occurrences
 from paceline.sequence import Sequence
 from paceline.tree import Budget, DraftTree, Proposal
@@ -64,22 +63,17 @@ _Vote = tuple[float, int, int]
 """Weight, length of the match, and the place behind it."""
 
 
-class NgramDrafter(Drafter):
+class NgramDrafter(StatefulDrafter[Occurrences]):
     name = "ngram"
     kinds = frozenset({Proposal.POINT})
 
     def __init__(self, options: Options) -> None:
+        super().__init__()
         self.options = options
         self.budget = Budget(nodes=options.nodes, depth=min(options.depth, options.nodes))
-        self._texts: dict[int, Occurrences] = {}
-
-    def propose(self, sequences: Many[Sequence], budgets: Many[Budget]) -> list[DraftTree]:
-        return [self._one(sequence, budget) for sequence, budget in zip(sequences, budgets, strict=True)]
 
     def _one(self, sequence: Sequence, budget: Budget) -> DraftTree:
-        text = self._texts.get(sequence.key)
-        if text is None:
-            text = self._texts[sequence.key] = Occurrences(self.options.min, self.options.max)
+        text = self._state(sequence)
         text.grow(sequence.tokens)
         votes = self._votes(text, sequence.tokens)
         return self._tree(sequence.tokens, votes, budget.within(self.budget)) if votes else DraftTree.root(sequence.root)
@@ -133,20 +127,16 @@ class NgramDrafter(Drafter):
         sources = ("", *[self.name] * (len(drafted) - 1))
         return DraftTree(tuple(drafted), tuple(parents), sources=sources, confidences=tuple(held))
 
+    def _begun(self, sequence: Sequence) -> Occurrences:
+        return Occurrences(self.options.min, self.options.max)
+
     def truncate(self, key: int, length: int) -> None:
-        if key in self._texts:
-            self._texts[key].truncate(length)
+        if key in self._states:
+            self._states[key].truncate(length)
 
     def fork(self, key: int, new_key: int) -> None:
-        if key in self._texts:
-            self._texts[new_key] = self._texts[key].copy()
-
-    def release(self, key: int) -> None:
-        self._texts.pop(key, None)
-
-    @property
-    def held_bytes(self) -> int:
-        return sum(text.held_bytes for text in self._texts.values())
+        if key in self._states:
+            self._states[new_key] = self._states[key].copy()
 
 
 def _matched(tokens: list[int], end: int, known: int) -> int:

@@ -15,13 +15,12 @@ Cost: one comparison per token that came as expected, two look-ups per token tha
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Many
 from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from paceline.alignment import Alignment, Reference
-from paceline.drafters.base import Drafter, Surroundings
+from paceline.drafters.base import StatefulDrafter, Surroundings
 from paceline.sequence import Sequence
 from paceline.textfile import tokens_of_file
 from paceline.tree import Budget, DraftTree, Proposal
@@ -44,24 +43,19 @@ _STATE_BYTES = 400
 """Of one sequence, beside its index."""
 
 
-class ReferenceDrafter(Drafter):
+class ReferenceDrafter(StatefulDrafter[Alignment]):
     """shared: what requests without a reference of their own follow; None for their prompt."""
 
     name = "reference"
     kinds = frozenset({Proposal.POINT})
 
     def __init__(self, options: Options, shared: Reference | None = None) -> None:
+        super().__init__()
         self.budget = Budget(nodes=options.depth, depth=options.depth)
         self._shared = shared
-        self._followed: dict[int, Alignment] = {}
-
-    def propose(self, sequences: Many[Sequence], budgets: Many[Budget]) -> list[DraftTree]:
-        return [self._one(sequence, budget) for sequence, budget in zip(sequences, budgets, strict=True)]
 
     def _one(self, sequence: Sequence, budget: Budget) -> DraftTree:
-        alignment = self._followed.get(sequence.key)
-        if alignment is None:
-            alignment = self._followed[sequence.key] = Alignment(self._reference(sequence), sequence.prompt)
+        alignment = self._state(sequence)
         alignment.follow(sequence.tokens)
         if alignment.lost:
             return DraftTree.root(sequence.root)
@@ -87,17 +81,11 @@ class ReferenceDrafter(Drafter):
             return Reference(sequence.reference)
         return self._shared if self._shared is not None else Reference(sequence.prompt)
 
-    def truncate(self, key: int, length: int) -> None:
-        # followed anew from the tokens that are left
-        self.release(key)
+    def _begun(self, sequence: Sequence) -> Alignment:
+        return Alignment(self._reference(sequence), sequence.prompt)
 
-    def release(self, key: int) -> None:
-        self._followed.pop(key, None)
-
-    @property
-    def held_bytes(self) -> int:
-        own = [one for one in self._followed.values() if one.reference is not self._shared]
-        return _STATE_BYTES * len(self._followed) + sum(one.reference.held_bytes for one in own)
+    def _bytes_of(self, state: Alignment) -> int:
+        return _STATE_BYTES + (0 if state.reference is self._shared else state.reference.held_bytes)
 
 
 def build(options: Options, surroundings: Surroundings) -> ReferenceDrafter:

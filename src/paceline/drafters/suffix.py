@@ -21,7 +21,7 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from paceline.drafters.base import Drafter, Surroundings
+from paceline.drafters.base import StatefulDrafter, Surroundings
 from paceline.kernels.suffixes.automaton import BORDER, LONGEST_MATCH, Bounds, SuffixAutomaton
 from paceline.models.base import Scores
 from paceline.sequence import Sequence
@@ -73,14 +73,14 @@ class _Past:
         return sum(generation.held_bytes for generation in self.generations)
 
 
-class SuffixDrafter(Drafter):
+class SuffixDrafter(StatefulDrafter[SuffixAutomaton]):
     name = "suffix"
     kinds = frozenset({Proposal.POINT})
 
     def __init__(self, options: Options) -> None:
+        super().__init__()
         self.options = options
         self.budget = Budget(options.nodes, options.depth)
-        self._texts: dict[int, SuffixAutomaton] = {}
         self._past: OrderedDict[str, _Past] = OrderedDict()
         # compiles, or loads what is compiled, before anything is timed
         trial = SuffixAutomaton()
@@ -88,15 +88,10 @@ class SuffixDrafter(Drafter):
         trial.draft(self._bounds(self.budget))
         trial.draft(self._bounds(self.budget), [0])
 
-    def propose(self, sequences: Many[Sequence], budgets: Many[Budget]) -> list[DraftTree]:
-        return [self._one(sequence, budget.within(self.budget)) for sequence, budget in zip(sequences, budgets, strict=True)]
-
     def _one(self, sequence: Sequence, budget: Budget) -> DraftTree:
-        text = self._texts.get(sequence.key)
-        if text is None:
-            text = self._texts[sequence.key] = SuffixAutomaton()
+        text = self._state(sequence)
         text.extend(sequence.tokens[text.tokens :])
-        bounds = self._bounds(budget)
+        bounds = self._bounds(budget.within(self.budget))
         best = text.draft(bounds)
         past = self._past.get(sequence.tenant)
         if past is not None:
@@ -130,18 +125,18 @@ class SuffixDrafter(Drafter):
 
     def truncate(self, key: int, length: int) -> None:
         # an automaton cannot be cut back: it is grown anew from the tokens when next asked
-        if key in self._texts and self._texts[key].tokens > length:
-            del self._texts[key]
+        if key in self._states and self._states[key].tokens > length:
+            self.release(key)
 
-    def release(self, key: int) -> None:
-        self._texts.pop(key, None)
+    def _begun(self, sequence: Sequence) -> SuffixAutomaton:
+        return SuffixAutomaton()
 
     def forget(self) -> None:
         self._past.clear()
 
     @property
     def held_bytes(self) -> int:
-        return sum(text.held_bytes for text in self._texts.values()) + sum(past.held_bytes for past in self._past.values())
+        return super().held_bytes + sum(past.held_bytes for past in self._past.values())
 
 
 def build(options: Options, surroundings: Surroundings) -> SuffixDrafter:

@@ -12,14 +12,13 @@ Cost: a few microseconds per step
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Many
 from typing import Annotated
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
 from paceline.counts import Counts, likeliest
-from paceline.drafters.base import Drafter, Surroundings
+from paceline.drafters.base import StatefulDrafter, Surroundings
 from paceline.sequence import Sequence
 from paceline.textfile import tokens_of_file
 from paceline.tree import Budget, DraftTree, Proposal
@@ -40,45 +39,32 @@ _UNSEEN = 8.0
 """Observations that tokens never seen count for, all together."""
 
 
-class UnigramDrafter(Drafter):
+class UnigramDrafter(StatefulDrafter[Counts]):
     """shared: the counts of a file; None for every request's own."""
 
     name = "unigram"
     kinds = frozenset({Proposal.POINT})
 
     def __init__(self, options: Options, shared: Counts | None = None) -> None:
+        super().__init__()
         self.options, self._shared = options, shared
         self.budget = Budget(nodes=options.depth * options.width, depth=options.depth)
-        self._own: dict[int, Counts] = {}
-
-    def propose(self, sequences: Many[Sequence], budgets: Many[Budget]) -> list[DraftTree]:
-        return [self._one(sequence, budget.within(self.budget)) for sequence, budget in zip(sequences, budgets, strict=True)]
 
     def _one(self, sequence: Sequence, budget: Budget) -> DraftTree:
         counts = self._shared if self._shared is not None else self._grown(sequence)
         total = counts.total(0) + _UNSEEN
         found = [(token, count / total) for token, count in counts.best(0)]
-        return likeliest(sequence.root, lambda token: found, self.name, budget)
+        return likeliest(sequence.root, lambda token: found, self.name, budget.within(self.budget))
 
     def _grown(self, sequence: Sequence) -> Counts:
         """The counts of this request's text, all of it taken in."""
-        counts = self._own.get(sequence.key)
-        if counts is None:
-            counts = self._own[sequence.key] = Counts(self.options.width)
+        counts = self._state(sequence)
         for token in sequence.tokens[counts.total(0) :]:
             counts.add(0, token)
         return counts
 
-    def truncate(self, key: int, length: int) -> None:
-        # counted anew from the tokens that are left
-        self.release(key)
-
-    def release(self, key: int) -> None:
-        self._own.pop(key, None)
-
-    @property
-    def held_bytes(self) -> int:
-        return sum(counts.held_bytes for counts in self._own.values())
+    def _begun(self, sequence: Sequence) -> Counts:
+        return Counts(self.options.width)
 
 
 def build(options: Options, surroundings: Surroundings) -> UnigramDrafter:

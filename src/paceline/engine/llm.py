@@ -44,8 +44,8 @@ class LLM:
 
     model: a directory, a Hub id or an embedded name; None for the embedded default. draft: a spec string. verify: the name of
     a rule. lossy: allow rules that change the text or its distribution. policy: what decides how much is drafted; `adaptive` for
-    `auto`, else `fixed`. weights: the
-    target's format, one of `WEIGHTS`; the checkpoint's own precision unless given. Raises ModelError, SpecError or UnknownMethod.
+    `auto`, else `fixed`. weights: the target's format, one of `WEIGHTS`; the checkpoint's own precision unless given. Raises
+    ModelError, SpecError or UnknownMethod.
     """
 
     def __init__(

@@ -92,6 +92,17 @@ class _Rest:
             self.left, self.batch = self.length, batch
 
 
+@dataclass(frozen=True)
+class _Visit:
+    """step: when a costly drafter was last asked for a request. read_tokens: how much of its text it had read by then."""
+
+    step: int
+    read_tokens: int
+
+
+_NEVER = _Visit(-1, 0)
+
+
 class AdaptivePolicy(Policy):
     name = "adaptive"
     measures = True
@@ -102,10 +113,8 @@ class AdaptivePolicy(Policy):
         self._usual: dict[str, float] = {}
         """Look-up -> seconds that asking it brings, over all requests."""
         self._begun: dict[str, int] = {}
-        self._tried: dict[str, dict[int, int]] = {}
-        """Costly drafter -> request -> the step in which it was last asked for it."""
-        self._read: dict[str, dict[int, int]] = {}
-        """Costly drafter -> request -> tokens of it that the drafter has read."""
+        self._visits: dict[int, dict[str, _Visit]] = {}
+        """Request -> costly drafter -> when that was last asked for it."""
         self._length = _USUAL_LENGTH
         """Tokens of an answer, of late."""
         self._rests: dict[str, _Rest] = {}
@@ -153,15 +162,13 @@ class AdaptivePolicy(Policy):
         rest = self._rests.setdefault(part.name, _Rest())
         depth, chosen = (0, ()) if rest.goes_on(len(sequences)) else self._best(part, sequences, trees)
         rest.decided(len(sequences), bool(chosen))
-        tried = self._tried.setdefault(part.name, {})
         if not chosen:
-            depth, chosen = self._trial(part, sequences, sum(map(len, trees)), tried)
+            depth, chosen = self._trial(part, sequences, sum(map(len, trees)))
         granted = [NOTHING] * len(sequences)
         for at in chosen:
             key = sequences[at].key
             granted[at] = Budget(depth * part.width, depth)
-            tried[key] = self._steps
-            self._read.setdefault(part.name, {})[key] = len(sequences[at].tokens)
+            self._visits.setdefault(key, {})[part.name] = _Visit(self._steps, len(sequences[at].tokens))
             self._deepened[key] = list(accumulate(self._chain(sequences[at], part)[:depth], _times))
         if chosen:
             self._drafted_s += self.costs.draft_s(part.name, depth, len(chosen))
@@ -204,13 +211,13 @@ class AdaptivePolicy(Policy):
             falling = top
         return depth, chosen
 
-    def _trial(self, part: Part, sequences: Many[Sequence], rows: int, tried: dict[int, int]) -> tuple[int, Many[int]]:
+    def _trial(self, part: Part, sequences: Many[Sequence], rows: int) -> tuple[int, Many[int]]:
         """One sequence to try a drafter on that is not thought to be worth it, if enough time has passed: so it can come back.
 
         A request that was never tried goes first, then the one tried longest ago.
         """
         depth = min(_TRIED_LEVELS, part.budget.depth)
-        at = min(range(len(sequences)), key=lambda at: tried.get(sequences[at].key, -1))
+        at = min(range(len(sequences)), key=lambda at: self._visit(part, sequences[at]).step)
         gross_s = (
             self._reading_s(part, sequences[at])
             + self.costs.draft_s(part.name, depth, 1)
@@ -227,8 +234,11 @@ class AdaptivePolicy(Policy):
 
     def _reading_s(self, part: Part, sequence: Sequence) -> float:
         """Seconds in which this drafter reads what it lacks of a text, before it can draft."""
-        missing = len(sequence.tokens) - self._read.get(part.name, {}).get(sequence.key, 0)
+        missing = len(sequence.tokens) - self._visit(part, sequence).read_tokens
         return missing * self.costs.reading.get(part.name, 0.0)
+
+    def _visit(self, part: Part, sequence: Sequence) -> _Visit:
+        return self._visits.get(sequence.key, {}).get(part.name, _NEVER)
 
     def _steps_left(self, sequence: Sequence) -> float:
         """Steps over which reading pays, if the answer is as long as answers were of late."""
@@ -310,8 +320,7 @@ class AdaptivePolicy(Policy):
 
     def release(self, key: int) -> None:
         self._accounts.pop(key, None)
-        for known in (*self._tried.values(), *self._read.values()):
-            known.pop(key, None)
+        self._visits.pop(key, None)
 
 
 def _levels(tree: DraftTree, depth: int) -> list[float]:

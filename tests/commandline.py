@@ -1,0 +1,24 @@
+"""The command line called from a test, and a pair of tiny models for it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from paceline.cli import main
+from tiny import save_tiny
+
+
+def save_pair(folder: Path) -> tuple[str, str]:
+    """A target and a draft that often agrees with it; their directories."""
+    longer = {"max_position_embeddings": 512}
+    return str(save_tiny(folder / "target", 3, **longer)), str(save_tiny(folder / "draft", 3, disturbed=0.3, **longer))
+
+
+def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    """The exit code of one call."""
+    monkeypatch.setattr("sys.argv", ["paceline", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    return int(ended.value.code or 0)
