@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
@@ -17,12 +17,27 @@ def _divisible(temperature: float) -> float:
     return temperature
 
 
+class Grammar(BaseModel):
+    """What an answer must be a sentence of. kind: a JSON schema, a regular expression, or a grammar in llguidance's Lark form.
+
+    text: the schema as JSON, the expression or the grammar.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    kind: Literal["json_schema", "regex", "lark"]
+    text: Annotated[str, Field(min_length=1, max_length=65536)]
+
+
 class SamplingParams(BaseModel):
     """How one request is sampled. Immutable; out-of-range, infinite or unknown fields raise pydantic.ValidationError.
 
     temperature 0 is greedy. top_k 0, top_p 1, min_p 0, repetition_penalty 1 and the other penalties 0 switch themselves off.
     Repetition counts prompt and generated tokens, presence and frequency the generated ones. min_tokens bans whatever would
     stop the text (EOS and stop_token_ids) before that many tokens. Without a seed one is drawn at admission and reported.
+    logprobs, prompt_logprobs: report the log-probability of each token of the answer, or of the prompt, and of so many of the
+    likeliest ones beside it; None reports nothing. keep_stop: the text shows the stop string that ended it. skip_special: special
+    tokens are not part of the text.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -41,12 +56,18 @@ class SamplingParams(BaseModel):
     stop_token_ids: Annotated[frozenset[TokenId], Field(max_length=1024)] = frozenset()
     seed: Annotated[int, Field(ge=0, lt=2**64)] | None = None
     ignore_eos: bool = False
+    logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    prompt_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    keep_stop: bool = False
+    skip_special: bool = True
+    grammar: Grammar | None = None
 
     @property
     def shapes_logits(self) -> bool:
         """True where anything but the temperature changes the logits of a row."""
         return bool(
             self.logit_bias
+            or self.grammar is not None
             or self.min_tokens
             or self.repetition_penalty != 1.0
             or self.presence_penalty

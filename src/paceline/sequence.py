@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
+from paceline.constraint import Constraint
+from paceline.logprobs import TokenLogprobs
 from paceline.params import SamplingParams
 
 
@@ -65,6 +67,22 @@ class Sequence:
     """Tokens that the answer is expected to resemble; what drafts from a reference reads them."""
     tenant: str = ""
     """Whose request it is: nothing learnt from one tenant's text is shown to another."""
+    priority: int = 0
+    """The smaller the sooner it is admitted, and the later it is preempted."""
+    drafters: frozenset[str] | None = None
+    """Names of the drafters that may draft for it; None for whatever the policy chooses, empty for none."""
+    nodes: int | None = None
+    """At most so many drafted tokens a step; None for whatever the policy chooses."""
+    constraint: Constraint | None = None
+    """What its answer must keep to, as `params.grammar` says."""
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    """Per generated token, where `params.logprobs` asks for it."""
+    prompt_logprobs: list[TokenLogprobs | None] = field(default_factory=list)
+    """Per prompt token, where `params.prompt_logprobs` asks for it; None for the first."""
+    cached_tokens: int = 0
+    """Prompt tokens that were found in the cache at admission."""
+    stop: str | int | None = None
+    """The stop string or the token id that ended it, if one did."""
     tokens: list[int] = field(init=False)
     sources: list[str] = field(default_factory=list)
     """Per generated token, the drafter that proposed it, or "" where the target chose it unaided."""

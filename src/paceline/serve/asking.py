@@ -1,0 +1,150 @@
+"""What the routes ask the engine and what it answers: plain data, the same on both sides of the pipe."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Mapping, Sequence as Many
+from dataclasses import dataclass, field
+from typing import Any
+
+from paceline.logprobs import TokenLogprobs
+from paceline.params import Grammar, SamplingParams
+
+
+@dataclass(frozen=True)
+class Ask:
+    """One choice of one request.
+
+    prompt: token ids. reference: token ids the answer is expected to resemble. tenant: whose request it is. priority: the smaller
+    the sooner. drafters: names of those that may draft for it; None for the server's own choice, empty for none. nodes: at most
+    so many drafted tokens a step. trace: report what was drafted in every step.
+    """
+
+    prompt: tuple[int, ...]
+    params: SamplingParams
+    reference: tuple[int, ...] = ()
+    tenant: str = ""
+    priority: int = 0
+    drafters: tuple[str, ...] | None = None
+    nodes: int | None = None
+    trace: bool = False
+
+
+@dataclass(frozen=True)
+class Drafted:
+    """What one step drafted in vain: nodes of the tree that were not accepted.
+
+    tokens: their ids. parents: what each follows: an index into `tokens`, or -1 - i where it stood behind the i-th token that the
+    step emitted (counted from 1; -1 for behind the step's root). sources: who proposed them.
+    """
+
+    tokens: tuple[int, ...] = ()
+    parents: tuple[int, ...] = ()
+    sources: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class StepTrace:
+    """One step of one choice, when `Ask.trace` was set.
+
+    emitted: how many of the delta's tokens it brought. drafted, accepted: candidates below the root. draft_s, forward_s,
+    verify_s: seconds the whole step took, shared with whatever else was in flight. rows: of the forward, over the batch.
+    """
+
+    emitted: int
+    drafted: int
+    accepted: int
+    rejected: Drafted
+    draft_s: float
+    forward_s: float
+    verify_s: float
+    rows: int
+
+
+@dataclass(frozen=True)
+class Ending:
+    """What is known once a choice ended.
+
+    reason: "stop", "length", "timeout" or "abort". stop: the stop string or stop token id that ended it, if one did.
+    cached_tokens: prompt tokens that were not computed again. accepted_reference_tokens, rejected_reference_tokens: of what
+    `reference` proposed. speculation: the counts of `Speculation`, and `lossless`, `drafter`, `policy`, `verifier`, `target`.
+    """
+
+    reason: str
+    seed: int
+    stop: str | int | None = None
+    cached_tokens: int = 0
+    accepted_reference_tokens: int = 0
+    rejected_reference_tokens: int = 0
+    speculation: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Delta:
+    """What one step brought for one choice.
+
+    text: new text that may be shown. tokens: ids that became final; their text may come later, where it may yet be cut off.
+    sources: per token the drafter that proposed it, "" for the target alone. logprobs: per token, when asked for.
+    prompt_logprobs: once, before any token, when asked for: None for the first token, which nothing precedes.
+    """
+
+    text: str = ""
+    tokens: tuple[int, ...] = ()
+    sources: tuple[str, ...] = ()
+    logprobs: tuple[TokenLogprobs, ...] | None = None
+    prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
+    steps: tuple[StepTrace, ...] = ()
+    ending: Ending | None = None
+
+
+class Service(ABC):
+    """The engine and the tokenizer as routes see them. All that takes time runs off the event loop, under caps.
+
+    model: the name it is served under. context_length: tokens of prompt and answer together. defaults: of sampling, from the
+    model's generation_config.json, by the names of `SamplingParams`. drafters: names a request may choose from. default_drafters:
+    those that draft when it does not.
+    """
+
+    model: str
+    created: int
+    context_length: int
+    vocab_size: int
+    defaults: Mapping[str, Any]
+    has_chat_template: bool
+    drafters: tuple[str, ...]
+    default_drafters: tuple[str, ...]
+
+    @abstractmethod
+    async def encode(self, text: str, add_special: bool = True) -> list[int]:
+        """Token ids of a text. Raises APIError (400) where it is too long or not Unicode."""
+
+    @abstractmethod
+    async def chat(
+        self,
+        messages: Many[Mapping[str, Any]],
+        tools: Many[Mapping[str, Any]] = (),
+        *,
+        answer_begun: bool = False,
+    ) -> list[int]:
+        """Token ids of a conversation by the model's own template. answer_begun: the last message is an assistant's and is
+        continued. Raises APIError (400)."""
+
+    @abstractmethod
+    def decode(self, ids: Many[int], skip_special: bool = True) -> str:
+        """The text of tokens."""
+
+    @abstractmethod
+    def piece(self, token: int) -> bytes:
+        """The bytes that one token stands for; they may be part of a character."""
+
+    @abstractmethod
+    async def check_grammar(self, grammar: Grammar) -> None:
+        """Raises APIError (400) where the grammar cannot be compiled within the caps."""
+
+    @abstractmethod
+    def submit(self, asks: Many[Ask]) -> AsyncIterator[tuple[int, Delta]]:
+        """Run the choices of a request; yields (index of the choice, what a step brought), each choice ending with an `Ending`.
+
+        Leaving the iteration early (`aclose`) ends them all. Raises APIError: 429 when the queue is full, 503 when the engine
+        fails or the server is shutting down.
+        """
