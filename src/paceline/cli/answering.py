@@ -1,0 +1,55 @@
+"""A model loaded for a command, and its answers shown as they grow."""
+
+from __future__ import annotations
+
+import gc
+import logging
+from contextlib import nullcontext
+from typing import TYPE_CHECKING
+
+from paceline.cli.terminal import err, out
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from paceline.engine.engine import Progress
+    from paceline.engine.llm import LLM
+
+
+def loaded(
+    model: str | None, draft: str, verify: str, lossy: bool, policy: str | None, weights: str | None, quiet: bool = False
+) -> LLM:
+    """Load a target with its drafter, a spinner beside it where a person is watching."""
+    from paceline.engine.llm import LLM
+
+    log = logging.getLogger("paceline")
+    log.setLevel(logging.INFO)
+    if not log.handlers:
+        log.addHandler(logging.StreamHandler())
+    with nullcontext() if quiet or not err.is_terminal else err.status("loading the model"):
+        llm = LLM(model, draft, verify=verify, lossy=lossy, policy=policy, weights=weights)
+    # what torch and transformers left behind stays for good: the collector need not look through it at every turn
+    gc.freeze()
+    return llm
+
+
+class Typed:
+    """Writes an answer's text as it grows."""
+
+    def __init__(self) -> None:
+        self._shown = 0
+
+    def show(self, progress: Progress) -> None:
+        out.file.write(progress.text[self._shown :])
+        out.file.flush()
+        self._shown = len(progress.text)
+
+
+def streamed(steps: Iterator[Progress], show: Callable[[Progress], None] | None) -> Progress:
+    """Run an answer to its end, showing every step; the last one."""
+    last = None
+    for last in steps:
+        if show:
+            show(last)
+    assert last is not None
+    return last

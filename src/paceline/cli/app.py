@@ -1,0 +1,18 @@
+"""Every command, in the order of `paceline --help`. A new one: a function in a file of its own, and a line here."""
+
+from __future__ import annotations
+
+import typer
+
+import paceline
+from paceline.cli.bench import bench
+from paceline.cli.chat import chat
+from paceline.cli.check import check
+from paceline.cli.datastore import datastore
+from paceline.cli.generate import generate
+from paceline.cli.listings import methods, models
+
+app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help=paceline.__doc__)
+for command in (generate, chat, check, bench, methods, models):
+    app.command()(command)
+app.add_typer(datastore, name="datastore")

@@ -1,0 +1,61 @@
+"""`paceline bench`: what drafts gain, measured."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from paceline.cli.options import Json, MaxTokens, Model, Weights
+from paceline.cli.terminal import err, out
+
+
+def bench(
+    model: Model = None,
+    draft: Annotated[list[str] | None, typer.Option("--draft", help="What drafts; may be repeated; auto if left out.")] = None,
+    tasks: Annotated[
+        str, typer.Option("--tasks", help="A comma list of built-in tasks, of JSONL files in Spec-Bench's form, or of both.")
+    ] = "e2e,sql,maths,code,story,copy",
+    out_dir: Annotated[
+        Path | None, typer.Option("--out", help="Write the record as JSON, and its plots, to this folder.")
+    ] = None,
+    weights: Weights = None,
+    grow: Annotated[
+        str | None, typer.Option("--grow", help="LAYERS or LAYERSxWIDTH: the same function in a model of that size.")
+    ] = None,
+    peers: Annotated[str, typer.Option("--peers", help="Other engines: transformers,llama.cpp,ctranslate2,openvino.")] = "",
+    batch: Annotated[str, typer.Option("--batch", help="Sizes of batch whose throughput is measured, such as 1,4,16.")] = "1",
+    threads: Annotated[
+        int | None, typer.Option("--threads", help="Threads of every engine; torch's own choice if left out.")
+    ] = None,
+    temperature: Annotated[float, typer.Option("--temperature", help="0 is greedy; else every run has the same seed.")] = 0.0,
+    max_tokens: MaxTokens = 96,
+    repeats: Annotated[int, typer.Option("--repeats", help="Measured runs, whose median counts.")] = 3,
+    limit: Annotated[int | None, typer.Option("--limit", help="At most this many prompts of each task.")] = None,
+    context: Annotated[
+        int, typer.Option("--context", help="Up to so many tokens of solved examples before each prompt of e2e and sql.")
+    ] = 0,
+    as_json: Json = False,
+) -> None:
+    """Measure what drafts gain over plain decoding, side by side. Exit code 1 where a text differs."""
+    from paceline.bench.files import written
+    from paceline.bench.plots import plot
+    from paceline.bench.runner import run
+    from paceline.bench.settings import Settings
+    from paceline.bench.table import show, watched
+
+    settings = Settings.of(
+        model, draft or ["auto"], tasks=tasks, weights=weights, grow=grow, peers=peers, batch=batch, threads=threads,
+        temperature=temperature, max_tokens=max_tokens, repeats=repeats, limit=limit, context=context,
+    )  # fmt: skip
+    record = run(settings, watched(err, quiet=as_json))
+    if out_dir is not None:
+        file = written(record, out_dir)
+        plot(record, file.with_suffix(""))
+    if as_json:
+        print(json.dumps(record, ensure_ascii=False))
+    else:
+        show(out, record)
+    raise typer.Exit(0 if record["equal"] else 1)

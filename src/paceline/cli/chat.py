@@ -1,0 +1,67 @@
+"""`paceline chat`: talk with a model."""
+
+from __future__ import annotations
+
+import sys
+from time import perf_counter
+
+from paceline.cli.answering import Typed, loaded, streamed
+from paceline.cli.options import (
+    Draft,
+    Lossy,
+    MaxTokens,
+    Model,
+    Policy,
+    Seed,
+    Temperature,
+    TopP,
+    Verify,
+    Weights,
+    sampling_params,
+)
+from paceline.cli.terminal import err, fail, out
+
+
+def chat(
+    model: Model = None,
+    draft: Draft = "auto",
+    verify: Verify = "match",
+    lossy: Lossy = False,
+    policy: Policy = None,
+    weights: Weights = None,
+    max_tokens: MaxTokens = 256,
+    temperature: Temperature = 0.0,
+    top_p: TopP = 1.0,
+    seed: Seed = None,
+) -> None:
+    """Talk with a model through its own chat template; an empty line or end of input ends it."""
+    from paceline.display import summary
+    from paceline.engine.llm import completed
+
+    params = sampling_params(max_tokens=max_tokens, temperature=temperature, top_p=top_p, seed=seed)
+    llm = loaded(model, draft, verify, lossy, policy, weights)
+    messages: list[dict[str, str]] = []
+    before = None
+    while True:
+        try:
+            said = (out.input("[bold]> [/bold]") if sys.stdin.isatty() else sys.stdin.readline()).strip()
+        except EOFError:
+            said = ""
+        except UnicodeDecodeError:
+            fail("the input is not UTF-8 text")
+        if not said:
+            return
+        messages.append({"role": "user", "content": said})
+        began = perf_counter()
+        ids = llm.tokenizer.chat(messages)
+        while len(messages) > 1 and len(ids) >= llm.engine.longest:
+            # the oldest exchange makes room for the newest
+            del messages[:2]
+            ids = llm.tokenizer.chat(messages)
+        last = streamed(llm.stream(ids, params, keep=True, after=before), Typed().show)
+        before = last.sequence
+        completion = completed(last.sequence, last.text)
+        messages.append({"role": "assistant", "content": completion.text})
+        out.file.write("\n")
+        line = summary(completion, llm.draft_name, perf_counter() - began)
+        err.print(line, style="dim", highlight=False, soft_wrap=True)

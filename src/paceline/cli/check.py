@@ -1,0 +1,155 @@
+"""`paceline check`: is it lossless?"""
+
+from __future__ import annotations
+
+import json
+from math import isfinite
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.progress import Progress
+
+from paceline.cli.answering import loaded
+from paceline.cli.options import (
+    Draft,
+    Json,
+    Lossy,
+    MaxTokens,
+    Model,
+    Policy,
+    Seed,
+    Temperature,
+    TopP,
+    Verify,
+    Weights,
+    sampling_params,
+)
+from paceline.cli.terminal import err, fail, out
+
+if TYPE_CHECKING:
+    from paceline.engine.check import Row
+    from paceline.engine.llm import LLM
+
+
+def check(
+    model: Model = None,
+    draft: Draft = "auto",
+    verify: Verify = "match",
+    lossy: Lossy = False,
+    policy: Policy = None,
+    weights: Weights = None,
+    prompts: Annotated[Path | None, typer.Option("--prompts", help="One prompt per line, or JSONL rows with 'prompt'.")] = None,
+    max_tokens: MaxTokens = 64,
+    temperature: Temperature = 1.0,
+    top_p: TopP = 1.0,
+    seed: Seed = 0,
+    as_json: Json = False,
+) -> None:
+    """Compare with plain decoding, greedy and at a temperature. Exit code 0: lossless, 1: not, 3: inconclusive.
+
+    Texts are compared token by token. At a temperature, where a rule keeps only the distribution, what it draws is tested
+    against the target's.
+    """
+    from paceline.engine.check import Comparison, examine, verdict
+    from paceline.engine.law import TURNS
+    from paceline.engine.prompts import all_prompts
+
+    asked = _read_prompts(prompts) if prompts else all_prompts()
+    greedy = sampling_params(max_tokens=max_tokens, seed=seed)
+    settings = [greedy]
+    if temperature > 0:
+        settings.append(sampling_params(max_tokens=max_tokens, temperature=temperature, top_p=top_p, seed=seed))
+    # whatever a policy would leave out is drafted here: what is never drafted is not checked
+    llm = loaded(model, draft, verify, lossy, policy or "fixed", weights, quiet=as_json)
+    rows = []
+    with Progress(console=err, transient=True, disable=as_json or not err.is_terminal) as bar:
+        task = bar.add_task("checking", total=len(asked) * len(settings))
+        for params in settings:
+            for row in examine(llm, draft, asked, params):
+                rows.append(row)
+                bar.advance(task, 1 if isinstance(row, Comparison) else len(row.ranks) / (TURNS * max_tokens))
+    answer = verdict(rows)
+    if as_json:
+        print(json.dumps(_check_json(llm, rows, answer), ensure_ascii=False))
+    else:
+        _show_check(llm, rows, answer)
+    raise typer.Exit({"lossless": 0, "not lossless": 1, "inconclusive": 3}[answer])
+
+
+def _read_prompts(path: Path) -> list[str]:
+    try:
+        lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+        return [_prompt_of(json.loads(line)) if line.lstrip().startswith("{") else line for line in lines]
+    except (OSError, UnicodeDecodeError) as error:
+        fail(f"cannot read {path}: {getattr(error, 'strerror', None) or 'it is not UTF-8 text'}")
+    except (ValueError, KeyError, TypeError):
+        fail(f"{path} holds a row that is neither a prompt nor JSON with a 'prompt'")
+
+
+def _prompt_of(row: dict[str, Any]) -> str:
+    if not isinstance(row["prompt"], str):
+        raise TypeError
+    return row["prompt"]
+
+
+def _check_json(llm: LLM, rows: list[Row], answer: str) -> dict[str, Any]:
+    from paceline.engine.check import Comparison, law_of
+    from paceline.engine.law import FALSE_ALARM
+
+    accepted = sum(row.speculative.speculation.accepted_tokens for row in rows)
+    law = law_of(rows)
+    return {
+        "verdict": answer,
+        "form": "law" if law else "text",
+        "drafter": llm.draft_name,
+        "verifier": llm.engine.speculative.verifier.name,
+        "runs": len(rows),
+        "tokens": sum(len(row.speculative.token_ids) for row in rows),
+        "accepted_tokens": accepted,
+        "law": {"tokens": law.tokens, "distance": law.distance, "bound": law.bound, "false_alarm": FALSE_ALARM} if law else None,
+        "divergences": [
+            {
+                "prompt": row.prompt,
+                "temperature": row.temperature,
+                "position": row.divergence.position,
+                "plain": row.divergence.plain,
+                "speculative": row.divergence.speculative,
+                "logit_gap": row.divergence.logit_gap if isfinite(row.divergence.logit_gap) else None,
+            }
+            for row in rows
+            if isinstance(row, Comparison) and row.divergence is not None
+        ],
+    }
+
+
+def _show_check(llm: LLM, rows: list[Row], answer: str) -> None:
+    from paceline.engine.check import Comparison, law_of
+    from paceline.engine.law import FALSE_ALARM
+
+    for row in rows:
+        parted = row.divergence if isinstance(row, Comparison) else None
+        if parted is not None:
+            names = [repr(llm.tokenizer.decode([t])) if t >= 0 else "the end" for t in (parted.plain, parted.speculative)]
+            tie = ", a near-tie" if parted.near_tie else ""
+            out.print(
+                f"temperature {row.temperature:g}, token {parted.position}: plain {names[0]}, speculative {names[1]},"
+                f" logit gap {parted.logit_gap:.2g}{tie}   in {row.prompt[:60]!r}",
+                highlight=False,
+                markup=False,
+            )
+    law = law_of(rows)
+    if law is not None:
+        out.print(
+            f"law: {law.tokens} drawn tokens are {law.distance:.4f} from the target's distribution; up to {law.bound:.4f} is"
+            f" chance (false-alarm rate {FALSE_ALARM:g})",
+            highlight=False,
+            soft_wrap=True,
+        )
+    tokens = sum(len(row.speculative.token_ids) for row in rows)
+    accepted = sum(row.speculative.speculation.accepted_tokens for row in rows)
+    form = "" if law is None else " (law)"
+    out.print(
+        f"{answer}{form}: {len(rows)} runs, {tokens} tokens, {accepted} of them drafted and accepted ({llm.draft_name})",
+        highlight=False,
+    )

@@ -1,0 +1,60 @@
+"""`paceline datastore`: texts to draft from."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from time import perf_counter
+from typing import Annotated
+
+import typer
+from rich.progress import Progress
+
+from paceline.cli.options import Json
+from paceline.cli.terminal import err, out
+
+datastore = typer.Typer(no_args_is_help=True, help="Texts to draft from, for the drafter 'datastore'.")
+
+
+@datastore.command("build")
+def build_datastore(
+    files: Annotated[list[Path], typer.Argument(help="Texts: .txt, a document each; .jsonl, one per row; .gz of both.")],
+    out_dir: Annotated[Path, typer.Option("--out", help="Write the datastore to this folder.")],
+    model: Annotated[str | None, typer.Option("--model", help="Whose tokenizer; the embedded default's if left out.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Build what 'datastore:DIR' drafts from. A row has a 'text', or a 'prompt' and its 'completion'."""
+    from paceline.datastore import build, size_bytes
+    from paceline.models.embedded import DEFAULT
+    from paceline.models.load import resolve
+    from paceline.models.quiet import quiet
+    from paceline.models.tokenizer import Tokenizer
+
+    tokenizer = Tokenizer(resolve(model if model is not None else DEFAULT))
+    began = perf_counter()
+    with quiet(), Progress(console=err, transient=True, disable=as_json or not err.is_terminal) as bar:
+        tasks = {name: bar.add_task(name, total=None) for name in ("tokenising", "sorting")}
+        header = build(
+            files,
+            out_dir,
+            lambda text: tokenizer.encode(text, add_special=False),
+            tokenizer.vocab_size,
+            tokenizer.fingerprint,
+            lambda name, done, total: bar.update(tasks[name], completed=done, total=total),
+        )
+    built = {
+        "out": str(out_dir),
+        "documents": header.documents,
+        "tokens": header.suffixes,
+        "size_bytes": size_bytes(header),
+        "wall_s": round(perf_counter() - began, 3),
+    }
+    if as_json:
+        print(json.dumps(built, ensure_ascii=False))
+    else:
+        out.print(
+            f"{header.documents} documents, {header.suffixes} tokens, {built['size_bytes'] / 1e6:.1f} MB in '{out_dir}'",
+            highlight=False,
+            markup=False,
+            soft_wrap=True,
+        )

@@ -1,0 +1,44 @@
+"""`paceline methods` and `paceline models`: what there is to choose from."""
+
+from __future__ import annotations
+
+import json
+
+from paceline.cli.options import Json
+from paceline.cli.terminal import out
+
+
+def methods(as_json: Json = False) -> None:
+    """List drafters, verifiers, policies and approximations, and what each says of itself."""
+    from paceline.display import methods_table
+    from paceline.methods import FAMILIES, described
+
+    found = {family: described(registry) for family, registry in FAMILIES.items()}
+    if as_json:
+        print(json.dumps(found, ensure_ascii=False))
+        return
+    for family, rows in found.items():
+        if rows:
+            out.print(methods_table(family, rows))
+
+
+def models(as_json: Json = False) -> None:
+    """List the embedded models."""
+    from rich.table import Table
+
+    from paceline.models.embedded import embedded_models
+
+    found = embedded_models()
+    if as_json:
+        rows = [
+            {"name": m.name, "role": m.role, "parameters": m.parameters, "size_bytes": m.size_bytes, "draft": m.draft}
+            for m in found
+        ]
+        print(json.dumps({"models": rows}))
+        return
+    table = Table(header_style="dim")
+    for column in ("name", "role", "parameters", "size", "draft"):
+        table.add_column(column)
+    for m in found:
+        table.add_row(m.name, m.role, f"{m.parameters / 1e6:.1f}M", f"{m.size_bytes / 1e6:.1f} MB", m.draft or "")
+    out.print(table if found else "no embedded models are installed")

@@ -1,0 +1,44 @@
+"""Options that several commands share, and the sampling parameters made of them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from paceline.cli.terminal import fail
+
+if TYPE_CHECKING:
+    from paceline.params import SamplingParams
+
+Model = Annotated[str | None, typer.Argument(help="A directory, a Hub id or an embedded name; the embedded default if left out.")]
+Draft = Annotated[str, typer.Option("--draft", help="What drafts: a spec string such as ngram, model:PATH, a+b, none.")]
+Verify = Annotated[str, typer.Option("--verify", help="The rule that accepts drafts.")]
+Lossy = Annotated[bool, typer.Option("--lossy", help="Allow rules that change the text or its distribution.")]
+Policy = Annotated[
+    str | None,
+    typer.Option("--policy", help="How much is drafted: fixed, bass, confidence or adaptive; adaptive for auto, else fixed."),
+]
+Weights = Annotated[
+    str | None,
+    typer.Option("--weights", help="What the target is: fp32, bf16, fp16, int8, int4 or w8a8; as stored if left out."),
+]
+MaxTokens = Annotated[int, typer.Option("--max-tokens", help="Longest answer, in tokens.")]
+Temperature = Annotated[float, typer.Option("--temperature", help="0 is greedy.")]
+TopP = Annotated[float, typer.Option("--top-p", help="Keep the most probable tokens that hold this share.")]
+Seed = Annotated[int | None, typer.Option("--seed", help="Same seed, same text; drawn and reported if left out.")]
+Json = Annotated[bool, typer.Option("--json", help="One JSON object on one line.")]
+
+
+def sampling_params(**fields: Any) -> SamplingParams:
+    """What the options say; refuses by the name of the option."""
+    from pydantic import ValidationError
+
+    from paceline.params import SamplingParams
+
+    try:
+        return SamplingParams(**fields)
+    except ValidationError as error:
+        first = error.errors()[0]
+        option = str(first["loc"][0]).replace("_", "-")
+        fail(f"--{option} {first['input']}: {first['msg'].lower()}")

@@ -1,0 +1,17 @@
+"""Where commands write, and how they refuse."""
+
+from __future__ import annotations
+
+import sys
+from typing import NoReturn
+
+import typer
+from rich.console import Console
+
+out, err = Console(), Console(stderr=True)
+
+
+def fail(message: str) -> NoReturn:
+    """One sentence on stderr and exit code 2."""
+    sys.stderr.write(f"paceline: {message}\n")
+    raise typer.Exit(2)
