@@ -1,0 +1,239 @@
+"""Settings of the server: from flags, else PACELINE_* variables, else one JSON file, else the defaults.
+
+They are checked before anything starts. An empty variable is as if it were not set.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Annotated, Any, Literal, cast
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator, model_validator
+
+_PREFIX = "PACELINE_"
+_LARGEST_FILE_BYTES = 1 << 20
+_NEAR = 0.8
+"""How like a setting an unknown variable must be to be taken for a slip: Kubernetes sets some of its own under any prefix."""
+_LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
+
+
+class SettingsError(Exception):
+    """A setting that cannot be had; the message is one sentence for the user."""
+
+
+def _key(secret: SecretStr) -> SecretStr:
+    # what a header can carry: a key that no client could send would lock everyone out
+    text = secret.get_secret_value()
+    if not (8 <= len(text) <= 512 and text.isascii() and text.isprintable() and " " not in text):
+        raise ValueError("a key has 8 to 512 visible ASCII characters and no space")
+    return secret
+
+
+Key = Annotated[SecretStr, AfterValidator(_key)]
+Count = Annotated[int, Field(ge=1, le=1 << 24)]
+Bytes = Annotated[int, Field(ge=1024, le=1 << 30)]
+Seconds = Annotated[float, Field(gt=0, le=86400, allow_inf_nan=False)]
+
+
+class Settings(BaseModel):
+    """What `paceline serve` is told. Immutable. Raises ValidationError, or SettingsError where the file of keys cannot be read.
+
+    model, draft, verify, lossy, policy, weights: as in `LLM`. served_name: what clients call the model; its own name if None.
+    api_keys, api_key_file (a key a line): a client must show one of them; without any, only this machine is served, unless
+    `insecure`. allowed_hosts: names that a Host header may carry, "*" for any; if empty, those of this machine, or any where the
+    server listens beyond it. cors_origins: pages of other origins that may call. root_path: what a proxy cuts off in front of
+    every path. batch: sequences in flight. prefill_chunk: prompt tokens of one step. cache_tokens: that all sequences may hold.
+    queue: requests that may wait before the next is told 429. default_max_tokens: where a request names none; None for what the
+    endpoint's own API says. body_timeout_s: until a body has arrived whole. drain_timeout_s: what running requests get once the
+    server is told to stop. log_prompts: logs may hold texts of requests.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
+
+    model: str | None = None
+    draft: str = "auto"
+    verify: str = "match"
+    lossy: bool = False
+    policy: str | None = None
+    weights: str | None = None
+    served_name: Annotated[str, Field(min_length=1, max_length=256)] | None = None
+
+    host: Annotated[str, Field(min_length=1)] = "127.0.0.1"
+    port: Annotated[int, Field(ge=0, le=65535)] = 8000
+    root_path: str = ""
+    api_keys: tuple[Key, ...] = ()
+    api_key_file: Path | None = None
+    insecure: bool = False
+    allowed_hosts: tuple[str, ...] = ()
+    cors_origins: tuple[str, ...] = ()
+
+    batch: Annotated[int, Field(ge=1, le=1024)] = 8
+    prefill_chunk: Annotated[int, Field(ge=1, le=1 << 16)] = 512
+    cache_tokens: Annotated[int, Field(ge=2, le=1 << 24)] = 65536
+    queue: Annotated[int, Field(ge=0, le=1 << 16)] = 256
+
+    max_body_bytes: Bytes = 4 << 20
+    max_header_bytes: Bytes = 32 << 10
+    max_prompt_chars: Count = 1_000_000
+    max_choices: Annotated[int, Field(ge=1, le=1024)] = 16
+    max_prompts: Annotated[int, Field(ge=1, le=1024)] = 64
+    max_stop: Annotated[int, Field(ge=1, le=64)] = 16
+    max_json_depth: Annotated[int, Field(ge=8, le=256)] = 64
+    default_max_tokens: Count | None = None
+
+    request_timeout_s: Seconds = 600.0
+    body_timeout_s: Seconds = 30.0
+    drain_timeout_s: Annotated[float, Field(ge=0, le=86400, allow_inf_nan=False)] = 30.0
+
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    log_json: bool = False
+    log_prompts: bool = False
+
+    @model_validator(mode="before")
+    @classmethod
+    def _with_keys_of_file(cls, values: Any) -> Any:
+        # here and not in `load`, so that no way to make settings can forget the file and leave the server open
+        if isinstance(values, dict) and values.get("api_key_file"):
+            named, kept = _parts(values.get("api_keys", [])), Path(str(values["api_key_file"])).expanduser()
+            if isinstance(named, list | tuple):  # else it is refused below
+                return {**values, "api_keys": [*named, *_keys_of_file(kept)]}
+        return values
+
+    @field_validator("api_keys", "allowed_hosts", "cors_origins", mode="before")
+    @classmethod
+    def _listed(cls, value: Any) -> Any:
+        return _parts(value)
+
+    @field_validator("root_path")
+    @classmethod
+    def _rooted(cls, path: str) -> str:
+        if path and not path.startswith("/"):
+            raise ValueError("must begin with '/'")
+        return path.rstrip("/")
+
+    @field_validator("cors_origins")
+    @classmethod
+    def _origins(cls, origins: tuple[str, ...]) -> tuple[str, ...]:
+        for origin in origins:
+            if origin != "*" and (not origin.startswith(("http://", "https://")) or origin.endswith("/")):
+                raise ValueError("an origin looks like https://example.org")
+        return origins
+
+    @model_validator(mode="after")
+    def _guarded(self) -> Settings:
+        if not (self.loopback or self.api_keys or self.insecure):
+            raise ValueError(f"{self.host} is open to other machines: set an API key, or --insecure to serve everyone")
+        return self
+
+    @property
+    def loopback(self) -> bool:
+        """Whether nothing but this machine can reach the server."""
+        try:
+            return ip_address(self.host).is_loopback
+        except ValueError:
+            return self.host == "localhost"
+
+    @property
+    def keys(self) -> tuple[bytes, ...]:
+        """All keys, those of the file included, as bytes of a header."""
+        return tuple(key.get_secret_value().encode() for key in self.api_keys)
+
+    @property
+    def hosts(self) -> frozenset[str] | None:
+        """Names that a Host header may carry, in lower case and without a port; None for any."""
+        if "*" in self.allowed_hosts or (not self.allowed_hosts and not self.loopback):
+            return None
+        return frozenset(name.lower().strip("[]") for name in self.allowed_hosts or (*_LOOPBACK_NAMES, self.host))
+
+
+def load(
+    flags: Mapping[str, Any] | None = None, environ: Mapping[str, str] | None = None, config: str | Path | None = None
+) -> Settings:
+    """Settings from all sources. Raises SettingsError.
+
+    flags: by field name; None is as if it were not given. environ: os.environ if None. config: path of a JSON file; the variable
+    PACELINE_CONFIG may name it too.
+    """
+    given = {name: value for name, value in (flags or {}).items() if value is not None}
+    environ = os.environ if environ is None else environ
+    config = config or environ.get(f"{_PREFIX}CONFIG") or None
+    read = _of_file(Path(config)) if config is not None else {}
+    variables = _of_environment(environ)
+    values = read | variables | given
+    named = {name: f"{_PREFIX}{name.upper()}" for name in variables} | {name: "--" + name.replace("_", "-") for name in given}
+    try:
+        return Settings.model_validate(values)
+    except ValidationError as error:
+        raise SettingsError(_sentence(error, named)) from None
+
+
+def _parts(value: Any) -> Any:
+    """One name, or several between commas, which is what a variable can hold; a list as it is."""
+    return [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
+
+
+def _nearest(name: str, names: Iterable[str], cutoff: float = 0.0) -> str | None:
+    return next(iter(get_close_matches(name, list(names), 1, cutoff)), None)
+
+
+def _of_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    variables: dict[str, str] = {}
+    for variable, value in environ.items():
+        name = variable.removeprefix(_PREFIX).lower()
+        if not variable.startswith(_PREFIX) or name == "config" or not value:
+            continue
+        if name in Settings.model_fields:
+            variables[name] = value
+        elif near := _nearest(name, Settings.model_fields, _NEAR):
+            raise SettingsError(f"{variable} is not a setting; the nearest is {_PREFIX}{near.upper()}")
+    return variables
+
+
+def _of_file(path: Path) -> dict[str, Any]:
+    try:
+        read = json.loads(_text(path))
+    except (ValueError, RecursionError) as error:
+        raise SettingsError(f"'{path}' is not JSON: {str(error) or 'it is nested too deeply'}") from None
+    if not isinstance(read, dict):
+        raise SettingsError(f"'{path}' must hold one JSON object")
+    values = cast(dict[str, Any], read)
+    for name in values:
+        if name not in Settings.model_fields:
+            near = _nearest(name, Settings.model_fields)
+            raise SettingsError(f"'{path}' holds '{name}', which is not a setting; the nearest is '{near}'")
+    return values
+
+
+def _keys_of_file(path: Path) -> list[str]:
+    keys = [line.strip() for line in _text(path).splitlines() if line.strip()]
+    if not keys:
+        raise SettingsError(f"'{path}' holds no key")
+    return keys
+
+
+def _text(path: Path) -> str:
+    try:
+        if path.stat().st_size > _LARGEST_FILE_BYTES:
+            raise SettingsError(f"'{path}' is larger than {_LARGEST_FILE_BYTES >> 20} MiB")
+        return path.read_bytes().decode("utf-8-sig")
+    except OSError as error:
+        raise SettingsError(f"'{path}' cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise SettingsError(f"'{path}' is not valid UTF-8 at byte {error.start}") from None
+
+
+def _sentence(error: ValidationError, named: Mapping[str, str]) -> str:
+    """One sentence that names the setting where the user wrote it, and never its value: it may be a key."""
+    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+    what = first["msg"].removeprefix("Value error, ")
+    if not first["loc"]:
+        return what
+    name = str(first["loc"][0])
+    if first["type"] == "extra_forbidden":
+        return f"'{name}' is not a setting; the nearest is '{_nearest(name, Settings.model_fields)}'"
+    return f"{named.get(name, name)}: {what[:1].lower()}{what[1:]}"
