@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Mapping, Sequence as Many
+from collections.abc import AsyncGenerator, Mapping, Sequence as Many
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -102,7 +102,9 @@ class Service(ABC):
 
     model: the name it is served under. context_length: tokens of prompt and answer together. defaults: of sampling, from the
     model's generation_config.json, by the names of `SamplingParams`. drafters: names a request may choose from. default_drafters:
-    those that draft when it does not.
+    those that draft when it does not. drafter_notes: per name the first line of its description and its source. target, policy,
+    verifier: what the engine runs, as its reports name them. special_tokens: such as {"eos_token": "</s>"}, by the names of
+    tokenizer_config.json. chat_template: its Jinja source, for clients that render prompts themselves.
     """
 
     model: str
@@ -113,6 +115,12 @@ class Service(ABC):
     has_chat_template: bool
     drafters: tuple[str, ...]
     default_drafters: tuple[str, ...]
+    drafter_notes: Mapping[str, tuple[str, str]]
+    target: str
+    policy: str
+    verifier: str
+    special_tokens: Mapping[str, str]
+    chat_template: str | None
 
     @abstractmethod
     async def encode(self, text: str, add_special: bool = True) -> list[int]:
@@ -142,7 +150,7 @@ class Service(ABC):
         """Raises APIError (400) where the grammar cannot be compiled within the caps."""
 
     @abstractmethod
-    def submit(self, asks: Many[Ask]) -> AsyncIterator[tuple[int, Delta]]:
+    def submit(self, asks: Many[Ask]) -> AsyncGenerator[tuple[int, Delta], None]:
         """Run the choices of a request; yields (index of the choice, what a step brought), each choice ending with an `Ending`.
 
         Leaving the iteration early (`aclose`) ends them all. Raises APIError: 429 when the queue is full, 503 when the engine
