@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+
+import numpy as np
 
 
 @dataclass(frozen=True)
@@ -17,3 +20,16 @@ class TokenLogprobs:
     logprob: float
     rank: int
     top: tuple[tuple[int, float], ...] = ()
+
+
+def told(row: np.ndarray, token: int, count: int) -> TokenLogprobs:
+    """What one row of logits, float32 [V], says of a token and of the `count` likeliest ones."""
+    best = float(row.max())
+    total = best + math.log(float(np.exp(row - best, dtype=np.float64).sum()))
+    value = row[token]
+    size = min(count, len(row))
+    likeliest = np.argpartition(-row, size - 1)[:size] if size else np.empty(0, np.int64)
+    # equal ones in the order of their ids, whatever the partition made of them
+    ordered = sorted(likeliest.tolist(), key=lambda one: (-row[one], one))
+    rank = int((row > value).sum()) + 1
+    return TokenLogprobs(token, float(value) - total, rank, tuple((one, float(row[one]) - total) for one in ordered))

@@ -92,12 +92,19 @@ class Sequence:
 
     def __post_init__(self) -> None:
         self.tokens = list(self.prompt)
+        if self.params.prompt_logprobs is not None:
+            self.prompt_logprobs.append(None)
         self.prompt_set = frozenset(self.prompt)
 
     @property
     def root(self) -> int:
         """The last committed token."""
         return self.tokens[-1]
+
+    @property
+    def tells_prompt(self) -> bool:
+        """Whether log-probabilities of prompt tokens are still to be told."""
+        return 0 < len(self.prompt_logprobs) < len(self.prompt)
 
     @property
     def generated(self) -> list[int]:

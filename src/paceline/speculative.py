@@ -7,14 +7,17 @@ from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Protocol
 
+import torch
+
 from paceline.acceptance import expected_tokens
 from paceline.cache.base import Branching, KVCache
 from paceline.costs import Timings
 from paceline.drafters.base import Drafter
+from paceline.logprobs import told
 from paceline.models.base import LanguageModel
 from paceline.policies.base import Policy
 from paceline.sequence import Sequence
-from paceline.step import Feed, Step, Verdict
+from paceline.step import Feed, Segment, Step, Verdict
 from paceline.tree import Budget, DraftTree
 from paceline.verifiers.base import Verifier
 
@@ -38,11 +41,13 @@ class Work:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one step brought for one sequence. tree is None for a prefill chunk."""
+    """What one step brought for one sequence. tree is None for a prefill chunk. timings, rows: of the step."""
 
     sequence: Sequence
     tree: DraftTree | None
     verdict: Verdict
+    timings: Timings
+    rows: int
 
 
 class Stops(Protocol):
@@ -52,9 +57,20 @@ class Stops(Protocol):
 
 
 class Speculative:
-    """A target, the drafters that run ahead of it, and the caches and rules between them."""
+    """A target, the drafters that run ahead of it, and the caches and rules between them.
 
-    def __init__(self, target: LanguageModel, drafter: Drafter, verifier: Verifier, policy: Policy) -> None:
+    on_request: names of parts of the drafter that draft only for sequences which name them.
+    """
+
+    def __init__(
+        self,
+        target: LanguageModel,
+        drafter: Drafter,
+        verifier: Verifier,
+        policy: Policy,
+        on_request: frozenset[str] = frozenset(),
+    ) -> None:
+        self.on_request = on_request
         self.target, self.drafter, self.verifier, self.policy = target, drafter, verifier, policy
         self.cache: KVCache = target.new_cache()
         self.costs, self.acceptance = policy.costs, policy.acceptance
@@ -82,15 +98,21 @@ class Speculative:
         cut = perf_counter()
         reached = dict(zip(grown, verdicts, strict=True))
         self.cache.commit([reached.get(item.sequence.key, Verdict()) for item in work])
-        for sequence, draft, verdict in zip(sequences, drafts, verdicts, strict=True):
+        for sequence, draft, rows, verdict in zip(sequences, drafts, logits, verdicts, strict=True):
+            _tell(sequence, rows, verdict)
             self._commit(sequence, draft, verdict)
+        for segment, rows in scores.told(step):
+            _tell_prompt(segment, rows)
         for item in work:
             item.sequence.speculation.target_forwards += 1
         self.drafter.observe(sequences, trees, verdicts, scores)
         timings = Timings(drafted - began, scored - drafted, verified - scored, perf_counter() - cut, asked_s)
         self.policy.observe(sequences, trees, verdicts, timings)
         self.costs.observe(len(step.tokens), len(work), max(item.start for item in work), timings, decoding=decoding)
-        return [Outcome(item.sequence, grown.get(item.sequence.key), reached.get(item.sequence.key, Verdict())) for item in work]
+        return [
+            Outcome(sequence, grown.get(sequence.key), reached.get(sequence.key, Verdict()), timings, len(step.tokens))
+            for sequence in (item.sequence for item in work)
+        ]
 
     def _drafted(self, drafting: Many[Work]) -> tuple[list[_Draft], float]:
         """One tree per sequence: each part drafts what the policy grants, knowing what those before it proposed.
@@ -101,9 +123,16 @@ class Speculative:
         drafts = [_Draft(DraftTree.root(item.sequence.root)) for item in drafting]
         sequences = [item.sequence for item in drafting]
         for part in self.drafter.parts if drafting else ():
-            granted = self.policy.budgets(part.part, sequences, [draft.tree for draft in drafts])
-            rooms = [budget.within(item.room) for budget, item in zip(granted, drafting, strict=True)]
-            asked = [one for one in zip(drafts, drafting, rooms, strict=True) if min(one[2].nodes, one[2].depth) > 0]
+            served = [place for place, sequence in enumerate(sequences) if self._serves(part, sequence)]
+            if not served:
+                continue
+            granted = self._granted(part, [sequences[at] for at in served], [drafts[at].tree for at in served])
+            rooms = [budget.within(drafting[at].room) for budget, at in zip(granted, served, strict=True)]
+            asked = [
+                (drafts[at], drafting[at], room)
+                for at, room in zip(served, rooms, strict=True)
+                if min(room.nodes, room.depth) > 0
+            ]
             if not asked:
                 continue
             began = perf_counter()
@@ -115,12 +144,34 @@ class Speculative:
                 # a drafter that has nothing to say costs next to nothing
                 if len(tree) > 1:
                     self._take(draft, item, tree.pruned(budget))
-        free = [at for at, draft in enumerate(drafts) if not draft.tree.kind.drawn and len(draft.tree) > 1]
+        free = [
+            at
+            for at, draft in enumerate(drafts)
+            if not draft.tree.kind.drawn and len(draft.tree) > 1 and sequences[at].drafters is None
+        ]
         if free:
             kept = self.policy.trimmed([sequences[at] for at in free], [drafts[at].tree for at in free])
             for at, tree in zip(free, kept, strict=True):
                 drafts[at].tree = tree
         return drafts, asked_s
+
+    def _serves(self, part: Drafter, sequence: Sequence) -> bool:
+        """Whether a part may draft for a sequence, and has anything to draft from."""
+        if sequence.drafters is None:
+            return part.name not in self.on_request and part.suits(sequence)
+        return part.name in sequence.drafters and part.suits(sequence)
+
+    def _granted(self, part: Drafter, sequences: Many[Sequence], trees: Many[DraftTree]) -> list[Budget]:
+        """What a part may draft: all it wants for a request that names its drafters, else what the policy decides."""
+        decided = [at for at, sequence in enumerate(sequences) if sequence.drafters is None]
+        if len(decided) == len(sequences):
+            return self.policy.budgets(part.part, sequences, trees)
+        granted = [part.budget] * len(sequences)
+        if decided:
+            wishes = self.policy.budgets(part.part, [sequences[at] for at in decided], [trees[at] for at in decided])
+            for at, budget in zip(decided, wishes, strict=True):
+                granted[at] = budget
+        return granted
 
     def _take(self, draft: _Draft, item: Work, tree: DraftTree) -> None:
         """Add what one part proposed: within the room, and in a form that the target can verify."""
@@ -166,4 +217,22 @@ class _Draft:
 
 def _feed(item: Work, tree: DraftTree | None) -> Feed:
     tokens = item.sequence.tokens[item.start : item.start + item.count]
-    return Feed(item.sequence, item.start, tuple(tokens), tree)
+    return Feed(item.sequence, item.start, tuple(tokens), tree, item.sequence.tells_prompt)
+
+
+def _tell(sequence: Sequence, logits: torch.Tensor, verdict: Verdict) -> None:
+    """Note the log-probabilities of emitted tokens, each by the node that chose it. logits: float32 [N, V]."""
+    count = sequence.params.logprobs
+    if count is not None:
+        rows = logits.cpu().numpy()
+        sequence.logprobs += [
+            told(rows[node], token, count) for node, token in zip((0, *verdict.path), verdict.tokens, strict=False)
+        ]
+
+
+def _tell_prompt(segment: Segment, logits: torch.Tensor) -> None:
+    """Note those of prompt tokens, each by the row before it; what was told already stands. logits: float32 [R, V]."""
+    sequence, rows = segment.sequence, logits.cpu().numpy()
+    for place, row in enumerate(rows, segment.start + 1):
+        if place == len(sequence.prompt_logprobs) < len(sequence.prompt):
+            sequence.prompt_logprobs.append(told(row, sequence.prompt[place], sequence.params.prompt_logprobs or 0))

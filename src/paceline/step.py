@@ -21,13 +21,15 @@ from paceline.tree import DraftTree
 class Feed:
     """Committed tokens to feed for one sequence: `tokens` go to the cache slots from `start` on.
 
-    tree: what hangs below the last of them, or None where the chain stops short of the root (a prefill chunk).
+    tree: what hangs below the last of them, or None where the chain stops short of the root (a prefill chunk). told: whether
+    the logits of the committed tokens are wanted too, as log-probabilities of a prompt need them.
     """
 
     sequence: Sequence
     start: int
     tokens: tuple[int, ...]
     tree: DraftTree | None = None
+    told: bool = False
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,7 @@ class Segment:
     start: int
     chain: int
     tree: DraftTree | None
+    told: bool = False
 
     @property
     def rows(self) -> int:
@@ -64,8 +67,13 @@ class Segment:
 
     @property
     def nodes(self) -> int:
-        """Rows whose logits are wanted: the root and the nodes below it; none for a prefill chunk."""
+        """Rows whose logits decide what comes next: the root and the nodes below it; none for a prefill chunk."""
         return len(self.tree) if self.tree else 0
+
+    @property
+    def told_rows(self) -> int:
+        """Rows of committed tokens, from the first on, whose logits are wanted as well; the root's is not among them."""
+        return self.chain - (self.tree is not None) if self.told else 0
 
     @cached_property
     def row_positions(self) -> tuple[int, ...]:
@@ -121,7 +129,7 @@ class Step:
         for feed in feeds:
             if not feed.tokens:
                 raise ValueError("every sequence of a step feeds at least one token")
-            segments.append(Segment(feed.sequence, len(tokens), feed.start, len(feed.tokens), feed.tree))
+            segments.append(Segment(feed.sequence, len(tokens), feed.start, len(feed.tokens), feed.tree, feed.told))
             tokens += feed.tokens
             if feed.tree is not None:
                 if feed.tree.tokens[0] != feed.tokens[-1]:
@@ -136,8 +144,12 @@ class Step:
 
     @cached_property
     def wanted_rows(self) -> tuple[int, ...]:
-        """The W rows whose logits are computed, segment by segment, within a segment in node order (root first)."""
-        return tuple(row for segment in self.segments for row in range(segment.high - segment.nodes, segment.high))
+        """The W rows whose logits are computed: segment by segment those of the trees, in node order (root first), and behind
+        all of them, again by segment, those of committed tokens that are to be told."""
+        trees = [row for segment in self.segments for row in range(segment.high - segment.nodes, segment.high)]
+        if any(segment.told for segment in self.segments):
+            trees += [row for segment in self.segments for row in range(segment.low, segment.low + segment.told_rows)]
+        return tuple(trees)
 
     @cached_property
     def token_ids(self) -> torch.Tensor:

@@ -55,6 +55,10 @@ class Drafter(ABC):
         """The drafters that are asked one after another, each knowing what its predecessors proposed; itself alone."""
         return (self,)
 
+    def suits(self, sequence: Sequence) -> bool:
+        """Whether it could ever propose anything for this sequence; one that could not is not asked."""
+        return True
+
     @abstractmethod
     def propose(self, sequences: Many[Sequence], budgets: Many[Budget]) -> list[DraftTree]:
         """One tree per sequence within its budget, rooted at its last committed token; the root alone is always allowed."""

@@ -27,11 +27,14 @@ from paceline.tree import Budget, DraftTree, Proposal
 
 
 class Options(BaseModel):
-    """file: a text for requests that bring no reference. depth: tokens of the longest draft."""
+    """file: a text for requests that bring no reference. prompt: whether those that have neither follow their prompt. depth: of
+    the longest draft, in tokens.
+    """
 
     model_config = ConfigDict(extra="forbid")
 
     file: Annotated[str, Field(min_length=1)] | None = None
+    prompt: bool = True
     depth: Annotated[int, Field(ge=1, le=64)] = 16
 
 
@@ -44,7 +47,7 @@ _STATE_BYTES = 400
 
 
 class ReferenceDrafter(StatefulDrafter[Alignment]):
-    """shared: what requests without a reference of their own follow; None for their prompt."""
+    """shared: what requests without a reference of their own follow; None for their prompt, if `options.prompt` says so."""
 
     name = "reference"
     kinds = frozenset({Proposal.POINT})
@@ -52,7 +55,10 @@ class ReferenceDrafter(StatefulDrafter[Alignment]):
     def __init__(self, options: Options, shared: Reference | None = None) -> None:
         super().__init__()
         self.budget = Budget(nodes=options.depth, depth=options.depth)
-        self._shared = shared
+        self._shared, self._prompt = shared, options.prompt
+
+    def suits(self, sequence: Sequence) -> bool:
+        return bool(sequence.reference) or self._shared is not None or self._prompt
 
     def _one(self, sequence: Sequence, budget: Budget) -> DraftTree:
         alignment = self._state(sequence)

@@ -81,6 +81,8 @@ class Scheduler:
             if count == missing:
                 left = min(sequence.params.max_tokens - sequence.generated_tokens, self.longest - len(sequence.tokens))
                 nodes = max(min(wished.nodes, free), 0)
+                if sequence.nodes is not None:
+                    nodes = min(nodes, sequence.nodes)
                 free -= nodes
                 work.append(Work(sequence, start, count, Budget(nodes, max(min(wished.depth, left - 1), 0))))
             else:

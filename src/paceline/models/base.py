@@ -12,7 +12,7 @@ from torch.nn.functional import pad
 from paceline.cache.base import Branching, KVCache
 from paceline.growth import Draft, Growth
 from paceline.sequence import Sequence
-from paceline.step import Feed, Step, Verdict
+from paceline.step import Feed, Segment, Step, Verdict
 from paceline.tree import Budget, DraftTree
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -43,7 +43,14 @@ class Scores:
 
     def of(self, trees: Many[DraftTree]) -> tuple[torch.Tensor, ...]:
         """The logits of each tree of the step, in their order: float32 [N, V], probes included."""
-        return self.logits.split([len(tree) for tree in trees]) if trees else ()
+        sizes = [len(tree) for tree in trees]
+        return self.logits[: sum(sizes)].split(sizes) if trees else ()
+
+    def told(self, step: Step) -> list[tuple[Segment, torch.Tensor]]:
+        """The segments whose committed tokens are told, with the logits of those rows: float32 [`told_rows`, V]."""
+        segments = [segment for segment in step.segments if segment.told_rows]
+        sizes = [segment.told_rows for segment in segments]
+        return list(zip(segments, self.logits[len(self.logits) - sum(sizes) :].split(sizes), strict=True)) if sizes else []
 
 
 class LanguageModel(ABC):

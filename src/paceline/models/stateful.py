@@ -53,11 +53,13 @@ class OwnStateModel(LanguageModel):
     @torch.inference_mode()
     def score(self, step: Step, cache: KVCache, taps: Iterable[int] = ()) -> Scores:
         wanted = tuple(taps)
-        pieces = [piece for segment in step.segments for piece in self._score(step, segment, cache, wanted)]
-        return Scores(
-            torch.cat([piece.logits for piece in pieces]),
-            {layer: torch.cat([piece.taps[layer] for piece in pieces]) for layer in wanted},
-        )
+        trees, told = list[Scores](), list[Scores]()
+        for segment in step.segments:
+            scored = _joined([Scores(piece.logits, piece.taps) for piece in self._score(step, segment, cache, wanted)])
+            count = len(scored.logits)
+            trees.append(_rows(scored, count - segment.nodes, count))
+            told.append(_rows(scored, 0, segment.told_rows))
+        return _joined(trees + told)
 
     @abstractmethod
     def _score(self, step: Step, segment: Segment, cache: Any, taps: Many[int]) -> Iterator[Piece]:
@@ -136,7 +138,7 @@ class StatefulModel(OwnStateModel):
         state = cache.state(segment.sequence.key)
         mask = None if segment.is_chain else self._additive(segment)
         rows = step.token_ids[segment.low : segment.high]
-        yield self._forward(state, rows, segment.positions, segment.nodes, taps, mask)
+        yield self._forward(state, rows, segment.positions, _scored(segment), taps, mask)
 
     def _additive(self, segment: Segment) -> torch.Tensor:
         """0 where a row may look, the least finite number elsewhere: these families add their mask to the scores."""
@@ -189,7 +191,7 @@ class ReplayModel(OwnStateModel):
 
     def _fed(self, state: Any, step: Step, segment: Segment, rows: range, taps: Many[int]) -> Iterator[Piece]:
         """Feed some rows of a segment behind `state`, in one forward or in as many as the family needs."""
-        first_wanted = segment.rows - segment.nodes
+        first_wanted = segment.rows - _scored(segment)
         stride = 1 if self._stepwise and state is not None else len(rows)
         for low in rows[::stride]:
             high = min(low + stride, rows.stop)
@@ -197,6 +199,20 @@ class ReplayModel(OwnStateModel):
             piece = self._forward(state, ids, positions, min(max(high - first_wanted, 0), high - low), taps)
             state = piece.state
             yield piece
+
+
+def _joined(scores: Many[Scores]) -> Scores:
+    taps = {layer: torch.cat([one.taps[layer] for one in scores]) for layer in scores[0].taps}
+    return Scores(torch.cat([one.logits for one in scores]), taps)
+
+
+def _rows(scores: Scores, low: int, high: int) -> Scores:
+    return Scores(scores.logits[low:high], {layer: hidden[low:high] for layer, hidden in scores.taps.items()})
+
+
+def _scored(segment: Segment) -> int:
+    """How many of a segment's last rows the model is asked for: all of them where committed tokens are told."""
+    return segment.rows if segment.told_rows else segment.nodes
 
 
 @torch.inference_mode()
