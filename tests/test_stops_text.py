@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Many
 from itertools import pairwise
 
 import pytest
@@ -224,3 +225,29 @@ def test_a_stop_inside_an_accepted_path_cuts_at_the_right_token(name: str, tempe
         count = sequence.speculation
         cut += count.accepted_tokens + count.steps > len(sequence.generated)
     assert cut or name in ("length", "context")
+
+
+def test_a_stop_string_may_be_kept_and_is_named() -> None:
+    for keep, text in ((False, "ab"), (True, "abcd")):
+        stream = TextStream(BYTES, ("cd", "zz"), keep_stop=keep)  # pyright: ignore[reportArgumentType]
+        for byte in b"abcde":
+            if not stream.stopped:
+                stream.append(byte)
+        assert (stream.text, stream.safe, stream.stop) == (text, text, "cd")
+
+
+def test_special_tokens_show_when_asked_for() -> None:
+    end = BYTES.vocab_size - 1
+    tokenizer = Shown(BYTES.pieces, BYTES.special)
+    for skip, text in ((True, "a"), (False, "a<end>")):
+        stream = TextStream(tokenizer, skip_special=skip)  # pyright: ignore[reportArgumentType]
+        for token in (97, end):
+            stream.append(token)
+        assert stream.text == text
+
+
+class Shown(FakeTokenizer):
+    """Writes special tokens out when they are not to be skipped."""
+
+    def decode(self, ids: Many[int], skip_special: bool = True) -> str:
+        return "".join("" if t in self.special and skip_special else super(Shown, self).decode([t]) or "<end>" for t in ids)

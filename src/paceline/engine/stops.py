@@ -17,7 +17,10 @@ class StopChecker:
 
     def begin(self, sequence: Sequence) -> None:
         """Open the text of a sequence, or write it anew from its committed tokens."""
-        stream = TextStream(self._tokenizer, sequence.params.stop, sequence.prompt)
+        params = sequence.params
+        stream = TextStream(
+            self._tokenizer, params.stop, sequence.prompt, keep_stop=params.keep_stop, skip_special=params.skip_special
+        )
         for token in sequence.generated:
             stream.append(token)
         self._streams[sequence.key] = stream
@@ -34,12 +37,16 @@ class StopChecker:
         for count, token in enumerate(verdict.tokens, 1):
             if token in sequence.stop_ids:
                 stream.finish()
+                if token in sequence.params.stop_token_ids:
+                    sequence.stop = token
                 return verdict.cut(count, "stop")
             stream.append(token)
             total = len(sequence.tokens) + count
             if stream.stopped:
+                sequence.stop = stream.stop
                 return verdict.cut(count, "stop")
             if total - len(sequence.prompt) >= sequence.params.max_tokens or total >= self._longest:
                 stream.finish()
+                sequence.stop = stream.stop
                 return verdict.cut(count, "stop" if stream.stopped else "length")
         return verdict

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from paceline.models.tokenizer import Tokenizer
 
 _BROKEN = "\ufffd"
@@ -16,23 +18,37 @@ _LONGEST_WINDOW = 4 * _KEPT_TOKENS
 class TextStream:
     """The text of one sequence as it grows.
 
-    It continues `prompt`: the first token is written as it stands behind it.
-    `text` is final text: it stops before an unfinished character, and, when cut, before the stop string.
+    It continues `prompt`: the first token is written as it stands behind it. keep_stop: the stop string that ends it is part of
+    it. skip_special: special tokens are not.
+    `text` is final text: it stops before an unfinished character, and, when cut, before or behind the stop string, `stop`.
     """
 
-    def __init__(self, tokenizer: Tokenizer, stops: tuple[str, ...] = (), prompt: tuple[int, ...] = ()) -> None:
-        self._tokenizer, self._stops = tokenizer, stops
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        stops: tuple[str, ...] = (),
+        prompt: tuple[int, ...] = (),
+        *,
+        keep_stop: bool = False,
+        skip_special: bool = True,
+    ) -> None:
+        self._decode = partial(tokenizer.decode, skip_special=False) if not skip_special else tokenizer.decode
+        self._stops, self._keep_stop = stops, keep_stop
         self._ids: list[int] = list(prompt[-_KEPT_TOKENS:])
         self._window = 0
-        self._before = tokenizer.decode(self._ids).rstrip(_BROKEN) if prompt else ""
+        self._before = self._decode(self._ids).rstrip(_BROKEN) if prompt else ""
         self._sent = 0
         self.text = ""
-        self.stopped = False
+        self.stop: str | None = None
+
+    @property
+    def stopped(self) -> bool:
+        return self.stop is not None
 
     def append(self, token: int) -> None:
-        """Take one token; sets `stopped` where the text now holds a stop string, which is then cut off."""
+        """Take one token; sets `stop` where the text now holds a stop string, behind which nothing is kept."""
         self._ids.append(token)
-        window = self._tokenizer.decode(self._ids[self._window :])
+        window = self._decode(self._ids[self._window :])
         settled = window.rstrip(_BROKEN)
         fresh = settled[len(self._before) + self._sent :]
         self._sent += len(fresh)
@@ -49,7 +65,7 @@ class TextStream:
             start = len(self._ids) - kept
             if start <= self._window:
                 return
-            before = self._tokenizer.decode(self._ids[start:])
+            before = self._decode(self._ids[start:])
             if window.endswith(before):
                 self._window, self._before, self._sent = start, before, 0
                 return
@@ -57,7 +73,7 @@ class TextStream:
     def finish(self) -> None:
         """The sequence ended: an unfinished character will not be finished any more, and shows as it is."""
         if not self.stopped:
-            window = self._tokenizer.decode(self._ids[self._window :])
+            window = self._decode(self._ids[self._window :])
             self._add(window[len(self._before) + self._sent :])
 
     def _add(self, fresh: str) -> None:
@@ -66,10 +82,11 @@ class TextStream:
             return
         searched = max(len(self.text) - max(map(len, self._stops)) + 1, 0)
         self.text += fresh
-        found = [at for stop in self._stops if (at := self.text.find(stop, searched)) >= 0]
+        # the first to begin; of several that begin there, the shortest was there first
+        found = [(at, len(stop), stop) for stop in self._stops if (at := self.text.find(stop, searched)) >= 0]
         if found:
-            self.text = self.text[: min(found)]
-            self.stopped = True
+            at, size, self.stop = min(found)
+            self.text = self.text[: at + size if self._keep_stop else at]
 
     @property
     def safe(self) -> str:
