@@ -1,0 +1,84 @@
+"""Choices of a request as they come in: what each has said so far, and what all of them add up to."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Many
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Any
+
+from paceline.logprobs import TokenLogprobs
+from paceline.serve.asking import Ask, Delta, Ending, Service
+from paceline.serve.errors import APIError
+
+
+@dataclass
+class Answer:
+    """One choice, grown by the deltas of its steps."""
+
+    text: str = ""
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
+    ended: Ending | None = None
+
+    def add(self, delta: Delta) -> None:
+        """Raises APIError (503) where the engine gave the choice up."""
+        self.text += delta.text
+        self.tokens += delta.tokens
+        self.logprobs += delta.logprobs or ()
+        self.prompt_logprobs = delta.prompt_logprobs or self.prompt_logprobs
+        self.ended = delta.ending or self.ended
+        if self.ended is not None and self.ended.reason == "abort":
+            raise APIError(503, "the server gave this request up before it was answered", code="aborted", retry_after_s=1)
+
+    @property
+    def ending(self) -> Ending:
+        if self.ended is None:
+            raise APIError(503, "the engine stopped before it had answered", code="aborted", retry_after_s=1)
+        return self.ended
+
+    @property
+    def finish_reason(self) -> str:
+        """ "stop" or "length", the names OpenAI knows; a timeout cuts the length, and `stop_reason` says that it did."""
+        return "stop" if self.ending.reason == "stop" else "length"
+
+    @property
+    def stop_reason(self) -> str | int | None:
+        """The stop string or token that ended it, "timeout", or None."""
+        return "timeout" if self.ending.reason == "timeout" else self.ending.stop
+
+
+async def collected(service: Service, asks: Many[Ask]) -> list[Answer]:
+    """All choices, whole. Raises APIError as `Service.submit` does."""
+    answers = [Answer() for _ in asks]
+    async with aclosing(service.submit(asks)) as deltas:
+        async for choice, delta in deltas:
+            answers[choice].add(delta)
+    for answer in answers:
+        _ = answer.ending
+    return answers
+
+
+def usage(prompts: Many[int], answers: Many[Answer], predicted: bool) -> dict[str, Any]:
+    """OpenAI's counts. prompts: their lengths in tokens; the choices of each follow one another, equally many for all.
+
+    Prompts count once, however many choices they have. Tokens of a prediction that were drafted in vain are told, and no
+    part of `completion_tokens`.
+    """
+    generated = sum(len(answer.tokens) for answer in answers)
+    each = len(answers) // len(prompts)
+    firsts = [answer.ended for answer in answers[::each] if answer.ended]
+    told: dict[str, Any] = {
+        "prompt_tokens": sum(prompts),
+        "completion_tokens": generated,
+        "total_tokens": sum(prompts) + generated,
+        "prompt_tokens_details": {"cached_tokens": sum(ending.cached_tokens for ending in firsts)},
+    }
+    if predicted:
+        endings = [answer.ended for answer in answers if answer.ended]
+        told["completion_tokens_details"] = {
+            "accepted_prediction_tokens": sum(ending.accepted_reference_tokens for ending in endings),
+            "rejected_prediction_tokens": sum(ending.rejected_reference_tokens for ending in endings),
+        }
+    return told

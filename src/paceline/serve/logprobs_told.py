@@ -1,0 +1,105 @@
+"""Log-probabilities of tokens in the three forms that clients read: of chat, of text completions, and of prompts."""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Iterable, Sequence as Many
+from typing import Any
+
+from paceline.logprobs import TokenLogprobs
+from paceline.serve.asking import Service
+from paceline.serve.speculation_told import shown
+
+_LEAST = -9999.0
+"""What OpenAI writes for a token that is next to impossible; JSON has no infinity."""
+
+
+def chat_entries(service: Service, told: Iterable[TokenLogprobs]) -> list[dict[str, Any]]:
+    """`logprobs.content` of a chat completion or of a response: one entry per token."""
+    return [
+        {
+            **_entry(service, one.token, one.logprob),
+            "top_logprobs": [_entry(service, token, logprob) for token, logprob in one.top],
+        }
+        for one in told
+    ]
+
+
+def _entry(service: Service, token: int, logprob: float) -> dict[str, Any]:
+    piece = service.piece(token)
+    return {"token": piece.decode("utf-8", errors="replace"), "logprob": max(logprob, _LEAST), "bytes": list(piece)}
+
+
+def prompt_entries(service: Service, told: Iterable[TokenLogprobs | None]) -> list[dict[str, Any] | None]:
+    """`prompt_logprobs`, as vLLM writes them: per token a mapping from ids to what is known of them; null for the first."""
+    return [None if one is None else _by_id(service, one) for one in told]
+
+
+def _by_id(service: Service, one: TokenLogprobs) -> dict[str, Any]:
+    ranked = [(token, logprob, rank) for rank, (token, logprob) in enumerate(one.top, 1)]
+    return {
+        str(token): {"logprob": max(logprob, _LEAST), "rank": rank, "decoded_token": shown(service, token)}
+        for token, logprob, rank in [*ranked, (one.token, one.logprob, one.rank)]
+    }
+
+
+class CompletionLogprobs:
+    """`logprobs` of one choice of a text completion, in as many parts as its stream has chunks.
+
+    Offsets count characters of the choice's text; a token that only begins a character stands where the character will.
+    """
+
+    def __init__(self, service: Service) -> None:
+        self._service, self._offset = service, 0
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def prompt(self, text: str, ids: Many[int], told: Many[TokenLogprobs | None]) -> dict[str, list[Any]]:
+        """Of an echoed prompt. Tokens that its text does not show, such as a BOS, take no room."""
+        offsets = []
+        for token in ids:
+            offsets.append(self._offset)
+            written = self._decoder.decode(self._service.piece(token))
+            # some tokenizers drop the space that a text begins with
+            for form in (written, written.lstrip(" ")):
+                if form and text.startswith(form, self._offset):
+                    self._offset += len(form)
+                    break
+        self._offset = len(text)
+        self._decoder.reset()
+        return self._part(ids, told, offsets)
+
+    def answer(self, told: Many[TokenLogprobs]) -> dict[str, list[Any]]:
+        ids = [one.token for one in told]
+        offsets = []
+        for token in ids:
+            offsets.append(self._offset)
+            self._offset += len(self._decoder.decode(self._service.piece(token)))
+        return self._part(ids, told, offsets)
+
+    def _part(self, ids: Many[int], told: Many[TokenLogprobs | None], offsets: list[int]) -> dict[str, list[Any]]:
+        return {
+            "tokens": [self._name(token) for token in ids],
+            "token_logprobs": [None if one is None else max(one.logprob, _LEAST) for one in told],
+            "top_logprobs": [None if one is None else self._top(one) for one in told],
+            "text_offset": offsets,
+        }
+
+    def _top(self, one: TokenLogprobs) -> dict[str, float]:
+        """The likeliest tokens and the token itself; of two that read the same, the likelier is told."""
+        top: dict[str, float] = {}
+        for token, logprob in (*one.top, (one.token, one.logprob)):
+            name = self._name(token)
+            top[name] = max(logprob, _LEAST, top.get(name, _LEAST))
+        return top
+
+    def _name(self, token: int) -> str:
+        """Its text, or as OpenAI writes bytes that are no whole character."""
+        piece = self._service.piece(token)
+        try:
+            return piece.decode()
+        except UnicodeDecodeError:
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in piece)
+
+
+def joined(*parts: dict[str, list[Any]]) -> dict[str, list[Any]]:
+    return {name: [value for part in parts for value in part[name]] for name in parts[0]}

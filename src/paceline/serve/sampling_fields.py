@@ -1,0 +1,131 @@
+"""From the fields of a request to what the engine is asked: sampling parameters, choices and their seeds."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping, Sequence as Many
+from typing import Any
+
+from pydantic import ValidationError
+
+from paceline.noise import stream
+from paceline.params import SamplingParams
+from paceline.serve.asking import Ask, Service
+from paceline.serve.errors import invalid
+from paceline.serve.settings import Settings
+from paceline.serve.wire.common import Extensions, Generation
+
+_API_DEFAULTS = {"temperature": 1.0, "top_p": 1.0}
+_WIRE_NAMES = {"keep_stop": "include_stop_str_in_output", "skip_special": "skip_special_tokens"}
+_LEAST_TOP_P = 1e-9
+"""OpenAI's top_p may be 0: the likeliest token alone."""
+
+
+def extension_values(fields: Extensions) -> dict[str, Any]:
+    """Values by the names of `SamplingParams`, None for what the request does not say."""
+    return {
+        # other servers write "no limit" as -1
+        "top_k": 0 if fields.top_k == -1 else fields.top_k,
+        "min_p": fields.min_p,
+        "repetition_penalty": fields.repetition_penalty,
+        "min_tokens": fields.min_tokens,
+        "ignore_eos": fields.ignore_eos,
+        "stop_token_ids": None if fields.stop_token_ids is None else frozenset(fields.stop_token_ids),
+        "keep_stop": fields.include_stop_str_in_output,
+        "skip_special": fields.skip_special_tokens,
+    }
+
+
+def generation_values(fields: Generation) -> dict[str, Any]:
+    """The same, but for max_tokens, logprobs and grammar, which the endpoints read each their way."""
+    return {
+        **extension_values(fields),
+        "temperature": fields.temperature,
+        "top_p": None if fields.top_p is None else max(fields.top_p, _LEAST_TOP_P),
+        "presence_penalty": fields.presence_penalty,
+        "frequency_penalty": fields.frequency_penalty,
+        "logit_bias": None if fields.logit_bias is None else {int(token): bias for token, bias in fields.logit_bias.items()},
+        "seed": None if fields.seed is None else fields.seed % 2**64,
+        "stop": fields.stops,
+        "prompt_logprobs": fields.prompt_logprobs,
+    }
+
+
+def sampling_params(service: Service, settings: Settings, values: Mapping[str, Any]) -> SamplingParams:
+    """What the request says, else the model's generation_config.json, else the API. values: None for what it does not say.
+
+    Without a seed one is drawn, so that the answer can be had again. Raises APIError (400) that names the field.
+    """
+    said = {name: value for name, value in values.items() if value is not None}
+    known = {name: value for name, value in service.defaults.items() if name in SamplingParams.model_fields}
+    merged = {**_API_DEFAULTS, "seed": secrets.randbits(63), **known, **said}
+    if len(merged.get("stop", ())) > settings.max_stop:
+        raise invalid(f"'stop' may hold at most {settings.max_stop} strings", "stop")
+    for name in ("logit_bias", "stop_token_ids"):
+        for token in merged.get(name, ()):
+            if token >= service.vocab_size:
+                raise invalid(f"'{name}' names token {token}; the model has {service.vocab_size}", name)
+    try:
+        return SamplingParams(**merged)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        name = str(first["loc"][0]) if first["loc"] else ""
+        name = _WIRE_NAMES.get(name, name)
+        raise invalid(f"'{name}': {first['msg'].removeprefix('Value error, ')}", name) from None
+
+
+def answer_tokens(service: Service, prompt_tokens: int, asked: int | None, default: int | None, param: str) -> int:
+    """How long an answer may become: what was asked for, or `default`, and never more than the context has left.
+
+    Raises APIError (400) where the prompt leaves no room for a token. param: the field that holds the prompt.
+    """
+    room = service.context_length - prompt_tokens
+    if room < 1:
+        message = f"the prompt has {prompt_tokens} tokens; the model's context holds {service.context_length}, answer included"
+        raise invalid(message, param, "context_length_exceeded")
+    wanted = asked if asked is not None else default
+    return room if wanted is None else min(wanted, room)
+
+
+def asks(
+    prompt: Many[int], params: SamplingParams, fields: Extensions, reference: Many[int], service: Service, n: int = 1
+) -> list[Ask]:
+    """The n choices of one prompt. The first has the request's seed, the others seeds made from it.
+
+    reference: the tokens of `prediction`, if there is one. Raises APIError (400) for a drafter that is not offered.
+    """
+    assert params.seed is not None
+    speculation = fields.speculation
+    seeds = [params.seed, *(stream(params.seed, "choice", at) >> 1 for at in range(1, n))]
+    return [
+        Ask(
+            prompt=tuple(prompt),
+            params=params.model_copy(update={"seed": seed}),
+            reference=tuple(reference),
+            tenant=fields.cache_salt or "",
+            priority=fields.priority or 0,
+            drafters=None if speculation is None else speculation.names(service.drafters),
+            nodes=None if speculation is None else speculation.budget,
+            trace=speculation is not None and speculation.trace,
+        )
+        for seed in seeds
+    ]
+
+
+async def reference_of(service: Service, fields: Extensions) -> list[int]:
+    """Token ids of `prediction`; none without one."""
+    return [] if fields.prediction is None else await service.encode(fields.prediction.text, add_special=False)
+
+
+def check_count(n: int | None, settings: Settings) -> int:
+    """How many choices. Raises APIError (400)."""
+    if n is not None and n > settings.max_choices:
+        raise invalid(f"'n' may be at most {settings.max_choices}", "n")
+    return n or 1
+
+
+def check_length(characters: int, settings: Settings, param: str) -> None:
+    """Before anything is tokenized. Raises APIError (400)."""
+    if characters > settings.max_prompt_chars:
+        message = f"'{param}' has {characters} characters; the server takes at most {settings.max_prompt_chars}"
+        raise invalid(message, param, "context_length_exceeded")

@@ -1,0 +1,78 @@
+"""What an answer says of its speculation: counts over all choices, and step by step for a stream that asked for a trace."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence as Many
+from itertools import zip_longest
+from typing import Any
+
+from paceline.serve.asking import Delta, Ending, Service
+
+_SUMS = ("num_spec_steps", "num_accepted_draft_tokens", "num_draft_tokens")
+
+
+def metrics(endings: Many[Ending]) -> dict[str, Any]:
+    """`metrics` of an answer: the counts by the names that vLLM's clients read, and the seed of the first choice."""
+    return {"speculative_decoding": _merged([ending.speculation for ending in endings]), "seed": endings[0].seed}
+
+
+def _merged(counts: Many[Mapping[str, Any]]) -> dict[str, Any]:
+    """Sums over the choices, and means weighted by their steps; whatever else is the same for all."""
+    first = dict(counts[0])
+    if len(counts) == 1:
+        return first
+    steps = [one["num_spec_steps"] for one in counts]
+    total = max(sum(steps), 1)
+    sums = {name: sum(one[name] for one in counts) for name in _SUMS}
+    shares = zip_longest(*(one["acceptance_by_depth"] for one in counts), fillvalue=0.0)
+    return first | {
+        **sums,
+        "mean_acceptance_length": 1 + sums["num_accepted_draft_tokens"] / total,
+        "draft_acceptance_rate": sums["num_accepted_draft_tokens"] / max(sums["num_draft_tokens"], 1),
+        "acceptance_histogram": [
+            sum(bins) for bins in zip_longest(*(one["acceptance_histogram"] for one in counts), fillvalue=0)
+        ],
+        "tau": _mean([one["tau"] for one in counts], steps, total),
+        "acceptance_by_depth": [_mean(of_depth, steps, total) for of_depth in shares],
+    }
+
+
+def _mean(values: Many[float], weights: Many[int], total: int) -> float:
+    return sum(value * weight for value, weight in zip(values, weights, strict=True)) / total
+
+
+def traced(service: Service, delta: Delta) -> dict[str, Any] | None:
+    """`speculation` of a chunk: what its steps drafted, emitted and rejected; None where they were not traced.
+
+    Each emitted token with the drafter that proposed it, "" for the target alone. `parent` is an index into `rejected`, or
+    -1 - i where the node stood behind the i-th token that the step emitted (counted from 1; -1 for behind the step's root).
+    """
+    if not delta.steps:
+        return None
+    steps, low = [], 0
+    for step in delta.steps:
+        high = low + step.emitted
+        emitted = zip(delta.tokens[low:high], delta.sources[low:high], strict=True)
+        rejected = zip(step.rejected.tokens, step.rejected.sources, step.rejected.parents, strict=True)
+        steps.append(
+            {
+                "emitted": [{"id": token, "token": shown(service, token), "source": source} for token, source in emitted],
+                "rejected": [
+                    {"id": token, "token": shown(service, token), "source": source, "parent": parent}
+                    for token, source, parent in rejected
+                ],
+                "drafted": step.drafted,
+                "accepted": step.accepted,
+                "draft_ms": 1e3 * step.draft_s,
+                "forward_ms": 1e3 * step.forward_s,
+                "verify_ms": 1e3 * step.verify_s,
+                "rows": step.rows,
+            }
+        )
+        low = high
+    return {"steps": steps}
+
+
+def shown(service: Service, token: int) -> str:
+    """One token as text; U+FFFD for what is no whole character."""
+    return service.piece(token).decode("utf-8", errors="replace")

@@ -1,0 +1,72 @@
+"""Grammars of a request: response_format, structured_outputs and the guided_ fields, each as a `Grammar`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import ValidationError
+
+from paceline.params import Grammar
+from paceline.serve.asking import Service
+from paceline.serve.errors import APIError, invalid
+from paceline.serve.wire.common import Extensions, StructuredOutputs
+
+ANY_OBJECT = Grammar(kind="json_schema", text='{"type":"object"}')
+"""What `{"type": "json_object"}` asks for."""
+
+
+def structured(fields: Extensions) -> Grammar | None:
+    """The grammar of `structured_outputs` or of a `guided_` field. Raises APIError (400) where there are several."""
+    outputs = fields.structured_outputs or StructuredOutputs()
+    given: dict[str, Grammar] = {}
+    for prefix, schema, regex, lark, choice in (
+        ("structured_outputs.", outputs.json_, outputs.regex, outputs.grammar, outputs.choice),
+        ("guided_", fields.guided_json, fields.guided_regex, fields.guided_grammar, fields.guided_choice),
+    ):
+        if schema is not None:
+            given[f"{prefix}json"] = schema_grammar(schema, f"{prefix}json")
+        if regex is not None:
+            given[f"{prefix}regex"] = grammar("regex", regex, f"{prefix}regex")
+        if lark is not None:
+            given[f"{prefix}grammar"] = grammar("lark", lark, f"{prefix}grammar")
+        if choice is not None:
+            # Lark reads its strings as JSON does
+            text = "start: " + " | ".join(json.dumps(one, ensure_ascii=False) for one in choice)
+            given[f"{prefix}choice"] = grammar("lark", text, f"{prefix}choice")
+    if len(given) > 1:
+        first, second, *_ = given
+        raise invalid(f"'{first}' and '{second}' exclude each other", second)
+    if fields.structured_outputs is not None and not given:
+        raise invalid("'structured_outputs' must hold one of json, regex, grammar or choice", "structured_outputs")
+    return next(iter(given.values()), None)
+
+
+def schema_grammar(schema: Mapping[str, Any] | str, param: str) -> Grammar:
+    """A JSON schema as a grammar. Raises APIError (400)."""
+    try:
+        text = schema if isinstance(schema, str) else json.dumps(schema, allow_nan=False, separators=(",", ":"))
+    except (ValueError, RecursionError):
+        raise invalid(f"'{param}' holds what JSON cannot: NaN, an infinity, or too many levels", param) from None
+    return grammar("json_schema", text, param)
+
+
+def grammar(kind: str, text: str, param: str) -> Grammar:
+    """Raises APIError (400) where the text is empty or too long."""
+    try:
+        return Grammar.model_validate({"kind": kind, "text": text})
+    except ValidationError as error:
+        raise invalid(f"'{param}': {error.errors(include_url=False)[0]['msg']}", param) from None
+
+
+async def checked(service: Service, wanted: Grammar | None, param: str) -> Grammar | None:
+    """The grammar, once the service found that it compiles; its APIError (400) names the field."""
+    if wanted is not None:
+        try:
+            await service.check_grammar(wanted)
+        except APIError as error:
+            if error.param is None:
+                error.param = param
+            raise
+    return wanted
