@@ -47,6 +47,22 @@ def build_drafter(spec: str, surroundings: Surroundings) -> Drafter:
     return drafter
 
 
+def build_drafters(spec: str, beside: Many[str], offer: Many[str], surroundings: Surroundings) -> tuple[Drafter, frozenset[str]]:
+    """What `spec` names, what drafts beside it, and what is offered; with it the names of those offered.
+
+    Drafters that the spec names already are not built again. Raises SpecError or UnknownMethod.
+    """
+    drafter = build_drafter(spec, surroundings)
+    if not beside and not offer:
+        return drafter, frozenset()
+    # what drafts beside it knows more, and is asked first
+    parts = {part.name: part for part in (*[build_drafter(one, surroundings) for one in beside], *drafter.parts)}
+    offered = {part.name: part for part in [build_drafter(one, surroundings) for one in offer] if part.name not in parts}
+    merged = MergedDrafter([*parts.values(), *offered.values()])
+    merged.name = drafter.name
+    return merged, frozenset(offered)
+
+
 def _build(spec: Spec, surroundings: Surroundings) -> Drafter:
     if isinstance(spec, Combination):
         if spec.sign == "+":

@@ -52,12 +52,17 @@ class Engine:
         params: SamplingParams,
         *,
         reference: Many[int] = (),
+        tenant: str = "",
+        priority: int = 0,
+        drafters: frozenset[str] | None = None,
+        nodes: int | None = None,
         keep: bool = False,
         after: Sequence | None = None,
     ) -> Sequence:
         """Admit a request. prompt: token ids. Raises RequestError where it is empty, too long, or names unknown tokens.
 
-        reference: token ids that the answer is expected to resemble; they change nothing but the time. keep: hold on to its
+        reference: token ids that the answer is expected to resemble; they change nothing but the time. tenant, priority, drafters,
+        nodes: see `Sequence`. keep: hold on to its
         cache when it ends, until it is taken over, dropped, or its room is needed. after: a kept sequence whose text begins this
         prompt as far as the tokens agree; its cache is taken over, and it is kept no longer.
         """
@@ -77,7 +82,9 @@ class Engine:
         if params.min_tokens and len(stop_ids) >= size:
             raise RequestError("min_tokens bans every token: all of the vocabulary would stop the text")
         seed = params.seed if params.seed is not None else secrets.randbits(63)
-        sequence = Sequence(self._keys, tuple(prompt), params, seed, stop_ids, tuple(reference))
+        sequence = Sequence(
+            self._keys, tuple(prompt), params, seed, stop_ids, tuple(reference), tenant, priority, drafters, nodes
+        )
         self._keys += 1
         if keep:
             self._kept[sequence.key] = sequence

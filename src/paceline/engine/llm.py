@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any
 
-from paceline.compose import automatic, build_drafter, build_policy, build_verifier, exactness
+from paceline.compose import automatic, build_drafters, build_policy, build_verifier, exactness
 from paceline.drafters.base import Surroundings
 from paceline.engine.engine import Engine, Progress, RequestError
 from paceline.engine.measure import measure
@@ -44,8 +44,9 @@ class LLM:
 
     model: a directory, a Hub id or an embedded name; None for the embedded default. draft: a spec string. verify: the name of
     a rule. lossy: allow rules that change the text or its distribution. policy: what decides how much is drafted; `adaptive` for
-    `auto`, else `fixed`. weights: the target's format, one of `WEIGHTS`; the checkpoint's own precision unless given. Raises
-    ModelError, SpecError or UnknownMethod.
+    `auto`, else `fixed`. weights: the target's format, one of `WEIGHTS`; the checkpoint's own precision unless given. beside: specs
+    of drafters that draft beside it where a request gives them something to draft from. offer: specs of drafters for requests that
+    name them. Raises ModelError, SpecError or UnknownMethod.
     """
 
     def __init__(
@@ -57,6 +58,8 @@ class LLM:
         lossy: bool = False,
         policy: str | None = None,
         weights: str | None = None,
+        beside: Many[str] = (),
+        offer: Many[str] = (),
         batch: int = 8,
         prefill_chunk: int = 512,
         cache_tokens: int = 65536,
@@ -69,6 +72,7 @@ class LLM:
         self.lossy = lossy
         self.limits = Limits(batch, prefill_chunk, cache_tokens)
         self._verifier, self._policy = build_verifier(verify), policy
+        self._beside, self._offer = tuple(beside), tuple(offer)
         self._load = lru_cache(maxsize=4)(_checkpoint)
         self.engine = self._engine(draft)
         self._inboxes: dict[int, deque[Progress]] = {}
@@ -84,11 +88,12 @@ class LLM:
         verifier = self._verifier if verify is None else build_verifier(verify)
         surroundings = Surroundings(self.target, self.tokenizer, self._load, verifier.prefers, verifier.amateur)
         spec = automatic(self.path) if draft == "auto" else draft
-        drafter = build_drafter(spec, surroundings)
+        drafter, on_request = build_drafters(spec, self._beside, self._offer, surroundings)
         decides = build_policy(policy or self._policy or ("adaptive" if draft == "auto" else "fixed"))
         if verifier.amateur and decides.name != "fixed":
             raise SpecError(f"'{verifier.name}' needs a draft in every step: leave out the policy '{decides.name}'")
-        engine = Engine(Speculative(self.target, drafter, verifier, decides), self.tokenizer, self.limits)
+        speculative = Speculative(self.target, drafter, verifier, decides, on_request)
+        engine = Engine(speculative, self.tokenizer, self.limits)
         if decides.measures:
             measure(engine.speculative, engine.longest, spec)
         return engine
