@@ -30,13 +30,13 @@ def _entry(service: Service, token: int, logprob: float) -> dict[str, Any]:
     return {"token": piece.decode("utf-8", errors="replace"), "logprob": max(logprob, _LEAST), "bytes": list(piece)}
 
 
-def prompt_entries(service: Service, told: Iterable[TokenLogprobs | None]) -> list[dict[str, Any] | None]:
+def prompt_entries(service: Service, told: Iterable[TokenLogprobs | None], count: int) -> list[dict[str, Any] | None]:
     """`prompt_logprobs`, as vLLM writes them: per token a mapping from ids to what is known of them; null for the first."""
-    return [None if one is None else _by_id(service, one) for one in told]
+    return [None if one is None else _by_id(service, one, count) for one in told]
 
 
-def _by_id(service: Service, one: TokenLogprobs) -> dict[str, Any]:
-    ranked = [(token, logprob, rank) for rank, (token, logprob) in enumerate(one.top, 1)]
+def _by_id(service: Service, one: TokenLogprobs, count: int) -> dict[str, Any]:
+    ranked = [(token, logprob, rank) for rank, (token, logprob) in enumerate(one.top[:count], 1)]
     return {
         str(token): {"logprob": max(logprob, _LEAST), "rank": rank, "decoded_token": shown(service, token)}
         for token, logprob, rank in [*ranked, (one.token, one.logprob, one.rank)]
@@ -49,8 +49,8 @@ class CompletionLogprobs:
     Offsets count characters of the choice's text; a token that only begins a character stands where the character will.
     """
 
-    def __init__(self, service: Service) -> None:
-        self._service, self._offset = service, 0
+    def __init__(self, service: Service, count: int) -> None:
+        self._service, self._count, self._offset = service, count, 0
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def prompt(self, text: str, ids: Many[int], told: Many[TokenLogprobs | None]) -> dict[str, list[Any]]:
@@ -87,7 +87,7 @@ class CompletionLogprobs:
     def _top(self, one: TokenLogprobs) -> dict[str, float]:
         """The likeliest tokens and the token itself; of two that read the same, the likelier is told."""
         top: dict[str, float] = {}
-        for token, logprob in (*one.top, (one.token, one.logprob)):
+        for token, logprob in (*one.top[: self._count], (one.token, one.logprob)):
             name = self._name(token)
             top[name] = max(logprob, _LEAST, top.get(name, _LEAST))
         return top

@@ -11,10 +11,22 @@ from pydantic import ValidationError
 from paceline.params import Grammar
 from paceline.serve.asking import Service
 from paceline.serve.errors import APIError, invalid
-from paceline.serve.wire.common import Extensions, StructuredOutputs
+from paceline.serve.wire.common import Extensions, Generation, StructuredOutputs
 
 ANY_OBJECT = Grammar(kind="json_schema", text='{"type":"object"}')
 """What `{"type": "json_object"}` asks for."""
+
+
+def wanted(fields: Generation) -> Grammar | None:
+    """The grammar of a completion, whichever field asks for one. Raises APIError (400) where there are several."""
+    asked, outputs = fields.response_format, structured(fields)
+    if asked is None or asked.type == "text":
+        return outputs
+    if outputs is not None:
+        raise invalid("'response_format' excludes other structured output", "response_format")
+    if asked.json_schema is None or asked.json_schema.schema_ is None:
+        return ANY_OBJECT
+    return schema_grammar(asked.json_schema.schema_, "response_format.json_schema.schema")
 
 
 def structured(fields: Extensions) -> Grammar | None:
@@ -60,13 +72,17 @@ def grammar(kind: str, text: str, param: str) -> Grammar:
         raise invalid(f"'{param}': {error.errors(include_url=False)[0]['msg']}", param) from None
 
 
-async def checked(service: Service, wanted: Grammar | None, param: str) -> Grammar | None:
-    """The grammar, once the service found that it compiles; its APIError (400) names the field."""
-    if wanted is not None:
+async def check(service: Service, asked: Grammar | None, param: str) -> None:
+    """Raises APIError (400) that names the field, where the grammar does not compile."""
+    if asked is not None:
         try:
-            await service.check_grammar(wanted)
+            await service.check_grammar(asked)
         except APIError as error:
-            if error.param is None:
-                error.param = param
+            error.param = error.param or param
             raise
-    return wanted
+
+
+def param_of(fields: Generation) -> str:
+    """Which field asks for the grammar."""
+    names = ("structured_outputs", "guided_json", "guided_regex", "guided_grammar", "guided_choice")
+    return next((name for name in names if getattr(fields, name) is not None), "response_format")

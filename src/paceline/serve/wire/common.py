@@ -133,6 +133,26 @@ class Extensions(Wire):
     ) = None
 
 
+class SchemaFormat(Wire):
+    """A JSON schema that the answer keeps to; it always does, whatever `strict` says."""
+
+    name: Name
+    description: Text | None = None
+    schema_: Annotated[dict[str, Any] | None, Field(alias="schema")] = None
+    strict: bool | None = None
+
+
+class ResponseFormat(Wire):
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: SchemaFormat | None = None
+
+    @model_validator(mode="after")
+    def _coherent(self) -> ResponseFormat:
+        if (self.type == "json_schema") != (self.json_schema is not None):
+            raise refusal("json_schema", "it belongs to the type 'json_schema', and that to it")
+        return self
+
+
 class Generation(Extensions):
     """What chat and text completions have in common. Fields that change nothing here (user, metadata, ...) are accepted."""
 
@@ -156,6 +176,7 @@ class Generation(Extensions):
         | None
     ) = None
     max_tokens: Annotated[int, Field(ge=0, le=2**31)] | None = None
+    response_format: ResponseFormat | None = None
     prompt_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     return_token_ids: bool | None = None
     stream: bool | None = None
@@ -188,7 +209,6 @@ class Generation(Extensions):
 
 
 FOREIGN = {
-    "best_of": "choices are not ranked; ask for n of them",
     "use_beam_search": "answers are sampled",
     "length_penalty": "it belongs to beam search",
     "chat_template": "templates come from the model alone",
@@ -229,6 +249,8 @@ def explained(errors: Many[Mapping[str, Any]]) -> APIError:
         param = _joined(_path(place[:-1]), printable(place[-1]))
         return invalid(f"unknown field '{param}'", param)
     param = _joined(_path(place), str(context.get("param") or ""))
+    if kind == "string_unicode" and not param:
+        return invalid("a field's name is not valid Unicode")
     if not param:
         return invalid("the body must be a JSON object (Content-Type: application/json)")
     if kind == "missing":
@@ -256,3 +278,24 @@ def _path(place: Many[int | str]) -> str:
         elif _FIELD.match(part) and part not in _BRANCHES:
             path = _joined(path, part)
     return path
+
+
+class ErrorTold(BaseModel):
+    """What an error says, as OpenAI writes it."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorBody(BaseModel):
+    error: ErrorTold
+
+
+REFUSALS: dict[int | str, dict[str, Any]] = {"4XX": {"model": ErrorBody}, "5XX": {"model": ErrorBody}}
+"""For the OpenAPI page: every other status has this body."""
+STREAMS: dict[int | str, dict[str, Any]] = {
+    **REFUSALS,
+    200: {"content": {"application/json": {}, "text/event-stream": {}}, "description": "The answer, or its stream."},
+}

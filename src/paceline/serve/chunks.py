@@ -1,0 +1,75 @@
+"""What all chunks of one stream share, and what its last one adds: usage, and the outcome of speculation."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Sequence as Many
+from dataclasses import dataclass
+from typing import Any
+
+from paceline.serve.asking import Delta, Service
+from paceline.serve.choices import Answer, usage
+from paceline.serve.speculation_told import metrics, traced
+from paceline.serve.wire.common import Generation
+
+
+def head(service: Service, kind: str, prefix: str) -> dict[str, Any]:
+    """What an answer and each of its chunks begin with. kind: its `object`. prefix: of its id."""
+    return {
+        "id": f"{prefix}-{secrets.token_hex(16)}",
+        "object": kind,
+        "created": int(time.time()),
+        "model": service.model,
+    }
+
+
+@dataclass
+class Chunks:
+    """Chunks of one stream. prompts: lengths in tokens. answers: grown by the deltas of the stream."""
+
+    service: Service
+    fields: Generation
+    head: dict[str, Any]
+    prompts: Many[int]
+    answers: Many[Answer]
+
+    def of(self, choice: dict[str, Any], delta: Delta, **more: Any) -> dict[str, Any]:
+        """A chunk with one choice, after `delta` was added to its answer."""
+        chunk = {**self.head, "choices": [choice], **more}
+        if self._usage_wanted:
+            chunk["usage"] = self._usage() if self._continuous else None
+        if (steps := traced(self.service, delta)) is not None:
+            chunk["speculation"] = steps
+        if self.fields.speculation is not None and not self._usage_wanted and choice["finish_reason"] and self._all_ended:
+            chunk["metrics"] = self._metrics()
+        return chunk
+
+    def last(self) -> list[dict[str, Any]]:
+        """The usage chunk, where one was asked for."""
+        if not self._usage_wanted:
+            return []
+        return [{**self.head, "choices": [], "usage": self._usage(), "metrics": self._metrics()}]
+
+    @property
+    def _usage_wanted(self) -> bool:
+        return self.fields.stream_options is not None and bool(self.fields.stream_options.include_usage)
+
+    @property
+    def _continuous(self) -> bool:
+        return self.fields.stream_options is not None and bool(self.fields.stream_options.continuous_usage_stats)
+
+    @property
+    def silent_deltas(self) -> bool:
+        """Whether a delta without text is told nevertheless, for what the chunk says beside it."""
+        return self._usage_wanted and self._continuous
+
+    @property
+    def _all_ended(self) -> bool:
+        return all(answer.ended for answer in self.answers)
+
+    def _usage(self) -> dict[str, Any]:
+        return usage(self.prompts, self.answers, self.fields.prediction is not None)
+
+    def _metrics(self) -> dict[str, Any]:
+        return metrics([answer.ending for answer in self.answers])

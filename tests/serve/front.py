@@ -1,0 +1,93 @@
+"""Routes over a service, and a client that talks to them; what a client that leaves looks like from within."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from fastapi import APIRouter, FastAPI, Request
+from fastapi.responses import JSONResponse
+from fastapi.testclient import TestClient
+
+from paceline.serve.asking import Service
+from paceline.serve.errors import APIError
+from paceline.serve.settings import Settings
+
+Router = Callable[[Service, Settings], APIRouter]
+
+
+def app_of(service: Service, *routers: Router, **settings: Any) -> FastAPI:
+    app = FastAPI()
+    for router in routers:
+        app.include_router(router(service, Settings(**settings)))
+
+    @app.exception_handler(APIError)
+    async def refused(request: Request, error: Exception) -> JSONResponse:
+        assert isinstance(error, APIError)
+        return JSONResponse(error.body, error.status, error.headers)
+
+    return app
+
+
+def client_of(service: Service, *routers: Router, **settings: Any) -> TestClient:
+    return TestClient(app_of(service, *routers, **settings))
+
+
+def refusal(client: TestClient, path: str, body: Any) -> tuple[int, str | None, str]:
+    """Status, param and message of an answer that must be an error in OpenAI's form."""
+    # Python's own writer, since a client may send escapes that the test client would refuse to write
+    answer = client.post(path, content=json.dumps(body), headers={"content-type": "application/json"})
+    error = answer.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert "\n" not in error["message"]
+    return answer.status_code, error["param"], error["message"]
+
+
+def events(text: str) -> list[dict[str, Any]]:
+    """The events of a stream in OpenAI's form, which must be well formed and end with [DONE]."""
+    assert text.endswith("\n\n")
+    frames = text.removesuffix("\n\n").split("\n\n")
+    assert all(frame.startswith("data: ") and "\n" not in frame for frame in frames), text
+    assert frames[-1] == "data: [DONE]"
+    return [json.loads(frame.removeprefix("data: ")) for frame in frames[:-1]]
+
+
+def streamed(client: TestClient, path: str, body: Mapping[str, Any]) -> list[dict[str, Any]]:
+    answer = client.post(path, json={**body, "stream": True})
+    assert answer.status_code == 200, answer.text
+    assert answer.headers["content-type"].startswith("text/event-stream")
+    return events(answer.text)
+
+
+async def leave(app: FastAPI, path: str, body: Mapping[str, Any], after: asyncio.Event) -> list[dict[str, Any]]:
+    """Send a request and disconnect once `after` is set. Returns what the application sent."""
+    data, sent = json.dumps(body).encode(), []
+    incoming = [{"type": "http.request", "body": data, "more_body": False}]
+
+    async def receive() -> dict[str, Any]:
+        if incoming:
+            return incoming.pop()
+        await after.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(message: Any) -> None:
+        sent.append(dict(message))
+
+    scope = {
+        "type": "http",
+        "asgi": {"version": "3.0", "spec_version": "2.3"},
+        "http_version": "1.1",
+        "method": "POST",
+        "scheme": "http",
+        "path": path,
+        "raw_path": path.encode(),
+        "query_string": b"",
+        "root_path": "",
+        "headers": [(b"content-type", b"application/json"), (b"content-length", str(len(data)).encode())],
+        "client": ("127.0.0.1", 1),
+        "server": ("127.0.0.1", 80),
+    }
+    await asyncio.wait_for(app(scope, receive, send), 5)
+    return sent
