@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from itertools import takewhile
 
 from paceline.cache.base import KVCache
+from paceline.constraint import Ahead
 from paceline.drafters.base import Drafter
 from paceline.growth import Growth
 from paceline.models.base import LanguageModel, Scores
@@ -85,6 +86,9 @@ class Cascade(LanguageModel):
         """The same request, to be drafted on; what is drafted counts as generated, as it would for the request."""
         shadow = Sequence(sequence.key, sequence.prompt, sequence.params, sequence.seed, sequence.stop_ids)
         shadow.commit(tuple(sequence.generated), ())
+        if sequence.constraint is not None:
+            # it has read what is committed
+            shadow.constraint = Ahead(sequence.constraint)
         seen = self._seen.pop(sequence.key, None)
         if seen is not None:
             same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(seen, shadow.tokens, strict=False)))

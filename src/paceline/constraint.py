@@ -1,4 +1,4 @@
-"""Constraint: what an answer must keep to, token by token; how it knows is for the engine that compiled it."""
+"""Constraint: what an answer must keep to, token by token; how it knows is for whoever compiled the grammar."""
 
 from __future__ import annotations
 
@@ -7,24 +7,55 @@ from typing import Protocol
 import numpy as np
 
 
+class GrammarError(Exception):
+    """A grammar that cannot be used; the message is one sentence for the user."""
+
+
 class Constraint(Protocol):
-    """The state of one sequence's grammar. It has read the generated tokens that were committed, and no others."""
+    """The state of one sequence's grammar. It has read the generated tokens that were committed, and no others.
+
+    What it says of a draft depends on the committed tokens and the draft's alone, not on what else was asked.
+    """
 
     def allowed(self, ancestors: tuple[int, ...]) -> np.ndarray:
-        """bool [V]: which tokens may follow the committed ones and then `ancestors`, nodes of a draft. EOS is among them where
-        the answer may end there. All False is never returned: behind ancestors that the grammar refuses, everything is allowed,
-        since such a node is never reached."""
+        """bool [V], not to be written to: which tokens may follow the committed ones and then `ancestors`, nodes of a draft.
+
+        EOS is among them where the answer may end there. All False is never returned: behind ancestors that the grammar refuses,
+        and where the answer is over, everything is allowed, since nothing is chosen there.
+        """
         ...
 
-    def forced(self) -> tuple[int, ...]:
-        """Token ids that must follow the committed ones, as far as there is no choice; mostly none."""
+    def forced(self, count: int) -> tuple[int, ...]:
+        """Up to `count` token ids that must follow the committed ones, one behind the other; mostly none."""
         ...
 
     def commit(self, tokens: tuple[int, ...]) -> None:
         """Read tokens that became final."""
         ...
 
-    @property
-    def finished(self) -> bool:
-        """True where nothing but the end may follow."""
+    def over(self, ancestors: tuple[int, ...]) -> str | None:
+        """Why the answer is over behind the committed tokens and then `ancestors`, as a finish reason; None where it goes on.
+
+        "stop" where nothing may follow and no token says so; where one does, it is left to be chosen. "length" where going on
+        would take more than the caps of a grammar allow.
+        """
         ...
+
+
+class Ahead:
+    """A constraint for a draft that goes on behind the committed tokens: what that commits, the constraint itself never reads."""
+
+    def __init__(self, constraint: Constraint) -> None:
+        self._constraint, self._read = constraint, ()
+
+    def allowed(self, ancestors: tuple[int, ...]) -> np.ndarray:
+        return self._constraint.allowed((*self._read, *ancestors))
+
+    def forced(self, count: int) -> tuple[int, ...]:
+        return () if self._read else self._constraint.forced(count)
+
+    def commit(self, tokens: tuple[int, ...]) -> None:
+        self._read = (*self._read, *tokens)
+
+    def over(self, ancestors: tuple[int, ...]) -> str | None:
+        return self._constraint.over((*self._read, *ancestors))

@@ -34,7 +34,8 @@ class SamplingParams(BaseModel):
 
     temperature 0 is greedy. top_k 0, top_p 1, min_p 0, repetition_penalty 1 and the other penalties 0 switch themselves off.
     Repetition counts prompt and generated tokens, presence and frequency the generated ones. min_tokens bans whatever would
-    stop the text (EOS and stop_token_ids) before that many tokens. Without a seed one is drawn at admission and reported.
+    stop the text (EOS and stop_token_ids) before that many tokens, unless a grammar allows nothing else. Without a seed one is
+    drawn at admission and reported. grammar: what the answer is a sentence of; it may be cut short by its length alone.
     logprobs, prompt_logprobs: report the log-probability of each token of the answer, or of the prompt, and of so many of the
     likeliest ones beside it; None reports nothing. keep_stop: the text shows the stop string that ended it. skip_special: special
     tokens are not part of the text.

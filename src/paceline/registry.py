@@ -64,6 +64,7 @@ DRAFTERS = Registry(
         "unigram": Row("paceline.drafters.unigram", "unigram:width=2"),
         "bigram": Row("paceline.drafters.bigram", "bigram"),
         "ngram": Row("paceline.drafters.ngram", "ngram:max=3,min=1"),
+        "grammar": Row("paceline.drafters.grammar", "grammar:depth=8"),
         "reference": Row("paceline.drafters.reference", "reference"),
         "suffix": Row("paceline.drafters.suffix", "suffix:past=400,nodes=8"),
         "datastore": Row("paceline.drafters.datastore", "datastore:{datastore},nodes=8,depth=5"),

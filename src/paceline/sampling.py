@@ -40,14 +40,23 @@ class Context:
 
 
 def shaped(logits: torch.Tensor, context: Context) -> torch.Tensor:
-    """Bias, bans and penalties of one row; float32 [V] in and out."""
+    """Bias, bans and penalties of one row; float32 [V] in and out.
+
+    What a grammar does not allow nothing lifts again. Where it allows nothing but the end, min_tokens does not ban that.
+    """
     sequence, params = context.sequence, context.sequence.params
     if not params.shapes_logits:
         return logits
     logits = logits.clone()
     if params.logit_bias:
         logits[list(params.logit_bias)] += torch.tensor(list(params.logit_bias.values()), device=logits.device)
-    if sequence.generated_tokens + len(context.ancestors) < params.min_tokens and sequence.stop_ids:
+    early = sequence.generated_tokens + len(context.ancestors) < params.min_tokens
+    if sequence.constraint is not None:
+        allowed = _within(sequence.constraint.allowed(context.ancestors), len(logits))
+        if early and (further := allowed.index_fill(0, torch.tensor(list(sequence.stop_ids), dtype=torch.int64), False)).any():
+            allowed = further
+        logits.masked_fill_(~allowed.to(logits.device), -torch.inf)
+    elif early and sequence.stop_ids:
         logits[list(sequence.stop_ids)] = -torch.inf
     if params.repetition_penalty != 1.0:
         seen = list(sequence.prompt_set.union(sequence.generated_counts, context.ancestors))
@@ -62,6 +71,13 @@ def shaped(logits: torch.Tensor, context: Context) -> torch.Tensor:
             amounts = torch.tensor(list(counts.values()), dtype=torch.float32, device=logits.device)
             logits[list(counts)] -= params.presence_penalty + params.frequency_penalty * amounts
     return logits
+
+
+def _within(mask: np.ndarray, size: int) -> torch.Tensor:
+    """bool [size]: the mask of the target's vocabulary for a row of a draft model, whose vocabulary may be rounded otherwise."""
+    if len(mask) == size:
+        return torch.from_numpy(mask)
+    return torch.from_numpy(np.pad(mask[:size], (0, max(size - len(mask), 0))))
 
 
 def _top_p(scores: torch.Tensor, top_p: float) -> torch.Tensor:

@@ -120,3 +120,5 @@ class Sequence:
         self.tokens.extend(tokens)
         self.sources.extend(sources)
         self.generated_counts.update(tokens)
+        if self.constraint is not None:
+            self.constraint.commit(tokens)

@@ -5,13 +5,19 @@ from __future__ import annotations
 import secrets
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
 
+from paceline.constraint import Constraint, GrammarError
 from paceline.engine.scheduler import Limits, Scheduler
 from paceline.engine.stops import StopChecker
 from paceline.models.tokenizer import Tokenizer
 from paceline.params import SamplingParams
 from paceline.sequence import Sequence
 from paceline.speculative import Outcome, Speculative
+
+if TYPE_CHECKING:
+    from paceline.models.grammar import Grammars
 
 
 class RequestError(Exception):
@@ -59,7 +65,8 @@ class Engine:
         keep: bool = False,
         after: Sequence | None = None,
     ) -> Sequence:
-        """Admit a request. prompt: token ids. Raises RequestError where it is empty, too long, or names unknown tokens.
+        """Admit a request. prompt: token ids. Raises RequestError where it is empty, too long, or names unknown tokens,
+        and where its grammar cannot be used.
 
         reference: token ids that the answer is expected to resemble; they change nothing but the time. tenant, priority, drafters,
         nodes: see `Sequence`. keep: hold on to its
@@ -85,6 +92,7 @@ class Engine:
         sequence = Sequence(
             self._keys, tuple(prompt), params, seed, stop_ids, tuple(reference), tenant, priority, drafters, nodes
         )
+        sequence.constraint = self._constraint(sequence)
         self._keys += 1
         if keep:
             self._kept[sequence.key] = sequence
@@ -93,6 +101,23 @@ class Engine:
         self.stops.begin(sequence)
         self.scheduler.add(sequence)
         return sequence
+
+    @cached_property
+    def grammars(self) -> Grammars:
+        """What compiles grammars; for a large vocabulary it takes a second to make."""
+        # few requests bring one, and llguidance takes a while to import
+        from paceline.models.grammar import Grammars
+
+        target = self.speculative.target
+        return Grammars(self.tokenizer, target.vocab_size, target.eos_token_ids)
+
+    def _constraint(self, sequence: Sequence) -> Constraint | None:
+        if sequence.params.grammar is None:
+            return None
+        try:
+            return self.grammars.constraint(sequence.params.grammar, sequence.stop_ids)
+        except GrammarError as error:
+            raise RequestError(str(error)) from error
 
     def stop_ids(self, params: SamplingParams) -> frozenset[int]:
         """Token ids that end a request: the model's EOS unless ignored, and the request's own."""

@@ -1,4 +1,4 @@
-"""Stops: where a verdict is cut. EOS, stop ids, stop strings and lengths, checked token by token in order."""
+"""Stops: where a verdict is cut. EOS, stop ids, stop strings, grammars and lengths, checked token by token in order."""
 
 from __future__ import annotations
 
@@ -45,8 +45,11 @@ class StopChecker:
             if stream.stopped:
                 sequence.stop = stream.stop
                 return verdict.cut(count, "stop")
-            if total - len(sequence.prompt) >= sequence.params.max_tokens or total >= self._longest:
+            over = sequence.constraint.over(verdict.tokens[:count]) if sequence.constraint is not None else None
+            if over is None and (total - len(sequence.prompt) >= sequence.params.max_tokens or total >= self._longest):
+                over = "length"
+            if over is not None:
                 stream.finish()
                 sequence.stop = stream.stop
-                return verdict.cut(count, "stop" if stream.stopped else "length")
+                return verdict.cut(count, "stop" if stream.stopped else over)
         return verdict

@@ -1,0 +1,288 @@
+"""Grammars: a JSON schema, a regular expression or a Lark grammar as what one answer may say, token by token (llguidance).
+
+llguidance reads bytes. What a token stands for is said by `Pieces`; special tokens stand for nothing but themselves, and padding
+for nothing at all. The end is a token of our own behind the vocabulary, which is translated into those that end the request.
+
+A grammar comes from a stranger. Its size is bounded before it is read, and what compiling and reading it may take by llguidance's
+own limits and by a clock. It compiles on a thread with a stack of its own: rules that name one another are followed recursively.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import takewhile
+from threading import Lock, Thread, stack_size
+from typing import Any
+
+import numpy as np
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
+
+from paceline.constraint import GrammarError
+from paceline.models.pieces import Pieces
+from paceline.models.tokenizer import Tokenizer
+from paceline.params import Grammar
+
+_DEPTH = 32
+"""Levels of a JSON schema."""
+_SECONDS = 2.0
+"""For one grammar to compile in. What takes longer is left alone and ends by its own limits."""
+_STACK_BYTES = 128 << 20
+"""64 KiB of grammar hold at most some 6,000 rules, and following one takes about 2 KiB. Only what is touched is real memory."""
+_KEPT = 32
+"""Compiled grammars that are kept, of the latest."""
+_WHITESPACE = r"( |\n[ \t]{0,64})"
+"""Between the words of a JSON text. Without a bound a model may write spaces until its tokens are used up."""
+_LIMITS = LLParserLimits(
+    max_items_in_row=20_000,
+    initial_lexer_fuel=1_000_000,
+    step_lexer_fuel=400_000,
+    step_max_items=100_000,
+    max_lexer_states=20_000,
+    max_grammar_size=500_000,
+    verbose_errors=False,
+)
+_KINDS = {"json_schema": "JSON schema", "regex": "regular expression", "lark": "grammar"}
+
+
+class Grammars:
+    """Compiles grammars for one tokenizer, and keeps the latest. May be used from several threads.
+
+    vocab_size: tokens of the model, padding included; masks are as long.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int, eos_token_ids: frozenset[int] = frozenset()) -> None:
+        self.vocab_size, self.eos_token_ids = vocab_size, eos_token_ids
+        self._library = LLTokenizer(
+            TokenizerWrapper(_Vocabulary(Pieces(tokenizer, vocab_size), vocab_size, eos_token_ids)),
+            n_vocab=vocab_size + 1,
+            eos_token=vocab_size,
+        )
+        self._compiled: OrderedDict[Grammar, LLMatcher] = OrderedDict()
+        self._lock = Lock()
+
+    def check(self, grammar: Grammar) -> None:
+        """Raises GrammarError where the grammar cannot be used."""
+        self._fresh(grammar)
+
+    def constraint(self, grammar: Grammar, stop_ids: frozenset[int]) -> GrammarConstraint:
+        """The state of one answer that ends with any of the model's EOS among `stop_ids`. Raises GrammarError."""
+        return GrammarConstraint(self._fresh(grammar), self.vocab_size, self.eos_token_ids & stop_ids)
+
+    def _fresh(self, grammar: Grammar) -> LLMatcher:
+        with self._lock:
+            found = self._compiled.get(grammar)
+            if found is not None:
+                self._compiled.move_to_end(grammar)
+                return found.deep_copy()
+        made = _within_time(lambda: self._compile(grammar), grammar)
+        with self._lock:
+            self._compiled[grammar] = made
+            while len(self._compiled) > _KEPT:
+                self._compiled.popitem(last=False)
+            return made.deep_copy()
+
+    def _compile(self, grammar: Grammar) -> LLMatcher:
+        matcher = LLMatcher(self._library, _text(grammar), log_level=0, limits=_LIMITS)
+        if not matcher.is_error():
+            # what cannot even begin is refused, and not left to the first step
+            mask = matcher.compute_bitmask()
+            empty = not any(mask) or (matcher.is_stopped() and not matcher.is_accepting())
+            if empty and not matcher.is_error():
+                raise _refused(grammar, "nothing satisfies it")
+        if matcher.is_error():
+            raise _refused(grammar, matcher.get_error())
+        return matcher
+
+
+@lru_cache(maxsize=4)
+def grammars_of(tokenizer: Tokenizer) -> Grammars:
+    """Those of a tokenizer without its model: enough to say whether a grammar can be used."""
+    return Grammars(tokenizer, tokenizer.vocab_size)
+
+
+def check(grammar: Grammar, tokenizer: Tokenizer) -> None:
+    """Raises GrammarError, in one sentence, where a grammar cannot be used."""
+    grammars_of(tokenizer).check(grammar)
+
+
+@dataclass(frozen=True)
+class _Place:
+    """What is known behind some tokens. allowed: bool [V]. over: as `Constraint.over` has it."""
+
+    allowed: np.ndarray
+    over: str | None = None
+
+
+class GrammarConstraint:
+    """`Constraint` by a matcher that walks ahead into a draft and returns.
+
+    matcher: one that has read nothing, for this sequence alone. ends: EOS tokens that end this request; without any the answer is
+    over where nothing may follow. What was looked up behind a draft is kept until a commit goes another way.
+    """
+
+    def __init__(self, matcher: LLMatcher, vocab_size: int, ends: frozenset[int]) -> None:
+        self._matcher, self._vocab_size, self._ends = matcher, vocab_size, ends
+        self._unread = matcher.deep_copy()
+        self._read: list[int] = []
+        self._ahead: tuple[int, ...] | None = ()
+        """What the matcher has read beyond the committed tokens; None where that is not known."""
+        self._places: dict[tuple[int, ...], _Place] = {}
+        self._everything = np.ones(vocab_size, bool)
+
+    def allowed(self, ancestors: tuple[int, ...]) -> np.ndarray:
+        return self._at(ancestors).allowed
+
+    def over(self, ancestors: tuple[int, ...]) -> str | None:
+        return self._at(ancestors).over
+
+    def forced(self, count: int) -> tuple[int, ...]:
+        path: tuple[int, ...] = ()
+        while len(path) < count and not self._ends.intersection(path[-1:]):
+            allowed = self._at(path).allowed
+            if np.count_nonzero(allowed) > max(len(self._ends), 1):
+                break
+            choices = np.flatnonzero(allowed).tolist()
+            if len(choices) > 1 and not self._ends.issuperset(choices):
+                break
+            # bytes that are forced are spelled in one way alone, and known as a whole; the end is a token of ours there
+            more = self._matcher.compute_ff_tokens() if self._go(path) and choices[0] not in self._ends else []
+            path = (*path, *(more or choices[:1]))
+        return path[:count]
+
+    def commit(self, tokens: tuple[int, ...]) -> None:
+        if self._ahead is None or self._ahead[: len(tokens)] != tokens:
+            self._go(tokens)
+        size = len(tokens)
+        known = self._ahead is not None and self._ahead[:size] == tokens
+        self._ahead = self._ahead[size:] if self._ahead is not None and known else None
+        self._read += tokens
+        self._places = {path[size:]: place for path, place in self._places.items() if path[:size] == tokens}
+
+    def _at(self, ancestors: tuple[int, ...]) -> _Place:
+        place = self._places.get(ancestors)
+        if place is None:
+            place = self._places[ancestors] = self._looked_up(ancestors)
+        return place
+
+    def _looked_up(self, ancestors: tuple[int, ...]) -> _Place:
+        reached = self._go(ancestors)
+        bits = self._matcher.compute_bitmask() if reached else b""
+        if self._matcher.is_error():
+            return _Place(self._everything, "length")
+        if not reached:
+            return _Place(self._everything)
+        mask = np.unpackbits(np.frombuffer(bits, np.uint8), count=self._vocab_size + 1, bitorder="little").astype(bool)
+        may_end, mask = bool(mask[-1]), mask[:-1]
+        if may_end:
+            mask[list(self._ends)] = True
+        if mask.any():
+            return _Place(mask)
+        # nothing follows: it is whole, or there is no token for what must follow
+        return _Place(self._everything, "stop" if may_end else "length")
+
+    def _go(self, ancestors: tuple[int, ...]) -> bool:
+        """Put the matcher behind the committed tokens and `ancestors`; False where the grammar refuses them."""
+        before = None if self._matcher.is_error() else self._ahead
+        if before == ancestors:
+            return True
+        # until it is there nobody knows where it is
+        self._ahead = None
+        if before is None:
+            # it broke off on its way, or was past its limits, from where a matcher does not return
+            self._matcher, before = self._unread.deep_copy(), ()
+            if self._matcher.try_consume_tokens(self._read) < len(self._read):
+                return False
+        same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(before, ancestors, strict=False)))
+        if len(before) > same:
+            self._matcher.rollback(len(before) - same)
+        taken = same + self._matcher.try_consume_tokens(list(ancestors[same:]))
+        self._ahead = ancestors[:taken]
+        return taken == len(ancestors)
+
+
+class _Vocabulary:
+    """A tokenizer as llguidance asks for one: the bytes of every token, then the end of an answer."""
+
+    bos_token_id = None
+
+    def __init__(self, pieces: Pieces, vocab_size: int, eos_token_ids: frozenset[int]) -> None:
+        self._pieces, self.eos_token_id = pieces, vocab_size
+        special = {token for token in (*pieces.names, *eos_token_ids) if token < vocab_size}
+        self.special_token_ids = [*special, vocab_size]
+        self.tokens = [self._named(token, token in special) for token in range(vocab_size)] + [b"<|end of answer|>"]
+
+    def _named(self, token: int, special: bool) -> bytes:
+        if special:
+            return self._pieces.names.get(token, f"<|special {token}|>").encode()
+        return self._pieces.of[token]
+
+    def __call__(self, text: str) -> list[int]:
+        return self._pieces.spelled(text.encode())
+
+
+def _text(grammar: Grammar) -> str:
+    """The grammar in llguidance's own form. Raises GrammarError for a schema that is no JSON or too deep."""
+    if grammar.kind == "regex":
+        return LLMatcher.grammar_from_regex(grammar.text)
+    if grammar.kind == "lark":
+        return LLMatcher.grammar_from_lark(grammar.text)
+    try:
+        schema = json.loads(grammar.text)
+    except (ValueError, RecursionError) as error:
+        raise _refused(grammar, "it is not valid JSON, or far too deep") from error
+    if not isinstance(schema, dict | bool):
+        raise _refused(grammar, "it is neither an object nor true")
+    level: list[Any] = [schema]
+    for _ in range(_DEPTH):
+        level = [below for one in level for below in (one.values() if isinstance(one, dict) else one)]
+        level = [one for one in level if isinstance(one, dict | list)]
+        if not level:
+            return LLMatcher.grammar_from_json_schema(grammar.text, defaults={"whitespace_pattern": _WHITESPACE})
+    raise _refused(grammar, f"it is more than {_DEPTH} levels deep")
+
+
+def _within_time(compile_one: Callable[[], LLMatcher], grammar: Grammar) -> LLMatcher:
+    """What it returns, from a thread of its own. Raises GrammarError, also where it takes too long or breaks."""
+    ended: list[LLMatcher | BaseException] = []
+
+    def run() -> None:
+        try:
+            ended.append(compile_one())
+        # a panic of the library is no Exception
+        except BaseException as failure:
+            ended.append(failure)
+
+    thread = Thread(target=run, name="grammar", daemon=True)
+    with _STARTING:
+        before = stack_size(_STACK_BYTES)
+        try:
+            thread.start()
+        finally:
+            stack_size(before)
+    thread.join(_SECONDS)
+    if not ended:
+        raise _refused(grammar, f"it takes more than {_SECONDS:.0f} seconds to compile")
+    if isinstance(ended[0], GrammarError):
+        raise ended[0]
+    if isinstance(ended[0], BaseException):
+        raise _refused(grammar, str(ended[0]) or "it cannot be compiled") from ended[0]
+    return ended[0]
+
+
+_STARTING = Lock()
+"""The size of a stack is set for whatever thread starts next."""
+_PLACE = re.compile(r"^(at )?\d+\(\d+\): ")
+
+
+def _refused(grammar: Grammar, reason: str) -> GrammarError:
+    """One sentence of what may be many lines, of which an expression's own parser says the reason last."""
+    lines = [line.strip() for line in reason.splitlines() if line.strip()] or ["it cannot be compiled"]
+    told = next((line.removeprefix("error: ") for line in lines if line.startswith("error: ")), lines[0])
+    if grammar.kind != "lark":
+        told = _PLACE.sub("", told)
+    return GrammarError(f"the {_KINDS[grammar.kind]} cannot be used: {told[:200]}")
