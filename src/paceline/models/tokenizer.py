@@ -55,17 +55,36 @@ class Tokenizer:
         """The text of some tokens; bytes that are no whole character show as U+FFFD."""
         return self._decode(list(ids), skip_special)
 
-    def chat(self, messages: Many[Mapping[str, str]]) -> list[int]:
+    @property
+    def chat_template(self) -> str | None:
+        """The Jinja source of the model's own template; of several the one named "default"."""
+        held = self._tokenizer.chat_template
+        return held.get("default") if isinstance(held, dict) else held
+
+    @property
+    def special_tokens(self) -> dict[str, str]:
+        """Such as {"eos_token": "</s>"}, by the names of tokenizer_config.json."""
+        return {name: str(token) for name, token in self._tokenizer.special_tokens_map.items() if isinstance(token, str)}
+
+    def chat(
+        self, messages: Many[Mapping[str, Any]], tools: Many[Mapping[str, Any]] = (), *, answer_begun: bool = False
+    ) -> list[int]:
         """Token ids of a conversation, up to where the model answers. messages: mappings with `role` and `content`.
 
-        The model's own template is rendered in transformers' sandbox. Raises ModelError where there is none or it fails.
+        tools: functions that the model may call, as JSON schemas. answer_begun: the last message is the model's own, and is
+        continued. The model's own template is rendered in transformers' sandbox. Raises ModelError where there is none or it
+        fails.
         """
         if not self.has_chat_template:
             raise ModelError(f"the model in '{self.path}' has no chat template")
         try:
             with quiet():
                 text = self._tokenizer.apply_chat_template(
-                    [dict(message) for message in messages], tokenize=False, add_generation_prompt=True
+                    [dict(message) for message in messages],
+                    tools=[dict(tool) for tool in tools] or None,
+                    tokenize=False,
+                    add_generation_prompt=not answer_begun,
+                    continue_final_message=answer_begun,
                 )
         # a template is a program: besides jinja's own errors it can fail as any expression can
         except (TemplateError, ValueError, TypeError, KeyError, ArithmeticError, RecursionError) as error:

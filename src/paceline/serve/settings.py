@@ -43,14 +43,15 @@ Seconds = Annotated[float, Field(gt=0, le=86400, allow_inf_nan=False)]
 class Settings(BaseModel):
     """What `paceline serve` is told. Immutable. Raises ValidationError, or SettingsError where the file of keys cannot be read.
 
-    model, draft, verify, lossy, policy, weights: as in `LLM`. served_name: what clients call the model; its own name if None.
-    api_keys, api_key_file (a key a line): a client must show one of them; without any, only this machine is served, unless
-    `insecure`. allowed_hosts: names that a Host header may carry, "*" for any; if empty, those of this machine, or any where the
-    server listens beyond it. cors_origins: pages of other origins that may call. root_path: what a proxy cuts off in front of
-    every path. batch: sequences in flight. prefill_chunk: prompt tokens of one step. cache_tokens: that all sequences may hold.
-    queue: requests that may wait before the next is told 429. default_max_tokens: where a request names none; None for what the
-    endpoint's own API says. body_timeout_s: until a body has arrived whole. drain_timeout_s: what running requests get once the
-    server is told to stop. log_prompts: logs may hold texts of requests.
+    model, draft, verify, lossy, policy, weights: as in `LLM`. offer: drafters for requests that name them. served_name: what
+    clients call the model; its own name if None. api_keys, api_key_file (a key a line): a client must show one of them;
+    without any, only this machine is served, unless `insecure`. allowed_hosts: names that a Host header may carry, "*" for
+    any; if empty, those of this machine, or any where the server listens beyond it. cors_origins: pages of other origins that
+    may call. root_path: what a proxy cuts off in front of every path. batch: sequences in flight. prefill_chunk: prompt
+    tokens of one step. cache_tokens: that all sequences may hold. queue: requests that may wait before the next is told 429.
+    default_max_tokens: where a request names none; None for what the endpoint's own API says. body_timeout_s: until a body
+    has arrived whole. drain_timeout_s: what running requests get once the server is told to stop. log_prompts: logs may hold
+    texts of requests.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
@@ -60,6 +61,7 @@ class Settings(BaseModel):
     verify: str = "match"
     lossy: bool = False
     policy: str | None = None
+    offer: tuple[str, ...] = ("ngram", "suffix", "lookahead", "recycle")
     weights: str | None = None
     served_name: Annotated[str, Field(min_length=1, max_length=256)] | None = None
 
@@ -104,7 +106,7 @@ class Settings(BaseModel):
                 return {**values, "api_keys": [*named, *_keys_of_file(kept)]}
         return values
 
-    @field_validator("api_keys", "allowed_hosts", "cors_origins", mode="before")
+    @field_validator("api_keys", "allowed_hosts", "cors_origins", "offer", mode="before")
     @classmethod
     def _listed(cls, value: Any) -> Any:
         return _parts(value)

@@ -1,0 +1,93 @@
+"""The pipe between the server and its engine: one JSON object a line, checked on both sides; nothing is ever unpickled."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar, Generic, TypeVar
+
+from pydantic import ConfigDict, TypeAdapter
+
+from paceline.serve.asking import Ask, Delta
+
+
+@dataclass(frozen=True)
+class Order:
+    """From the server: run this ask under this number, or, without one, end what runs under it. late: its time is up, and its
+    ending is still to be told."""
+
+    number: int
+    ask: Ask | None = None
+    late: bool = False
+
+
+@dataclass(frozen=True)
+class Ready:
+    """What the engine turned out to be, once it is loaded; see `Service`."""
+
+    context_length: int
+    vocab_size: int
+    drafters: tuple[str, ...]
+    default_drafters: tuple[str, ...]
+    drafter_notes: dict[str, tuple[str, str]]
+    target: str
+    policy: str
+    verifier: str
+
+
+@dataclass
+class Stats:
+    """What the engine did since it last told, and how it stands now.
+
+    Sums: steps, rows of forwards, sequences in them, candidates drafted and accepted (by depth, by source; drafts: steps of
+    sequences that drafted anything), seconds, preemptions, prompt tokens asked for and found in the cache. Now: sequences running
+    and waiting, tokens held of those that fit.
+    """
+
+    steps: int = 0
+    rows: int = 0
+    sequences: int = 0
+    drafts: int = 0
+    draft_tokens: int = 0
+    accepted_tokens: int = 0
+    accepted_by_depth: list[int] = field(default_factory=list)
+    accepted_by_source: dict[str, int] = field(default_factory=dict)
+    draft_s: float = 0.0
+    forward_s: float = 0.0
+    verify_s: float = 0.0
+    preemptions: int = 0
+    prefix_queries: int = 0
+    prefix_hits: int = 0
+    running: int = 0
+    waiting: int = 0
+    held_tokens: int = 0
+    cache_tokens: int = 0
+
+
+@dataclass(frozen=True)
+class News:
+    """From the engine. deltas, refused: by number; a refusal is one sentence. failure: why the engine ends, for everyone."""
+
+    # log-probabilities may be infinite
+    __pydantic_config__: ClassVar = ConfigDict(ser_json_inf_nan="constants")
+
+    deltas: dict[int, Delta] = field(default_factory=dict)
+    refused: dict[int, str] = field(default_factory=dict)
+    stats: Stats | None = None
+    ready: Ready | None = None
+    failure: str | None = None
+
+
+Message = TypeVar("Message")
+
+
+class Line(Generic[Message]):
+    """How one kind of message is written and read. Reading raises ValueError for anything else."""
+
+    def __init__(self, kind: type[Message]) -> None:
+        self._adapter = TypeAdapter[Message](kind)
+
+    def write(self, message: Message) -> bytes:
+        return self._adapter.dump_json(message, exclude_defaults=True) + b"\n"
+
+    def read(self, line: bytes) -> Message:
+        return self._adapter.validate_json(line)

@@ -1,0 +1,200 @@
+"""The engine's process as the server sees it: started, spoken to, and started again when it dies."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Protocol
+
+from paceline.serve.asking import Ask, Delta
+from paceline.serve.errors import APIError
+from paceline.serve.pipe import Line, News, Order, Ready, Stats
+
+_LONGEST_LINE = 64 << 20
+_BACKOFF_S = (0.0, 1.0, 2.0, 5.0, 10.0, 30.0)
+"""Waits before starts in a row that did not get as far as an answer."""
+_LEAVE_S = 5.0
+"""What it gets to leave when its input ends, before it is killed."""
+
+log = logging.getLogger("paceline.serve")
+
+
+class EngineError(Exception):
+    """The engine cannot be started; the message is one sentence for the user."""
+
+
+class Listener(Protocol):
+    """Who asked for one number: called on the event loop, until the ending or the first failure."""
+
+    def brought(self, delta: Delta) -> None: ...
+
+    def failed(self, error: APIError) -> None: ...
+
+
+class EngineProcess:
+    """One engine behind a pipe. settings: one line of JSON. heard: called with what the engine did.
+
+    restarts: how often it had to be started again. ready: what it is, while it can be asked; None while it starts.
+    """
+
+    def __init__(self, settings: bytes, heard: Callable[[Stats], None]) -> None:
+        self._settings, self._heard = settings, heard
+        self._listeners: dict[int, Listener] = {}
+        self._orders, self._news = Line(Order), Line(News)
+        self._process: asyncio.subprocess.Process | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._numbers = 0
+        self._closing = False
+        self.ready: Ready | None = None
+        self.restarts = 0
+
+    async def start(self) -> Ready:
+        """Start it and wait until it is ready. Raises EngineError."""
+        await self._spawn()
+        ready = await self._until_ready()
+        if isinstance(ready, str):
+            raise EngineError(ready)
+        self.ready = ready
+        self._task = asyncio.create_task(self._kept_running())
+        return ready
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid if self._process else None
+
+    @property
+    def load(self) -> int:
+        """Choices in flight or waiting."""
+        return len(self._listeners)
+
+    def ask(self, ask: Ask, listener: Listener) -> int:
+        """Send an ask; its number. Raises APIError (503) while there is no engine."""
+        if self.ready is None:
+            raise APIError(503, "the engine is starting; try again in a moment", code="engine_starting", retry_after_s=1)
+        self._numbers += 1
+        self._listeners[self._numbers] = listener
+        self._send(Order(self._numbers, ask))
+        return self._numbers
+
+    def end(self, number: int) -> None:
+        """End what runs under a number; a no-op for one that ended."""
+        if self._listeners.pop(number, None) is not None:
+            self._send(Order(number))
+
+    def expire(self, number: int) -> None:
+        """End what runs under a number; its ending is still told."""
+        if number in self._listeners:
+            self._send(Order(number, late=True))
+
+    def _send(self, order: Order) -> None:
+        process = self._process
+        if process is not None and process.stdin is not None and not process.stdin.is_closing():
+            process.stdin.write(self._orders.write(order))
+
+    async def close(self) -> None:
+        """End the process, and with it whatever still runs."""
+        self._closing = True
+        if self._task is not None:
+            self._task.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._task
+        await self._gone()
+        self._fail_all("the server is shutting down", "shutting_down")
+
+    async def _spawn(self) -> None:
+        # a session of its own: an interrupt from the terminal is for the server alone
+        self._process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            *("-m", "paceline.serve.worker"),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            limit=_LONGEST_LINE,
+            start_new_session=True,
+        )
+        assert self._process.stdin is not None
+        self._process.stdin.write(self._settings + b"\n")
+
+    async def _until_ready(self) -> Ready | str:
+        """What it is, or why it cannot be."""
+        news = await self._read()
+        if news is not None and news.ready is not None:
+            return news.ready
+        await self._gone()
+        return news.failure if news is not None and news.failure else "the engine ended before it was ready"
+
+    async def _read(self) -> News | None:
+        """The next line; None at the end."""
+        assert self._process is not None
+        assert self._process.stdout is not None
+        try:
+            line = await self._process.stdout.readline()
+        except (ValueError, ConnectionError):
+            return None
+        try:
+            return self._news.read(line) if line else None
+        except ValueError:
+            # half a line: it died while it wrote
+            return None
+
+    async def _kept_running(self) -> None:
+        """Pass the news on; start the engine anew whenever it ends."""
+        failures = 0
+        while True:
+            spoke = await self._listened()
+            self.ready = None
+            self._fail_all("the engine failed and is being started again; send the request once more", "engine_failed")
+            await self._gone()
+            failures = 0 if spoke else failures + 1
+            self.restarts += 1
+            wait_s = _BACKOFF_S[min(failures, len(_BACKOFF_S) - 1)]
+            log.error("the engine ended; it is started again in %g s", wait_s)
+            await asyncio.sleep(wait_s)
+            await self._spawn()
+            ready = await self._until_ready()
+            if isinstance(ready, Ready):
+                self.ready = ready
+                log.info("the engine is back")
+            else:
+                log.error("the engine cannot be started: %s", ready)
+
+    async def _listened(self) -> bool:
+        """Pass the news on until they end; whether there were any."""
+        if self.ready is None:
+            return False
+        spoke = False
+        while (news := await self._read()) is not None and news.failure is None:
+            spoke = True
+            for number, sentence in news.refused.items():
+                if (listener := self._listeners.pop(number, None)) is not None:
+                    listener.failed(APIError(400, sentence))
+            for number, delta in news.deltas.items():
+                listener = self._listeners.get(number)
+                if listener is not None:
+                    if delta.ending is not None:
+                        del self._listeners[number]
+                    listener.brought(delta)
+            if news.stats is not None:
+                self._heard(news.stats)
+        return spoke
+
+    def _fail_all(self, sentence: str, code: str) -> None:
+        listeners, self._listeners = self._listeners, {}
+        for listener in listeners.values():
+            listener.failed(APIError(503, sentence, code=code, retry_after_s=1))
+
+    async def _gone(self) -> None:
+        """Make sure that the process has ended."""
+        process = self._process
+        if process is None:
+            return
+        if process.stdin is not None:
+            process.stdin.close()
+        try:
+            await asyncio.wait_for(process.wait(), _LEAVE_S)
+        except TimeoutError:
+            with suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()

@@ -1,0 +1,139 @@
+"""EngineService: what the routes ask for, over one engine process and one tokenizer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Mapping, Sequence as Many
+from dataclasses import dataclass, replace
+from pathlib import Path
+from time import time
+from typing import Any
+
+from paceline.params import Grammar
+from paceline.serve.asking import Ask, Delta, Service
+from paceline.serve.errors import APIError
+from paceline.serve.pipe import Ready
+from paceline.serve.process import EngineProcess
+from paceline.serve.settings import Settings
+from paceline.serve.texts import Texts, sampling_defaults
+
+
+_GRACE_S = 10.0
+"""From the end of a request's time until it is given up without a word from the engine."""
+
+
+class EngineService(Service):
+    """folder: of the model. ready: what its engine said it is."""
+
+    def __init__(self, engine: EngineProcess, folder: Path, settings: Settings, ready: Ready) -> None:
+        self._engine, self._settings = engine, settings
+        self.texts = Texts(folder, ready.vocab_size, settings.max_prompt_chars)
+        tokenizer = self.texts.tokenizer
+        self.model = settings.served_name or folder.name
+        self.created = int(time())
+        self.context_length, self.vocab_size = ready.context_length, ready.vocab_size
+        self.defaults = sampling_defaults(folder)
+        self.has_chat_template, self.chat_template = tokenizer.has_chat_template, tokenizer.chat_template
+        self.special_tokens: Mapping[str, str] = tokenizer.special_tokens
+        self.drafters, self.default_drafters = ready.drafters, ready.default_drafters
+        self.drafter_notes: Mapping[str, tuple[str, str]] = ready.drafter_notes
+        self.target, self.policy, self.verifier = ready.target, ready.policy, ready.verifier
+        self.draining = False
+
+    async def encode(self, text: str, add_special: bool = True) -> list[int]:
+        return await self.texts.encode(text, add_special)
+
+    async def chat(
+        self, messages: Many[Mapping[str, Any]], tools: Many[Mapping[str, Any]] = (), *, answer_begun: bool = False
+    ) -> list[int]:
+        return await self.texts.chat(messages, tools, answer_begun)
+
+    def decode(self, ids: Many[int], skip_special: bool = True) -> str:
+        return self.texts.decode(ids, skip_special)
+
+    def piece(self, token: int) -> bytes:
+        return self.texts.piece(token)
+
+    async def check_grammar(self, grammar: Grammar) -> None:
+        raise NotImplementedError
+
+    async def submit(self, asks: Many[Ask]) -> AsyncGenerator[tuple[int, Delta], None]:
+        if self.draining:
+            raise APIError(503, "the server is shutting down", code="shutting_down", retry_after_s=5)
+        if self._engine.load + len(asks) > self._settings.batch + self._settings.queue:
+            raise APIError(429, "the server is busy; try again later", code="overloaded", retry_after_s=1)
+        inbox: asyncio.Queue[_Letter] = asyncio.Queue()
+        numbers = dict[int, int]()
+        loop = asyncio.get_running_loop()
+        alarms = [
+            loop.call_later(self._settings.request_timeout_s + grace_s, inbox.put_nowait, _Letter(last=grace_s > 0))
+            for grace_s in (0.0, _GRACE_S)
+        ]
+        try:
+            for choice, ask in enumerate(asks):
+                numbers[choice] = self._engine.ask(ask, _Inbox(inbox, choice))
+            while numbers:
+                letters = [await inbox.get()]
+                while not inbox.empty():
+                    letters.append(inbox.get_nowait())
+                if any(letter.choice is None for letter in letters):
+                    for number in numbers.values():
+                        self._engine.expire(number)
+                for choice, delta in _read(letters).items():
+                    if delta.ending is not None:
+                        self._engine.end(numbers.pop(choice))
+                    yield choice, delta
+        finally:
+            for alarm in alarms:
+                alarm.cancel()
+            for number in numbers.values():
+                self._engine.end(number)
+
+
+@dataclass(frozen=True)
+class _Letter:
+    """What came for one choice; for None the time is up. last: so long ago that no answer will come any more."""
+
+    choice: int | None = None
+    delta: Delta | None = None
+    error: APIError | None = None
+    last: bool = False
+
+
+@dataclass(frozen=True)
+class _Inbox:
+    inbox: asyncio.Queue[_Letter]
+    choice: int
+
+    def brought(self, delta: Delta) -> None:
+        self.inbox.put_nowait(_Letter(self.choice, delta))
+
+    def failed(self, error: APIError) -> None:
+        self.inbox.put_nowait(_Letter(self.choice, error=error))
+
+
+def _read(letters: Many[_Letter]) -> dict[int, Delta]:
+    """One delta per choice, what came together joined. Raises APIError where the engine refused, failed or does not answer."""
+    found = dict[int, Delta]()
+    for letter in letters:
+        if letter.error is not None:
+            raise letter.error
+        if letter.last:
+            raise APIError(503, "the engine does not answer", code="engine_silent", retry_after_s=5)
+        if letter.choice is not None and letter.delta is not None:
+            before = found.get(letter.choice)
+            found[letter.choice] = _joined(before, letter.delta) if before else letter.delta
+    return found
+
+
+def _joined(first: Delta, second: Delta) -> Delta:
+    return replace(
+        second,
+        text=first.text + second.text,
+        tokens=first.tokens + second.tokens,
+        sources=first.sources + second.sources,
+        logprobs=first.logprobs if second.logprobs is None else (first.logprobs or ()) + second.logprobs,
+        prompt_logprobs=first.prompt_logprobs or second.prompt_logprobs,
+        steps=first.steps + second.steps,
+        ending=first.ending or second.ending,
+    )

@@ -1,0 +1,82 @@
+"""Texts: tokenising, templates and grammars in threads, so that none of it holds up the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Mapping, Sequence as Many
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, TypeVar
+
+from paceline.models.base import ModelError
+from paceline.models.pieces import Pieces
+from paceline.models.tokenizer import Tokenizer
+from paceline.params import SamplingParams
+from paceline.serve.errors import APIError, invalid
+
+_THREADS = 2
+_LONGEST_WAIT_S = 20.0
+"""A template is a program of the model's; one that takes longer is taken not to end."""
+Result = TypeVar("Result")
+
+
+class Texts:
+    """The tokenizer of a model behind a small pool of threads. max_chars: of all texts of one request, together."""
+
+    def __init__(self, path: Path, vocab_size: int, max_chars: int) -> None:
+        self.tokenizer = Tokenizer(path)
+        self._pieces, self._max_chars = Pieces(self.tokenizer, vocab_size), max_chars
+        self._pool = ThreadPoolExecutor(_THREADS, "texts")
+
+    async def run(self, work: Callable[[], Result]) -> Result:
+        """Run in a thread. Raises APIError (400) for ModelError, and where it takes too long."""
+        try:
+            return await asyncio.wait_for(asyncio.get_running_loop().run_in_executor(self._pool, work), _LONGEST_WAIT_S)
+        except TimeoutError:
+            raise invalid("the text of this request takes too long to prepare") from None
+        except ModelError as error:
+            raise invalid(str(error)) from None
+
+    async def encode(self, text: str, add_special: bool) -> list[int]:
+        self._bound(len(text))
+        return await self.run(lambda: self.tokenizer.encode(text, add_special))
+
+    async def chat(self, messages: Many[Mapping[str, Any]], tools: Many[Mapping[str, Any]], answer_begun: bool) -> list[int]:
+        self._bound(len(json.dumps([*messages, *tools])))
+        return await self.run(lambda: self.tokenizer.chat(messages, tools, answer_begun=answer_begun))
+
+    def decode(self, ids: Many[int], skip_special: bool) -> str:
+        return self.tokenizer.decode(ids, skip_special)
+
+    def piece(self, token: int) -> bytes:
+        if token in self._pieces.names:
+            return self._pieces.names[token].encode()
+        return self._pieces.of[token] if token < len(self._pieces.of) else b""
+
+    def close(self) -> None:
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def _bound(self, chars: int) -> None:
+        if chars > self._max_chars:
+            raise APIError(400, f"the request holds more than {self._max_chars} characters of text", code="text_too_long")
+
+
+def sampling_defaults(folder: Path) -> dict[str, Any]:
+    """What the checkpoint's generation_config.json says of sampling, by the names of `SamplingParams`; what is not valid is
+    left out."""
+    try:
+        held = json.loads((folder / "generation_config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+    stated = {name: held[name] for name in names if isinstance(held, dict) and held.get(name) is not None}
+    return {name: value for name, value in stated.items() if _valid(name, value)}
+
+
+def _valid(name: str, value: Any) -> bool:
+    try:
+        SamplingParams.model_validate({name: value})
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,238 @@
+"""Worker: the engine in a process of its own. Orders come in on standard input, news go out on standard output.
+
+Its first line of input holds the settings. It ends when its input does, at once, even in the middle of a step: whoever started
+it is gone. An exception in a step ends it too, after a word to everyone: the state of an engine that failed is not to be trusted.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from queue import Empty, SimpleQueue
+from threading import Thread
+from time import monotonic
+from typing import BinaryIO
+
+from paceline.engine.engine import Progress, RequestError
+from paceline.engine.llm import LLM
+from paceline.methods import described
+from paceline.models.base import ModelError
+from paceline.registry import DRAFTERS, UnknownMethod
+from paceline.serve.asking import Ask, Delta
+from paceline.serve.pipe import Line, News, Order, Ready, Stats
+from paceline.serve.running import Running
+from paceline.serve.settings import Settings
+from paceline.spec import SpecError
+
+BESIDE = ("reference:prompt=no",)
+"""They have something to say only where a request brings a prediction, or asks for a form."""
+_TOLD_EVERY_S = 0.1
+"""How often it is told what the engine did, while it does something."""
+
+
+class Worker:
+    """The engine's loop: take orders, step, tell the news."""
+
+    def __init__(self, llm: LLM, orders: Orders, out: BinaryIO) -> None:
+        self._llm, self._engine, self._orders, self._out = llm, llm.engine, orders, out
+        self._line = Line(News)
+        self._running: dict[int, Running] = {}
+        """By the key of its sequence."""
+        self._numbers: dict[int, int] = {}
+        """Number of an ask -> key of its sequence."""
+        self._stats, self._told = Stats(), 0.0
+        self._preemptions = 0
+        speculative = self._engine.speculative
+        self._facts = {
+            "drafter": speculative.drafter.name,
+            "verifier": speculative.verifier.name,
+            "policy": speculative.policy.name,
+            "target": f"{llm.target.name} ({llm.target.weights})",
+        }
+
+    def run(self) -> None:
+        """Until the input ends the process."""
+        self._tell(News(ready=self._ready()))
+        while True:
+            news = News()
+            for order in self._orders.taken(wait=not self._engine.has_work):
+                if order.ask is not None:
+                    self._begin(order.number, order.ask, news)
+                else:
+                    self._end(order, news)
+            self._step(news)
+            stats = self._due()
+            if news.deltas or news.refused or stats:
+                self._tell(replace(news, stats=stats))
+
+    def _tell(self, news: News) -> None:
+        self._out.write(self._line.write(news))
+        self._out.flush()
+
+    def _ready(self) -> Ready:
+        target, speculative = self._llm.target, self._engine.speculative
+        names = tuple(part.name for part in speculative.drafter.parts)
+        notes = {note["name"]: (note["summary"], note["source"]) for note in described(DRAFTERS) if note["name"] in names}
+        return Ready(
+            context_length=self._engine.longest,
+            vocab_size=target.vocab_size,
+            drafters=names,
+            default_drafters=tuple(name for name in names if name not in speculative.on_request),
+            drafter_notes=notes,
+            target=self._facts["target"],
+            policy=self._facts["policy"],
+            verifier=self._facts["verifier"],
+        )
+
+    def _begin(self, number: int, ask: Ask, news: News) -> None:
+        """Admit an ask, or say why it cannot be."""
+        try:
+            lossless = self._llm.lossless(ask.params) is not None
+            sequence = self._engine.add(
+                ask.prompt,
+                ask.params,
+                reference=ask.reference,
+                tenant=ask.tenant,
+                priority=ask.priority,
+                drafters=None if ask.drafters is None else frozenset(ask.drafters),
+                nodes=ask.nodes,
+            )
+        except RequestError as error:
+            news.refused[number] = str(error)
+            return
+        drafter = self._facts["drafter"] if ask.drafters is None else "+".join(ask.drafters) or "none"
+        facts = {**self._facts, "drafter": drafter, "lossless": lossless}
+        self._running[sequence.key] = Running(number, ask, sequence, facts)
+        self._numbers[number] = sequence.key
+
+    def _end(self, order: Order, news: News) -> None:
+        """End what runs under a number; a no-op where it has ended."""
+        key = self._numbers.pop(order.number, None)
+        if key is not None:
+            running = self._running.pop(key)
+            self._engine.abort(running.sequence)
+            if order.late:
+                news.deltas[order.number] = Delta(ending=running.ending("timeout"))
+
+    def _step(self, news: News) -> None:
+        """One step for everyone who is in flight."""
+        progress = self._engine.step()
+        if progress:
+            self._count(progress)
+        for one in progress:
+            running = self._running[one.sequence.key]
+            delta = running.delta(one)
+            if delta is not None:
+                news.deltas[running.number] = delta
+            if one.finished:
+                del self._running[one.sequence.key], self._numbers[running.number]
+
+    def _count(self, progress: list[Progress]) -> None:
+        stats, first = self._stats, progress[0].outcome
+        stats.steps += 1
+        stats.rows += first.rows
+        stats.sequences += len(progress)
+        stats.draft_s += first.timings.draft_s
+        stats.forward_s += first.timings.forward_s
+        stats.verify_s += first.timings.verify_s
+        for outcome in (one.outcome for one in progress):
+            tree, verdict = outcome.tree, outcome.verdict
+            if tree is None or tree.candidates == 1:
+                continue
+            stats.drafts += 1
+            stats.draft_tokens += tree.candidates - 1
+            stats.accepted_tokens += verdict.accepted
+            while len(stats.accepted_by_depth) < verdict.accepted:
+                stats.accepted_by_depth.append(0)
+            for depth in range(verdict.accepted):
+                stats.accepted_by_depth[depth] += 1
+            for node in verdict.path:
+                source = tree.sources[node]
+                stats.accepted_by_source[source] = stats.accepted_by_source.get(source, 0) + 1
+
+    def _due(self) -> Stats | None:
+        """What there is to tell, once in a while, and when the engine has nothing left to do."""
+        now, engine = monotonic(), self._engine
+        if not self._stats.steps or (engine.has_work and now - self._told < _TOLD_EVERY_S):
+            return None
+        scheduler = engine.scheduler
+        stats, self._stats, self._told = self._stats, Stats(), now
+        stats.running, stats.waiting = len(scheduler.running), len(scheduler.waiting)
+        stats.held_tokens, stats.cache_tokens = scheduler.held_tokens, engine.limits.cache_tokens
+        stats.preemptions, self._preemptions = scheduler.preemptions - self._preemptions, scheduler.preemptions
+        return stats
+
+
+class Orders:
+    """Lines of the input, read by a thread of their own; the end of the input ends the process."""
+
+    def __init__(self, source: BinaryIO) -> None:
+        self._source = source
+        self._queue: SimpleQueue[Order] = SimpleQueue()
+        Thread(target=self._read, daemon=True).start()
+
+    def _read(self) -> None:
+        line = Line(Order)
+        for read in self._source:
+            self._queue.put(line.read(read))
+        os._exit(0)
+
+    def taken(self, wait: bool) -> Iterator[Order]:
+        """What came in meanwhile; at least one where it is to wait."""
+        if wait:
+            yield self._queue.get()
+        while True:
+            try:
+                yield self._queue.get_nowait()
+            except Empty:
+                return
+
+
+def loaded(settings: Settings) -> LLM:
+    """Raises ModelError, SpecError or UnknownMethod."""
+    return LLM(
+        settings.model,
+        settings.draft,
+        verify=settings.verify,
+        lossy=settings.lossy,
+        policy=settings.policy,
+        weights=settings.weights,
+        beside=BESIDE,
+        offer=settings.offer,
+        batch=settings.batch,
+        prefill_chunk=settings.prefill_chunk,
+        cache_tokens=settings.cache_tokens,
+    )
+
+
+def main() -> None:
+    """Entry point of the process."""
+    # a terminal's interrupt is for the server, which says what is to become of its engine
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    out = os.fdopen(os.dup(1), "wb")
+    # whatever prints must not print into the news
+    os.dup2(2, 1)
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr)
+    settings = Settings.model_validate_json(sys.stdin.buffer.readline())
+    line: Line[News] = Line(News)
+    try:
+        worker = Worker(loaded(settings), Orders(sys.stdin.buffer), out)
+        # what loading left behind stays for good: the collector need not look through it at every turn
+        gc.freeze()
+        worker.run()
+    except BaseException as error:
+        known = isinstance(error, (ModelError, SpecError, UnknownMethod))
+        if not known:
+            logging.getLogger("paceline").exception("the engine failed")
+        out.write(line.write(News(failure=str(error) if known else f"the engine failed: {type(error).__name__}")))
+        out.flush()
+        raise SystemExit(2 if known else 1) from None
+
+
+if __name__ == "__main__":
+    main()
