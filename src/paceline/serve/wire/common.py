@@ -234,7 +234,7 @@ def refusal(name: str, reason: str) -> PydanticCustomError:
 def check_model(name: str | None, served: str) -> None:
     """Raises APIError (404) for a model that is not served; none named means the one there is."""
     if name is not None and name != served:
-        message = f"the model '{name}' does not exist; this server has '{served}'"
+        message = f"the model '{printable(name)}' does not exist; this server has '{served}'"
         raise APIError(404, message, param="model", code="model_not_found")
 
 

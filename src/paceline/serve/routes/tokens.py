@@ -1,0 +1,60 @@
+"""POST /tokenize and /detokenize, GET /tokenizer_info: the tokenizer, for clients that count or cut prompts themselves."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter
+
+from paceline.serve.asking import Service
+from paceline.serve.errors import invalid
+from paceline.serve.events import Route
+from paceline.serve.sampling_fields import check_length
+from paceline.serve.settings import Settings
+from paceline.serve.speculation_told import shown
+from paceline.serve.wire.common import REFUSALS, check_model
+from paceline.serve.wire.tokens import DetokenizeRequest, TokenizeRequest, TokenizeText
+
+_ALWAYS_TOLD = ("bos_token", "eos_token", "pad_token", "unk_token")
+
+
+def router(service: Service, settings: Settings) -> APIRouter:
+    routes = APIRouter(route_class=Route, tags=["tokens"], responses=REFUSALS)
+
+    @routes.post("/tokenize")
+    async def tokenize(fields: TokenizeRequest) -> dict[str, Any]:
+        """Token ids of a text or of a conversation."""
+        check_model(fields.model, service.model)
+        if isinstance(fields, TokenizeText):
+            check_length(len(fields.prompt), settings, "prompt")
+            ids = await service.encode(fields.prompt, fields.add_special_tokens)
+        else:
+            check_length(fields.characters, settings, "messages")
+            ids = await service.chat(fields.template_messages, fields.template_tools, answer_begun=fields.continue_final_message)
+        told = {"count": len(ids), "max_model_len": service.context_length, "tokens": ids}
+        return told | {"token_strs": [shown(service, token) for token in ids] if fields.return_token_strs else None}
+
+    @routes.post("/detokenize")
+    async def detokenize(fields: DetokenizeRequest) -> dict[str, str]:
+        """The text of tokens, special ones included."""
+        check_model(fields.model, service.model)
+        for token in fields.tokens:
+            if token >= service.vocab_size:
+                raise invalid(f"'tokens' holds token {token}; the model has {service.vocab_size}", "tokens")
+        if len(fields.tokens) > settings.max_prompt_chars:
+            raise invalid(f"'tokens' may hold at most {settings.max_prompt_chars} tokens", "tokens")
+        return {"prompt": service.decode(fields.tokens, skip_special=False)}
+
+    @routes.get("/tokenizer_info")
+    async def tokenizer_info() -> dict[str, Any]:
+        """Special tokens and the chat template, as tokenizer_config.json names them; null for what the model has not."""
+        absent = dict.fromkeys(_ALWAYS_TOLD)
+        return {
+            **absent,
+            **service.special_tokens,
+            "chat_template": service.chat_template,
+            "model_max_length": service.context_length,
+            "vocab_size": service.vocab_size,
+        }
+
+    return routes

@@ -1,0 +1,202 @@
+"""The request of POST /v1/chat/completions, and its messages as a chat template reads them."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field, model_validator
+
+from paceline.serve.errors import invalid
+from paceline.serve.wire.common import FOREIGN, Generation, Name, Text, TextPart, Wire, refusal
+
+FunctionName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
+
+
+class CalledFunction(Wire):
+    name: FunctionName
+    arguments: Text
+
+
+class ToolCall(Wire):
+    """A call that the model made earlier. index: what streams number their calls with, and means nothing here."""
+
+    id: Name
+    type: Literal["function"] = "function"
+    function: CalledFunction
+    index: int | None = None
+
+
+class Message(Wire):
+    """One message. Images, audio and files are refused, and whatever URLs are in a text stay text."""
+
+    unsupported: ClassVar = {
+        "audio": "messages are text",
+        "function_call": "use 'tool_calls'",
+        "reasoning": "the model keeps no reasoning",
+        "reasoning_content": "the model keeps no reasoning",
+    }
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: Text | Annotated[list[TextPart], Field(max_length=1024)] | None = None
+    name: Name | None = None
+    refusal: Text | None = None
+    annotations: Annotated[list[Any], Field(max_length=0)] | None = None
+    tool_calls: Annotated[list[ToolCall], Field(max_length=128)] | None = None
+    tool_call_id: Name | None = None
+
+    @model_validator(mode="after")
+    def _coherent(self) -> Message:
+        if self.content is None and not (self.role == "assistant" and (self.tool_calls or self.refusal)):
+            raise refusal("content", "a message without content must hold tool calls")
+        if self.tool_calls and self.role != "assistant":
+            raise refusal("tool_calls", f"the role '{self.role}' calls no tools")
+        if (self.tool_call_id is not None) != (self.role == "tool"):
+            raise refusal("tool_call_id", "messages of the role 'tool' have one, and no others")
+        return self
+
+    @property
+    def text(self) -> str:
+        if self.content is None:
+            return self.refusal or ""
+        return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+
+    def for_template(self, param: str) -> dict[str, Any]:
+        """What the model's template reads. Templates know no developers, and want arguments as objects.
+
+        Raises APIError (400) where the arguments of a call are none. param: where the message stands in the request.
+        """
+        told: dict[str, Any] = {"role": "system" if self.role == "developer" else self.role, "content": self.text}
+        for name in ("name", "tool_call_id"):
+            if (value := getattr(self, name)) is not None:
+                told[name] = value
+        if self.tool_calls:
+            told["tool_calls"] = [
+                {
+                    "id": call.id,
+                    "type": "function",
+                    "function": {
+                        "name": call.function.name,
+                        "arguments": _object(call.function.arguments, f"{param}.tool_calls[{at}].function.arguments"),
+                    },
+                }
+                for at, call in enumerate(self.tool_calls)
+            ]
+        return told
+
+
+def _object(text: str, param: str) -> dict[str, Any]:
+    try:
+        read = json.loads(text) if text else {}
+    except (ValueError, RecursionError):
+        read = None
+    if not isinstance(read, dict):
+        raise invalid(f"'{param}' must be a JSON object, written as a string", param)
+    return read
+
+
+class Function(Wire):
+    """A function that the model may call. parameters: the JSON schema of its arguments."""
+
+    name: FunctionName
+    description: Text | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(Wire):
+    type: Literal["function"]
+    function: Function
+
+
+class NamedFunction(Wire):
+    name: FunctionName
+
+
+class NamedTool(Wire):
+    type: Literal["function"]
+    function: NamedFunction
+
+
+Messages = Annotated[list[Message], Field(min_length=1, max_length=4096)]
+Tools = Annotated[list[Tool], Field(max_length=128)]
+
+
+class Conversation(Wire):
+    """Messages, and how the template ends them. continue_final_message: the last one, an assistant's, is continued."""
+
+    messages: Messages
+    tools: Tools | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool = False
+
+    @model_validator(mode="after")
+    def _ends(self) -> Conversation:
+        if self.continue_final_message:
+            if self.messages[-1].role != "assistant":
+                raise refusal("continue_final_message", "the last message is not an assistant's")
+            if self.add_generation_prompt:
+                raise refusal("add_generation_prompt", "the final message is to be continued")
+        elif self.add_generation_prompt is False:
+            raise refusal("add_generation_prompt", "it may only be false with 'continue_final_message'")
+        return self
+
+    @property
+    def characters(self) -> int:
+        """How much there is to render and tokenize."""
+        calls = [call for message in self.messages for call in message.tool_calls or ()]
+        tools = sum(len(json.dumps(tool.model_dump(exclude_none=True))) for tool in self.tools or ())
+        return sum(len(message.text) for message in self.messages) + sum(len(call.function.arguments) for call in calls) + tools
+
+    @property
+    def template_messages(self) -> list[dict[str, Any]]:
+        """Raises APIError (400)."""
+        return [message.for_template(f"messages[{at}]") for at, message in enumerate(self.messages)]
+
+    @property
+    def template_tools(self) -> list[dict[str, Any]]:
+        return [tool.model_dump(exclude_none=True) for tool in self.tools or ()]
+
+
+class ChatRequest(Conversation, Generation):
+    """A conversation that the model answers. Without max_completion_tokens (or max_tokens), as long as the context lasts."""
+
+    unsupported: ClassVar = FOREIGN | {
+        "best_of": "choices are not ranked; ask for n of them",
+        "audio": "answers are text",
+        "echo": "it belongs to text completions",
+        "functions": "use 'tools'",
+        "function_call": "use 'tool_choice'",
+        "include_reasoning": "the model keeps no reasoning",
+        "moderation": "answers are not moderated",
+        "suffix": "it belongs to text completions",
+        "web_search_options": "nothing is fetched from the web",
+    }
+
+    max_completion_tokens: Annotated[int, Field(ge=1, le=2**31)] | None = None
+    max_tokens: Annotated[int, Field(ge=1, le=2**31)] | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    parallel_tool_calls: bool | None = None
+    modalities: Annotated[list[Name], Field(max_length=8)] | None = None
+    reasoning_effort: Name | None = None
+    verbosity: Name | None = None
+    prompt_cache_options: dict[str, Any] | None = None
+
+    @model_validator(mode="after")
+    def _text_only(self) -> ChatRequest:
+        if self.modalities is not None and self.modalities != ["text"]:
+            raise refusal("modalities", "answers are text")
+        if self.reasoning_effort not in (None, "none"):
+            raise refusal("reasoning_effort", "the model has one way to answer")
+        if self.verbosity not in (None, "medium"):
+            raise refusal("verbosity", "the model has one way to answer")
+        if self.top_logprobs is not None and not self.logprobs:
+            raise refusal("top_logprobs", "it needs 'logprobs' to be true")
+        return self
+
+    @property
+    def most_tokens(self) -> int | None:
+        """Both names are upper bounds."""
+        return min((one for one in (self.max_tokens, self.max_completion_tokens) if one is not None), default=None)
