@@ -163,7 +163,8 @@ class Worker:
         scheduler = engine.scheduler
         stats, self._stats, self._told = self._stats, Stats(), now
         stats.running, stats.waiting = len(scheduler.running), len(scheduler.waiting)
-        stats.held_tokens, stats.cache_tokens = scheduler.held_tokens, engine.limits.cache_tokens
+        stats.held_tokens = sum(len(sequence.tokens) for sequence in scheduler.running)
+        stats.cache_tokens = engine.limits.cache_tokens
         stats.preemptions, self._preemptions = scheduler.preemptions - self._preemptions, scheduler.preemptions
         return stats
 

@@ -1,0 +1,87 @@
+"""Serving: everything put together, from settings to a port, and taken apart again when the server is told to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+from collections.abc import Callable, Generator
+from pathlib import Path
+
+import uvicorn
+
+from paceline.models.load import resolve
+from paceline.serve.app import application
+from paceline.serve.process import EngineProcess
+from paceline.serve.routes import completions
+from paceline.serve.service import EngineService
+from paceline.serve.settings import Settings
+
+log = logging.getLogger("paceline.serve")
+
+
+class _Server(uvicorn.Server):
+    """Leaves signals to `serve`, which drains: uvicorn would end the process with the signal's own exit code."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        yield
+
+
+async def serve(settings: Settings, started: Callable[[str, EngineService], None]) -> None:
+    """Serve until SIGTERM or SIGINT: then new requests are refused, those in flight get `drain_timeout_s` to end.
+
+    started: called once with the address and what is served. Raises ModelError or EngineError where the engine cannot be started.
+    """
+    folder = Path(resolve(settings.model)) if settings.model is not None else None
+    settings = settings if folder is None else settings.model_copy(update={"model": str(folder)})
+    engine = EngineProcess(worker_settings(settings), lambda stats: None)
+    try:
+        ready = await engine.start()
+        service = EngineService(engine, folder or resolve_default(), settings, ready)
+        routers = [module.router(service, settings) for module in (completions,)]
+        server = _Server(
+            uvicorn.Config(
+                application(routers),
+                host=settings.host,
+                port=settings.port,
+                root_path=settings.root_path,
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                h11_max_incomplete_event_size=settings.max_header_bytes,
+                timeout_graceful_shutdown=max(int(settings.drain_timeout_s), 1),
+            )
+        )
+
+        def stop() -> None:
+            if service.draining:
+                server.force_exit = True
+            service.draining = server.should_exit = True
+
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, stop)
+        serving = asyncio.create_task(server.serve())
+        while not server.started and not serving.done():
+            await asyncio.sleep(0.01)
+        if server.started:
+            port = server.servers[0].sockets[0].getsockname()[1]
+            host = f"[{settings.host}]" if ":" in settings.host else settings.host
+            started(f"http://{host}:{port}", service)
+        await serving
+    finally:
+        await engine.close()
+
+
+def resolve_default() -> Path:
+    from paceline.models.embedded import DEFAULT
+
+    return Path(resolve(DEFAULT))
+
+
+def worker_settings(settings: Settings) -> bytes:
+    """What the engine needs of them, as one line; keys stay with the server."""
+    fields = ("model", "draft", "verify", "lossy", "policy", "weights", "offer", "batch", "prefill_chunk", "cache_tokens")
+    return settings.model_dump_json(include=set(fields)).encode()
