@@ -33,4 +33,14 @@ def _user_errors() -> tuple[type[Exception], ...]:
     from paceline.sampling import LogitsError
     from paceline.spec import SpecError
 
-    return (ModelError, SpecError, UnknownMethod, RequestError, LogitsError, BenchError)
+    return (ModelError, SpecError, UnknownMethod, RequestError, LogitsError, BenchError, *_server_errors())
+
+
+def _server_errors() -> tuple[type[Exception], ...]:
+    # only where the server was started, which has them loaded
+    if "paceline.serve.serving" not in sys.modules:
+        return ()
+    from paceline.serve.process import EngineError
+    from paceline.serve.settings import SettingsError
+
+    return (EngineError, SettingsError)

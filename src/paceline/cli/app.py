@@ -1,4 +1,4 @@
-"""Every command, in the order of `paceline --help`. A new one: a function in a file of its own, and a line here."""
+"""Every command. A new one: a function in a file of its own, and a line here."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from paceline.cli.check import check
 from paceline.cli.datastore import datastore
 from paceline.cli.generate import generate
 from paceline.cli.listings import methods, models
+from paceline.cli.serve import serve
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help=paceline.__doc__)
-for command in (generate, chat, check, bench, methods, models):
+for command in (generate, chat, check, serve, methods, models):
     app.command()(command)
+app.add_typer(bench, name="bench")
 app.add_typer(datastore, name="datastore")
