@@ -55,7 +55,7 @@ class EngineService(Service):
         return self.texts.piece(token)
 
     async def check_grammar(self, grammar: Grammar) -> None:
-        raise NotImplementedError
+        await self.texts.check(grammar)
 
     async def submit(self, asks: Many[Ask]) -> AsyncGenerator[tuple[int, Delta], None]:
         if self.draining:

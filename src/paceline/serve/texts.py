@@ -9,10 +9,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
+from paceline.constraint import GrammarError
 from paceline.models.base import ModelError
+from paceline.models.grammar import Grammars
 from paceline.models.pieces import Pieces
 from paceline.models.tokenizer import Tokenizer
-from paceline.params import SamplingParams
+from paceline.params import Grammar, SamplingParams
 from paceline.serve.errors import APIError, invalid
 
 _THREADS = 2
@@ -27,6 +29,7 @@ class Texts:
     def __init__(self, path: Path, vocab_size: int, max_chars: int) -> None:
         self.tokenizer = Tokenizer(path)
         self._pieces, self._max_chars = Pieces(self.tokenizer, vocab_size), max_chars
+        self._grammars = Grammars(self.tokenizer, vocab_size)
         self._pool = ThreadPoolExecutor(_THREADS, "texts")
 
     async def run(self, work: Callable[[], Result]) -> Result:
@@ -45,6 +48,12 @@ class Texts:
     async def chat(self, messages: Many[Mapping[str, Any]], tools: Many[Mapping[str, Any]], answer_begun: bool) -> list[int]:
         self._bound(len(json.dumps([*messages, *tools])))
         return await self.run(lambda: self.tokenizer.chat(messages, tools, answer_begun=answer_begun))
+
+    async def check(self, grammar: Grammar) -> None:
+        try:
+            await self.run(lambda: self._grammars.check(grammar))
+        except GrammarError as error:
+            raise invalid(str(error)) from None
 
     def decode(self, ids: Many[int], skip_special: bool) -> str:
         return self.tokenizer.decode(ids, skip_special)

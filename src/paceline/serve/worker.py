@@ -29,7 +29,7 @@ from paceline.serve.running import Running
 from paceline.serve.settings import Settings
 from paceline.spec import SpecError
 
-BESIDE = ("reference:prompt=no",)
+BESIDE = ("reference:prompt=no", "grammar")
 """They have something to say only where a request brings a prediction, or asks for a form."""
 _TOLD_EVERY_S = 0.1
 """How often it is told what the engine did, while it does something."""
