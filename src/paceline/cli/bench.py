@@ -1,4 +1,4 @@
-"""`paceline bench`: what drafts gain, measured."""
+"""`paceline bench`: what drafts gain, measured; and the group of measurements, of which that is the default."""
 
 from __future__ import annotations
 
@@ -8,11 +8,17 @@ from typing import Annotated
 
 import typer
 
+from paceline.cli.bench_serve import bench_serve
+from paceline.cli.groups import DefaultGroup
 from paceline.cli.options import Json, MaxTokens, Model, Weights
 from paceline.cli.terminal import err, out
 
+bench = typer.Typer(cls=DefaultGroup, invoke_without_command=True, subcommand_metavar="| COMMAND [ARGS]...")
+bench.command("serve")(bench_serve)
 
-def bench(
+
+@bench.callback()
+def bench_drafts(
     model: Model = None,
     draft: Annotated[list[str] | None, typer.Option("--draft", help="What drafts; may be repeated; auto if left out.")] = None,
     tasks: Annotated[

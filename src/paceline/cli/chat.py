@@ -41,7 +41,6 @@ def chat(
     params = sampling_params(max_tokens=max_tokens, temperature=temperature, top_p=top_p, seed=seed)
     llm = loaded(model, draft, verify, lossy, policy, weights)
     messages: list[dict[str, str]] = []
-    before = None
     while True:
         try:
             said = (out.input("[bold]> [/bold]") if sys.stdin.isatty() else sys.stdin.readline()).strip()
@@ -58,8 +57,7 @@ def chat(
             # the oldest exchange makes room for the newest
             del messages[:2]
             ids = llm.tokenizer.chat(messages)
-        last = streamed(llm.stream(ids, params, keep=True, after=before), Typed().show)
-        before = last.sequence
+        last = streamed(llm.stream(ids, params), Typed().show)
         completion = completed(last.sequence, last.text)
         messages.append({"role": "assistant", "content": completion.text})
         out.file.write("\n")

@@ -1,0 +1,70 @@
+"""Arrivals: when requests are due, as a Poisson process or as a trace tells, and how long a trace's requests are.
+
+Source: traces of the Azure LLM inference service of 2023 (Patel et al. 2024, Splitwise), CSV with the columns TIMESTAMP,
+ContextTokens and GeneratedTokens.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+
+from paceline.bench.errors import BenchError
+
+LARGEST_FILE_BYTES = 1 << 30
+_COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
+
+
+def poisson(rate: float, count: int, seed: int) -> tuple[float, ...]:
+    """Seconds at which `count` requests are due, `rate` a second on average, the first at 0.
+
+    The same seed gives the same process at every rate, only stretched, so that rates can be compared.
+    """
+    gaps = np.random.default_rng(seed).exponential(1.0, count - 1)
+    return (0.0, *(np.cumsum(gaps) / rate).tolist())
+
+
+@dataclass(frozen=True)
+class Traced:
+    """One request of a trace. due_s: since the first one."""
+
+    due_s: float
+    prompt_tokens: int
+    tokens: int
+
+
+def read_trace(file: Path, count: int) -> list[Traced]:
+    """The first `count` requests of a trace. Raises BenchError."""
+    try:
+        if file.stat().st_size > LARGEST_FILE_BYTES:
+            raise BenchError(f"{file} is larger than {LARGEST_FILE_BYTES >> 30} GiB")
+        with file.open(encoding="utf-8", newline="") as lines:
+            rows = list(islice(_rows(file, csv.DictReader(lines)), count))
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise BenchError(f"cannot read {file}: {getattr(error, 'strerror', None) or 'it is not CSV in UTF-8'}") from error
+    if not rows:
+        raise BenchError(f"{file} holds no request")
+    first = min(moment for moment, _, _ in rows)
+    found = [Traced((moment - first).total_seconds(), prompt, answer) for moment, prompt, answer in rows]
+    return sorted(found, key=lambda traced: traced.due_s)
+
+
+def _rows(file: Path, reader: csv.DictReader[str]) -> Iterator[tuple[datetime, int, int]]:
+    if not set(_COLUMNS) <= set(reader.fieldnames or ()):
+        raise BenchError(f"{file} has no columns {', '.join(_COLUMNS)}")
+    for number, row in enumerate(reader, 2):
+        try:
+            # seven digits of a second's fraction are one more than datetime reads
+            moment = datetime.fromisoformat(row["TIMESTAMP"].strip()[:26])
+            prompt, answer = int(row["ContextTokens"]), int(row["GeneratedTokens"])
+        except (ValueError, AttributeError, TypeError) as error:
+            raise BenchError(f"{file} line {number} is no time with two numbers of tokens") from error
+        if prompt < 0 or answer < 0:
+            raise BenchError(f"{file} line {number} has less than no tokens")
+        yield moment, prompt, answer

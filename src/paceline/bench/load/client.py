@@ -1,0 +1,129 @@
+"""Client: sends one request to a server and notes when each chunk of its answer came."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping
+from itertools import pairwise
+from math import isfinite
+from time import perf_counter
+from typing import Any
+
+import httpx2
+
+from paceline.bench.load.chunks import BadChunk, parsed, said
+from paceline.bench.load.outcome import REFUSALS, Outcome
+
+_LARGEST_ERROR_BYTES = 1 << 16
+_WAIT_S = 1.0
+"""Before a request is sent again, where the server does not say how long."""
+
+
+def connected(url: str, api_key: str | None, timeout_s: float) -> httpx2.AsyncClient:
+    """A client that opens as many connections as there are requests in flight, and asks no proxy."""
+    return httpx2.AsyncClient(
+        base_url=url,
+        headers={"Authorization": f"Bearer {api_key}"} if api_key else {},
+        timeout=timeout_s,
+        limits=httpx2.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=2.0),
+        trust_env=False,
+    )
+
+
+class Client:
+    """Streams answers from one path. retry: a request that is refused because the server is full is sent again in time."""
+
+    def __init__(self, http: httpx2.AsyncClient, path: str, timeout_s: float, retry: bool = False) -> None:
+        self._http, self._path, self._timeout_s, self._retry = http, path, timeout_s, retry
+
+    async def ask(self, body: Mapping[str, Any], index: int, due: float, began: float) -> Outcome:
+        """Send a request and read its answer. due, began: of it and of the run, on perf_counter's clock. Never raises for what
+        servers and networks do; ends within the timeout."""
+        sent = perf_counter()
+        about: dict[str, Any] = {"index": index, "due_s": due - began, "lag_s": sent - due}
+        failed: dict[str, Any] = {}
+        refusals = 0
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                while True:
+                    async with self._http.stream("POST", self._path, json=body) as response:
+                        if response.status_code == 200:
+                            return await _read(response, due, {**about, "refusals": refusals})
+                        refusals += response.status_code in REFUSALS
+                        failed = {"error": str(response.status_code), "message": await _message(response)}
+                        wait_s = _wait_s(response)
+                    if not self._retry or response.status_code not in REFUSALS:
+                        break
+                    await asyncio.sleep(wait_s)
+        except TimeoutError:
+            failed = {"error": "timeout", "message": f"no whole answer within {self._timeout_s:g} s"}
+        except httpx2.SSEError as error:
+            failed = {"error": "not a stream", "message": str(error)}
+        except BadChunk as error:
+            failed = {"error": "error in the stream", "message": str(error)}
+        except httpx2.TimeoutException:
+            failed = {"error": "timeout", "message": f"no whole answer within {self._timeout_s:g} s"}
+        except UnicodeEncodeError:
+            failed = {"error": "unsendable", "message": "its text is not Unicode"}
+        except (httpx2.TransportError, httpx2.DecodingError) as error:
+            failed = {"error": "connection", "message": str(error) or type(error).__name__}
+        return Outcome(**about, **failed, refusals=refusals, ended_s=perf_counter() - due)
+
+
+async def _read(response: httpx2.Response, due: float, about: Mapping[str, Any]) -> Outcome:
+    times_s: list[float] = []
+    texts: list[str] = []
+    whole = False
+    counts: dict[str, Any] = {}
+    async for event in httpx2.EventSource(response):
+        now_s = perf_counter() - due
+        if event.data == "[DONE]":
+            whole = True
+            break
+        if not event.data:
+            continue
+        chunk = parsed(event.data)
+        whole = whole or chunk.finished
+        if chunk.carries:
+            times_s.append(now_s)
+            texts.append(chunk.text)
+        for name in ("prompt_tokens", "tokens", "speculation"):
+            # the last word counts: some servers tell usage with every chunk
+            value = getattr(chunk, name)
+            if value is not None and value != {}:
+                counts[name] = value
+    ended_s = perf_counter() - due
+    if not whole:
+        return Outcome(**about, error="cut off", message="the stream ended before the answer did", ended_s=ended_s)
+    return Outcome(
+        **about,
+        first_s=times_s[0] if times_s else None,
+        last_s=times_s[-1] if times_s else None,
+        ended_s=ended_s,
+        gaps_s=tuple(later - earlier for earlier, later in pairwise(times_s)),
+        chunks=len(times_s),
+        text="".join(texts),
+        **counts,
+    )
+
+
+async def _message(response: httpx2.Response) -> str:
+    """What a server says of a request that it does not answer."""
+    body = b""
+    async for piece in response.aiter_bytes():
+        body += piece
+        if len(body) > _LARGEST_ERROR_BYTES:
+            break
+    try:
+        return said(json.loads(body))
+    except (ValueError, RecursionError):
+        return ""
+
+
+def _wait_s(response: httpx2.Response) -> float:
+    try:
+        wait_s = float(response.headers.get("retry-after", ""))
+    except ValueError:
+        return _WAIT_S
+    return wait_s if isfinite(wait_s) and wait_s >= 0 else _WAIT_S

@@ -1,0 +1,206 @@
+"""Plots of a record, as PNG files: how latencies are distributed, and what more load does to them and to throughput."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from math import log
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from paceline.bench.errors import BenchError
+from paceline.bench.load.measures import TIMES
+from paceline.bench.load.settings import Load
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
+    from matplotlib.figure import Figure
+
+_BODIES = {"body": ("#0072B2", "-", "o"), "against": ("#D55E00", "--", "s")}
+"""Colour, line and marker: Okabe and Ito (2008), told apart by colour-blind readers and in print too."""
+_SHOWN = ("ttft_s", "tpot_s", "itl_s", "e2e_s")
+_MOST_CURVES = 6
+_GOOD = "#009E73"
+_MOST_TICKS = 8
+_TICKS = ((1,), (2, 5), (3, 7), (1.5, 4, 6, 8), tuple(n / 10 for n in range(10, 100)))
+"""Steps of a decade, the roundest first."""
+
+
+def plot(record: dict[str, Any], stem: Path) -> list[Path]:
+    """Write STEM-latencies.png and, where there are several loads, STEM-load.png.
+
+    Raises BenchError where matplotlib is not installed.
+    """
+    try:
+        import matplotlib
+    except ImportError as error:
+        raise BenchError("plots need matplotlib: install paceline[bench]") from error
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    written = []
+    for name, draw in (("latencies", _latencies), ("load", _load)):
+        if name == "load" and len(record["levels"]) < 2:
+            continue
+        figure, grid = pyplot.subplots(2, 2, figsize=(10.5, 7.2), layout="constrained")
+        for axes in grid.flat:
+            axes.spines[["top", "right"]].set_visible(False)
+            axes.grid(alpha=0.25)
+        draw(record, figure, grid.ravel().tolist())
+        figure.suptitle(_title(record), fontsize=10, x=0.01, ha="left")
+        file = stem.with_name(f"{stem.name}-{name}.png")
+        figure.savefig(file, dpi=120)
+        pyplot.close(figure)
+        written.append(file)
+    return written
+
+
+def _title(record: dict[str, Any]) -> str:
+    server, settings = record["server"], record["settings"]
+    line = f"{server['model']}, {settings['endpoint']}, {settings['requests']} requests each, {record['machine']['processor']}"
+    if settings["against"] is not None:
+        line += f"\nbody: {_words(settings['body'])}    against: {_words(settings['against'])}"
+    return line
+
+
+def _words(fields: dict[str, Any]) -> str:
+    text = json.dumps(fields, ensure_ascii=False) if fields else "as the server does it"
+    return text if len(text) < 60 else f"{text[:57]}..."
+
+
+def _latencies(record: dict[str, Any], figure: Figure, panels: list[Axes]) -> None:
+    """Cumulative shares, one curve per load and body."""
+    from matplotlib import colormaps
+
+    levels = sorted(record["levels"], key=lambda level: level["load"]["value"])
+    # a search tries many rates; a few of them show the way
+    chosen = [levels[i] for i in sorted({round(i) for i in np.linspace(0, len(levels) - 1, min(len(levels), _MOST_CURVES))})]
+    shades = colormaps["viridis"](np.linspace(0, 0.85, len(chosen)))
+    both = record["settings"]["against"] is not None
+    limits = record["settings"]["objective"] or {}
+    for axes, measure in zip(panels, _SHOWN, strict=True):
+        for place, level in enumerate(chosen):
+            for name, found in level["bodies"].items():
+                points = np.array(found["distributions"][measure]) * 1e3
+                if not len(points):
+                    continue
+                colour, line, _ = _BODIES[name]
+                label = str(Load(**level["load"])) + (f", {name}" if both else "")
+                shares = np.linspace(0, 1, len(points))
+                # a logarithm has no place for tokens that came with others: the curve begins at their share
+                seen = points > 0
+                axes.plot(
+                    points[seen],
+                    shares[seen],
+                    line,
+                    drawstyle="steps-post",
+                    color=colour if len(chosen) == 1 else shades[place],
+                    linewidth=1.6,
+                    label=label,
+                )
+        _time_axis(axes, TIMES[measure] + (": tokens that came with another are 0 apart" if measure == "itl_s" else ""))
+        axes.set_ylim(0, 1.02)
+        axes.set_ylabel("share at most so long")
+        if limit := limits.get(measure.removesuffix("_s")):
+            axes.axvline(limit * 1e3, color="black", linewidth=1, linestyle=":", label="SLO")
+    handles, labels = panels[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=min(len(labels), 6), fontsize=8, frameon=False)
+
+
+def _time_axis(axes: Axes, title: str) -> None:
+    axes.set_title(title, fontsize=10, loc="left")
+    axes.set_xlabel("ms")
+    if axes.lines:
+        axes.set_xscale("log")
+        _plain_ticks(axes.xaxis, *axes.get_xlim())
+
+
+def _plain_ticks(axis: Axis, low: float, high: float) -> None:
+    """Round numbers, written out, on a logarithmic axis: some, however little or much it spans, and apart from each other."""
+    from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+
+    ticks: list[float] = []
+    for steps in _TICKS:
+        for tick in (step * 10.0**power for power in range(-4, 8) for step in steps):
+            apart = all(abs(log(tick / other)) > log(high / low) / _MOST_TICKS for other in ticks)
+            if low <= tick <= high and apart and len(ticks) < _MOST_TICKS:
+                ticks.append(tick)
+    axis.set_major_locator(FixedLocator(ticks))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.set_minor_locator(NullLocator())
+
+
+def _load(record: dict[str, Any], figure: Figure, panels: list[Axes]) -> None:
+    """Throughput, requests and latencies over the load, one line per body."""
+    both, good = record["settings"]["against"] is not None, record["settings"]["objective"] is not None
+    for name, values, found in _by_body(record):
+        colour, line, marker = _BODIES[name]
+        look = {"color": colour, "linestyle": line, "marker": marker, "markersize": 5, "linewidth": 1.6}
+        label = name if both else None
+        panels[0].plot(values, [one["tokens_per_s"] for one in found], **look, label=label)
+        panels[1].plot(values, [one["requests_per_s"] for one in found], **look, label=f"{name} answered" if both else "answered")
+        if good:
+            good_look = {**look, "color": _GOOD, "markerfacecolor": "white"}
+            rates = [one["goodput"]["requests_per_s"] for one in found]
+            panels[1].plot(values, rates, **good_look, label=f"{name} within SLO" if both else "within SLO")
+            panels[3].plot(values, [one["goodput"]["share"] for one in found], **look, label=label)
+        for axes, measure in ((panels[2], "ttft_s"), (panels[3], "tpot_s"))[: 1 if good else 2]:
+            told = [(value, one[measure]) for value, one in zip(values, found, strict=True) if one[measure]]
+            for at, width in (("p50", 1.6), ("p99", 0.8)):
+                times = [summary[at] * 1e3 for _, summary in told]
+                whose = f"{name} {at}" if both else at
+                axes.plot(
+                    [value for value, _ in told],
+                    times,
+                    **{**look, "linewidth": width, "alpha": 1.6 / 3 + width / 3.5},
+                    label=whose,
+                )
+    _finish_load(record, panels, good)
+
+
+def _finish_load(record: dict[str, Any], panels: list[Axes], good: bool) -> None:
+    kind = record["levels"][0]["load"]["kind"]
+    values = sorted({level["load"]["value"] for level in record["levels"]})
+    titles = ["tokens per second", "requests per second", "TTFT, ms", "share of requests within SLO" if good else "TPOT, ms"]
+    for axes, title in zip(panels, titles, strict=True):
+        axes.set_title(title, fontsize=10, loc="left")
+        axes.set_xlabel("requests at once" if kind == "concurrency" else "requests per second offered")
+        if kind == "concurrency":
+            axes.set_xscale("log", base=2)
+            axes.set_xticks(values, [f"{value:g}" for value in values])
+            axes.minorticks_off()
+        axes.set_ylim(bottom=0)
+    for axes in panels[2 : 3 if good else 4]:
+        axes.set_ylim(auto=True)
+        axes.set_yscale("log")
+        _plain_ticks(axes.yaxis, *axes.get_ylim())
+    if kind == "rate":
+        panels[1].plot(values, values, color="grey", linewidth=0.8, linestyle=":", label="offered")
+    if good:
+        panels[3].set_ylim(0, 1.05)
+    if (found := record["find_rate"]) is not None:
+        panels[3].axhline(
+            found["needed_share"], color="black", linewidth=0.8, linestyle=":", label=f"{found['needed_share']:.0%} needed"
+        )
+        if found["held_per_s"]:
+            for axes in panels[1::2]:
+                axes.axvline(found["held_per_s"], color=_GOOD, linewidth=1, label=f"{found['held_per_s']:.3g}/s held")
+    for level in record["levels"]:
+        if level["against"] is not None and (terms := level["against"]["means"]["tokens_per_s"])["ratio"]:
+            panels[0].annotate(
+                f"x{terms['ratio']:.2f}", (level["load"]["value"], terms["body"]), xytext=(0, 7), textcoords="offset points",
+                ha="center", fontsize=8,
+            )  # fmt: skip
+    for axes in panels:
+        if axes.get_legend_handles_labels()[1]:
+            axes.legend(fontsize=8, frameon=False)
+
+
+def _by_body(record: dict[str, Any]) -> Iterator[tuple[str, list[float], list[dict[str, Any]]]]:
+    """Every body with the loads it met, ascending, and what was measured of it there."""
+    levels = sorted(record["levels"], key=lambda level: level["load"]["value"])
+    for name in levels[0]["bodies"]:
+        yield name, [level["load"]["value"] for level in levels], [level["bodies"][name] for level in levels]

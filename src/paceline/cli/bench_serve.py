@@ -1,0 +1,110 @@
+"""`paceline bench serve`: load on a server, measured from outside."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from paceline.cli.options import Json, MaxTokens, Temperature
+from paceline.cli.terminal import err, fail, out
+
+
+def bench_serve(
+    url: Annotated[str, typer.Option("--url", help="The server; with or without /v1.")] = "http://127.0.0.1:8000",
+    api_key: Annotated[
+        str | None,
+        typer.Option(
+            "--api-key", envvar="PACELINE_BENCH_API_KEY", show_envvar=True, help="Sent as a bearer token; never recorded."
+        ),
+    ] = None,
+    model: Annotated[str | None, typer.Option("--model", help="The first one that the server lists if left out.")] = None,
+    endpoint: Annotated[str, typer.Option("--endpoint", help="completions, or chat: the model's template.")] = "completions",
+    tasks: Annotated[
+        str, typer.Option("--tasks", help="Prompts: built-in tasks, JSONL files, or both, as of `paceline bench`.")
+    ] = "e2e,sql,maths,code,story,copy",
+    requests: Annotated[
+        int | None, typer.Option("--requests", help="Of each load and body; if left out 40, or 4 for each at once.")
+    ] = None,
+    concurrency: Annotated[
+        str | None, typer.Option("--concurrency", help="A closed loop of so many at once: 1, or a sweep such as 1,4,16.")
+    ] = None,
+    rate: Annotated[
+        str | None, typer.Option("--rate", help="Poisson arrivals, so many a second, or a sweep such as 1,2,4.")
+    ] = None,
+    trace: Annotated[
+        Path | None, typer.Option("--trace", help="Arrivals and lengths of an Azure trace (CSV); an answer may end earlier.")
+    ] = None,
+    scale_lengths: Annotated[
+        float | None, typer.Option("--scale-lengths", help="Multiplies a trace's lengths; if left out, they are made to fit.")
+    ] = None,
+    speed_up: Annotated[float, typer.Option("--speed-up", help="Makes a trace's arrivals come so many times faster.")] = 1.0,
+    max_tokens: MaxTokens = 96,
+    temperature: Temperature = 0.0,
+    seed: Annotated[int, typer.Option("--seed", help="Of arrivals; request i is sent with this plus i.")] = 0,
+    slo: Annotated[
+        str | None, typer.Option("--slo", help="Seconds that a good request keeps to: ttft=0.5,tpot=0.05,e2e=10.")
+    ] = None,
+    find_rate: Annotated[
+        bool, typer.Option("--find-rate", help="Look for the highest rate at which requests keep to the SLO.")
+    ] = False,
+    slo_share: Annotated[float, typer.Option("--slo-share", help="How many of them must, for --find-rate.")] = 0.99,
+    extra_body: Annotated[str | None, typer.Option("--extra-body", help="A JSON object: more fields of every request.")] = None,
+    against: Annotated[
+        str | None,
+        typer.Option("--against", help="A JSON object: the same requests with these fields instead, in turns with the first."),
+    ] = None,
+    block: Annotated[
+        int | None,
+        typer.Option("--block", help="Requests of one body before the other's turn; if left out 1, or 4 for each at once."),
+    ] = None,
+    salt: Annotated[
+        bool, typer.Option("--salt", help="A cache_salt of its own for each request: nothing is shared between requests.")
+    ] = False,
+    warmup: Annotated[int, typer.Option("--warmup", help="Requests of each body before, one by one, not measured.")] = 1,
+    timeout: Annotated[float, typer.Option("--timeout", help="Seconds until a request is given up.")] = 300.0,
+    retry: Annotated[
+        bool, typer.Option("--retry", help="Send a refused request (429, 503) again, after as long as the server says.")
+    ] = False,
+    out_dir: Annotated[
+        Path | None, typer.Option("--out", help="Write the record as JSON, and its plots, to this folder.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Put load on any OpenAI-compatible server and measure what its users would. Exit code 1 where no request is answered.
+
+    Without --rate and --trace, requests come in a closed loop. TTFT counts
+    from when a request was due. ITL is per token: a chunk of k tokens is one
+    gap and k - 1 zeros. TPOT is a request's time behind its first text, over
+    all its tokens but one.
+    """
+    from paceline.bench.errors import BenchError
+    from paceline.bench.load.files import written
+    from paceline.bench.load.plots import plot
+    from paceline.bench.load.settings import Settings
+    from paceline.bench.load.sweep import run
+    from paceline.bench.load.table import show, watched
+
+    try:
+        settings = Settings.of(
+            url=url, api_key=api_key, model=model, endpoint=endpoint, tasks=tasks, requests=requests, rate=rate,
+            concurrency=concurrency, trace=trace, scale_lengths=scale_lengths, speed_up=speed_up, max_tokens=max_tokens,
+            temperature=temperature, seed=seed, slo=slo, find_rate=find_rate, slo_share=slo_share, extra_body=extra_body,
+            against=against, block=block, warmup=warmup, timeout=timeout, retry=retry, salt=salt,
+        )  # fmt: skip
+        record = run(settings, ["paceline", *sys.argv[1:]], watched(err, quiet=as_json))
+        file = written(record, out_dir) if out_dir is not None else None
+        if as_json:
+            print(json.dumps(record, ensure_ascii=False))
+        else:
+            show(out, record)
+        if file is not None:
+            plot(record, file.with_suffix(""))
+    except BenchError as error:
+        fail(str(error))
+    answered = sum(found["answered"] for level in record["levels"] for found in level["bodies"].values())
+    held = record["find_rate"] is None or record["find_rate"]["held_per_s"] is not None
+    raise typer.Exit(0 if answered and held else 1)

@@ -1,0 +1,30 @@
+"""A group of commands that is a command itself: `paceline bench MODEL` beside `paceline bench serve`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from typer.core import TyperGroup
+
+
+class DefaultGroup(TyperGroup):
+    """Runs its callback, whose options and arguments are those of a command, unless the first word is a command of the group."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if args and args[0] in self.commands:
+            # the command reads what follows its name, in `invoke`
+            super().parse_args(ctx, [])
+            ctx.args = list(args)
+            return ctx.args
+        ctx.allow_extra_args, ctx.allow_interspersed_args = False, True
+        return super().parse_args(ctx, args)
+
+    def invoke(self, ctx: Any) -> Any:
+        if not ctx.args:
+            return super().invoke(ctx)
+        name, *rest = ctx.args
+        ctx.invoked_subcommand = name
+        command = self.commands[name]
+        # as a child of the group's parent, so that its usage does not show the arguments that only the group has
+        with ctx, command.make_context(f"{ctx.info_name} {name}", rest, parent=ctx.parent) as inner:
+            return command.invoke(inner)
