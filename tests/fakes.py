@@ -65,9 +65,11 @@ class RecordingCache(KVCache):
         if key in self.lengths:
             self.lengths[key] = min(self.lengths[key], length)
 
-    def fork(self, key: int, new_key: int) -> None:
+    def fork(self, key: int, new_key: int, length: int | None = None) -> None:
         self.slots[new_key] = list(self.slots.get(key, []))
         self.lengths[new_key] = self.length(key)
+        if length is not None:
+            self.truncate(new_key, length)
 
     def release(self, key: int) -> None:
         self.slots.pop(key, None)

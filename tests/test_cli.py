@@ -189,20 +189,21 @@ def test_a_bad_prompt_file_gets_one_sentence_and_exit_code_2(monkeypatch, capsys
 def test_chat_keeps_the_cache_between_turns(monkeypatch, capsys, models) -> None:
     import io
 
-    from paceline.engine.engine import Engine
+    from paceline.engine.prefix import Prefixes
 
-    moved = []
-    take_over = Engine._take_over
+    found = []
+    begin = Prefixes.begin
 
-    def watched(self, old, new):
-        take_over(self, old, new)
-        moved.append(self.speculative.cache.length(new.key))
+    def watched(self, sequence, room):
+        begin(self, sequence, room)
+        found.append((sequence.cached_tokens, len(sequence.prompt)))
 
-    monkeypatch.setattr(Engine, "_take_over", watched)
-    monkeypatch.setattr("sys.stdin", io.StringIO("the thin\nthe thing\n\n"))
+    monkeypatch.setattr(Prefixes, "begin", watched)
+    monkeypatch.setattr("sys.stdin", io.StringIO(f"{'the thin ' * 40}\nthe thing\n\n"))
     assert run(monkeypatch, "chat", models[0], "--draft", "ngram", "--max-tokens", "8") == 0
-    assert len(moved) == 1
-    assert moved[0] > 5, "the second turn begins with the first one's cache"
+    (first, size), (second, _) = found
+    assert first == 0
+    assert second >= size, "the second turn begins with the first one's cache"
 
 
 def test_the_public_names_are_the_documented_ones() -> None:

@@ -99,29 +99,6 @@ def test_a_draft_with_a_smaller_vocabulary_drafts_only_what_it_can_read(folder: 
         llm.use(f"model:{folder.parent / 'draft'}")
 
 
-def test_a_kept_cache_is_never_taken_for_another_text(llm: LLM) -> None:
-    """Engines number their sequences anew: an old sequence must not match a stranger's key."""
-    old = list(llm.stream("the thin", PARAMS, keep=True))[-1].sequence
-    llm.use("none")
-    list(llm.stream("in in in in", PARAMS, keep=True))
-    prompt = [*old.tokens, 40]
-    carried = list(llm.stream(prompt, PARAMS, after=old))[-1].sequence.generated
-    llm.use("none")
-    assert llm.generate(prompt, PARAMS)[0].token_ids == carried
-
-
-def test_kept_caches_give_way_when_room_is_short(folder: Path) -> None:
-    llm = LLM(str(folder), "none", cache_tokens=40)
-    kept = [list(llm.stream(prompt, PARAMS, keep=True))[-1].sequence for prompt in ("the", "in", "thin", "the in")]
-    held = [llm.engine.speculative.cache.length(sequence.key) for sequence in kept]
-    assert held[0] == 0
-    assert held[-1] > 0
-    llm.engine.drop(kept[-1])
-    llm.engine.drop(kept[-2])
-    llm.engine.drop(kept[-2])
-    assert llm.engine.speculative.cache.length(kept[-1].key) == 0
-
-
 def test_an_interrupted_step_leaves_the_texts_right(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     alone = llm.generate("the", PARAMS)[0].text
     stream = llm.stream("the", PARAMS)

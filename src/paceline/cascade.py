@@ -145,8 +145,8 @@ class _PairCache(KVCache):
     def truncate(self, key: int, length: int) -> None:
         self._pair.cache.truncate(key, length)
 
-    def fork(self, key: int, new_key: int) -> None:
-        self._pair.cache.fork(key, new_key)
+    def fork(self, key: int, new_key: int, length: int | None = None) -> None:
+        self._pair.cache.fork(key, new_key, length)
         self._pair.drafter.fork(key, new_key)
         if key in self._seen:
             self._seen[new_key] = list(self._seen[key])

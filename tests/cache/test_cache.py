@@ -250,10 +250,25 @@ class Life(RuleBasedStateMachine):
     @rule(data=st.data(), token=TOKENS)
     def fork(self, data: st.DataObject, token: int) -> None:
         key = data.draw(st.sampled_from(sorted(self.live)))
-        new_key = min(set(range(4)) - set(self.live))
-        self.store.cache.fork(key, new_key)
-        self.live[new_key] = sequence(new_key, [*self.live[key].tokens, token])
-        assert self.store.cache.length(new_key) == self.store.cache.length(key)
+        new_key, cache, tokens = min(set(range(4)) - set(self.live)), self.store.cache, self.live[key].tokens
+        held = cache.length(key)
+        length = data.draw(st.none() | st.integers(0, len(tokens) - 1))
+        cache.fork(key, new_key, length)
+        assert cache.length(key) == held
+        self.live[new_key] = sequence(new_key, [*tokens[:length], token])
+        left, wanted = cache.length(new_key), held if length is None else min(length, held)
+        assert left <= wanted
+        assert left == wanted or (cache.branching is Branching.REPLAY and length is not None)
+
+    @precondition(lambda self: 0 < len(self.live) < 4)
+    @rule(data=st.data())
+    def move(self, data: st.DataObject) -> None:
+        key = data.draw(st.sampled_from(sorted(self.live)))
+        new_key, cache = min(set(range(4)) - set(self.live)), self.store.cache
+        held = cache.length(key)
+        cache.move(key, new_key)
+        self.live[new_key] = sequence(new_key, self.live.pop(key).tokens)
+        assert (cache.length(key), cache.length(new_key)) == (0, held)
 
     @rule(key=KEYS)
     def release(self, key: int) -> None:

@@ -87,7 +87,8 @@ def test_room_can_be_had_and_counted_outside_of_a_step() -> None:
     assert bool((slab.values[:, :, :, 0] == 1).all())
     before = cache.held_bytes
     cache.fork(3, 4)
-    assert cache.held_bytes == 2 * before
+    # of a fork no more is copied than is held
+    assert cache.held_bytes == before + before // 4
     slab.keys[:, :, 0] = 5.0
     assert torch.equal(cache.slab(4).keys[:, :, 0, :, 0], torch.ones(1, 1, 4))
     cache.stage(Step.of([missing(cache, sequence(4, range(3)))]))

@@ -49,8 +49,13 @@ class KVCache(ABC):
         """Forget all but the first `length` tokens; a no-op where no more are held."""
 
     @abstractmethod
-    def fork(self, key: int, new_key: int) -> None:
-        """Give `new_key` the same prefix as `key`."""
+    def fork(self, key: int, new_key: int, length: int | None = None) -> None:
+        """Give `new_key` the same prefix as `key`, or of its first `length` tokens as many as `truncate` would leave."""
+
+    def move(self, key: int, new_key: int) -> None:
+        """Give `new_key` what `key` holds, and forget `key`."""
+        self.fork(key, new_key)
+        self.release(key)
 
     @abstractmethod
     def release(self, key: int) -> None:

@@ -14,6 +14,8 @@ from paceline.cache.base import Branching, KVCache, check_starts, kept_slots
 from paceline.step import Segment, Step, Verdict
 
 _FIRST_CAPACITY = 128
+_AHEAD = 64
+"""Tokens that a fork can go on for before it must grow."""
 
 
 class _Slab:
@@ -25,7 +27,8 @@ class _Slab:
         self.capacity = _FIRST_CAPACITY
 
 
-def _grown(old: torch.Tensor, length: int, capacity: int) -> torch.Tensor:
+def _copied(old: torch.Tensor, length: int, capacity: int) -> torch.Tensor:
+    """The first `length` slots, with room for `capacity`."""
     new = old.new_empty(old.shape[0], capacity, old.shape[2])
     new[:, :length] = old[:, :length]
     return new
@@ -53,8 +56,8 @@ class DenseCache(KVCache):
                     slab.capacity *= 2
                 for layer, (keys, values) in slab.layers.items():
                     slab.layers[layer] = (
-                        _grown(keys, slab.length, slab.capacity),
-                        _grown(values, slab.length, slab.capacity),
+                        _copied(keys, slab.length, slab.capacity),
+                        _copied(values, slab.length, slab.capacity),
                     )
         self._staged = step
 
@@ -94,12 +97,20 @@ class DenseCache(KVCache):
         if slab is not None:
             slab.length = min(slab.length, length)
 
-    def fork(self, key: int, new_key: int) -> None:
+    def fork(self, key: int, new_key: int, length: int | None = None) -> None:
         source, copy = self._slabs.get(key), _Slab()
         if source is not None:
-            copy.length, copy.capacity = source.length, source.capacity
-            copy.layers = {layer: (keys.clone(), values.clone()) for layer, (keys, values) in source.layers.items()}
+            copy.length = source.length if length is None else min(source.length, length)
+            while copy.capacity < copy.length + _AHEAD:
+                copy.capacity *= 2
+            copy.layers = {
+                layer: (_copied(keys, copy.length, copy.capacity), _copied(values, copy.length, copy.capacity))
+                for layer, (keys, values) in source.layers.items()
+            }
         self._slabs[new_key] = copy
+
+    def move(self, key: int, new_key: int) -> None:
+        self._slabs[new_key] = self._slabs.pop(key, None) or _Slab()
 
     def release(self, key: int) -> None:
         self._slabs.pop(key, None)

@@ -211,14 +211,16 @@ class PagedCache(KVCache):
             held.length = length
             self._trim(held)
 
-    def fork(self, key: int, new_key: int) -> None:
+    def fork(self, key: int, new_key: int, length: int | None = None) -> None:
         if key == new_key:
+            if length is not None:
+                self.truncate(key, length)
             return
         self.release(new_key)
         source, copy = self._held.get(key), _Held()
         if source is not None:
-            copy.length = source.length
-            copy.blocks = source.blocks[: -(-source.length // self.page_size)]
+            copy.length = source.length if length is None else min(source.length, length)
+            copy.blocks = source.blocks[: -(-copy.length // self.page_size)]
             self._pool.share(copy.blocks)
         self._held[new_key] = copy
 

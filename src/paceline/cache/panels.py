@@ -18,6 +18,8 @@ from paceline.cache.base import Branching, KVCache, check_starts, kept_slots
 from paceline.step import Step, Verdict
 
 _FIRST_CAPACITY = 128
+_AHEAD = 64
+"""Tokens that a fork can go on for before it must grow."""
 
 
 @dataclass(frozen=True)
@@ -43,21 +45,33 @@ def _zeros(*shape: int) -> torch.Tensor:
     return tensor
 
 
+def _room(slots: int) -> int:
+    """The capacity that holds so many slots."""
+    capacity = _FIRST_CAPACITY
+    while capacity < slots:
+        capacity *= 2
+    return capacity
+
+
 class Slab:
     """One sequence's keys and values; `capacity` slots, the first `length` committed."""
 
-    def __init__(self, shape: Shape) -> None:
-        self.length, self.capacity = 0, _FIRST_CAPACITY
+    def __init__(self, shape: Shape, slots: int = 0) -> None:
+        self.length, self.capacity = 0, _room(slots)
         self.keys, self.values = shape.keys(self.capacity), shape.values(self.capacity)
+
+    def copied(self, shape: Shape, length: int, slots: int) -> Slab:
+        """Another slab that holds the first `length` tokens, with room for `slots`."""
+        copy, panels = Slab(shape, slots), -(-length // shape.panel)
+        copy.length = length
+        copy.keys.numpy()[:, :, :panels] = self.keys.numpy()[:, :, :panels]
+        copy.values.numpy()[:, :, :, :length] = self.values.numpy()[:, :, :, :length]
+        return copy
 
     def grow(self, shape: Shape, slots: int) -> None:
         """Make room for `slots`, by doubling; what is committed is kept."""
-        old_keys, old_values, panels = self.keys, self.values, -(-self.length // shape.panel)
-        while self.capacity < slots:
-            self.capacity *= 2
-        self.keys, self.values = shape.keys(self.capacity), shape.values(self.capacity)
-        self.keys.numpy()[:, :, :panels] = old_keys.numpy()[:, :, :panels]
-        self.values.numpy()[:, :, :, : self.length] = old_values.numpy()[:, :, :, : self.length]
+        larger = self.copied(shape, self.length, slots)
+        self.capacity, self.keys, self.values = larger.capacity, larger.keys, larger.values
 
     def move(self, shape: Shape, slots: list[int], to: int) -> None:
         """Copy the rows of `slots` to the slots from `to` on."""
@@ -119,13 +133,13 @@ class PanelCache(KVCache):
         if slab is not None:
             slab.length = min(slab.length, length)
 
-    def fork(self, key: int, new_key: int) -> None:
-        source, copy = self._slabs.get(key), Slab(self.shape)
-        if source is not None:
-            copy.length, copy.capacity = source.length, source.capacity
-            copy.keys, copy.values = self.shape.keys(source.capacity), self.shape.values(source.capacity)
-            copy.keys.numpy()[:], copy.values.numpy()[:] = source.keys.numpy(), source.values.numpy()
-        self._slabs[new_key] = copy
+    def fork(self, key: int, new_key: int, length: int | None = None) -> None:
+        source = self._slabs.get(key) or Slab(self.shape)
+        held = source.length if length is None else min(source.length, length)
+        self._slabs[new_key] = source.copied(self.shape, held, held + _AHEAD)
+
+    def move(self, key: int, new_key: int) -> None:
+        self._slabs[new_key] = self._slabs.pop(key, None) or Slab(self.shape)
 
     def release(self, key: int) -> None:
         self._slabs.pop(key, None)

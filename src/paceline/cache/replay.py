@@ -71,8 +71,10 @@ class ReplayCache(KVCache, Generic[State]):
         while snapshots and snapshots[-1][0] > length:
             snapshots.pop()
 
-    def fork(self, key: int, new_key: int) -> None:
+    def fork(self, key: int, new_key: int, length: int | None = None) -> None:
         self._snapshots[new_key] = list(self._snapshots.get(key, []))
+        if length is not None:
+            self.truncate(new_key, length)
 
     def release(self, key: int) -> None:
         self._snapshots.pop(key, None)

@@ -87,12 +87,14 @@ class StatefulCache(KVCache, Generic[State]):
             self._lengths[key] = length
             self._operations.keep(self._states[key], length, ())
 
-    def fork(self, key: int, new_key: int) -> None:
+    def fork(self, key: int, new_key: int, length: int | None = None) -> None:
         self.release(new_key)
         if key in self._states:
             self._settle(key)
             self._states[new_key] = self._operations.copy(self._states[key])
             self._lengths[new_key] = self._lengths[key]
+            if length is not None:
+                self.truncate(new_key, length)
 
     def release(self, key: int) -> None:
         self._states.pop(key, None)

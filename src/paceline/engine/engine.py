@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from paceline.constraint import Constraint, GrammarError
+from paceline.engine.prefix import Prefixes
 from paceline.engine.scheduler import Limits, Scheduler
 from paceline.engine.stops import StopChecker
 from paceline.models.tokenizer import Tokenizer
@@ -48,9 +49,9 @@ class Engine:
         self.speculative, self.tokenizer, self.limits = speculative, tokenizer, limits
         self.longest = min(speculative.target.context_length, limits.cache_tokens)
         self.stops = StopChecker(tokenizer, self.longest)
-        self.scheduler = Scheduler(limits, self.longest, speculative.cache.length, speculative.release)
+        self.prefixes = Prefixes(speculative, limits.shortest_prefix)
+        self.scheduler = Scheduler(limits, self.longest, self.prefixes)
         self._keys = 0
-        self._kept: dict[int, Sequence] = {}
 
     def add(
         self,
@@ -62,16 +63,12 @@ class Engine:
         priority: int = 0,
         drafters: frozenset[str] | None = None,
         nodes: int | None = None,
-        keep: bool = False,
-        after: Sequence | None = None,
     ) -> Sequence:
         """Admit a request. prompt: token ids. Raises RequestError where it is empty, too long, or names unknown tokens,
         and where its grammar cannot be used.
 
-        reference: token ids that the answer is expected to resemble; they change nothing but the time. tenant, priority, drafters,
-        nodes: see `Sequence`. keep: hold on to its
-        cache when it ends, until it is taken over, dropped, or its room is needed. after: a kept sequence whose text begins this
-        prompt as far as the tokens agree; its cache is taken over, and it is kept no longer.
+        reference: token ids that the answer is expected to resemble; they change nothing but the time. tenant, priority,
+        drafters, nodes: see `Sequence`.
         """
         size = self.speculative.target.vocab_size
         if not prompt:
@@ -94,10 +91,6 @@ class Engine:
         )
         sequence.constraint = self._constraint(sequence)
         self._keys += 1
-        if keep:
-            self._kept[sequence.key] = sequence
-        if after is not None:
-            self._take_over(after, sequence)
         self.stops.begin(sequence)
         self.scheduler.add(sequence)
         return sequence
@@ -125,7 +118,6 @@ class Engine:
 
     def step(self) -> list[Progress]:
         """Run one step for the picked sequences; an empty list where nothing is left to do."""
-        self._make_room()
         work = self.scheduler.pick(self.speculative.drafter.budget)
         if not work:
             return []
@@ -143,58 +135,30 @@ class Engine:
             finished = sequence.finish_reason is not None
             progress.append(Progress(outcome, stream.text if finished else stream.safe))
             if finished:
-                self._forget(sequence)
+                self._leave(sequence)
+                self.prefixes.end(sequence)
         return progress
 
     def abort(self, sequence: Sequence) -> None:
         """End a request now; its text so far stands. A no-op for one that ended."""
         if sequence.finish_reason is None:
             sequence.finish_reason = "abort"
-            self._forget(sequence)
-
-    def drop(self, sequence: Sequence) -> None:
-        """Keep a sequence no longer; a no-op for one that is not kept."""
-        if self._kept.get(sequence.key) is sequence:
-            del self._kept[sequence.key]
-            if sequence.finish_reason is not None:
-                self.speculative.release(sequence.key)
-
-    def _make_room(self) -> None:
-        """Drop what is kept, the oldest first, where it and the sequences in flight exceed the cache."""
-        ended = [sequence for sequence in self._kept.values() if sequence.finish_reason is not None]
-        excess = self.scheduler.held_tokens + sum(len(sequence.tokens) for sequence in ended) - self.limits.cache_tokens
-        for sequence in ended:
-            if excess <= 0:
-                return
-            excess -= len(sequence.tokens)
-            self.drop(sequence)
+            self._leave(sequence)
+            self.prefixes.release(sequence)
 
     def abort_all(self) -> None:
         """End every request now."""
         for sequence in [*self.scheduler.running, *self.scheduler.waiting]:
             self.abort(sequence)
 
-    def _forget(self, sequence: Sequence) -> None:
+    def forget(self) -> None:
+        """Hold nothing of the requests that ended: the next one is served as the first was."""
+        self.prefixes.make_room(0)
+        self.speculative.drafter.forget()
+
+    def _leave(self, sequence: Sequence) -> None:
         self.scheduler.remove(sequence)
         self.stops.end(sequence)
-        if sequence.key not in self._kept:
-            self.speculative.release(sequence.key)
-
-    def _take_over(self, old: Sequence, new: Sequence) -> None:
-        """Move the cached prefix that both texts share; the last token of the new one is always left to feed."""
-        # by identity: another engine may have given the same key to another text
-        if self._kept.get(old.key) is not old:
-            return
-        del self._kept[old.key]
-        common = 0
-        for before, now in zip(old.tokens, new.tokens[:-1], strict=False):
-            if before != now:
-                break
-            common += 1
-        for store in (self.speculative.cache, self.speculative.drafter):
-            store.fork(old.key, new.key)
-            store.truncate(new.key, common)
-        self.speculative.release(old.key)
 
     @property
     def has_work(self) -> bool:

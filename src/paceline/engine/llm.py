@@ -172,18 +172,15 @@ class LLM:
         params: SamplingParams | None = None,
         *,
         reference: Prompt | None = None,
-        keep: bool = False,
-        after: Sequence | None = None,
     ) -> Iterator[Progress]:
         """One prompt, step by step. The text of each `Progress` only grows; leaving the loop early ends the request.
 
-        reference: as for `generate`. keep, after: carry the cache from one answer to the next prompt, as a conversation does
-        (`Engine.add`).
+        reference: as for `generate`.
         """
         params = params or SamplingParams()
         self.lossless(params)
         like = self._reference(reference, prompt)
-        sequence = self._opened(self.engine.add(self.encode(prompt), params, reference=like, keep=keep, after=after))
+        sequence = self._opened(self.engine.add(self.encode(prompt), params, reference=like))
         try:
             yield from self._received(sequence)
         finally:

@@ -1,57 +1,78 @@
 """Scheduler: which sequences go into the next step, and how many of their tokens. Budgets only, no tensors.
 
 Sequences join and leave between steps (continuous batching); long prompts go in chunks beside those that decode; when the
-cache is full the youngest sequence gives its place up and is computed again later, which changes nothing but the time.
+cache is full a sequence gives its place up and is computed again later, which changes nothing but the time. The smaller
+priority comes first, then the tenant that was served least, then who came first; whoever has waited long has its turn whatever
+the others are.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable
+from bisect import insort
+from collections.abc import Iterator
 from dataclasses import dataclass
 
+from paceline.engine.prefix import Prefixes
+from paceline.engine.shares import Shares
 from paceline.sequence import Sequence
 from paceline.speculative import Work
 from paceline.tree import Budget
 
+_PATIENCE_STEPS = 256
+"""Whoever has waited longer is overdue."""
+_TURN = 4
+"""One admission in so many goes to the sequence that is overdue the longest, if there is one."""
+
 
 @dataclass(frozen=True)
 class Limits:
-    """batch: sequences in flight. chunk: prompt tokens of one step, over all sequences. cache_tokens: what they may hold in the
-    target's cache, the nodes of their drafts included; a drafter's own state is not counted."""
+    """batch: sequences in flight. chunk: prompt tokens of one step, over all sequences. cache_tokens: what sequences may hold in
+    the target's cache, ended ones and the nodes of drafts included; a drafter's own state is not counted. shortest_prefix:
+    tokens of the shortest beginning that requests share; a shorter text is not kept when it ends."""
 
     batch: int = 8
     chunk: int = 512
     cache_tokens: int = 65536
+    shortest_prefix: int = 64
 
     def __post_init__(self) -> None:
-        if min(self.batch, self.chunk, self.cache_tokens) < 1:
-            raise ValueError("batch, chunk and cache_tokens must be at least 1")
+        if min(self.batch, self.chunk, self.cache_tokens, self.shortest_prefix) < 1:
+            raise ValueError("batch, chunk, cache_tokens and shortest_prefix must be at least 1")
 
 
 class Scheduler:
-    """First come, first served; a preempted sequence goes back to the head of the queue.
-
-    cached: tokens of a sequence in the target's cache. release: called for every sequence that is preempted.
-    longest: tokens at which a sequence ends whatever else happens (the model's context, or the whole cache).
+    """prefixes: what sequences hold. longest: tokens at which a sequence ends whatever else happens (the model's context, or the
+    whole cache). Keys of sequences grow in the order in which they come.
     """
 
-    def __init__(self, limits: Limits, longest: int, cached: Callable[[int], int], release: Callable[[int], None]) -> None:
+    def __init__(self, limits: Limits, longest: int, prefixes: Prefixes) -> None:
         self.limits, self.longest = limits, longest
-        self._cached, self._release = cached, release
-        self.waiting: deque[Sequence] = deque()
+        self._prefixes, self._shares = prefixes, Shares()
+        self.waiting: list[Sequence] = []
+        """In the order in which they came."""
         self.running: list[Sequence] = []
         self.preemptions = 0
+        self._steps = self._admissions = 0
+        self._came: dict[int, int] = {}
+        """The step before which a sequence came."""
+        self._reached: dict[int, int] = {}
+        """Tokens of a sequence that its tenant was charged for, what was found in the cache included."""
+        self._overdue: set[int] = set()
+        """Admitted because they were: they stay ahead of every priority, so that they end."""
 
     def add(self, sequence: Sequence) -> None:
         self.waiting.append(sequence)
+        self._came[sequence.key] = self._steps
+        self._shares.enter(sequence.tenant)
 
     def remove(self, sequence: Sequence) -> None:
         """Take a sequence out, wherever it stands; a no-op for one that is gone."""
-        if sequence in self.running:
-            self.running.remove(sequence)
-        elif sequence in self.waiting:
-            self.waiting.remove(sequence)
+        if self._came.pop(sequence.key, None) is None:
+            return
+        (self.running if sequence in self.running else self.waiting).remove(sequence)
+        self._shares.leave(sequence.tenant)
+        self._reached.pop(sequence.key, None)
+        self._overdue.discard(sequence.key)
 
     @property
     def has_work(self) -> bool:
@@ -60,16 +81,18 @@ class Scheduler:
     def pick(self, wished: Budget) -> list[Work]:
         """The next step's work. wished: what a sequence would like to draft; less where room is short.
 
-        Every picked sequence feeds at least one token, so that each step brings each of them forward.
+        Every sequence in flight feeds at least one token, prompts while the chunk lasts.
         """
+        self._steps += 1
         self._preempt()
-        self._admit()
-        free = self.limits.cache_tokens - self._running_tokens()
+        self._admit(wished)
+        free = self._free
+        self._prefixes.make_room(max(free - wished.nodes * len(self.running), 0))
         chunk = self.limits.chunk
         work = []
         # those that decode come before prompts: a replayed one feeds a few tokens again and draws on the same chunk
-        for sequence in sorted(self.running, key=lambda one: one.generated_tokens == 0):
-            start = self._cached(sequence.key)
+        for sequence in sorted(self.running, key=lambda one: (one.generated_tokens == 0, self._rank(one))):
+            start = self._prefixes.length(sequence.key)
             missing = len(sequence.tokens) - start
             # a sequence that lacks its root alone is never held up by the prompts of others
             count = 1 if missing == 1 else min(missing, chunk)
@@ -87,28 +110,61 @@ class Scheduler:
                 work.append(Work(sequence, start, count, Budget(nodes, max(min(wished.depth, left - 1), 0))))
             else:
                 work.append(Work(sequence, start, count, Budget(0, 0)))
+            self._charge(sequence, start, count)
         return work
 
-    @property
-    def held_tokens(self) -> int:
-        """Tokens of all sequences in flight, waiting ones included."""
-        return self._running_tokens() + sum(len(sequence.tokens) for sequence in self.waiting)
+    def _charge(self, sequence: Sequence, start: int, count: int) -> None:
+        """Count what is fed, and what was accepted since; neither what was found in the cache nor what is computed again."""
+        reached = self._reached.get(sequence.key, start)
+        self._reached[sequence.key] = max(reached, start + count)
+        self._shares.charge(sequence.tenant, self._reached[sequence.key] - reached)
 
-    def _running_tokens(self) -> int:
-        return sum(len(sequence.tokens) for sequence in self.running)
+    def _rank(self, sequence: Sequence) -> tuple[bool, int, int, int]:
+        """Who comes first: the smaller."""
+        key = sequence.key
+        return key not in self._overdue, sequence.priority, self._shares[sequence.tenant], key
+
+    @property
+    def _free(self) -> int:
+        """Room that sequences in flight leave."""
+        return self.limits.cache_tokens - sum(len(sequence.tokens) for sequence in self.running)
 
     def _preempt(self) -> None:
-        """Make room for one more token of every running sequence; the oldest is never preempted, so work always ends."""
-        while len(self.running) > 1 and self._running_tokens() > self.limits.cache_tokens:
-            sequence = self.running.pop()
-            self._release(sequence.key)
-            self.waiting.appendleft(sequence)
+        """Make room for one more token of every running sequence.
+
+        Of the least urgent the youngest goes; the oldest of the most urgent never does, so work always ends.
+        """
+        while len(self.running) > 1 and self._free < 0:
+            sequence = max(self.running, key=lambda one: (one.key not in self._overdue, one.priority, one.key))
+            self.running.remove(sequence)
+            self._prefixes.release(sequence)
+            insort(self.waiting, sequence, key=lambda one: one.key)
             self.preemptions += 1
 
-    def _admit(self) -> None:
-        """Let waiting sequences in, in order, while there is a place and room for their text and one token of each other."""
-        while self.waiting and len(self.running) < self.limits.batch:
-            needed = self._running_tokens() + len(self.waiting[0].tokens) + len(self.running)
-            if self.running and needed > self.limits.cache_tokens:
+    def _admit(self, wished: Budget) -> None:
+        """Let waiting sequences in while there is a place, and room for their text and one token of each other.
+
+        Whoever comes first is not passed by smaller ones, but for the time in which it awaits another's prompt.
+        """
+        while len(self.running) < self.limits.batch:
+            sequence = next((one for one in self._in_turn() if not self._prefixes.awaits(one)), None)
+            if sequence is None:
                 return
-            self.running.append(self.waiting.popleft())
+            free = self._free - len(sequence.tokens)
+            if self.running and free < len(self.running):
+                return
+            if self._waited_long(sequence):
+                self._overdue.add(sequence.key)
+            self._admissions += 1
+            self.waiting.remove(sequence)
+            self._prefixes.begin(sequence, max(free - wished.nodes * (len(self.running) + 1), 0))
+            self.running.append(sequence)
+
+    def _in_turn(self) -> Iterator[Sequence]:
+        """Those that wait, in the order in which they may come in."""
+        if self.waiting and self._admissions % _TURN == _TURN - 1 and self._waited_long(self.waiting[0]):
+            yield self.waiting[0]
+        yield from sorted(self.waiting, key=self._rank)
+
+    def _waited_long(self, sequence: Sequence) -> bool:
+        return self._steps - self._came[sequence.key] > _PATIENCE_STEPS

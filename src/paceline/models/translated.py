@@ -164,9 +164,11 @@ class TranslatedCache(KVCache):
             else:
                 self.inner.truncate(key, ends[-1] if ends else 0)
 
-    def fork(self, key: int, new_key: int) -> None:
+    def fork(self, key: int, new_key: int, length: int | None = None) -> None:
         self.inner.fork(key, new_key)
         self._ends[new_key] = list(self._ends.get(key, ()))
+        if length is not None:
+            self.truncate(new_key, length)
 
     def release(self, key: int) -> None:
         self.inner.release(key)

@@ -1,0 +1,151 @@
+"""Prefixes: what was computed for one request and begins the text of the next is not computed again.
+
+A request in flight shows its prompt to later ones; one that ended is kept until its room is needed, the least recently used
+going first. Whoever is admitted copies the longest beginning that is held for its tenant, or takes over an ended text that it
+goes on from. The numbers held are those it would have computed itself, so none of this touches the text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from paceline.engine.radix import RadixTree
+from paceline.sequence import Sequence
+from paceline.speculative import Speculative
+
+_LOSS = 16
+"""Tokens at the end of a kept text that may be lost for the sake of a newer one that holds all the others."""
+
+
+class Prefixes:
+    """The state that target and drafters hold for every sequence, in flight or ended.
+
+    shortest: tokens of the shortest beginning that is worth sharing.
+    """
+
+    def __init__(self, speculative: Speculative, shortest: int) -> None:
+        self._speculative, self._shortest = speculative, shortest
+        self._trees: dict[str, RadixTree] = {}
+        self._running: dict[int, Sequence] = {}
+        self._ended: dict[int, str] = {}
+        """Whose tenant each was; the least recently used first."""
+        self._awaited: dict[int, tuple[int, int]] = {}
+        """By who waits: for whom, and until how many tokens are there."""
+        self.kept_tokens = 0
+        """Held for ended sequences."""
+
+    def length(self, key: int) -> int:
+        """Tokens that the target's cache holds of a sequence."""
+        return self._speculative.cache.length(key)
+
+    def awaits(self, sequence: Sequence) -> bool:
+        """Whether a sequence in flight, which came before this one and is no less urgent, is reading what both begin with.
+
+        So identical prompts that come together are computed once; nobody waits any longer than that takes.
+        """
+        found = self._awaited.get(sequence.key) or self._promised(sequence)
+        if found is not None and found[0] in self._running and self.length(found[0]) < found[1]:
+            self._awaited[sequence.key] = found
+            return True
+        self._awaited.pop(sequence.key, None)
+        return False
+
+    def _promised(self, sequence: Sequence) -> tuple[int, int] | None:
+        """Who will hold more of this text than anyone holds now, and how much; None where it is not worth waiting for."""
+        found = self._alike(sequence)
+        held = max((min(common, self.length(key)) for common, keys in found for key in keys), default=0)
+        for common, keys in found:
+            if common - held < self._shortest:
+                return None
+            for key in keys:
+                other = self._running.get(key)
+                if other is not None and key < sequence.key and other.priority <= sequence.priority:
+                    return key, common
+        return None
+
+    def _alike(self, sequence: Sequence) -> list[tuple[int, Collection[int]]]:
+        """Who begins as this text does, and how far, the furthest first; the last token is always left to feed."""
+        tree = self._trees.get(sequence.tenant)
+        # log-probabilities of a prompt are those of rows that are fed
+        if tree is None or len(sequence.tokens) <= self._shortest or sequence.params.prompt_logprobs is not None:
+            return []
+        return tree.alike(sequence.tokens[:-1])
+
+    def begin(self, sequence: Sequence, room: int) -> None:
+        """Admit a sequence with the longest beginning that is held. room: tokens that ended sequences may go on to hold."""
+        best, source = (self._shortest - 1, 0), None
+        for common, keys in self._alike(sequence):
+            if common <= best[0]:
+                break
+            for key in keys:
+                held = self.length(key)
+                # of equals the one with the least behind: where snapshots are all there is, they lie close to its end
+                rank = min(common, held), -held
+                if rank[0] >= self._shortest and rank > best:
+                    best, source = rank, key
+        if source is not None:
+            self._share(source, sequence, best[0], room)
+        if not sequence.generated_tokens:
+            sequence.cached_tokens = self.length(sequence.key)
+        self._awaited.pop(sequence.key, None)
+        self._running[sequence.key] = sequence
+        self._show(sequence)
+
+    def _share(self, source: int, sequence: Sequence, common: int, room: int) -> None:
+        """Copy a beginning, or take the whole over where nothing is lost or there is no room for both."""
+        cache, drafter, key = self._speculative.cache, self._speculative.drafter, sequence.key
+        ended, held = self._ended.pop(source, None), self.length(source)
+        taken = ended is not None and (held - common <= _LOSS or held > room)
+        if ended is not None and not taken:
+            self._ended[source] = ended
+            self.make_room(room)
+        drafter.fork(source, key)
+        if ended is not None and taken:
+            self.kept_tokens -= held
+            cache.move(source, key)
+            cache.truncate(key, common)
+            self._free(source, ended)
+        else:
+            cache.fork(source, key, common)
+        drafter.truncate(key, self.length(key))
+
+    def end(self, sequence: Sequence) -> None:
+        """Keep what an ended sequence holds, in place of ended ones whose text it goes on from."""
+        del self._running[sequence.key]
+        held = self.length(sequence.key)
+        if held < self._shortest:
+            self._free(sequence.key, sequence.tenant)
+            return
+        self._show(sequence)
+        for common, keys in self._trees[sequence.tenant].alike(sequence.tokens[:held]):
+            for key in keys:
+                if key in self._ended and self.length(key) - common <= _LOSS:
+                    self._drop(key)
+        self._ended[sequence.key] = sequence.tenant
+        self.kept_tokens += held
+
+    def release(self, sequence: Sequence) -> None:
+        """Hold nothing more for a sequence that has not ended: it was preempted, or nobody waits for it any longer."""
+        self._awaited.pop(sequence.key, None)
+        self._running.pop(sequence.key, None)
+        self._free(sequence.key, sequence.tenant)
+
+    def make_room(self, tokens: int) -> None:
+        """Hold no more than so many tokens for ended sequences."""
+        while self.kept_tokens > tokens:
+            self._drop(next(iter(self._ended)))
+
+    def _drop(self, key: int) -> None:
+        self.kept_tokens -= self.length(key)
+        self._free(key, self._ended.pop(key))
+
+    def _show(self, sequence: Sequence) -> None:
+        self._trees.setdefault(sequence.tenant, RadixTree()).put(sequence.key, sequence.tokens)
+
+    def _free(self, key: int, tenant: str) -> None:
+        tree = self._trees.get(tenant)
+        if tree is not None:
+            tree.remove(key)
+            if not tree:
+                del self._trees[tenant]
+        self._speculative.release(key)

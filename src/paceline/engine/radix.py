@@ -1,0 +1,115 @@
+"""A radix tree: which texts begin alike, and how far. Exact tokens, no hashes: two texts are never mistaken for one.
+
+Source: RadixAttention, SGLang, Zheng et al. (arXiv:2312.07104), section 3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence as Many
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+
+@dataclass(eq=False, slots=True)
+class _Node:
+    """A stretch of tokens that all texts below have in common. keys: of those texts, in the order in which they came."""
+
+    span: tuple[int, ...]
+    keys: dict[int, None] = field(default_factory=dict)
+    children: dict[int, _Node] = field(default_factory=dict)
+
+    def split(self, length: int) -> None:
+        """Leave the first `length` tokens here and move the rest, with all that is below, into a child."""
+        below = _Node(self.span[length:], dict(self.keys), self.children)
+        self.span, self.children = self.span[:length], {below.span[0]: below}
+
+    def join(self) -> None:
+        """Take the only child's tokens in, where no text ends or parts between them."""
+        if len(self.children) == 1:
+            (child,) = self.children.values()
+            if len(child.keys) == len(self.keys):
+                self.span, self.children = self.span + child.span, child.children
+
+
+class RadixTree:
+    """Texts under their keys. Takes memory in proportion to the tokens that differ."""
+
+    def __init__(self) -> None:
+        self._top = _Node(())
+        self._texts: dict[int, tuple[int, ...]] = {}
+
+    def __len__(self) -> int:
+        return len(self._texts)
+
+    def put(self, key: int, tokens: Many[int]) -> None:
+        """Hold a text under its key, in place of what that key held before."""
+        self.remove(key)
+        text = self._texts[key] = tuple(tokens)
+        node, at = self._top, 0
+        node.keys[key] = None
+        while at < len(text):
+            child = node.children.get(text[at])
+            if child is None:
+                node.children[text[at]] = _Node(text[at:], {key: None})
+                return
+            same = _common(child.span, text[at : at + len(child.span)])
+            if same < len(child.span):
+                child.split(same)
+            child.keys[key] = None
+            node, at = child, at + same
+
+    def remove(self, key: int) -> None:
+        """Forget a text; a no-op for a key that holds none."""
+        text = self._texts.pop(key, None)
+        if text is None:
+            return
+        path, at = [self._top], 0
+        while at < len(text):
+            path.append(path[-1].children[text[at]])
+            at += len(path[-1].span)
+        for above, node in pairwise(path):
+            if len(node.keys) == 1:
+                # nobody else comes through here, nor anywhere below
+                del above.children[node.span[0]]
+                break
+            del node.keys[key]
+        del self._top.keys[key]
+        for node in reversed(path[1:]):
+            if key not in node.keys:
+                node.join()
+
+    def alike(self, tokens: Many[int]) -> list[tuple[int, Collection[int]]]:
+        """How far texts begin as `tokens` do: (tokens in common, keys of the texts with as many or more), most first."""
+        text, node, at = tuple(tokens), self._top, 0
+        found: list[tuple[int, Collection[int]]] = []
+        while at < len(text) and (child := node.children.get(text[at])) is not None:
+            same = _common(child.span, text[at : at + len(child.span)])
+            at += same
+            found.append((at, tuple(child.keys)))
+            if same < len(child.span):
+                break
+            node = child
+        return found[::-1]
+
+    def spans(self) -> Iterator[tuple[int, ...]]:
+        """The stretches that the texts share or have alone."""
+        left = list(self._top.children.values())
+        while left:
+            node = left.pop()
+            yield node.span
+            left += node.children.values()
+
+
+def _common(one: tuple[int, ...], other: tuple[int, ...]) -> int:
+    """How many tokens two stretches begin with alike."""
+    if one == other:
+        return len(one)
+    low, high = 0, min(len(one), len(other))
+    # comparing slices is C's work, a token at a time is Python's
+    while low < high:
+        middle = (low + high + 1) // 2
+        if one[low:middle] == other[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
