@@ -95,11 +95,11 @@ def asks(
     reference: the tokens of `prediction`, if there is one. Raises APIError (400) for a drafter that is not offered.
     """
     assert params.seed is not None
-    speculation = fields.speculation
+    speculation, shared = fields.speculation, tuple(prompt)
     seeds = [params.seed, *(stream(params.seed, "choice", at) >> 1 for at in range(1, n))]
     return [
         Ask(
-            prompt=tuple(prompt),
+            prompt=shared,
             params=params.model_copy(update={"seed": seed}),
             reference=tuple(reference),
             tenant=fields.cache_salt or "",

@@ -113,9 +113,8 @@ async def _ids(service: Service, fields: CompletionRequest, prompt: str | list[i
         if not ids:
             raise invalid("'prompt' is empty: there is nothing to continue", "prompt")
         return ids
-    for token in prompt:
-        if token >= service.vocab_size:
-            raise invalid(f"'prompt' holds token {token}; the model has {service.vocab_size}", "prompt")
+    if (largest := max(prompt)) >= service.vocab_size:
+        raise invalid(f"'prompt' holds token {largest}; the model has {service.vocab_size}", "prompt")
     return prompt
 
 

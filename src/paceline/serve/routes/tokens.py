@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Sequence as Many
 from typing import Any
 
 from fastapi import APIRouter
@@ -31,19 +33,19 @@ def router(service: Service, settings: Settings) -> APIRouter:
         else:
             check_length(fields.characters, settings, "messages")
             ids = await service.chat(fields.template_messages, fields.template_tools, answer_begun=fields.continue_final_message)
-        told = {"count": len(ids), "max_model_len": service.context_length, "tokens": ids}
-        return told | {"token_strs": [shown(service, token) for token in ids] if fields.return_token_strs else None}
+        # texts may be far longer than any prompt: what takes time leaves the loop to others
+        pieces = await asyncio.to_thread(_shown, service, ids) if fields.return_token_strs else None
+        return {"count": len(ids), "max_model_len": service.context_length, "tokens": ids, "token_strs": pieces}
 
     @routes.post("/detokenize")
     async def detokenize(fields: DetokenizeRequest) -> dict[str, str]:
         """The text of tokens, special ones included."""
         check_model(fields.model, service.model)
-        for token in fields.tokens:
-            if token >= service.vocab_size:
-                raise invalid(f"'tokens' holds token {token}; the model has {service.vocab_size}", "tokens")
         if len(fields.tokens) > settings.max_prompt_chars:
             raise invalid(f"'tokens' may hold at most {settings.max_prompt_chars} tokens", "tokens")
-        return {"prompt": service.decode(fields.tokens, skip_special=False)}
+        if (largest := max(fields.tokens, default=0)) >= service.vocab_size:
+            raise invalid(f"'tokens' holds token {largest}; the model has {service.vocab_size}", "tokens")
+        return {"prompt": await asyncio.to_thread(service.decode, fields.tokens, False)}
 
     @routes.get("/tokenizer_info")
     async def tokenizer_info() -> dict[str, Any]:
@@ -58,3 +60,7 @@ def router(service: Service, settings: Settings) -> APIRouter:
         }
 
     return routes
+
+
+def _shown(service: Service, ids: Many[int]) -> list[str]:
+    return [shown(service, token) for token in ids]
