@@ -27,7 +27,7 @@ def bench_serve(
         str, typer.Option("--tasks", help="Prompts: built-in tasks, JSONL files, or both, as of `paceline bench`.")
     ] = "e2e,sql,maths,code,story,copy",
     requests: Annotated[
-        int | None, typer.Option("--requests", help="Of each load and body; if left out 40, or 4 for each at once.")
+        int | None, typer.Option("--requests", help="Of each load and body; if left out 40, or 4 for each at once, or 100.")
     ] = None,
     concurrency: Annotated[
         str | None, typer.Option("--concurrency", help="A closed loop of so many at once: 1, or a sweep such as 1,4,16.")

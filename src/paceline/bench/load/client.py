@@ -66,7 +66,7 @@ class Client:
             failed = {"error": "timeout", "message": f"no whole answer within {self._timeout_s:g} s"}
         except UnicodeEncodeError:
             failed = {"error": "unsendable", "message": "its text is not Unicode"}
-        except (httpx2.TransportError, httpx2.DecodingError) as error:
+        except httpx2.RequestError as error:
             failed = {"error": "connection", "message": str(error) or type(error).__name__}
         return Outcome(**about, **failed, refusals=refusals, ended_s=perf_counter() - due)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ import httpx2
 from paceline.bench.errors import BenchError
 from paceline.bench.load.chunks import said
 
-_LARGEST_BYTES = 8 << 20
+_LARGEST_BYTES, _LONGEST_S = 8 << 20, 30.0
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,7 @@ async def look(http: httpx2.AsyncClient, url: str, model: str | None) -> Server:
     """Ask for the models and the version. model: the first one listed if None. Raises BenchError where that is not answered."""
     try:
         status, content = await _json(http, "GET", "/v1/models")
-    except httpx2.TransportError as error:
+    except (httpx2.RequestError, TimeoutError) as error:
         raise BenchError(f"{url} does not answer: {str(error) or type(error).__name__}") from error
     listed = content.get("data") if status == 200 and isinstance(content, dict) else None
     entries = [entry for entry in listed or () if isinstance(entry, dict) and isinstance(entry.get("id"), str)]
@@ -46,7 +47,7 @@ async def look(http: httpx2.AsyncClient, url: str, model: str | None) -> Server:
 async def _version(http: httpx2.AsyncClient) -> str | None:
     try:
         status, content = await _json(http, "GET", "/version")
-    except httpx2.TransportError:
+    except (httpx2.RequestError, TimeoutError):
         return None
     version = content.get("version") if status == 200 and isinstance(content, dict) else None
     return version if isinstance(version, str) else None
@@ -60,7 +61,7 @@ async def count_tokens(http: httpx2.AsyncClient, model: str, texts: Many[str]) -
         for text in texts:
             try:
                 status, content = await _json(http, "POST", "/tokenize", {**form, name: text})
-            except httpx2.TransportError:
+            except (httpx2.RequestError, TimeoutError):
                 return None
             tokens = content.get("tokens") if status == 200 and isinstance(content, dict) else None
             if not isinstance(tokens, list):
@@ -73,7 +74,7 @@ async def count_tokens(http: httpx2.AsyncClient, model: str, texts: Many[str]) -
 
 async def _json(http: httpx2.AsyncClient, method: str, path: str, body: Any = None) -> tuple[int, Any]:
     """Status and content of an answer; None for what is not JSON or too large."""
-    async with http.stream(method, path, json=body) as response:
+    async with asyncio.timeout(_LONGEST_S), http.stream(method, path, json=body) as response:
         content = b""
         async for piece in response.aiter_bytes():
             content += piece

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from math import ceil, isfinite
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
+
+import httpx2
 
 from paceline.bench.errors import BenchError
 from paceline.bench.load.arrivals import Traced, read_trace
@@ -128,7 +129,7 @@ class Settings:
         if find_rate and (slo is None or len(loads) > 1 or loads[0].kind != "rate" or against is not None):
             raise BenchError("--find-rate needs --slo, at most one --rate to begin with, and neither --against nor another load")
         most = int(max((load.value for load in loads if load.kind == "concurrency"), default=0))
-        wanted = requests or max(40, 4 * most)
+        wanted = requests or (100 if find_rate else max(40, 4 * most))
         rows = read_trace(trace, wanted) if trace is not None else []
         wanted = len(rows) or wanted
         if block is not None and against is None:
@@ -189,23 +190,24 @@ def _numbers(option: str, text: str, highest: float, whole: bool) -> list[float]
 
 def _root(url: str) -> str:
     """The address without a trailing slash or /v1."""
+    wrong = f"--url {url}: it is no address of a server, such as http://127.0.0.1:8000"
     try:
-        parts = urlsplit(url.strip())
-        usable = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port is None or parts.port > 0)
-    except ValueError:
-        raise BenchError(f"--url {url}: it is no address of a server, such as http://127.0.0.1:8000") from None
-    if not usable or parts.query or parts.fragment:
-        raise BenchError(f"--url {url}: it is no address of a server, such as http://127.0.0.1:8000")
-    if "@" in parts.netloc:
+        parts = httpx2.URL(url.strip())
+    except httpx2.InvalidURL as error:
+        raise BenchError(wrong) from error
+    if parts.userinfo:
         raise BenchError("--url: no name and password in it; a key goes into --api-key")
-    return f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/').removesuffix('/v1')}"
+    found = parts.scheme in ("http", "https") and parts.host and "%" not in parts.host and 0 < (parts.port or 80) < 1 << 16
+    if not found or parts.query or parts.fragment:
+        raise BenchError(wrong)
+    return str(parts).rstrip("/").removesuffix("/v1")
 
 
 def _fields(option: str, text: str | None) -> dict[str, Any] | None:
     if text is None:
         return None
     try:
-        fields = json.loads(text)
+        fields = json.loads(text, parse_constant=_no_number)
     except (ValueError, RecursionError) as error:
         raise BenchError(f"--{option} is not JSON: {text}") from error
     if not isinstance(fields, dict):
@@ -213,3 +215,7 @@ def _fields(option: str, text: str | None) -> dict[str, Any] | None:
     if taken := [name for name in _OURS if name in fields]:
         raise BenchError(f"--{option}: '{taken[0]}' is not for it to say")
     return fields
+
+
+def _no_number(name: str) -> Any:
+    raise ValueError(name)
