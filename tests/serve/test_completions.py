@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from paceline import noise
 from paceline.logprobs import TokenLogprobs
 from paceline.params import SamplingParams
 from paceline.serve.asking import Ask, Delta
@@ -85,10 +86,9 @@ def test_choices_have_seeds_of_their_own():
     service = FakeService()
     body = post(service, prompt=["a", "b"], n=3, seed=7)
     seeds = [ask.params.seed for ask in service.asked[0]]
-    assert seeds[0] == 7
+    assert seeds[:3] == [7, *(noise.stream(7, "choice", at) % 2**63 for at in (1, 2))]
     assert len(set(seeds[:3])) == 3
     assert seeds[3:] == seeds[:3], "a prompt is answered as it would be alone"
-    assert all(0 <= seed < 2**63 for seed in seeds if seed is not None)
     assert body["metrics"]["seed"] == 7
 
 
@@ -507,6 +507,8 @@ def test_bodies_that_are_none():
     client = client_of(FakeService(), router)
     for answer in (
         client.post(PATH, content=b"{", headers={"content-type": "application/json"}),
+        client.post(PATH, content=b'"\xff"', headers={"content-type": "application/json"}),
+        client.post(PATH, content=b"[" * 100_000, headers={"content-type": "application/json"}),
         client.post(PATH, content=b"[]", headers={"content-type": "application/json"}),
         client.post(PATH, content=b"null", headers={"content-type": "application/json"}),
         client.post(PATH, content=b""),
@@ -514,7 +516,7 @@ def test_bodies_that_are_none():
         client.post(PATH, content=b'{"prompt": "a", "temperature": NaN}', headers={"content-type": "application/json"}),
     ):
         assert answer.status_code == 400
-        assert answer.json()["error"]["message"]
+        assert answer.json()["error"]["type"] == "invalid_request_error"
     assert client.post(PATH, json={}).json()["error"]["param"] == "prompt"
 
 

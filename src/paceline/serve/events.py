@@ -13,9 +13,10 @@ from fastapi import Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import StreamingResponse
 from fastapi.routing import APIRoute
+from starlette.exceptions import HTTPException
 from starlette.types import Receive, Scope, Send
 
-from paceline.serve.errors import APIError
+from paceline.serve.errors import APIError, invalid
 from paceline.serve.wire.common import explained
 
 T = TypeVar("T")
@@ -34,6 +35,9 @@ class Route(APIRoute):
                 return await handle(request)
             except RequestValidationError as error:
                 raise explained(error.errors()) from None
+            except HTTPException as error:
+                # what FastAPI says of a body that is not UTF-8, or nests too deeply
+                raise (invalid("the body is not valid JSON") if error.status_code == 400 else error) from None
 
         return handled
 

@@ -17,6 +17,8 @@ from paceline.serve.wire.common import Extensions, Generation
 
 _API_DEFAULTS = {"temperature": 1.0, "top_p": 1.0}
 _WIRE_NAMES = {"keep_stop": "include_stop_str_in_output", "skip_special": "skip_special_tokens"}
+_SEEDS = 2**63 - 1
+"""JSON readers of many languages hold no more."""
 _LEAST_TOP_P = 1e-9
 """OpenAI's top_p may be 0: the likeliest token alone."""
 
@@ -96,7 +98,7 @@ def asks(
     """
     assert params.seed is not None
     speculation, shared = fields.speculation, tuple(prompt)
-    seeds = [params.seed, *(stream(params.seed, "choice", at) >> 1 for at in range(1, n))]
+    seeds = [params.seed, *(stream(params.seed, "choice", at) & _SEEDS for at in range(1, n))]
     return [
         Ask(
             prompt=shared,
