@@ -1,0 +1,184 @@
+"""Streams and clients that leave: whatever was begun is closed, and an error still finds its client."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import pytest
+from fastapi import Request
+
+from paceline.serve.errors import APIError
+from paceline.serve.events import Begun, EventStream, frame, openai_frames, unless_gone
+
+
+class Source:
+    """Counts to `end`; knows whether it was closed."""
+
+    def __init__(self, end: int = 3, error: Exception | None = None) -> None:
+        self.closed = False
+        self.stream = self._stream(end, error)
+
+    async def _stream(self, end: int, error: Exception | None) -> AsyncGenerator[int, None]:
+        try:
+            for at in range(end):
+                yield at
+            if error:
+                raise error
+        finally:
+            self.closed = True
+
+
+def request_of(*messages: str, left: asyncio.Event | None = None) -> Request:
+    waiting = list(messages)
+
+    async def receive() -> dict[str, Any]:
+        if waiting:
+            return {"type": waiting.pop(0)}
+        await (left or asyncio.Event()).wait()
+        return {"type": "http.disconnect"}
+
+    return Request({"type": "http", "headers": []}, receive)
+
+
+def test_frames():
+    assert frame({"a": "ü\n"}) == b'data: {"a":"\xc3\xbc\\n"}\n\n'
+    assert frame({}, "ping") == b"event: ping\ndata: {}\n\n"
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        frame({"a": float("nan")})
+
+
+def test_what_has_begun_goes_on():
+    async def scene() -> None:
+        source = Source()
+        begun = await Begun.of(source.stream)
+        assert [at async for at in begun] == [0, 1, 2]
+        assert source.closed
+
+    asyncio.run(scene())
+
+
+def test_what_fails_at_its_beginning_is_closed():
+    async def scene() -> None:
+        source = Source(0, KeyError("x"))
+        with pytest.raises(KeyError):
+            await Begun.of(source.stream)
+        assert source.closed
+        with pytest.raises(APIError, match="stopped before"):
+            await Begun.of(Source(0).stream)
+
+    asyncio.run(scene())
+
+
+@pytest.mark.parametrize("read", [False, True])
+def test_a_stream_that_nobody_reads_is_closed(read: bool):
+    """Even where its frames were never begun: closing those would close nothing behind them."""
+
+    async def scene() -> None:
+        source = Source()
+        begun = await Begun.of(source.stream)
+
+        async def chunks() -> AsyncGenerator[dict[str, Any], None]:
+            async for at in begun:
+                yield {"at": at}
+
+        response = EventStream(openai_frames(chunks()), begun)
+        left = asyncio.Event()
+        sent: list[Any] = []
+
+        async def receive() -> dict[str, Any]:
+            await left.wait()
+            return {"type": "http.disconnect"}
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+            if not read or len(sent) == 2:
+                left.set()
+                await asyncio.Event().wait()
+
+        await asyncio.wait_for(response({"type": "http", "asgi": {"spec_version": "2.3"}}, receive, send), 5)
+        assert source.closed
+        assert len(sent) == 1 + read
+
+    asyncio.run(scene())
+
+
+def test_work_is_cancelled_and_awaited_when_the_client_leaves():
+    async def scene() -> None:
+        left, log = asyncio.Event(), []
+
+        async def work() -> None:
+            try:
+                left.set()
+                await asyncio.Event().wait()
+            finally:
+                await asyncio.sleep(0)
+                log.append("cleaned up")
+
+        with pytest.raises(APIError) as error:
+            await unless_gone(request_of("http.request", left=left), work())
+        assert error.value.status == 499
+        assert log == ["cleaned up"]
+
+    asyncio.run(scene())
+
+
+def test_work_that_ends_first_counts():
+    async def scene() -> None:
+        async def answer() -> int:
+            return 5
+
+        async def fails() -> int:
+            raise APIError(400, "no")
+
+        assert await unless_gone(request_of(), answer()) == 5
+        with pytest.raises(APIError, match="no"):
+            await unless_gone(request_of(), fails())
+        assert len(asyncio.all_tasks()) == 1, "nobody waits for the client any more"
+
+    asyncio.run(scene())
+
+
+def test_work_ends_with_its_handler():
+    async def scene() -> None:
+        began, ended = asyncio.Event(), asyncio.Event()
+
+        async def work() -> None:
+            try:
+                began.set()
+                await asyncio.Event().wait()
+            finally:
+                ended.set()
+
+        handler = asyncio.create_task(unless_gone(request_of(), work()))
+        await began.wait()
+        handler.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await handler
+        assert ended.is_set()
+
+    asyncio.run(scene())
+
+
+@pytest.mark.parametrize(
+    ("error", "body"),
+    [
+        (APIError(503, "the engine failed"), b'"the engine failed"'),
+        (ZeroDivisionError("secret"), b'"the server failed to answer"'),
+    ],
+)
+def test_an_error_in_a_stream_is_its_last_event(error: Exception, body: bytes, caplog: pytest.LogCaptureFixture):
+    async def scene() -> list[bytes]:
+        async def chunks() -> AsyncGenerator[dict[str, Any], None]:
+            yield {"at": 1}
+            raise error
+
+        return [one async for one in openai_frames(chunks())]
+
+    first, told, done = asyncio.run(scene())
+    assert first == b'data: {"at":1}\n\n'
+    assert body in told
+    assert b"secret" not in told
+    assert done == b"data: [DONE]\n\n"
+    assert bool(caplog.records) == isinstance(error, ZeroDivisionError)
