@@ -17,7 +17,6 @@ from paceline.serve.process import EngineProcess
 from paceline.serve.settings import Settings
 from paceline.serve.texts import Texts, sampling_defaults
 
-
 _GRACE_S = 10.0
 """From the end of a request's time until it is given up without a word from the engine."""
 
