@@ -11,9 +11,10 @@ import pytest
 from paceline import noise
 from paceline.logprobs import TokenLogprobs
 from paceline.params import SamplingParams
-from paceline.serve.asking import Ask, Delta
+from paceline.serve.asking import Ask, Delta, Ending
 from paceline.serve.errors import APIError
 from paceline.serve.routes.completions import router
+from paceline.serve.speculation_told import metrics
 from serve.fakes import BOS, EOS, VOCAB, FakeService, token_logprobs
 from serve.front import app_of, client_of, leave, refusal, streamed
 from serve.openapi_schema import check, check_completion
@@ -387,6 +388,16 @@ def test_metrics_of_several_choices_are_of_all_their_steps():
     assert told["acceptance_histogram"] == [0, 0, 6]
     assert (told["mean_acceptance_length"], told["draft_acceptance_rate"], told["tau"]) == (3.0, 0.5, 3.0)
     assert told["acceptance_by_depth"] == [0.75, 0.5]
+
+
+def test_metrics_without_choices_that_never_began():
+    fake = FakeService()
+    ends = [fake.ending(Ask((1,), SamplingParams(seed=seed)), 4, 2, "stop", None) for seed in (1, 2)]
+    late = Ending("timeout", 3)
+    alone, both = metrics([late]), metrics([late, ends[0]])
+    assert alone == {"speculative_decoding": {}, "seed": 3}
+    assert both["speculative_decoding"] == ends[0].speculation
+    assert metrics([*ends, late])["speculative_decoding"]["num_spec_steps"] == 4
 
 
 def test_grammars():

@@ -17,9 +17,13 @@ def metrics(endings: Many[Ending]) -> dict[str, Any]:
 
 
 def _merged(counts: Many[Mapping[str, Any]]) -> dict[str, Any]:
-    """Sums over the choices, and means weighted by their steps; whatever else is the same for all."""
-    first = dict(counts[0])
-    if len(counts) == 1:
+    """Sums over the choices, and means weighted by their steps; whatever else is the same for all.
+
+    A choice whose time was up before it began has nothing to tell.
+    """
+    counts = [one for one in counts if one]
+    first = dict(counts[0]) if counts else {}
+    if len(counts) < 2:
         return first
     steps = [one["num_spec_steps"] for one in counts]
     total = max(sum(steps), 1)
