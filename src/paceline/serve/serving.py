@@ -14,7 +14,7 @@ import uvicorn
 from paceline.models.load import resolve
 from paceline.serve.app import application
 from paceline.serve.process import EngineProcess
-from paceline.serve.routes import completions
+from paceline.serve.routes import chat, completions, listing, tokens
 from paceline.serve.service import EngineService
 from paceline.serve.settings import Settings
 
@@ -40,7 +40,7 @@ async def serve(settings: Settings, started: Callable[[str, EngineService], None
     try:
         ready = await engine.start()
         service = EngineService(engine, folder or resolve_default(), settings, ready)
-        routers = [module.router(service, settings) for module in (completions,)]
+        routers = [module.router(service, settings) for module in (chat, completions, tokens, listing)]
         server = _Server(
             uvicorn.Config(
                 application(routers),
