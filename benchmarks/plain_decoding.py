@@ -47,6 +47,8 @@ def main() -> int:
         texts: dict[str, list[int]] = {}
         for turn in range(TURNS + 1):
             for engine in wall:
+                # the prompt is computed anew, as theirs is
+                llm.engine.forget()
                 began, used = perf_counter(), process_time()
                 if engine == "paceline":
                     texts[engine] = llm.generate(prompt, params)[0].token_ids

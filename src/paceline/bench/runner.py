@@ -60,7 +60,9 @@ class _Run:
                 grown(self.source, self.path, settings.growth)
             self.growth = {"from": self.source.name, **asdict(settings.growth)}
         with watch("loading the model", 1):
-            self.llm = LLM(str(self.path), "none", weights=settings.weights, batch=max(8, *settings.batches, 0))
+            batch = max(8, *settings.batches, 0)
+            # every answer is timed from nothing: none finds another's prompt in the cache
+            self.llm = LLM(str(self.path), "none", weights=settings.weights, batch=batch, shortest_prefix=sys.maxsize)
         self.ours = {PLAIN: EngineDecoder(PLAIN, self.llm.engine, settings.temperature)}
         for draft in settings.drafts:
             if draft != "none":

@@ -63,6 +63,7 @@ class LLM:
         batch: int = 8,
         prefill_chunk: int = 512,
         cache_tokens: int = 65536,
+        shortest_prefix: int = Limits.shortest_prefix,
     ) -> None:
         self.path = str(resolve(model if model is not None else DEFAULT))
         if weights is not None and weights not in WEIGHTS:
@@ -70,7 +71,7 @@ class LLM:
         self.target: LanguageModel = load_model(self.path, weights=weights)
         self.tokenizer = Tokenizer(self.path)
         self.lossy = lossy
-        self.limits = Limits(batch, prefill_chunk, cache_tokens)
+        self.limits = Limits(batch, prefill_chunk, cache_tokens, shortest_prefix)
         self._verifier, self._policy = build_verifier(verify), policy
         self._beside, self._offer = tuple(beside), tuple(offer)
         self._load = lru_cache(maxsize=4)(_checkpoint)
