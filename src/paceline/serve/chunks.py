@@ -11,7 +11,7 @@ from typing import Any
 from paceline.serve.asking import Delta, Service
 from paceline.serve.choices import Answer, usage
 from paceline.serve.speculation_told import metrics, traced
-from paceline.serve.wire.common import Generation
+from paceline.serve.wire.generation import Generation
 
 
 def head(service: Service, kind: str, prefix: str) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from paceline.params import SamplingParams
 from paceline.serve.asking import Ask, Service
 from paceline.serve.errors import invalid
 from paceline.serve.settings import Settings
-from paceline.serve.wire.common import Extensions, Generation
+from paceline.serve.wire.generation import Extensions, Generation
 
 _API_DEFAULTS = {"temperature": 1.0, "top_p": 1.0}
 _WIRE_NAMES = {"keep_stop": "include_stop_str_in_output", "skip_special": "skip_special_tokens"}

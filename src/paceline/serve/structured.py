@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from paceline.params import Grammar
 from paceline.serve.asking import Service
 from paceline.serve.errors import APIError, invalid
-from paceline.serve.wire.common import Extensions, Generation, StructuredOutputs
+from paceline.serve.wire.generation import Extensions, Generation, StructuredOutputs
 
 ANY_OBJECT = Grammar(kind="json_schema", text='{"type":"object"}')
 """What `{"type": "json_object"}` asks for."""

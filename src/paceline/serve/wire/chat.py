@@ -8,7 +8,8 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from paceline.serve.errors import invalid
-from paceline.serve.wire.common import FOREIGN, Generation, Name, Text, TextPart, Wire, refusal
+from paceline.serve.wire.common import Name, Text, Wire, misfit, refusal
+from paceline.serve.wire.generation import FOREIGN, Generation, TextPart
 
 FunctionName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
 
@@ -48,11 +49,11 @@ class Message(Wire):
     @model_validator(mode="after")
     def _coherent(self) -> Message:
         if self.content is None and not (self.role == "assistant" and (self.tool_calls or self.refusal)):
-            raise refusal("content", "a message without content must hold tool calls")
+            raise misfit("content", "may only be absent where an assistant calls tools")
         if self.tool_calls and self.role != "assistant":
-            raise refusal("tool_calls", f"the role '{self.role}' calls no tools")
+            raise misfit("tool_calls", f"do not belong to the role '{self.role}'")
         if (self.tool_call_id is not None) != (self.role == "tool"):
-            raise refusal("tool_call_id", "messages of the role 'tool' have one, and no others")
+            raise misfit("tool_call_id", "belongs to messages of the role 'tool', which need it")
         return self
 
     @property
@@ -134,11 +135,11 @@ class Conversation(Wire):
     def _ends(self) -> Conversation:
         if self.continue_final_message:
             if self.messages[-1].role != "assistant":
-                raise refusal("continue_final_message", "the last message is not an assistant's")
+                raise misfit("continue_final_message", "needs a last message that is an assistant's")
             if self.add_generation_prompt:
-                raise refusal("add_generation_prompt", "the final message is to be continued")
+                raise misfit("add_generation_prompt", "excludes 'continue_final_message'")
         elif self.add_generation_prompt is False:
-            raise refusal("add_generation_prompt", "it may only be false with 'continue_final_message'")
+            raise misfit("add_generation_prompt", "may only be false with 'continue_final_message'")
         return self
 
     @property
@@ -193,7 +194,7 @@ class ChatRequest(Conversation, Generation):
         if self.verbosity not in (None, "medium"):
             raise refusal("verbosity", "the model has one way to answer")
         if self.top_logprobs is not None and not self.logprobs:
-            raise refusal("top_logprobs", "it needs 'logprobs' to be true")
+            raise misfit("top_logprobs", "needs 'logprobs' to be true")
         return self
 
     @property

@@ -6,7 +6,8 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
-from paceline.serve.wire.common import FOREIGN, Generation, Ids, Text, refusal
+from paceline.serve.wire.common import Ids, Text, refusal
+from paceline.serve.wire.generation import FOREIGN, Generation
 
 _PROMPTS = 1024
 
