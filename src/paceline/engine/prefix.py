@@ -13,8 +13,8 @@ from paceline.engine.radix import RadixTree
 from paceline.sequence import Sequence
 from paceline.speculative import Speculative
 
-_LOSS = 16
-"""Tokens at the end of a kept text that may be lost for the sake of a newer one that holds all the others."""
+_LOSS, _LOSS_SHARE = 16, 8
+"""Of a kept text that a newer one goes on from, so many tokens at the end may be lost, and one in so many of the others."""
 
 
 class Prefixes:
@@ -95,7 +95,7 @@ class Prefixes:
         """Copy a beginning, or take the whole over where nothing is lost or there is no room for both."""
         cache, drafter, key = self._speculative.cache, self._speculative.drafter, sequence.key
         ended, held = self._ended.pop(source, None), self.length(source)
-        taken = ended is not None and (held - common <= _LOSS or held > room)
+        taken = ended is not None and (_contained(held, common) or held > room)
         if ended is not None and not taken:
             self._ended[source] = ended
             self.make_room(room)
@@ -119,7 +119,7 @@ class Prefixes:
         self._show(sequence)
         for common, keys in self._trees[sequence.tenant].alike(sequence.tokens[:held]):
             for key in keys:
-                if key in self._ended and self.length(key) - common <= _LOSS:
+                if key in self._ended and _contained(self.length(key), common):
                     self._drop(key)
         self._ended[sequence.key] = sequence.tenant
         self.kept_tokens += held
@@ -149,3 +149,8 @@ class Prefixes:
             if not tree:
                 del self._trees[tenant]
         self._speculative.release(key)
+
+
+def _contained(held: int, common: int) -> bool:
+    """Whether hardly anything is lost of a text where only what it has in common with another stays."""
+    return held - common <= min(_LOSS, common // _LOSS_SHARE)

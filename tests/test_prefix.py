@@ -1,0 +1,267 @@
+"""What requests share: who finds what in the cache, who waits for whom, what is kept and when it gives way."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Many
+
+import pytest
+
+from crowd import WatchedModel, drafter_of
+from fakes import ChainDrafter, RecordingCache, TableModel, coupled
+from paceline.drafters.base import Drafter
+from paceline.drafters.merge import MergedDrafter
+from paceline.drafters.model import ModelDrafter
+from paceline.engine.engine import Engine
+from paceline.engine.scheduler import Limits
+from paceline.params import SamplingParams
+from paceline.sequence import Sequence
+from paceline.tree import Budget
+from serving import engine_of
+
+PROMPT = [n * n % 5 for n in range(30)]
+SHORT = SamplingParams(max_tokens=3, ignore_eos=True)
+LONG = SamplingParams(max_tokens=40, ignore_eos=True)
+
+
+def sharing(model: TableModel | None = None, drafter: Drafter | None = None, **limits: int) -> Engine:
+    return engine_of(model or TableModel(5), drafter, Limits(**{"shortest_prefix": 4, **limits}))
+
+
+def ended(engine: Engine, prompt: Many[int], params: SamplingParams = SHORT, **options) -> Sequence:
+    """A request, served to its end with whatever else is in flight."""
+    sequence = engine.add(prompt, params, **options)
+    while sequence.finish_reason is None:
+        engine.step()
+    return sequence
+
+
+def drain(engine: Engine) -> None:
+    while engine.has_work:
+        engine.step()
+
+
+def fed(model: WatchedModel) -> int:
+    """Committed tokens that forwards have read."""
+    return sum(segment.chain for step in model.steps for segment in step.segments)
+
+
+def test_the_second_of_two_equal_prompts_reads_its_last_token_only() -> None:
+    model = WatchedModel(vocab_size=5)
+    engine = sharing(model)
+    first = ended(engine, PROMPT)
+    model.steps.clear()
+    second = ended(engine, PROMPT)
+    assert (first.cached_tokens, second.cached_tokens) == (0, 29)
+    assert fed(model) == 3
+    assert second.generated == first.generated
+
+
+def test_of_several_texts_the_longest_beginning_is_found() -> None:
+    engine = sharing()
+    for length in (6, 20, 11):
+        ended(engine, [*PROMPT[:length], 4, 4])
+    assert PROMPT[20] != 4
+    assert ended(engine, PROMPT).cached_tokens == 20
+    assert ended(engine, [4, *PROMPT]).cached_tokens == 0
+    assert ended(engine, [*PROMPT[:3], 3, 3, 3]).cached_tokens == 0, "three tokens in common are too few"
+
+
+def test_nothing_is_shared_between_tenants() -> None:
+    """Equal tokens, and so equal hashes of any kind: only the tenant tells them apart."""
+    engine = sharing()
+    ended(engine, PROMPT, tenant="a")
+    running = engine.add(PROMPT, LONG, tenant="a")
+    engine.step()
+    assert running.cached_tokens == 29
+    assert ended(engine, PROMPT, tenant="b").cached_tokens == 0
+    assert ended(engine, PROMPT).cached_tokens == 0
+    assert ended(engine, PROMPT, tenant="b").cached_tokens == 29
+
+
+def test_log_probabilities_of_a_prompt_are_computed_not_shared() -> None:
+    engine = sharing()
+    ended(engine, PROMPT)
+    telling = engine.add(PROMPT, SHORT.model_copy(update={"prompt_logprobs": 1}))
+    (work,) = engine.scheduler.pick(Budget(0, 0))
+    assert (work.sequence, work.start, telling.cached_tokens) == (telling, 0, 0)
+    engine.abort(telling)
+    assert ended(engine, PROMPT).cached_tokens == 29
+
+
+@pytest.mark.parametrize("chunk", [4, 64])
+def test_choices_of_one_prompt_read_it_once(chunk: int) -> None:
+    model = WatchedModel(vocab_size=5)
+    engine = sharing(model, chunk=chunk)
+    choices = [engine.add(PROMPT, SamplingParams(max_tokens=2, temperature=1.0, seed=n)) for n in range(5)]
+    drain(engine)
+    assert [choice.cached_tokens for choice in choices] == [0, 29, 29, 29, 29]
+    assert fed(model) == sum(30 - choice.cached_tokens + len(choice.generated) - 1 for choice in choices)
+
+
+def test_nobody_waits_for_a_prompt_that_is_not_read_any_longer() -> None:
+    engine = sharing(chunk=4)
+    first, second = engine.add(PROMPT, LONG), engine.add(PROMPT, LONG)
+    for _ in range(3):
+        engine.step()
+    assert engine.scheduler.waiting == [second]
+    engine.abort(first)
+    engine.step()
+    assert engine.scheduler.running == [second]
+    assert second.cached_tokens == 0
+
+
+def test_a_more_urgent_request_waits_for_no_other() -> None:
+    engine = sharing(chunk=4)
+    engine.add(PROMPT, LONG)
+    engine.step()
+    urgent, equal = engine.add(PROMPT, LONG, priority=-1), engine.add(PROMPT, LONG)
+    engine.step()
+    assert urgent in engine.scheduler.running
+    assert equal in engine.scheduler.waiting
+
+
+def test_whoever_waits_for_a_prompt_holds_nobody_else_up() -> None:
+    engine = sharing(chunk=4)
+    engine.add(PROMPT, LONG)
+    engine.add(PROMPT, LONG)
+    other = engine.add([3, 3, 3], LONG)
+    engine.step()
+    assert other in engine.scheduler.running
+
+
+def copies(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Lengths of what is copied from now on."""
+    seen, cache = [], engine.speculative.cache
+    fork = cache.fork
+
+    def watched(key: int, new_key: int, length: int | None = None) -> None:
+        fork(key, new_key, length)
+        seen.append(cache.length(new_key))
+
+    monkeypatch.setattr(cache, "fork", watched)
+    monkeypatch.setattr(cache, "move", lambda key, new_key: (fork(key, new_key), cache.release(key)))
+    return seen
+
+
+def test_a_conversation_takes_over_what_its_last_turn_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = sharing()
+    copied = copies(engine, monkeypatch)
+    turn = ended(engine, PROMPT)
+    for _ in range(4):
+        held = engine.speculative.cache.length(turn.key)
+        turn = ended(engine, [*turn.tokens, 2, 1])
+        assert turn.cached_tokens == held
+    assert copied == []
+    assert engine.prefixes.kept_tokens == len(turn.tokens) - 1
+
+
+def test_a_text_with_much_behind_what_is_shared_is_copied_and_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = sharing()
+    copied = copies(engine, monkeypatch)
+    first = ended(engine, PROMPT, LONG)
+    ended(engine, [*PROMPT, 4, 4])
+    assert copied == [30]
+    assert engine.speculative.cache.length(first.key) == len(first.tokens) - 1
+
+
+def test_without_room_for_both_a_text_is_taken_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = sharing(cache_tokens=100)
+    copied = copies(engine, monkeypatch)
+    first = ended(engine, PROMPT, LONG)
+    assert ended(engine, [*PROMPT, 4, 4]).cached_tokens == 30
+    assert copied == []
+    assert engine.speculative.cache.length(first.key) == 0
+
+
+def test_equal_answers_are_kept_once() -> None:
+    engine = sharing()
+    for _ in range(5):
+        last = ended(engine, PROMPT, LONG)
+    assert engine.prefixes.kept_tokens == len(last.tokens) - 1
+
+
+def test_what_is_kept_gives_way_before_anyone_in_flight_and_the_least_used_first() -> None:
+    engine = sharing(cache_tokens=120)
+    old, used, new = (ended(engine, [n, *PROMPT]) for n in (1, 2, 3))
+    held = engine.speculative.cache.length
+    ended(engine, [2, *PROMPT], SHORT)
+    assert held(old.key)
+    engine.add([4, *PROMPT], LONG)
+    engine.step()
+    drain(engine)
+    assert not engine.scheduler.preemptions
+    assert held(old.key) == 0
+    assert held(used.key) == 0, "its text lives on in the one that took it over"
+    assert engine.prefixes.kept_tokens <= 120
+    assert held(new.key) == 0 or ended(engine, [3, *PROMPT]).cached_tokens == 30
+
+
+def test_nothing_is_held_once_all_is_forgotten_or_left() -> None:
+    model = TableModel(5)
+    engine = sharing(model, drafter_of("merged", model))
+    for n in range(3):
+        ended(engine, [n, *PROMPT], LONG)
+    engine.add(PROMPT, LONG)
+    engine.step()
+    engine.abort_all()
+    engine.forget()
+    assert engine.speculative.cache.held_bytes == 0
+    assert engine.speculative.drafter.held_bytes == 0
+    assert not engine.prefixes._trees
+    assert ended(engine, [1, *PROMPT]).cached_tokens == 0
+
+
+def test_a_text_too_short_to_share_is_not_kept() -> None:
+    engine = sharing(shortest_prefix=64)
+    ended(engine, PROMPT)
+    assert engine.speculative.cache.held_bytes == 0
+
+
+def test_what_was_found_counts_once_even_after_preemption() -> None:
+    engine = sharing(cache_tokens=90)
+    ended(engine, PROMPT)
+    runners = [engine.add([*PROMPT, n, n], LONG) for n in range(2)]
+    drain(engine)
+    assert engine.scheduler.preemptions
+    assert [runner.cached_tokens for runner in runners] == [30, 30]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("kind", ["none", "ngram", "model", "merged", "TreeDrafter"])
+def test_a_conversation_is_what_it_would_be_without_a_cache(kind: str, temperature: float) -> None:
+    model = TableModel(5)
+    engine = sharing(model, drafter_of(kind, model))
+    params = SamplingParams(max_tokens=9, temperature=temperature, seed=3)
+    prompt = [1, 2, 3, 4, 0]
+    for turn in range(6):
+        shared = ended(engine, prompt, params)
+        alone = ended(sharing(model, drafter_of(kind, model)), prompt, params)
+        assert not turn or shared.cached_tokens
+        assert (shared.generated, shared.finish_reason) == (alone.generated, alone.finish_reason)
+        # every other turn goes back and leaves out the end of the answer
+        prompt = [*shared.tokens[: len(shared.tokens) - 3 * (turn % 2)], 4, turn % 5]
+
+
+def test_what_a_drafter_shares_are_committed_tokens_only() -> None:
+    model = TableModel(5)
+    drafter = coupled(model, depth=4, disturbed=3.0)
+    engine = sharing(model, MergedDrafter([ChainDrafter(model), drafter]))
+    params = SamplingParams(max_tokens=9, temperature=1.0)
+    engine.add(PROMPT, params.model_copy(update={"max_tokens": 60}))
+    for turn in range(8):
+        engine.step()
+        # from one in flight, with a draft in its cache, and from one that ended
+        sequence = engine.add([*PROMPT, turn % 3], params)
+        engine.step()
+        assert sequence.cached_tokens
+        assert clean(drafter, sequence)
+        while sequence.finish_reason is None:
+            engine.step()
+
+
+def clean(drafter: ModelDrafter, sequence: Sequence) -> bool:
+    """What the drafter holds, its last draft aside, begins the text of its sequence."""
+    cache = drafter._cache
+    assert isinstance(cache, RecordingCache)
+    held = cache.slots.get(sequence.key, [])[: cache.length(sequence.key) - len(drafter._cached.get(sequence.key, []))]
+    return [token for token, _ in held] == sequence.tokens[: len(held)]
