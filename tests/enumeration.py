@@ -18,6 +18,7 @@ import pytest
 import torch
 
 from fakes import TableModel
+from paceline.constraint import Constraint
 from paceline.draws import likeliest
 from paceline.params import SamplingParams
 from paceline.sampling import Context, probabilities, target_scores
@@ -119,8 +120,15 @@ class Blocks:
     """The probability that a draft was accepted down to its end."""
 
 
-def blocks(verifier: Verifier, model: TableModel, sources: Many[Source], params: SamplingParams) -> Blocks:
-    sequence, found = Sequence(0, PROMPT, params, seed=0), Blocks()
+def blocks(
+    verifier: Verifier,
+    model: TableModel,
+    sources: Many[Source],
+    params: SamplingParams,
+    constraint: Callable[[], Constraint] | None = None,
+) -> Blocks:
+    """constraint: makes one that has read nothing."""
+    sequence, found = _sequence(params, constraint), Blocks()
     drafts: dict[int, tuple[float, DraftTree]] = {}
     for weight, tree in every(lambda dice: reduce(DraftTree.merged, [source.tree(sequence, dice) for source in sources])):
         same = hash((tree.tokens, tree.parents, tree.sources))
@@ -170,11 +178,15 @@ Law = Callable[[Tokens], np.ndarray]
 """Generated tokens -> float64 [V], the distribution of the next one."""
 
 
-def target_law(model: TableModel, params: SamplingParams) -> Law:
+def _sequence(params: SamplingParams, constraint: Callable[[], Constraint] | None) -> Sequence:
+    return Sequence(0, PROMPT, params, seed=0, constraint=constraint() if constraint else None)
+
+
+def target_law(model: TableModel, params: SamplingParams, constraint: Callable[[], Constraint] | None = None) -> Law:
     """Plain decoding: everything before the row is committed."""
 
     def law(tokens: Tokens) -> np.ndarray:
-        sequence = Sequence(0, PROMPT, params, seed=0)
+        sequence = _sequence(params, constraint)
         sequence.commit(tokens, ("",) * len(tokens))
         return probabilities(target_scores(model.row(sequence.tokens), Context(sequence)))
 

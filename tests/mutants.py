@@ -13,9 +13,11 @@ import fakes
 from paceline import noise, sampling
 from paceline.cache import base as cache_base, dense, panels
 from paceline.engine.stops import StopChecker
+from paceline.models.grammar import GrammarConstraint
 from paceline.params import SamplingParams
 from paceline.sampling import Context
 from paceline.sequence import Sequence
+from paceline.speculative import Speculative
 from paceline.step import Segment, Verdict
 from paceline.tree import DraftTree
 from paceline.verifiers import match
@@ -304,3 +306,44 @@ def the_wrong_child_is_followed(patch: pytest.MonkeyPatch) -> None:
         return tuple(dict.fromkeys(row, min(row.values())) if row else {} for row in honest(self))
 
     patch.setattr(DraftTree, "children", property(shifted))
+
+
+@mutant("grammar")
+def a_grammar_sees_committed_tokens_only(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(GrammarConstraint, "allowed", lambda self, ancestors: self._at(()).allowed)
+
+
+@mutant("grammar")
+def a_grammar_sees_one_token_of_each_step(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(GrammarConstraint, "allowed", lambda self, ancestors: self._at(ancestors[-1:]).allowed)
+
+
+@mutant("grammar")
+def a_grammar_reads_what_was_rejected(patch: pytest.MonkeyPatch) -> None:
+    honest = Speculative._commit
+
+    def commit(self: Speculative, sequence: Sequence, draft: Any, verdict: Verdict) -> None:
+        honest(self, sequence, draft, verdict)
+        drafted = tuple(draft.tree.tokens[node] for node in _first_path(draft.tree))
+        if sequence.constraint is not None and drafted != verdict.tokens[: len(drafted)]:
+            sequence.constraint.commit(drafted)
+
+    patch.setattr(Speculative, "_commit", commit)
+
+
+@mutant("grammar")
+def what_is_known_of_a_place_outlives_a_commit(patch: pytest.MonkeyPatch) -> None:
+    honest = GrammarConstraint.commit
+
+    def commit(self: GrammarConstraint, tokens: tuple[int, ...]) -> None:
+        places = dict(self._places)
+        honest(self, tokens)
+        self._places = {**places, **self._places}
+
+    patch.setattr(GrammarConstraint, "commit", commit)
+
+
+@mutant("grammar")
+def a_bias_lifts_what_a_grammar_does_not_allow(patch: pytest.MonkeyPatch) -> None:
+    honest = sampling._within
+    patch.setattr(sampling, "_within", lambda mask, size: honest(mask, size).index_fill(0, torch.tensor([70]), True))

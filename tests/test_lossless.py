@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from grammars import SENTENCE
 from paceline.cache.base import Branching
 from paceline.compose import build_drafter, build_policy, build_verifier
 from paceline.datastore import build
@@ -25,7 +26,7 @@ from paceline.models.base import LanguageModel
 from paceline.models.load import load_model
 from paceline.models.stateful import ReplayModel, StatefulModel
 from paceline.models.tokenizer import Tokenizer
-from paceline.params import SamplingParams
+from paceline.params import Grammar, SamplingParams
 from paceline.registry import CACHES, DRAFTERS, POLICIES, VERIFIERS
 from paceline.spec import SpecError
 from paceline.speculative import Speculative
@@ -45,6 +46,9 @@ PARAMS = {
     "everything": SamplingParams(
         max_tokens=LONGEST, temperature=0.9, top_k=40, top_p=0.95, min_p=0.01, repetition_penalty=1.2,
         presence_penalty=0.3, frequency_penalty=0.2, logit_bias={40: 1.5, 41: -3.0}, min_tokens=5, seed=9,
+    ),
+    "grammar": SamplingParams(
+        max_tokens=LONGEST, temperature=0.9, top_p=0.95, seed=10, grammar=Grammar(kind="regex", text=SENTENCE)
     ),
 }  # fmt: skip
 
@@ -206,7 +210,8 @@ def test_every_exact_rule_keeps_the_greedy_text(folder: Path, spec: str, verify:
 @pytest.mark.parametrize("params", ["greedy", "sampled"])
 def test_drafts_are_really_accepted(folder: Path, spec: str, params: str) -> None:
     """Without this the equality above could hold because nothing was ever drafted."""
-    way = Way(1, 64, 100_000, "dense", params)
+    # without a grammar nothing is forced
+    way = Way(1, 64, 100_000, "dense", "grammar" if spec.startswith("grammar") else params)
     _, engine = run(folder, spec, way)
     assert engine.speculative.forwards < 8 * LONGEST
 

@@ -15,6 +15,7 @@ import pytest
 import native_mutants  # noqa: F401  (lists its own)
 import reference
 from fakes import BlindTreeDrafter, ChainDrafter, DenseTableCache, FakeTokenizer, MixedDrafter, TableModel, TreeDrafter
+from grammars import grammar
 from laws import PROMPT, Outcome, bulk, drawn, obeys
 from mutants import MUTANTS, Mutant
 from native_checks import native_drafts, native_families, native_trees, prepare
@@ -94,7 +95,14 @@ def law() -> bool:
 
 
 NATIVE = {"native trees": native_trees, "native families": native_families, "native drafts": native_drafts}
-CHECKS: dict[str, Callable[[], bool]] = {"equality": equality, "law": law, "rules": rules, "dice": dice, **NATIVE}
+CHECKS: dict[str, Callable[[], bool]] = {
+    "equality": equality,
+    "law": law,
+    "rules": rules,
+    "dice": dice,
+    "grammar": grammar,
+    **NATIVE,
+}
 
 
 @pytest.mark.parametrize("check", CHECKS)

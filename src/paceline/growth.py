@@ -217,6 +217,8 @@ class _Noise:
                 self._all = gumbel(self._seed, self._position, np.arange(len(row), dtype=np.int32)).astype(np.float64)
             return _ranked(row + self._all, count)
         best = noised_best(scores, self._seed, self._position, count)
+        if not best:
+            return []
         near = np.union1d(np.flatnonzero(row >= row.max() - _FAR), best)
         noised = row[near] + gumbel(self._seed, self._position, near).astype(np.float64)
         shares = _shares(noised)[np.searchsorted(near, best)]
@@ -229,6 +231,9 @@ def _host(scores: torch.Tensor) -> np.ndarray:
 
 def _ranked(row: np.ndarray, count: int) -> list[tuple[int, float]]:
     """The `count` largest of a row, the first of equals first, and their shares in its softmax."""
+    if not row.max() > -np.inf:
+        # no number, or none that the answer's grammar allows
+        return []
     shares, found = _shares(row), []
     left = row if count == 1 else row.copy()
     for _ in range(min(count, len(row))):

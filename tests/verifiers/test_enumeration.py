@@ -6,8 +6,9 @@ import pytest
 
 from enumeration import Source, blocks, error, target_law
 from fakes import TableModel
+from grammars import rising
 from paceline.compose import build_verifier
-from paceline.params import SamplingParams
+from paceline.params import Grammar, SamplingParams
 from paceline.registry import VERIFIERS
 from paceline.tree import Proposal
 from paceline.verifiers.base import Exactness
@@ -18,6 +19,7 @@ SHAPES = {"chain": (5, (1, 1, 1)), "trio": (5, (3,)), "wide": (3, (3, 1)), "tree
 FOREIGN = ("trio", "deep")
 """Shapes of kinds that a rule serves but does not ask for, in the quick suite."""
 PLAIN = SamplingParams(temperature=1.0)
+PARAMS_OF_GRAMMAR = SamplingParams(temperature=0.9, grammar=Grammar(kind="regex", text="stood in for"))
 SHAPED = SamplingParams(temperature=0.8, top_p=0.9, repetition_penalty=1.3, frequency_penalty=0.7, logit_bias={1: 0.5})
 
 
@@ -60,6 +62,19 @@ def keeps_the_law(rule: str, kind: Proposal, shape: str, params: SamplingParams)
     found = blocks(build_verifier(rule), target, [Source(draft, kind, widths)], params)
     assert error(found, target_law(target, params), size, len(widths) + 1) < 1e-12
     assert found.accepted > 0.2
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_so_it_has_under_a_grammar(rule: str) -> None:
+    """What the grammar allows at a node depends on the draft above it; drafts are drawn without looking at the grammar."""
+    target, draft = models(4)
+    params = PARAMS_OF_GRAMMAR
+    for kind in (build_verifier(rule).prefers[0], Proposal.POINT):
+        found = blocks(build_verifier(rule), target, [Source(draft, kind, (2, 1))], params, lambda: rising(4))
+        law = target_law(target, params, lambda: rising(4))
+        assert error(found, law, 4, 3) < 1e-12
+        said = [text for text, probability in found.by_text.items() if probability > 0.0]
+        assert all(rising(4).allowed(text[:at])[token] for text in said for at, token in enumerate(text))
 
 
 @pytest.mark.parametrize("kind", [kind for kind in Proposal if kind.drawn])

@@ -35,7 +35,8 @@ _STACK_BYTES = 128 << 20
 """64 KiB of grammar hold at most some 6,000 rules, and following one takes about 2 KiB. Only what is touched is real memory."""
 _KEPT = 32
 """Compiled grammars that are kept, of the latest."""
-_WHITESPACE = r"( |\n[ \t]{0,64})"
+_INDENT = 32
+_WHITESPACE = rf"( |\n[ \t]{{0,{_INDENT}}})"
 """Between the words of a JSON text. Without a bound a model may write spaces until its tokens are used up."""
 _LIMITS = LLParserLimits(
     max_items_in_row=20_000,
@@ -90,10 +91,7 @@ class Grammars:
         matcher = LLMatcher(self._library, _text(grammar), log_level=0, limits=_LIMITS)
         if not matcher.is_error():
             # what cannot even begin is refused, and not left to the first step
-            mask = matcher.compute_bitmask()
-            empty = not any(mask) or (matcher.is_stopped() and not matcher.is_accepting())
-            if empty and not matcher.is_error():
-                raise _refused(grammar, "nothing satisfies it")
+            matcher.compute_bitmask()
         if matcher.is_error():
             raise _refused(grammar, matcher.get_error())
         return matcher
@@ -235,14 +233,16 @@ def _text(grammar: Grammar) -> str:
         schema = json.loads(grammar.text)
     except (ValueError, RecursionError) as error:
         raise _refused(grammar, "it is not valid JSON, or far too deep") from error
-    if not isinstance(schema, dict | bool):
+    if schema is True:
+        schema = {}
+    if not isinstance(schema, dict):
         raise _refused(grammar, "it is neither an object nor true")
     level: list[Any] = [schema]
-    for _ in range(_DEPTH):
-        level = [below for one in level for below in (one.values() if isinstance(one, dict) else one)]
+    for _ in range(_DEPTH + 1):
         level = [one for one in level if isinstance(one, dict | list)]
+        level = [below for one in level for below in (one.values() if isinstance(one, dict) else one)]
         if not level:
-            return LLMatcher.grammar_from_json_schema(grammar.text, defaults={"whitespace_pattern": _WHITESPACE})
+            return LLMatcher.grammar_from_json_schema(json.dumps(schema), defaults={"whitespace_pattern": _WHITESPACE})
     raise _refused(grammar, f"it is more than {_DEPTH} levels deep")
 
 
@@ -282,6 +282,8 @@ _PLACE = re.compile(r"^(at )?\d+\(\d+\): ")
 def _refused(grammar: Grammar, reason: str) -> GrammarError:
     """One sentence of what may be many lines, of which an expression's own parser says the reason last."""
     lines = [line.strip() for line in reason.splitlines() if line.strip()] or ["it cannot be compiled"]
+    if lines[0] == "NoExtensionBias":
+        lines = ["nothing satisfies it"]
     told = next((line.removeprefix("error: ") for line in lines if line.startswith("error: ")), lines[0])
     if grammar.kind != "lark":
         told = _PLACE.sub("", told)

@@ -1,0 +1,140 @@
+"""Grammars for tests: one that knows no tokenizer, and an engine of fakes that keeps to a real one."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence as Many
+from functools import cache
+from pathlib import Path
+from tempfile import mkdtemp
+
+import numpy as np
+
+from fakes import ChainDrafter, MixedDrafter, TableModel, TreeDrafter
+from paceline.drafters.base import Drafter
+from paceline.drafters.grammar import GrammarDrafter, Options
+from paceline.drafters.merge import MergedDrafter
+from paceline.drafters.none import NullDrafter
+from paceline.engine.engine import Engine
+from paceline.engine.scheduler import Limits
+from paceline.models.tokenizer import Tokenizer
+from paceline.params import Grammar, SamplingParams
+from paceline.policies.fixed import FixedPolicy
+from paceline.sequence import Sequence
+from paceline.speculative import Speculative
+from paceline.verifiers.base import Verifier
+from paceline.verifiers.match import Match
+from tiny import BOS, EOS, save_tokenizer
+
+Prompt = Many[int]
+
+
+class Rule:
+    """A constraint that is a function: the generated tokens -> which may follow, bool [V]."""
+
+    def __init__(self, follows: Callable[[tuple[int, ...]], np.ndarray]) -> None:
+        self._follows, self._read = follows, ()
+
+    def allowed(self, ancestors: tuple[int, ...]) -> np.ndarray:
+        mask = self._follows((*self._read, *ancestors))
+        return mask if mask.any() else np.ones_like(mask)
+
+    def forced(self, count: int) -> tuple[int, ...]:
+        return ()
+
+    def commit(self, tokens: tuple[int, ...]) -> None:
+        self._read = (*self._read, *tokens)
+
+    def over(self, ancestors: tuple[int, ...]) -> str | None:
+        return None
+
+
+def rising(size: int) -> Rule:
+    """A token differs from the one before, and after two that rise comes a smaller one."""
+
+    def follows(tokens: tuple[int, ...]) -> np.ndarray:
+        mask = np.ones(size, bool)
+        if tokens:
+            mask[tokens[-1]] = False
+        if len(tokens) > 1 and tokens[-2] < tokens[-1]:
+            mask[tokens[-1] :] = False
+        return mask
+
+    return Rule(follows)
+
+
+@cache
+def tokenizer() -> Tokenizer:
+    """Bytes, three merges and three special tokens, of which `EOS` is one."""
+    folder = Path(mkdtemp(prefix="paceline-grammar-"))
+    save_tokenizer(folder)
+    return Tokenizer(folder)
+
+
+VOCABULARY = 3 + 256 + 3
+SENTENCE = r"(the (inner|thin|other) th[a-e]{2,4}( in)?; ){2,6}"
+"""Forced runs, free choices, and tokens that straddle both."""
+WORD = "the|inner|thin|other|in;|th[a-e]{2,4};?"
+
+
+def model_of(seed: int = 0, eos: tuple[int, ...] = (EOS,), padding: int = 5) -> TableModel:
+    return TableModel(VOCABULARY + padding, eos=eos, sharpness=2.0, seed=seed, context_length=200)
+
+
+def engine_of(
+    model: TableModel, drafter: Drafter | None = None, limits: Limits | None = None, verifier: Verifier | None = None
+) -> Engine:
+    speculative = Speculative(model, drafter or NullDrafter(), verifier or Match(), FixedPolicy())
+    return Engine(speculative, tokenizer(), limits or Limits())
+
+
+def answers(engine: Engine, requests: Many[tuple[Prompt, SamplingParams]]) -> list[Sequence]:
+    """All requests, in flight at once."""
+    sequences = [engine.add(prompt, params) for prompt, params in requests]
+    while engine.has_work:
+        engine.step()
+    return sequences
+
+
+def drafters(model: TableModel) -> dict[str, Drafter]:
+    chain, tree, mixed = ChainDrafter(model), TreeDrafter(model), MixedDrafter(model)
+    return {
+        "chain": chain,
+        "tree": tree,
+        "mixed": mixed,
+        "grammar": GrammarDrafter(Options()),
+        "both": MergedDrafter([GrammarDrafter(Options()), TreeDrafter(model)]),
+    }
+
+
+def whole(sequence: Sequence, expression: str = SENTENCE) -> bool:
+    """Whether what was generated is a sentence, or where it was cut short may still become one of these."""
+    text = tokenizer().decode([token for token in sequence.generated if token != EOS])
+    if sequence.finish_reason == "stop":
+        return re.fullmatch(expression, text) is not None
+    return sequence.finish_reason == "length" and all(re.fullmatch(WORD, word) for word in text.split(" ")[:-1])
+
+
+REQUESTS = [
+    ([BOS, *prompt], SamplingParams(max_tokens=limit, temperature=heat, seed=seed, grammar=Grammar(kind="regex", text=SENTENCE)))
+    for prompt in ([60, 61, 62], [75] * 9, [])
+    for limit, heat, seed in [(60, 0.0, 1), (60, 1.0, 2), (60, 1.3, 3), (9, 1.0, 4)]
+]
+
+
+def grammar() -> bool:
+    """Behind chains, trees and forced tokens, crowded and preempted, an answer is plain decoding's and keeps to its grammar."""
+    model = model_of()
+    try:
+        plain = [answers(engine_of(model), [request])[0] for request in REQUESTS]
+        if not all(map(whole, plain)):
+            return False
+        for drafter in drafters(model).values():
+            found = answers(engine_of(model, drafter, Limits(batch=4, chunk=5, cache_tokens=200)), REQUESTS)
+            for one, other in zip(plain, found, strict=True):
+                if (one.generated, one.finish_reason) != (other.generated, other.finish_reason):
+                    return False
+    except (IndexError, ValueError):
+        # the engine's own guards
+        return False
+    return True

@@ -1,0 +1,271 @@
+"""Compiled grammars: masks that are a function of the tokens alone, and strangers' grammars that are refused in one sentence."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from random import Random
+
+import numpy as np
+import pytest
+
+from grammars import SENTENCE, VOCABULARY, tokenizer
+from paceline.constraint import Ahead, GrammarError
+from paceline.models import grammar as room
+from paceline.models.grammar import GrammarConstraint, Grammars, check
+from paceline.models.pieces import Pieces
+from paceline.params import Grammar
+from tiny import BOS, EOS
+
+PADDED = VOCABULARY + 7
+EOSES = frozenset({EOS})
+
+
+@pytest.fixture(scope="module")
+def grammars() -> Grammars:
+    return Grammars(tokenizer(), PADDED, EOSES)
+
+
+def regex(text: str) -> Grammar:
+    return Grammar(kind="regex", text=text)
+
+
+def schema(value: object) -> Grammar:
+    return Grammar(kind="json_schema", text=json.dumps(value))
+
+
+def pieces() -> list[bytes]:
+    return [*Pieces(tokenizer(), PADDED).of]
+
+
+def walked(constraint: GrammarConstraint, stream: Random, longest: int) -> list[int]:
+    """Random tokens that the grammar allows, without committing them."""
+    path: list[int] = []
+    while len(path) < longest and EOS not in path:
+        path.append(int(stream.choice(np.flatnonzero(constraint.allowed(tuple(path))))))
+    return path
+
+
+@pytest.mark.parametrize(
+    "grammar",
+    [
+        regex(SENTENCE),
+        schema({"type": "object", "properties": {"the": {"type": "integer"}, "in": {"enum": ["the", "then", "inner"]}}}),
+        Grammar(kind="lark", text='start: item+\nitem: "(" start? ")" | WORD\nWORD: /[a-e]{1,3}/ " "'),
+    ],
+    ids=lambda grammar: grammar.kind,
+)
+def test_a_mask_depends_on_the_tokens_before_it_alone(grammars: Grammars, grammar: Grammar) -> None:
+    """However the tree was walked before, with dead ends, jumps and commits between, it is that of one who read the text once."""
+    stream = Random(1)
+    for _ in range(6):
+        constraint, text = grammars.constraint(grammar, EOSES), list[int]()
+        for _ in range(12):
+            paths = [tuple(walked(constraint, stream, stream.randint(0, 6))) for _ in range(3)]
+            paths += [(*path, stream.randrange(PADDED)) for path in paths]
+            for path in stream.sample(paths, len(paths)):
+                fresh = grammars.constraint(grammar, EOSES)
+                fresh.commit(tuple(text))
+                for token in path:
+                    fresh.commit((token,))
+                refused = any(not constraint.allowed(path[:at])[token] or token == EOS for at, token in enumerate(path))
+                wanted = np.ones(PADDED, bool) if refused else fresh.allowed(())
+                assert np.array_equal(constraint.allowed(path), wanted)
+                assert np.array_equal(Ahead(constraint).allowed(path), wanted)
+            taken = tuple(walked(constraint, stream, stream.randint(1, 3)))
+            if EOS in taken:
+                break
+            constraint.commit(taken)
+            text += taken
+
+
+def test_what_a_mask_allows_is_what_the_language_allows(grammars: Grammars) -> None:
+    """Against all sentences of a finite language. Where bytes are forced one spelling of them is left, elsewhere all are."""
+    sentences = [f"{a} {b}{c}" for a in ("the", "th", "in", "tin") for b in ("x", "inner", "i") for c in ("", "the", "in")]
+    constraint, table, stream = grammars.constraint(regex("|".join(map(re.escape, sentences))), EOSES), pieces(), Random(2)
+    for _ in range(150):
+        path, text = list[int](), b""
+        while EOS not in path:
+            rest = [one.encode()[len(text) :] for one in sentences if one.encode().startswith(text)]
+            wanted = {token for token, piece in enumerate(table) if piece and any(one.startswith(piece) for one in rest)}
+            wanted |= {EOS} if b"" in rest else set()
+            allowed = set(np.flatnonzero(constraint.allowed(tuple(path))).tolist())
+            forced = len({one[:1] for one in rest}) == 1
+            assert allowed <= wanted if forced else allowed == wanted
+            assert allowed
+            path.append(stream.choice(sorted(allowed)))
+            text += table[path[-1]]
+        assert text.decode() in sentences
+
+
+def test_special_tokens_and_padding_are_never_text(grammars: Grammars) -> None:
+    constraint = grammars.constraint(regex(r"(.|\n)*"), EOSES)
+    allowed = constraint.allowed(())
+    assert allowed.shape == (PADDED,)
+    assert allowed[EOS]
+    assert not allowed[[0, BOS]].any()
+    assert not allowed[VOCABULARY:].any()
+    assert allowed[3:VOCABULARY].sum() > 128
+
+
+def test_a_grammar_may_name_a_special_token(grammars: Grammars) -> None:
+    constraint = grammars.constraint(Grammar(kind="lark", text='start: "a" <s> "b"'), EOSES)
+    a, b = (tokenizer().encode(letter, add_special=False)[0] for letter in "ab")
+    assert constraint.forced(9) == (a, BOS, b, EOS)
+
+
+def test_any_eos_of_the_model_may_end_the_answer() -> None:
+    grammars = Grammars(tokenizer(), PADDED, frozenset({0, EOS}))
+    constraint = grammars.constraint(regex("in"), frozenset({0, EOS, 77}))
+    assert constraint.forced(9) == (*tokenizer().encode("in", add_special=False), 0)
+    constraint.commit(constraint.forced(1))
+    assert np.flatnonzero(constraint.allowed(())).tolist() == [0, EOS]
+    assert constraint.over(()) is None
+
+
+def test_without_an_eos_the_answer_is_over_where_nothing_may_follow() -> None:
+    grammars = Grammars(tokenizer(), PADDED)
+    constraint = grammars.constraint(regex("the(n!)?"), frozenset({EOS}))
+    the, n, bang = (tokenizer().encode(text, add_special=False)[0] for text in ("the", "n", "!"))
+    assert constraint.over((the,)) is None
+    assert np.flatnonzero(constraint.allowed((the,))).tolist() == [n]
+    assert constraint.over((the, n, bang)) == "stop"
+    assert constraint.allowed((the, n, bang)).all()
+    constraint.commit((the, n, bang))
+    assert constraint.over(()) == "stop"
+
+
+@pytest.mark.parametrize(
+    ("grammar", "reason"),
+    [
+        (regex("(ab"), "unclosed group"),
+        (regex("(?=a)b"), "look-around"),
+        (regex(r"\p{Nonsense}"), "property"),
+        (regex("(" * 30_000 + ")" * 30_000), "nest"),
+        (regex("[^\\x00-\\x{10FFFF}]"), "nothing satisfies it"),
+        (schema({"type": "nonsense"}), "Invalid type: nonsense"),
+        (schema({"not": {"type": "string"}}), "not"),
+        (schema({"$ref": "https://example.com/schema.json"}), "not present"),
+        (schema(False), "neither an object nor true"),
+        (schema({"enum": []}), "Unsatisfiable"),
+        (schema([1]), "neither an object nor true"),
+        (Grammar(kind="json_schema", text="{"), "not valid JSON"),
+        (Grammar(kind="json_schema", text="[" * 60_000), "not valid JSON"),
+        (Grammar(kind="json_schema", text='{"not":' * 40 + "{}" + "}" * 40), "more than 32 levels"),
+        (Grammar(kind="lark", text='start: "a'), "lexer error"),
+        (Grammar(kind="lark", text="start: nobody"), "nobody"),
+        (Grammar(kind="lark", text="start: <|nobody|>"), "unknown special token"),
+        (Grammar(kind="lark", text="start: " + "(" * 30_000 + '"a"' + ")" * 30_000), "nested"),
+        (Grammar(kind="lark", text='start: start "a"'), ""),
+        (
+            Grammar(kind="lark", text="start: T0\n" + "".join(f"T{i}: T{i + 1} T{i + 1}\n" for i in range(60)) + 'T60: "x"'),
+            "too big",
+        ),
+    ],
+    ids=lambda value: value.kind if isinstance(value, Grammar) else value,
+)
+def test_a_grammar_that_cannot_be_used_is_refused_in_one_sentence(grammars: Grammars, grammar: Grammar, reason: str) -> None:
+    good = regex("then")
+    grammars.check(good)
+    with pytest.raises(GrammarError) as refused:
+        grammars.check(grammar)
+    told = str(refused.value)
+    assert reason in told
+    assert "\n" not in told
+    assert len(told) < 280
+    assert told.startswith(("the JSON schema ", "the regular expression ", "the grammar "))
+    grammars.check(good)
+    with pytest.raises(GrammarError):
+        check(grammar, tokenizer())
+    check(good, tokenizer())
+
+
+TREE = {
+    "$defs": {"tree": {"type": "object", "properties": {"in": {"type": "array", "items": {"$ref": "#/$defs/tree"}}}}},
+    "$ref": "#/$defs/tree",
+}
+
+
+@pytest.mark.parametrize(
+    "grammar",
+    [
+        Grammar(kind="lark", text="start:a0\n" + "".join(f"a{i}:a{i + 1}\n" for i in range(5200)) + 'a5200:"x"'),
+        Grammar(kind="lark", text="start: r0\n" + "".join(f'r{i}: r{i + 1} "x"\n' for i in range(3600)) + 'r3600: "x"'),
+        Grammar(kind="json_schema", text='{"items":' * 31 + "{}" + "}" * 31),
+        schema({"$defs": {f"d{i}": {"$ref": f"#/$defs/d{i + 1}"} for i in range(1800)} | {"d1800": {}}, "$ref": "#/$defs/d0"}),
+        schema({"enum": [f"value number {i}" for i in range(3000)]}),
+        schema({"type": "object", "properties": {f"p{i}": {"type": "integer"} for i in range(1500)}}),
+        regex("|".join(f"w{i}x" for i in range(8000))),
+        schema(TREE),
+    ],
+    ids=["short rules", "rules", "deep", "references", "enum", "properties", "alternatives", "recursion"],
+)
+def test_a_large_grammar_is_compiled_and_walked(grammars: Grammars, grammar: Grammar) -> None:
+    constraint = grammars.constraint(grammar, EOSES)
+    assert walked(constraint, Random(3), 30)
+    assert constraint.over(()) is None
+
+
+def test_what_takes_too_long_is_refused(grammars: Grammars, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(room, "_SECONDS", 0.05)
+    monkeypatch.setattr(grammars, "_compile", lambda grammar: time.sleep(0.4))
+    began = time.perf_counter()
+    with pytest.raises(GrammarError, match="takes more than"):
+        grammars.check(regex("never seen before"))
+    assert time.perf_counter() - began < 0.35
+
+
+def test_a_panic_is_a_refusal(grammars: Grammars, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Panic(BaseException):
+        pass
+
+    def panics(grammar: Grammar) -> None:
+        raise Panic("called Option::unwrap() on a None value")
+
+    monkeypatch.setattr(grammars, "_compile", panics)
+    with pytest.raises(GrammarError, match="unwrap"):
+        grammars.check(regex("never seen either"))
+
+
+def test_only_the_latest_grammars_are_kept() -> None:
+    grammars = Grammars(tokenizer(), PADDED)
+    for count in range(100):
+        grammars.check(regex(f"[a-z]{{{count + 1}}}"))
+    assert len(grammars._compiled) == room._KEPT
+
+
+def test_an_answer_is_over_where_going_on_would_take_too_much(grammars: Grammars) -> None:
+    constraint = grammars.constraint(regex("((((a{1,1000}){1,1000}){1,1000}){1,1000})"), EOSES)
+    letter, path = tokenizer().encode("a", add_special=False)[0], ()
+    while constraint.over(path) is None:
+        path = (*path, letter)
+        assert len(path) < 200
+    assert constraint.over(path) == "length"
+    assert constraint.allowed(path).all()
+    # elsewhere nothing changed
+    assert not constraint.allowed(()).all()
+    assert constraint.over(path[:-1]) is None
+
+
+def test_a_walk_that_broke_off_is_taken_up_again(grammars: Grammars) -> None:
+    constraint, fresh = (grammars.constraint(regex(SENTENCE), EOSES) for _ in range(2))
+    path = constraint.forced(2)
+    constraint.commit(path)
+    fresh.commit(path)
+    constraint.allowed(tuple(walked(constraint, Random(4), 5)))
+    constraint._ahead = None
+    constraint._places.clear()
+    assert np.array_equal(constraint.allowed(()), fresh.allowed(()))
+
+
+def test_white_space_between_the_words_of_json_is_bounded(grammars: Grammars) -> None:
+    constraint, table = grammars.constraint(schema({"type": "array"}), EOSES), pieces()
+    spaces = [token for token, piece in enumerate(table) if piece and not piece.strip()]
+    path = tuple(tokenizer().encode("[", add_special=False))
+    for _ in range(room._INDENT + 2):
+        left = [token for token in spaces if constraint.allowed(path)[token]]
+        if not left:
+            return
+        path = (*path, left[0])
+    raise AssertionError("a model may write spaces for ever")
