@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 from typing import Any
 
-import pytest
 from langchain_core.language_models import BaseChatModel
 from langchain_openai import ChatOpenAI
 from langchain_tests.integration_tests import ChatModelIntegrationTests

@@ -10,9 +10,14 @@ ASKED = [{"role": "user", "content": "name[Aromi], eatType[coffee shop], food[Ch
 
 @pytest.mark.parametrize("provider", ["openai", "hosted_vllm"])
 def test_completion_whole_and_streamed(url: str, key: str, provider: str) -> None:
-    asked = dict(
-        model=f"{provider}/paceline-14m", messages=ASKED, api_base=f"{url}/v1", api_key=key, temperature=0, max_tokens=24
-    )
+    asked = {
+        "model": f"{provider}/paceline-14m",
+        "messages": ASKED,
+        "api_base": f"{url}/v1",
+        "api_key": key,
+        "temperature": 0,
+        "max_tokens": 24,
+    }
     whole = litellm.completion(**asked)
     streamed = "".join(chunk.choices[0].delta.content or "" for chunk in litellm.completion(**asked, stream=True))
     assert whole.choices[0].message.content == streamed

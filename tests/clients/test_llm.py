@@ -16,7 +16,21 @@ def test_prompt(tmp_path: Path, url: str, key: str, options: list[str]) -> None:
         f"- model_id: paceline\n  model_name: paceline-14m\n  api_base: {url}/v1\n  api_key_name: paceline\n"
     )
     (tmp_path / "keys.json").write_text(f'{{"paceline": "{key}"}}')
-    command = [sys.executable, "-m", "llm", "-m", "paceline", *options, "-o", "max_tokens", "24", "-o", "temperature", "0", "Hello"]
+    command = [
+        sys.executable,
+        "-m",
+        "llm",
+        "-m",
+        "paceline",
+        *options,
+        "-o",
+        "max_tokens",
+        "24",
+        "-o",
+        "temperature",
+        "0",
+        "Hello",
+    ]
     said = subprocess.run(
         command, env={**os.environ, "LLM_USER_PATH": str(tmp_path)}, capture_output=True, text=True, timeout=60, check=False
     )

@@ -51,15 +51,27 @@ def test_stream_helper(client: openai.OpenAI) -> None:
 
 
 def test_choices_seeds_and_log_probabilities(client: openai.OpenAI) -> None:
-    asked = dict(model=MODEL, messages=ASKED, temperature=1.0, seed=7, n=3, max_tokens=16, logprobs=True, top_logprobs=4)
+    asked = {
+        "model": MODEL,
+        "messages": ASKED,
+        "temperature": 1.0,
+        "seed": 7,
+        "n": 3,
+        "max_tokens": 16,
+        "logprobs": True,
+        "top_logprobs": 4,
+    }
     first, again = (client.chat.completions.create(**asked) for _ in range(2))
     assert [c.message.content for c in first.choices] == [c.message.content for c in again.choices]
     assert len({c.message.content for c in first.choices}) == 3
     told = first.choices[0].logprobs
-    assert told is not None and told.content is not None
+    assert told is not None
+    assert told.content is not None
     assert all(len(one.top_logprobs) == 4 and one.logprob <= 0 for one in told.content)
-    assert b"".join(bytes(one.bytes or []) for one in told.content).decode(errors="ignore").startswith(
-        (first.choices[0].message.content or "")[:5]
+    assert (
+        b"".join(bytes(one.bytes or []) for one in told.content)
+        .decode(errors="ignore")
+        .startswith((first.choices[0].message.content or "")[:5])
     )
 
 
@@ -114,7 +126,7 @@ TOOL = {
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "book"}}])
 @pytest.mark.parametrize("stream", [False, True])
 def test_tools(client: openai.OpenAI, choice: object, stream: bool) -> None:
-    asked = dict(model=MODEL, messages=ASKED, tools=[TOOL], tool_choice=choice, temperature=0, max_tokens=200)
+    asked = {"model": MODEL, "messages": ASKED, "tools": [TOOL], "tool_choice": choice, "temperature": 0, "max_tokens": 200}
     if stream:
         pieces = [c.choices[0].delta for c in client.chat.completions.create(**asked, stream=True) if c.choices]
         calls = [call for piece in pieces for call in piece.tool_calls or []]
@@ -138,7 +150,8 @@ def test_predicted_outputs(client: openai.OpenAI) -> None:
         model=MODEL, messages=ASKED, temperature=0, max_tokens=40, prediction={"type": "content", "content": text}
     )
     assert again.choices[0].message.content == text
-    assert again.usage is not None and again.usage.completion_tokens_details is not None
+    assert again.usage is not None
+    assert again.usage.completion_tokens_details is not None
     assert (again.usage.completion_tokens_details.accepted_prediction_tokens or 0) > 10
 
 
