@@ -71,7 +71,7 @@ def test_answer():
 def test_messages_reach_the_template_as_templates_read_them():
     service = FakeService()
     messages = [
-        {"role": "developer", "content": "be kind"},
+        {"role": "developer", "content": "be kind", "type": "text"},
         {"role": "user", "content": [{"type": "text", "text": "h"}, {"type": "text", "text": "i"}], "name": "ann"},
         {"role": "assistant", "content": None, "tool_calls": [WORD], "refusal": None, "audio": None, "annotations": []},
         {"role": "tool", "tool_call_id": "call_1", "content": "seen"},

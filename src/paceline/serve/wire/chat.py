@@ -29,7 +29,10 @@ class ToolCall(Wire):
 
 
 class Message(Wire):
-    """One message. Images, audio and files are refused, and whatever URLs are in a text stay text."""
+    """One message. Images, audio and files are refused, and whatever URLs are in a text stay text.
+
+    type: a mark that lm-eval and clients of other APIs put on messages; it says nothing more.
+    """
 
     unsupported: ClassVar = {
         "audio": "messages are text",
@@ -40,6 +43,7 @@ class Message(Wire):
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Text | Annotated[list[TextPart], Field(max_length=1024)] | None = None
+    type: Literal["text", "message"] | None = None
     name: Name | None = None
     refusal: Text | None = None
     annotations: Annotated[list[Any], Field(max_length=0)] | None = None
