@@ -24,7 +24,9 @@ _BODIES = {"body": ("#0072B2", "-", "o"), "against": ("#D55E00", "--", "s")}
 _SHOWN = ("ttft_s", "tpot_s", "itl_s", "e2e_s")
 _MOST_CURVES = 6
 _GOOD = "#009E73"
-_MOST_TICKS = 8
+_WIDEST = 300
+"""From one end of a time axis to the other, at most."""
+_ENOUGH_TICKS, _MOST_TICKS = 4, 8
 _TICKS = ((1,), (2, 5), (3, 7), (1.5, 4, 6, 8), tuple(n / 10 for n in range(10, 100)))
 """Steps of a decade, the roundest first."""
 
@@ -101,11 +103,11 @@ def _latencies(record: dict[str, Any], figure: Figure, panels: list[Axes]) -> No
                     linewidth=1.6,
                     label=label,
                 )
+        if limit := limits.get(measure.removesuffix("_s")):
+            axes.axvline(limit * 1e3, color="black", linewidth=1, linestyle=":", label="SLO")
         _time_axis(axes, TIMES[measure] + (": tokens that came with another are 0 apart" if measure == "itl_s" else ""))
         axes.set_ylim(0, 1.02)
         axes.set_ylabel("share at most so long")
-        if limit := limits.get(measure.removesuffix("_s")):
-            axes.axvline(limit * 1e3, color="black", linewidth=1, linestyle=":", label="SLO")
     handles, labels = panels[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=min(len(labels), 6), fontsize=8, frameon=False)
 
@@ -115,6 +117,9 @@ def _time_axis(axes: Axes, title: str) -> None:
     axes.set_xlabel("ms")
     if axes.lines:
         axes.set_xscale("log")
+        low, high = axes.get_xlim()
+        # chunks that were read in one go are as good as 0 apart, and would take half of the axis
+        axes.set_xlim(left=max(low, high / _WIDEST))
         _plain_ticks(axes.xaxis, *axes.get_xlim())
 
 
@@ -124,6 +129,8 @@ def _plain_ticks(axis: Axis, low: float, high: float) -> None:
 
     ticks: list[float] = []
     for steps in _TICKS:
+        if len(ticks) >= _ENOUGH_TICKS:
+            break
         for tick in (step * 10.0**power for power in range(-4, 8) for step in steps):
             apart = all(abs(log(tick / other)) > log(high / low) / _MOST_TICKS for other in ticks)
             if low <= tick <= high and apart and len(ticks) < _MOST_TICKS:

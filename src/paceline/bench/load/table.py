@@ -16,6 +16,9 @@ from paceline.bench.load.measures import TIMES
 from paceline.bench.load.settings import Load
 from paceline.bench.load.sweep import Watch
 
+_BUSY = 0.5
+"""Of a processor: a generator that takes more keeps chunks waiting. One chunk takes it about 0.1 ms."""
+
 
 def watched(console: Console, quiet: bool) -> Watch:
     """A progress bar on a terminal; nothing where nobody watches."""
@@ -149,6 +152,8 @@ def _notes(record: dict[str, Any]) -> Iterator[str]:
     late = max((found["lag_s"]["p99"] for _, _, found in _rows(record)), default=0.0)
     if late > 0.01:
         yield f"requests were sent late (p99 {late * 1e3:.0f} ms): the machine of the generator was busy"
+    if (share := record["generator"]["processor_share"]) > _BUSY:
+        yield f"the generator took {share:.0%} of a processor: some of these latencies are its own"
 
 
 def _footing(record: dict[str, Any]) -> str:
