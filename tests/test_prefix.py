@@ -175,9 +175,8 @@ def test_without_room_for_both_a_text_is_taken_over(monkeypatch: pytest.MonkeyPa
 
 def test_equal_answers_are_kept_once() -> None:
     engine = sharing()
-    for _ in range(5):
-        last = ended(engine, PROMPT, LONG)
-    assert engine.prefixes.kept_tokens == len(last.tokens) - 1
+    answers = [ended(engine, PROMPT, LONG) for _ in range(5)]
+    assert engine.prefixes.kept_tokens == len(answers[-1].tokens) - 1
 
 
 def test_what_is_kept_gives_way_before_anyone_in_flight_and_the_least_used_first() -> None:

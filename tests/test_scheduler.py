@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from random import Random
 
 import pytest
 
 from crowd import Crowd, WatchedModel
 from fakes import MixedDrafter, TableModel
-from paceline.engine.engine import RequestError
+from paceline.engine.engine import Engine, RequestError
 from paceline.engine.scheduler import Limits
+from paceline.engine.shares import Shares
 from paceline.params import SamplingParams
 from paceline.sequence import Sequence
 from serving import engine_of, served
@@ -89,6 +91,97 @@ def test_a_stream_of_newcomers_starves_nobody() -> None:
     assert all(sequence.finish_reason for sequence in patient)
 
 
+def kept_busy(engine: Engine, others: Callable[[], object], steps: int, until: Sequence) -> int:
+    """Steps until a sequence ends while `others` keeps requests coming."""
+    for taken in range(steps):
+        others()
+        engine.step()
+        if until.finish_reason is not None:
+            return taken
+    raise AssertionError("it starves")
+
+
+def test_the_urgent_come_first_and_go_last() -> None:
+    engine = engine_of(TableModel(5), limits=Limits(batch=2, chunk=64, cache_tokens=30))
+    params = SamplingParams(max_tokens=12, ignore_eos=True)
+    idle, calm = engine.add([1] * 6, params, priority=5), engine.add([2] * 6, params)
+    engine.step()
+    urgent = engine.add([3] * 6, params, priority=-5)
+    order = []
+    while not engine.scheduler.preemptions:
+        order += [progress.sequence for progress in engine.step() if progress.finished]
+    assert engine.scheduler.running == [calm, urgent], "the least urgent gives its place up, though it is the oldest"
+    while engine.has_work:
+        order += [progress.sequence for progress in engine.step() if progress.finished]
+    assert order[0] == calm
+    assert set(order[1:]) == {idle, urgent}
+
+
+def test_tenants_are_served_alike_however_much_they_ask_for() -> None:
+    engine = engine_of(TableModel(5), limits=Limits(batch=2, chunk=64))
+    params = SamplingParams(max_tokens=10, ignore_eos=True)
+    many = [engine.add([1, 2, 3], params, tenant="many") for _ in range(30)]
+    for _ in range(5):
+        engine.step()
+    few = [engine.add([1, 2, 3], params, tenant="few") for _ in range(5)]
+    while few[-1] in engine.scheduler.waiting:
+        counts = [engine.scheduler._shares[tenant] for tenant in ("many", "few")]
+        assert abs(counts[0] - counts[1]) <= 3 * 12
+        engine.step()
+    assert sum(sequence.finish_reason is not None for sequence in many) <= 7
+
+
+def test_a_short_prompt_of_another_tenant_does_not_wait_for_a_long_one_to_be_read() -> None:
+    engine = engine_of(TableModel(5), limits=Limits(batch=2, chunk=4))
+    long = engine.add([1, 2] * 100, SamplingParams(max_tokens=1), tenant="long")
+    engine.step()
+    short = engine.add([3] * 6, SamplingParams(max_tokens=1), tenant="short")
+    for _ in range(4):
+        engine.step()
+    assert short.finish_reason
+    assert not long.finish_reason
+
+
+def test_whoever_waits_long_has_a_turn_whatever_the_others_are() -> None:
+    engine = engine_of(TableModel(5), limits=Limits(batch=2, chunk=4, cache_tokens=60))
+    urgent = [engine.add([2] * 5, SamplingParams(max_tokens=9, ignore_eos=True), priority=-9) for _ in range(4)]
+    patient = engine.add([1] * 25, SamplingParams(max_tokens=12, ignore_eos=True), priority=9, tenant="patient")
+
+    def more() -> None:
+        if len(engine.scheduler.waiting) < 4:
+            urgent.append(engine.add([2] * 5, SamplingParams(max_tokens=9, ignore_eos=True), priority=-9))
+
+    assert kept_busy(engine, more, 1000, patient) > 256, "the urgent do come first"
+    # and once it was let in nobody more urgent took its place
+    assert patient.generated_tokens == 12
+
+
+def test_a_tenant_who_comes_back_has_saved_nothing_up() -> None:
+    shares = Shares()
+    shares.enter("a")
+    shares.charge("a", 100)
+    shares.enter("b")
+    assert shares["b"] == 100
+    shares.charge("b", 50)
+    shares.leave("b")
+    shares.enter("b")
+    assert shares["b"] == 150, "nor is anything forgiven"
+    for tenant in ("a", "b"):
+        shares.leave(tenant)
+    assert len(shares) == 0
+
+
+def test_tenants_that_left_are_forgotten_once_all_had_as_much() -> None:
+    shares = Shares()
+    shares.enter("stays")
+    for number in range(1000):
+        shares.enter(str(number))
+        shares.charge(str(number), 5)
+        shares.charge("stays", 1)
+        shares.leave(str(number))
+    assert len(shares) <= 8
+
+
 def test_no_draft_is_asked_for_past_the_last_token_that_may_come() -> None:
     model = WatchedModel(vocab_size=5, context_length=30)
     for params, prompt in [(SamplingParams(max_tokens=5), 3), (SamplingParams(max_tokens=500), 20)]:
@@ -125,7 +218,7 @@ def test_a_request_that_cannot_be_served_is_refused_and_leaves_nothing(prompt, p
     assert engine.step() == []
 
 
-@pytest.mark.parametrize("name", ["batch", "chunk", "cache_tokens"])
+@pytest.mark.parametrize("name", ["batch", "chunk", "cache_tokens", "shortest_prefix"])
 def test_limits_of_nothing_are_refused(name: str) -> None:
     with pytest.raises(ValueError, match="at least 1"):
         Limits(**{name: 0})
