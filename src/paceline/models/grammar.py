@@ -35,6 +35,8 @@ _STACK_BYTES = 128 << 20
 """64 KiB of grammar hold at most some 6,000 rules, and following one takes about 2 KiB. Only what is touched is real memory."""
 _KEPT = 32
 """Compiled grammars that are kept, of the latest."""
+_SHORT, _SPELLED = 64, 10_000
+"""Characters of a text, and how many texts, whose tokens are remembered."""
 _INDENT = 32
 _WHITESPACE = rf"( |\n[ \t]{{0,{_INDENT}}})"
 """Between the words of a JSON text. Without a bound a model may write spaces until its tokens are used up."""
@@ -210,6 +212,7 @@ class _Vocabulary:
 
     def __init__(self, pieces: Pieces, vocab_size: int, eos_token_ids: frozenset[int]) -> None:
         self._pieces, self.eos_token_id = pieces, vocab_size
+        self._spelled: dict[str, list[int]] = {}
         special = {token for token in (*pieces.names, *eos_token_ids) if token < vocab_size}
         self.special_token_ids = [*special, vocab_size]
         self.tokens = [self._named(token, token in special) for token in range(vocab_size)] + [b"<|end of answer|>"]
@@ -220,7 +223,13 @@ class _Vocabulary:
         return self._pieces.of[token]
 
     def __call__(self, text: str) -> list[int]:
-        return self._pieces.spelled(text.encode())
+        """Tokens of exactly these bytes; llguidance asks for the same forced ones again and again."""
+        found = self._spelled.get(text)
+        if found is None:
+            found = self._pieces.spelled(text.encode())
+            if len(text) <= _SHORT and len(self._spelled) < _SPELLED:
+                self._spelled[text] = found
+        return list(found)
 
 
 def _text(grammar: Grammar) -> str:
