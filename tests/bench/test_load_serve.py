@@ -287,6 +287,7 @@ def test_a_trace_sets_times_and_lengths(monkeypatch, capsys, tmp_path: Path) -> 
         record = measured(monkeypatch, capsys, url, "--trace", str(file), "--speed-up", "20", "--extra-body", fake(tokens=99))
     scale = record["settings"]["trace_scale"]
     assert scale == pytest.approx(0.9 * 1024 / 4040)
+    assert record["settings"]["most_tokens"] == sum(round(10 * n * scale) for n in (1, 2, 3, 4))
     rows = record["levels"][0]["bodies"]["body"]["requests"]
     assert [row["due_s"] for row in rows] == pytest.approx([0, 0.05, 0.1, 0.15])
     assert [row["tokens"] for row in rows] == [round(10 * n * scale) for n in (1, 2, 3, 4)]

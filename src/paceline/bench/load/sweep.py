@@ -66,7 +66,7 @@ class _Run:
                 "context_tokens": server.context_tokens,
                 "version": server.version,
             },
-            "settings": self._kept(len({one.prompt for one in asked}), scale),
+            "settings": self._kept(asked, scale),
             "levels": levels,
             "find_rate": found,
             "generator": {"wall_s": wall_s, "processor_share": busy_s / wall_s},
@@ -159,13 +159,14 @@ class _Run:
             "requests_per_run": len(level.asked),
         }
 
-    def _kept(self, distinct: int, scale: float | None) -> dict[str, Any]:
+    def _kept(self, asked: Many[Asked], scale: float | None) -> dict[str, Any]:
         settings = self._settings
         return {
             "endpoint": settings.endpoint,
             "tasks": [task.name for task in settings.tasks],
             "requests": settings.requests,
-            "distinct_prompts": distinct,
+            "distinct_prompts": len({one.prompt for one in asked}),
+            "most_tokens": sum(one.max_tokens for one in asked),
             "max_tokens": None if settings.trace else settings.max_tokens,
             "trace_scale": scale,
             "temperature": settings.temperature,
