@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Sequence as Many
 from functools import cache
 from pathlib import Path
-from tempfile import mkdtemp
+from tempfile import TemporaryDirectory
 
 import numpy as np
 
@@ -66,9 +66,9 @@ def rising(size: int) -> Rule:
 @cache
 def tokenizer() -> Tokenizer:
     """Bytes, three merges and three special tokens, of which `EOS` is one."""
-    folder = Path(mkdtemp(prefix="paceline-grammar-"))
-    save_tokenizer(folder)
-    return Tokenizer(folder)
+    with TemporaryDirectory() as folder:
+        save_tokenizer(Path(folder))
+        return Tokenizer(folder)
 
 
 VOCABULARY = 3 + 256 + 3
