@@ -148,7 +148,7 @@ def _notes(record: dict[str, Any]) -> Iterator[str]:
         )
     if settings["trace_scale"] is not None:
         answers = sum(row["tokens"] or 0 for row in record["levels"][0]["bodies"]["body"]["requests"])
-        yield f"the trace's lengths times {settings['trace_scale']:.4g}; {answers} tokens came of {settings['most_tokens']} at most"
+        yield f"the trace's lengths times {settings['trace_scale']:.4g}; {answers} tokens of {settings['most_tokens']} at most"
     late = max((found["lag_s"]["p99"] for _, _, found in _rows(record)), default=0.0)
     if late > 0.01:
         yield f"requests were sent late (p99 {late * 1e3:.0f} ms): the machine of the generator was busy"
