@@ -1,0 +1,121 @@
+"""The grammar of an answer that may call tools: free text, calls in the model's form, arguments by the tool's own schema."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence as Many
+from typing import Any
+
+from pydantic import ValidationError
+
+from paceline.params import Grammar
+from paceline.serve.errors import invalid
+from paceline.serve.tool_forms import PYTHON_TAG, Form
+
+DEEPEST_SCHEMA = 32
+_NAMED = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"})
+_LISTED = frozenset({"allOf", "anyOf", "oneOf", "prefixItems"})
+_NESTED = frozenset({"items", "additionalProperties", "not", "if", "then", "else", "contains", "propertyNames"})
+_REMARKS = frozenset({"description", "title", "examples", "default", "$comment", "deprecated", "x-guidance"})
+
+
+def bare(schema: Any) -> Any:
+    """A JSON schema without what says nothing of its instances: descriptions alone can be longer than a grammar may be."""
+    if not isinstance(schema, Mapping):
+        return schema
+    kept: dict[str, Any] = {}
+    for key, value in schema.items():
+        if key in _NAMED and isinstance(value, Mapping):
+            kept[key] = {name: bare(each) for name, each in value.items()}
+        elif key in _LISTED and isinstance(value, list):
+            kept[key] = [bare(each) for each in value]
+        elif key in _NESTED:
+            kept[key] = [bare(each) for each in value] if isinstance(value, list) else bare(value)
+        elif key not in _REMARKS:
+            kept[key] = value
+    return kept
+
+
+def deepest(value: Any) -> int:
+    """How deep JSON nests, counted only up to one more than is allowed."""
+    level, depth = [value], 0
+    while level and depth <= DEEPEST_SCHEMA:
+        depth += 1
+        level = [
+            each
+            for holder in level
+            if isinstance(holder, (Mapping, list))
+            for each in (holder.values() if isinstance(holder, Mapping) else holder)
+        ]
+    return depth
+
+
+def _json_rule(schema: Mapping[str, Any], strict: bool) -> str:
+    # one way to put blanks keeps a weak model from writing blanks for ever, and lets schemas share one lexer
+    options = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": ", "lenient": not strict}
+    return "%json " + json.dumps({**bare(schema), "x-guidance": options})
+
+
+def grammar_of(
+    form: Form,
+    functions: Many[Mapping[str, Any]],
+    *,
+    free: bool,
+    several: bool,
+    special: Mapping[str, int],
+    answer: Mapping[str, Any] | None = None,
+) -> Grammar:
+    """An answer that is one or several calls, or, where `free`, text instead of or before them.
+
+    functions: name, parameters, strict of each. special: ids of the form's pieces that are special tokens, which no text can
+    spell. answer: a JSON schema that an answer without a call keeps to. Raises APIError (400) where it would be longer than
+    grammars may be, or cannot tell a call from such an answer.
+    """
+
+    if answer is not None and not form.trigger:
+        raise invalid(
+            "this model's calls look like JSON answers: ask for a schema or for tools that may be left uncalled", "tools"
+        )
+
+    def written(pieces: Many[str]) -> list[str]:
+        return [f"<[{special[piece]}]>" if piece in special else json.dumps(piece) for piece in pieces if piece]
+
+    rules = []
+    trigger, opening = form.trigger, written(form.opening)
+    if trigger and free and answer is None:
+        if trigger in special:
+            opening = ["TEXT", *opening]
+        else:
+            # lazy: as soon as the trigger stands there, it is a call
+            rules.append(f"begun[lazy]: TEXT {opening[0]}")
+            opening = ["begun", *opening[1:]]
+    elif not trigger and PYTHON_TAG in special:
+        opening = [f"<[{special[PYTHON_TAG]}]>?"]
+    if free and answer is not None:
+        rules += ["start: answer | calls", f"answer: {_json_rule(answer, strict=True)}"]
+    elif free:
+        # without a trigger a call is told by its brace
+        rules += (
+            ["start: TEXT | calls", "TEXT: /(.|\\n)*/"]
+            if form.trigger
+            else ["start: (TEXT | calls)?", "TEXT: /\\s*[^\\s{](.|\\n)*/"]
+        )
+    else:
+        rules.append("start: calls")
+    more = [f"({' '.join([*written(form.between), 'call'])})*"] if several and form.many else []
+    rules.append(f"calls: {' '.join([*opening, 'call', *more, *written(form.closing)])}")
+    # the names share what stands before them: the lexer need not know yet which it will be
+    rules.append(f"call: {' '.join([*written([form.before]), 'named', *written([form.after])])}")
+    rules.append("named: " + " | ".join(f"named_{index}" for index in range(len(functions))))
+    for index, function in enumerate(functions):
+        middle = (
+            [json.dumps(function["name"]), *written([form.middle])]
+            if form.middle in special
+            else [json.dumps(function["name"] + form.middle)]
+        )
+        rules.append(f"named_{index}: {' '.join([*middle, f'arguments_{index}'])}")
+        rules.append(f"arguments_{index}: {_json_rule(function['parameters'], bool(function.get('strict')))}")
+    try:
+        return Grammar(kind="lark", text="\n".join(rules) + "\n")
+    except ValidationError:
+        raise invalid("the schemas of the tools are too long for one grammar of 65536 characters", "tools") from None

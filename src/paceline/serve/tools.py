@@ -1,0 +1,169 @@
+"""Tools of a request: what the model is shown of them, the grammar its answer keeps to, and how calls are read from it."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence as Many
+from dataclasses import dataclass
+from typing import Any
+
+from paceline.params import Grammar
+from paceline.serve.asking import Service
+from paceline.serve.errors import invalid
+from paceline.serve.tool_forms import HERMES, PYTHON_TAG, Form, form_of
+from paceline.serve.tool_grammar import DEEPEST_SCHEMA, deepest, grammar_of
+from paceline.serve.tool_parsing import PlainText, ToolParser
+from paceline.serve.tool_prompt import knows_tools, spelled_out
+
+MOST_TOOLS = 128
+LONGEST_SCHEMAS = 65536
+"""Characters of all schemas together, as JSON."""
+_NAME = re.compile(r"[A-Za-z0-9_-]{1,128}\Z")
+
+
+@dataclass(frozen=True)
+class ToolPlan:
+    """What one request's tools come to.
+
+    functions: name, description, parameters and strict of those that may be called. shown: tools for the template, as
+    `Service.chat` takes them. grammar: what the answer keeps to; None where nothing binds it. special: ids of the pieces of calls
+    that are special tokens.
+    """
+
+    form: Form
+    functions: tuple[Mapping[str, Any], ...] = ()
+    shown: tuple[Mapping[str, Any], ...] = ()
+    grammar: Grammar | None = None
+    special: Mapping[str, int] | None = None
+    must: bool = False
+    native: bool = False
+
+    @property
+    def keeps_special(self) -> bool:
+        """True where calls can only be read from text that shows special tokens: `SamplingParams.skip_special` must be False."""
+        return bool(self.functions and self.special)
+
+    def parser(self, prefix: str = "call_") -> ToolParser | PlainText:
+        """For one answer. prefix: of the ids of its calls."""
+        if not self.functions:
+            return PlainText()
+        return ToolParser(self.form, {function["name"] for function in self.functions}, prefix)
+
+    def conversation(self, messages: Many[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        """Messages as the template takes them. One that knows no tools is told of them in a system message, as JSON, with the
+        form of a call; calls and results of earlier turns become text then."""
+        if self.native:
+            return [dict(message) for message in messages]
+        return spelled_out(messages, self.functions, must=self.must)
+
+
+async def planned(
+    service: Service,
+    tools: Many[Mapping[str, Any]] | None,
+    tool_choice: str | Mapping[str, Any] | None = None,
+    parallel: bool | None = None,
+    answer: Grammar | None = None,
+) -> ToolPlan:
+    """`plan` for the template and vocabulary of a service; its grammar compiles. Raises APIError (400)."""
+    template = service.chat_template
+    special = await _special(service, form_of(template or "")) if tools else {}
+    made = plan(tools, tool_choice, parallel, template, special=special, answer=answer)
+    if made.grammar is not None and made.grammar is not answer:
+        await service.check_grammar(made.grammar)
+    return made
+
+
+def plan(
+    tools: Many[Mapping[str, Any]] | None,
+    tool_choice: str | Mapping[str, Any] | None = None,
+    parallel: bool | None = None,
+    template: str | None = None,
+    *,
+    special: Mapping[str, int] | None = None,
+    answer: Grammar | None = None,
+) -> ToolPlan:
+    """Tools and choice as /v1/chat/completions has them: {"type": "function", "function": {...}}; "none", "auto", "required" or
+    {"type": "function", "function": {"name": ...}}.
+
+    With "none" the model is not shown the tools, and nothing it writes is a call. Arguments always keep to their schema; parts of
+    it that no grammar can say are left out, unless the tool is `strict`: then they are refused. parallel: False for at most one
+    call. answer: what an answer that calls nothing keeps to. special: ids of markers that are special tokens.
+
+    Raises APIError (400) for a choice that does not fit the tools, and schemas beyond the bounds.
+    """
+    native = knows_tools(template)
+    form = form_of(template or "") if native else HERMES
+    functions = _functions(tools or ())
+    must, named = _choice(tool_choice, functions)
+    if not functions or tool_choice == "none":
+        return ToolPlan(form, grammar=answer, native=native)
+    if named:
+        functions = [function for function in functions if function["name"] == named]
+    schema = None
+    if answer is not None and not must:
+        if answer.kind != "json_schema":
+            raise invalid("tools that may be left uncalled exclude structured output other than a JSON schema", "tools")
+        schema = json.loads(answer.text)
+    held = {piece: token for piece, token in (special or {}).items() if piece in (*form.markers, PYTHON_TAG)}
+    several = parallel is not False and named is None
+    grammar = grammar_of(form, functions, free=not must, several=several, special=held, answer=schema)
+    shown = tuple({"type": "function", "function": _without_strict(function)} for function in functions) if native else ()
+    return ToolPlan(form, tuple(functions), shown, grammar, held, must, native)
+
+
+def _choice(choice: str | Mapping[str, Any] | None, functions: Many[Mapping[str, Any]]) -> tuple[bool, str | None]:
+    """Whether the answer must be a call, and of which tool alone."""
+    if choice in (None, "none", "auto"):
+        return False, None
+    if not functions:
+        raise invalid("'tool_choice' needs 'tools'", "tool_choice")
+    if choice == "required":
+        return True, None
+    if isinstance(choice, Mapping) and choice.get("type") == "function":
+        name = (choice.get("function") or {}).get("name")
+        if any(function["name"] == name for function in functions):
+            return True, name
+        raise invalid("'tool_choice' names a tool that is not among 'tools'", "tool_choice")
+    raise invalid('\'tool_choice\' must be "none", "auto", "required" or a function', "tool_choice")
+
+
+def _functions(tools: Many[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    if len(tools) > MOST_TOOLS:
+        raise invalid(f"at most {MOST_TOOLS} tools are taken", "tools")
+    functions: list[dict[str, Any]] = []
+    names: set[str] = set()
+    length = 0
+    for at, tool in enumerate(tools):
+        function, place = tool["function"], f"tools[{at}]"
+        name, parameters = function["name"], function.get("parameters")
+        if not _NAME.match(name):
+            raise invalid(f"'{place}' needs a name of up to 128 letters, digits, _ and -", place)
+        if name in names:
+            raise invalid(f"'{place}' has the name of another tool", place)
+        names.add(name)
+        # OpenAI: without parameters, a function takes none
+        schema = {"type": "object", "properties": {}, "additionalProperties": False} if parameters is None else parameters
+        if deepest(schema) > DEEPEST_SCHEMA:
+            raise invalid(f"the schema of '{place}' is more than {DEEPEST_SCHEMA} levels deep", place)
+        length += len(json.dumps(schema))
+        if length > LONGEST_SCHEMAS:
+            raise invalid(f"the schemas of all tools have more than {LONGEST_SCHEMAS} characters", "tools")
+        if schema.get("type", "object") != "object":
+            raise invalid(f"the schema of '{place}' must be of type object", place)
+        functions.append({**function, "parameters": {"type": "object", **schema}})
+    return functions
+
+
+def _without_strict(function: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in function.items() if name != "strict" and value is not None}
+
+
+async def _special(service: Service, form: Form) -> dict[str, int]:
+    """Markers of a form that are special tokens of the model's vocabulary: alone a token that plain text does not show."""
+    found: dict[str, int] = {}
+    for marker in (*form.markers, PYTHON_TAG):
+        ids = await service.encode(marker, add_special=False)
+        if len(ids) == 1 and not service.decode(ids) and service.decode(ids, skip_special=False).strip() == marker:
+            found[marker] = ids[0]
+    return found

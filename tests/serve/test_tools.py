@@ -1,0 +1,331 @@
+"""Tools: grammars of answers that may call them, and calls read from text however it is cut into pieces."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from typing import Any
+
+import pytest
+from llguidance import LLMatcher, LLTokenizer
+from tokenizers import AddedToken, Tokenizer
+
+from paceline.models.embedded import DEFAULT
+from paceline.models.grammar import grammars_of
+from paceline.models.load import resolve
+from paceline.models.tokenizer import Tokenizer as PacelineTokenizer
+from paceline.params import Grammar
+from paceline.serve.errors import APIError
+from paceline.serve.tool_forms import HERMES, LLAMA, MISTRAL, MISTRAL_LIST, Form, form_of
+from paceline.serve.tool_parsing import Arguments, CallBegun, CallEnded, Content
+from paceline.serve.tools import ToolPlan, plan, planned
+from serve.fakes import FakeService
+
+CITY = {
+    "type": "object",
+    "properties": {"city": {"type": "string", "description": "its name"}, "days": {"$ref": "#/$defs/days"}},
+    "required": ["city"],
+    "additionalProperties": False,
+    "$defs": {"days": {"type": "integer"}},
+}
+FORMS = {
+    HERMES: "<tool_call> {{ tools }}",
+    MISTRAL_LIST: "[AVAILABLE_TOOLS]{{ tools }}[/AVAILABLE_TOOLS] [TOOL_CALLS]",
+    MISTRAL: "[TOOL_CALLS] [ARGS] {{ tools }}",
+    LLAMA: "<|python_tag|> {{ tools }}",
+}
+
+
+def tool(name: str = "weather", parameters: Any = CITY, **more: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, "parameters": parameters, **more}}
+
+
+TOOLS = [
+    tool(),
+    tool("week", {"type": "object", "properties": {"day": {"enum": ["mon", "tue"]}}, "required": ["day"]}),
+    tool("now", None),
+]
+PARIS = ("weather", '{"city": "Pa\\"}ris", "days": 3}')
+MONDAY = ("week", '{"day": "mon"}')
+
+
+def written(form: Form, *calls: tuple[str, str]) -> str:
+    inner = "".join(form.between).join(form.before + name + form.middle + text + form.after for name, text in calls)
+    return "".join(form.opening) + inner + "".join(form.closing)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_the_engine_compiles_it(form: Form):
+    grammars = grammars_of(PacelineTokenizer(resolve(DEFAULT)))
+    for choice in ("auto", "required"):
+        grammar = plan(TOOLS, choice, True, FORMS[form]).grammar
+        assert grammar is not None
+        grammars.check(grammar)
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return Tokenizer.from_file(str(resolve(DEFAULT)) + "/tokenizer.json")
+
+
+def verdict(grammar: Grammar | None, tokenizer: Tokenizer, text: str) -> str:
+    """ "whole", "begun" where more must follow, or "refused"."""
+    assert grammar is not None
+    matcher = LLMatcher(LLTokenizer(tokenizer.to_str()), LLMatcher.grammar_from_lark(grammar.text), log_level=0)
+    assert not matcher.is_error(), matcher.get_error()
+    ids = tokenizer.encode(text, add_special_tokens=False).ids
+    if matcher.try_consume_tokens(ids) < len(ids):
+        return "refused"
+    return "whole" if matcher.is_accepting() else "begun"
+
+
+def read(made: ToolPlan, text: str, size: int) -> tuple[str, list[tuple[str, str]], list[int]]:
+    """Content, calls and which of them ended, of a text fed `size` characters at a time."""
+    parser = made.parser()
+    events = [event for low in range(0, len(text), size) for event in parser.feed(text[low : low + size])] + parser.end()
+    calls: list[list[str]] = []
+    for event in events:
+        if isinstance(event, CallBegun):
+            assert event.index == len(calls)
+            assert event.id.startswith("call_")
+            calls.append([event.name, ""])
+        elif isinstance(event, Arguments):
+            calls[event.index][1] += event.text
+    content = "".join(event.text for event in events if isinstance(event, Content))
+    return content, [(name, text) for name, text in calls], [event.index for event in events if isinstance(event, CallEnded)]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_template_tells_the_form(form: Form):
+    assert form_of(FORMS[form]) == form
+
+
+def test_a_template_of_no_known_form_has_ours():
+    assert form_of("{{ messages }}") == HERMES
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("choice", ["auto", "required", None])
+def test_grammar(form: Form, choice: str | None, tokenizer: Tokenizer):
+    grammar = plan(TOOLS, choice, True, FORMS[form]).grammar
+    must = choice == "required"
+    for text, wanted in [
+        ("", "begun" if must else "whole"),
+        ("It rains.", "refused" if must else "whole"),
+        (written(form, PARIS), "whole"),
+        (written(form, ("now", "{}")), "whole"),
+        (written(form, MONDAY, PARIS), "whole" if form.many else "refused"),
+        (written(form, ("weather", '{"city": 3}')), "refused"),
+        (written(form, ("weather", '{"city": "x", "more": 1}')), "refused"),
+        (written(form, ("weather", '{"days": 3}')), "refused"),
+        (written(form, ("week", '{"day": "wed"}')), "refused"),
+        (written(form, ("now", '{"a": 1}')), "refused"),
+        (written(form, ("other", "{}")), "refused"),
+        (written(form, PARIS)[:-1], "begun"),
+    ]:
+        assert verdict(grammar, tokenizer, text) == wanted, text
+    if form.trigger and not must:
+        assert verdict(grammar, tokenizer, "I see.\n" + written(form, PARIS)) == "whole"
+        assert verdict(grammar, tokenizer, "I see.\n" + form.trigger + "no call") == "refused"
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_one_call_alone(form: Form, tokenizer: Tokenizer):
+    for choice, parallel in ((None, False), ({"type": "function", "function": {"name": "weather"}}, None)):
+        grammar = plan(TOOLS, choice, parallel, FORMS[form]).grammar
+        assert verdict(grammar, tokenizer, written(form, PARIS)) == "whole"
+        assert verdict(grammar, tokenizer, written(form, PARIS, PARIS)) == "refused"
+    assert verdict(grammar, tokenizer, written(form, MONDAY)) == "refused"
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_markers_that_are_special_tokens(form: Form, tokenizer: Tokenizer):
+    tokenizer = Tokenizer.from_str(tokenizer.to_str())
+    markers = [*form.markers, "<|python_tag|>"]
+    tokenizer.add_special_tokens([AddedToken(marker, special=True, normalized=False) for marker in markers])
+    vocabulary = tokenizer.get_vocab()
+    made = plan(TOOLS, "auto", True, FORMS[form], special={marker: vocabulary[marker] for marker in markers})
+    assert made.keeps_special
+    for text, wanted in [
+        ("It rains.", "whole"),
+        (written(form, PARIS), "whole"),
+        (written(form, MONDAY, PARIS), "whole" if form.many else "refused"),
+        (written(form, ("weather", '{"city": 3}')), "refused"),
+    ]:
+        assert verdict(made.grammar, tokenizer, text) == wanted, text
+    if form.trigger:
+        assert verdict(made.grammar, tokenizer, "I see." + written(form, PARIS)) == "whole"
+    else:
+        assert verdict(made.grammar, tokenizer, "<|python_tag|>" + written(form, PARIS)) == "whole"
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("size", [1, 2, 3, 7, 1000])
+def test_reading(form: Form, size: int):
+    made = plan(TOOLS, "auto", True, FORMS[form])
+    assert read(made, written(form, PARIS), size) == ("", [PARIS], [0])
+    assert read(made, written(form, PARIS, MONDAY), size)[1] == [PARIS, MONDAY] or not form.many
+    assert read(made, "It rains < 3.\n", size) == ("It rains < 3.\n", [], [])
+    assert read(made, "", size) == ("", [], [])
+    cut = written(form, PARIS)
+    cut = cut[: cut.index('"}ris')]
+    assert read(made, cut, size) == ("", [("weather", '{"city": "Pa\\')], [])
+    other = written(form, ("other", '{"a": 1}'))
+    assert read(made, other, size) == (other, [], [])
+    if form.trigger:
+        assert read(made, "I see.\n" + written(form, PARIS) + "\nSo.", size) == ("I see.\nSo.", [PARIS], [0])
+        assert read(made, f"a {form.trigger} b", size) == (f"a {form.trigger} b", [], [])
+        begun = f"a{form.trigger}" + form.before[:5]
+        assert read(made, begun, size) == (begun, [], [])
+
+
+def test_blanks_of_a_call_may_differ():
+    made = plan(TOOLS)
+    now = '<tool_call>{"name":"now","arguments":{}}</tool_call>'
+    week = '<tool_call>\n {"name" : "week",\n"arguments":\n{"day": "mon"}}\n</tool_call>'
+    assert read(made, now + week, 5) == ("", [("now", "{}"), MONDAY], [0, 1])
+    blanks = "<tool_call>" + " " * 5000
+    assert read(made, blanks, 100)[0].strip() == "<tool_call>"
+
+
+def test_arguments_come_as_they_are_written():
+    parser = plan(TOOLS).parser("toolu_")
+    begun = parser.feed('well <tool_call>\n{"name": "weather", "arguments": {"ci')
+    assert begun[0] == Content("well")
+    assert isinstance(begun[1], CallBegun)
+    assert begun[1].id.startswith("toolu_")
+    assert begun[2] == Arguments(0, '{"ci')
+    assert parser.feed('ty": "') == [Arguments(0, 'ty": "')]
+    assert parser.feed('x"}}\n</tool') == [Arguments(0, 'x"}'), CallEnded(0)]
+    assert parser.feed("_call>") == parser.end() == []
+
+
+def test_none_shows_nothing_and_reads_nothing():
+    made = plan(TOOLS, "none", True, FORMS[HERMES])
+    assert made.grammar is None
+    assert made.shown == ()
+    text = written(HERMES, PARIS)
+    assert read(made, text, 4) == (text, [], [])
+
+
+def test_templates_that_know_tools_are_shown_them():
+    made = plan([tool(strict=True, description="rain?")], "auto", True, FORMS[HERMES])
+    assert made.shown == ({"type": "function", "function": {"name": "weather", "description": "rain?", "parameters": CITY}},)
+    messages = [{"role": "tool", "tool_call_id": "a", "content": "3"}]
+    assert made.conversation(messages) == messages
+
+
+def test_other_templates_are_told_of_tools_in_text():
+    call = {"id": "a", "type": "function", "function": {"name": "weather", "arguments": {"city": "Zürich"}}}
+    told = plan(TOOLS, "required").conversation(
+        [
+            {"role": "system", "content": "Be brief."},
+            {"role": "user", "content": "Rain?"},
+            {"role": "assistant", "content": "", "tool_calls": [call, call]},
+            {"role": "tool", "tool_call_id": "a", "content": "yes"},
+            {"role": "tool", "tool_call_id": "b", "content": "no"},
+        ]
+    )
+    assert [message["role"] for message in told] == ["system", "user", "assistant", "user"]
+    assert told[0]["content"].endswith("Answer with a call.\n\nBe brief.")
+    listed = [json.loads(line) for line in told[0]["content"].split("<tools>\n")[1].split("\n</tools>")[0].splitlines()]
+    assert [one["function"]["name"] for one in listed] == ["weather", "week", "now"]
+    once = '<tool_call>\n{"name": "weather", "arguments": {"city": "Zürich"}}\n</tool_call>'
+    assert told[2]["content"] == f"{once}\n{once}"
+    assert told[3] == {
+        "role": "user",
+        "content": "<tool_response>\nyes\n</tool_response>\n<tool_response>\nno\n</tool_response>",
+    }
+    assert plan([]).conversation(told) == told
+    assert plan(TOOLS).conversation([{"role": "user", "content": "a"}])[0]["role"] == "system"
+
+
+def test_an_answer_that_calls_nothing_keeps_to_a_schema(tokenizer: Tokenizer):
+    answer = Grammar(kind="json_schema", text='{"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}')
+    for form in (HERMES, MISTRAL, MISTRAL_LIST):
+        made = plan(TOOLS, "auto", True, FORMS[form], answer=answer)
+        assert verdict(made.grammar, tokenizer, '{"a": 1}') == "whole"
+        assert verdict(made.grammar, tokenizer, "It rains") == "refused"
+        assert verdict(made.grammar, tokenizer, written(form, PARIS)) == "whole"
+        assert read(made, '{"a": 1}', 3) == ('{"a": 1}', [], [])
+    assert plan(TOOLS, "none", answer=answer).grammar == answer
+    with pytest.raises(APIError, match="look like JSON"):
+        plan(TOOLS, "auto", True, FORMS[LLAMA], answer=answer)
+    with pytest.raises(APIError, match="other than a JSON schema"):
+        plan(TOOLS, answer=Grammar(kind="regex", text="a"))
+
+
+def test_what_a_grammar_cannot_say_is_left_out_unless_strict(tokenizer: Tokenizer):
+    odd = {"type": "object", "properties": {"a": {"type": "string", "not": {"const": "b"}}}}
+    assert verdict(plan([tool("f", odd)]).grammar, tokenizer, written(HERMES, ("f", '{"a": "b"}'))) == "whole"
+    grammar = plan([tool("f", odd, strict=True)]).grammar
+    assert grammar is not None
+    assert LLMatcher(LLTokenizer(tokenizer.to_str()), LLMatcher.grammar_from_lark(grammar.text), log_level=0).is_error()
+
+
+def test_properties_may_be_called_as_keywords_are(tokenizer: Tokenizer):
+    schema = {"type": "object", "properties": {"title": {"type": "string", "title": "x"}, "// # %json": {"const": "\n\"'<end>"}}}
+    grammar = plan([tool("f", schema | {"required": ["title", "// # %json"], "x-guidance": 3})]).grammar
+    arguments = json.dumps({"title": "a", "// # %json": "\n\"'<end>"})
+    assert verdict(grammar, tokenizer, written(HERMES, ("f", arguments))) == "whole"
+
+
+def nested(depth: int) -> dict[str, Any]:
+    schema: dict[str, Any] = {"type": "object"}
+    for _ in range(depth):
+        schema = {"type": "object", "properties": {"a": schema}}
+    return schema
+
+
+@pytest.mark.parametrize(
+    ("tools", "choice", "said"),
+    [
+        ([], "required", "needs 'tools'"),
+        (TOOLS, {"type": "function", "function": {"name": "other"}}, "not among 'tools'"),
+        (TOOLS, "any", "'tool_choice' must be"),
+        (TOOLS, {"type": "custom"}, "'tool_choice' must be"),
+        ([tool(), tool()], None, "the name of another"),
+        ([tool("a b")], None, "needs a name"),
+        ([tool("a\n")], None, "needs a name"),
+        ([tool("x" * 129)], None, "needs a name"),
+        ([tool(f"t{at}") for at in range(129)], None, "at most 128"),
+        ([tool("f", nested(20))], None, "32 levels"),
+        ([tool("f", nested(2000))], None, "32 levels"),
+        ([tool("f", {"type": "array"})], None, "type object"),
+        ([tool("f", {"enum": ["x" * 70000]})], None, "65536"),
+    ],
+)
+def test_refused(tools: list[dict[str, Any]], choice: Any, said: str):
+    with pytest.raises(APIError, match=re.escape(said)) as caught:
+        plan(tools, choice)
+    assert caught.value.status == 400
+    assert caught.value.param
+
+
+def test_long_descriptions_are_no_part_of_the_grammar():
+    schema = {"type": "object", "properties": {f"p{at}": {"type": "string", "description": "x" * 500} for at in range(100)}}
+    grammar = plan([tool("f", schema)]).grammar
+    assert grammar is not None
+    assert len(grammar.text) < 6000
+
+
+class MarkedService(FakeService):
+    """A byte is a token, and [TOOL_CALLS] is a special one."""
+
+    async def encode(self, text: str, add_special: bool = True) -> list[int]:
+        return [300] if text == "[TOOL_CALLS]" else await super().encode(text, add_special)
+
+    def piece(self, token: int) -> bytes:
+        return b"[TOOL_CALLS]" if token == 300 else super().piece(token)
+
+
+def test_special_tokens_of_a_service_are_found():
+    service = MarkedService(chat_template=FORMS[MISTRAL_LIST])
+    made = asyncio.run(planned(service, TOOLS))
+    assert made.special == {"[TOOL_CALLS]": 300}
+    assert made.grammar in service.grammars
+    assert not asyncio.run(planned(FakeService(), TOOLS)).keeps_special
+    assert asyncio.run(planned(FakeService(), None)).grammar is None
+    with pytest.raises(APIError, match="no good"):
+        asyncio.run(planned(FakeService(refused_grammar="no good"), TOOLS))
