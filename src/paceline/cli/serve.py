@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -67,11 +66,13 @@ def serve(
 
     Every option is also a variable (PACELINE_PORT) and a name in the file of --config.
     """
-    given = {name: value for name, value in locals().items() if value not in (None, False, []) and name != "config"}
+    given = {name: value for name, value in locals().items() if name != "config" and _is_set(value)}
     # what may be given several times is a list in the settings
     for one, many in (("api_key", "api_keys"), ("allowed_host", "allowed_hosts"), ("cors_origin", "cors_origins")):
         if one in given:
             given[many] = given.pop(one)
+
+    import asyncio
 
     from paceline.serve.serving import serve as serve_until_stopped
     from paceline.serve.settings import load
@@ -95,3 +96,8 @@ def serve(
         asyncio.run(serve_until_stopped(settings, started))
     finally:
         waiting.__exit__(None, None, None)
+
+
+def _is_set(value: Any) -> bool:
+    """A flag that was not given leaves the word to variables and the file; 0 is a value."""
+    return value is not None and value is not False and value != []
