@@ -5,6 +5,7 @@ Each must end once, with the text it has alone, and leave nothing behind.
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Many
 from dataclasses import dataclass, field, replace
 from random import Random
 
@@ -112,6 +113,9 @@ class Crowd:
             stop=chance.choice([(), (), ("ab",), ("cc", "dad")]),
         )
         tenant, priority = chance.choice(["a", "a", "b"]), chance.choice([0, 0, 0, 1, -1])
+        self.admit(prompt, params, tenant, priority)
+
+    def admit(self, prompt: Many[int], params: SamplingParams, tenant: str, priority: int) -> None:
         sequence = self.engine.add(prompt, params, tenant=tenant, priority=priority)
         self.lives[sequence.key] = Life(sequence)
 
