@@ -1,0 +1,45 @@
+"""Whether a body may be parsed at all: text in UTF-8, nested no deeper than a parser's stack should ever see."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+_QUOTE, _BACKSLASH, _U, _D = b'"\\ud'
+
+
+def flaw(body: bytes, depth: int) -> str | None:
+    """Why a body cannot be JSON that the server reads, in one sentence; None where it may be.
+
+    depth: arrays and objects that may be open at once. Its time and memory are a small multiple of the size, whatever the body
+    holds.
+    """
+    try:
+        body.decode()
+    except UnicodeDecodeError as error:
+        return f"the body is not UTF-8: byte {error.start} is not part of a character"
+    if b"\0" in body:
+        # UTF-16 and UTF-32 have them, which Python's parser would take; what is counted below are bytes of UTF-8
+        return "the body is not JSON in UTF-8: it holds a NUL byte"
+    plain = body.replace(rb"\\", b"")  # whatever backslash is left begins an escape
+    if rb"\u" in plain and _halves(np.frombuffer(plain, np.uint8)):
+        return "the body is not Unicode: it holds half of a surrogate pair"
+    if body.count(b"[") + body.count(b"{") > depth and _depth(plain) > depth:
+        return f"the body is nested deeper than {depth} levels"
+    return None
+
+
+def _halves(data: NDArray[np.uint8]) -> bool:
+    """Whether an escape names a high surrogate that no low one follows, or a low one that follows no high one."""
+    at = np.flatnonzero((data[:-3] == _BACKSLASH) & (data[1:-2] == _U) & (data[2:-1] | 32 == _D))
+    digit = data[at + 3] | 32
+    high, low = np.isin(digit, list(b"89ab")), np.isin(digit, list(b"cdef"))
+    return not np.array_equal(at[high] + 6, at[low])
+
+
+def _depth(plain: bytes) -> int:
+    """How deep brackets outside strings nest."""
+    data = np.frombuffer(plain.replace(rb"\"", b""), np.uint8)
+    outside = np.cumsum(data == _QUOTE, dtype=np.int32) % 2 == 0
+    change = np.isin(data, list(b"[{")).astype(np.int8) - np.isin(data, list(b"]}"))
+    return int(np.cumsum(change * outside, dtype=np.int32).max(initial=0))

@@ -1,0 +1,100 @@
+"""Connections: how uvicorn is set up, and what it does not watch by itself: clients that never finish what they began to send."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import resource
+import sys
+from typing import Any
+
+import h11
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from paceline.serve.errors import APIError
+from paceline.serve.settings import Settings
+
+_PATIENCE_S = 10.0
+"""For the head of a request to arrive whole, and for a body that is no longer read to end."""
+_KEEP_ALIVE_S = 60
+"""Longer than clients pool connections by default, so that it is they who close one, and not we while they send."""
+_FILES_KEPT = 64
+"""Open files that are left for other things than connections."""
+_MOST_CONNECTIONS = 4096
+
+
+class Connection(H11Protocol):
+    """uvicorn's own, with an end to its patience, and refusals of malformed heads in the form of all others."""
+
+    patience_s = _PATIENCE_S
+    _alarm: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        super().connection_made(transport)
+        self._settle()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self._settle()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._settle()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._disarm()
+        super().connection_lost(exc)
+
+    def _settle(self) -> None:
+        """Run the alarm while the client owes something; drops that come in do not stop it."""
+        if self._owed() and not self.transport.is_closing():
+            self._alarm = self._alarm or self.loop.call_later(self.patience_s, self.transport.close)
+        else:
+            self._disarm()
+
+    def _owed(self) -> bool:
+        if self.cycle is None:
+            return True
+        if not self.cycle.response_complete:
+            return False
+        return self.conn.their_state is h11.SEND_BODY or bool(self.conn.trailing_data[0])
+
+    def _disarm(self) -> None:
+        if self._alarm is not None:
+            self._alarm.cancel()
+            self._alarm = None
+
+    def send_400_response(self, msg: str) -> None:
+        hint = getattr(sys.exc_info()[1], "error_status_hint", 400)
+        status = hint if hint in (400, 431, 501) else 400
+        sentence = "the head of the request is too large" if status == 431 else "this is not a request in HTTP/1.1"
+        if self.cycle is not None and not self.cycle.response_complete:
+            # garbage behind a request that is being answered: there is no place for an answer of its own
+            self.transport.close()
+            return
+        body = json.dumps(APIError(status, sentence).body).encode()
+        headers = [("content-type", "application/json"), ("content-length", str(len(body))), ("connection", "close")]
+        for event in (h11.Response(status_code=status, headers=headers), h11.Data(data=body), h11.EndOfMessage()):
+            self.transport.write(self.conn.send(event) or b"")
+        self.transport.close()
+
+
+def uvicorn_options(settings: Settings) -> dict[str, Any]:
+    """Arguments of `uvicorn.Config`."""
+    files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    room = _MOST_CONNECTIONS if files == resource.RLIM_INFINITY else min(files - _FILES_KEPT, _MOST_CONNECTIONS)
+    return {
+        "host": settings.host,
+        "port": settings.port,
+        "root_path": settings.root_path,
+        "http": Connection,
+        "ws": "none",
+        "log_config": None,
+        "access_log": False,
+        "server_header": False,
+        "proxy_headers": False,  # nothing here depends on who a proxy says the client is
+        "limit_concurrency": max(room, 1),
+        "timeout_keep_alive": _KEEP_ALIVE_S,
+        "timeout_graceful_shutdown": max(round(settings.drain_timeout_s), 1),
+        "h11_max_incomplete_event_size": settings.max_header_bytes,
+    }

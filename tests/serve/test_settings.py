@@ -1,0 +1,143 @@
+"""Settings come from four places in a known order, and what does not fit is one sentence that shows no secret."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from paceline.serve.settings import Settings, SettingsError, load
+
+KEY, OTHER = "sk-aaaaaaaaaaaa", "sk-bbbbbbbbbbbb"
+
+
+def written(folder: Path, values: Any) -> Path:
+    path = folder / "paceline.json"
+    path.write_text(json.dumps(values))
+    return path
+
+
+def refusal(flags: dict[str, Any] | None = None, environ: dict[str, str] | None = None, config: Path | None = None) -> str:
+    with pytest.raises(SettingsError) as caught:
+        load(flags, environ or {}, config)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_flags_win_over_variables_over_the_file_over_defaults(tmp_path: Path) -> None:
+    config = written(tmp_path, {"port": 1, "batch": 2, "queue": 3})
+    settings = load({"port": 11, "batch": None}, {"PACELINE_PORT": "21", "PACELINE_BATCH": "22", "HOME": "/"}, config)
+    assert (settings.port, settings.batch, settings.queue, settings.host) == (11, 22, 3, "127.0.0.1")
+
+
+def test_a_variable_may_name_the_file(tmp_path: Path) -> None:
+    assert load({}, {"PACELINE_CONFIG": str(written(tmp_path, {"port": 9}))}).port == 9
+
+
+def test_an_empty_variable_is_not_set() -> None:
+    assert load({}, {"PACELINE_PORT": "", "PACELINE_HOST": ""}) == Settings()
+
+
+def test_every_setting_can_be_a_variable() -> None:
+    values = {"lossy": "true", "log_json": "1", "request_timeout_s": "2.5", "allowed_hosts": "a.org, b.org", "log_level": "debug"}
+    settings = load({}, {f"PACELINE_{name.upper()}": value for name, value in values.items()})
+    assert settings.lossy
+    assert settings.log_json
+    assert settings.request_timeout_s == 2.5
+    assert settings.allowed_hosts == ("a.org", "b.org")
+    assert settings.log_level == "debug"
+
+
+def test_unknown_names_are_refused_and_the_nearest_is_named(tmp_path: Path) -> None:
+    assert "nearest is 'batch'" in refusal(config=written(tmp_path, {"bach": 3}))
+    assert "nearest is PACELINE_API_KEYS" in refusal(environ={"PACELINE_API_KEY": KEY})
+    assert "nearest is 'port'" in refusal({"prot": 1})
+
+
+def test_variables_that_kubernetes_sets_are_left_alone() -> None:
+    environ = {"PACELINE_SERVICE_HOST": "10.0.0.1", "PACELINE_PORT_8000_TCP": "tcp://10.0.0.1:8000", "PACELINE_SERVICE_PORT": "8"}
+    assert load({}, environ) == Settings()
+    assert refusal(environ={"PACELINE_PORT": "tcp://10.0.0.1:8000"}).startswith("PACELINE_PORT: ")
+
+
+@pytest.mark.parametrize(
+    ("flags", "named"),
+    [
+        ({"port": 70000}, "--port"),
+        ({"batch": 0}, "--batch"),
+        ({"request_timeout_s": float("nan")}, "--request-timeout-s"),
+        ({"max_body_bytes": 1 << 40}, "--max-body-bytes"),
+        ({"log_level": "loud"}, "--log-level"),
+        ({"root_path": "api"}, "--root-path"),
+        ({"cors_origins": ["example.org"]}, "--cors-origins"),
+        ({"api_keys": ["short"]}, "--api-keys"),
+        ({"api_keys": ["with space in it"]}, "--api-keys"),
+        ({"api_keys": ["ключключключ"]}, "--api-keys"),
+        ({"api_keys": 5}, "--api-keys"),
+    ],
+)
+def test_a_value_out_of_range_is_named_where_it_was_written(flags: dict[str, Any], named: str) -> None:
+    assert refusal(flags).startswith(f"{named}: ")
+
+
+@pytest.mark.parametrize("text", ["", "[1]", "{", "[" * 100_000, '{"port": 1}x'])
+def test_a_file_that_is_no_object_is_refused(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "settings.json"
+    path.write_text(text)
+    assert str(path) in refusal(config=path)
+
+
+def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "settings.json"
+    assert "No such file" in refusal(config=path)
+    path.write_bytes(b"\xff\xfe")
+    assert "not valid UTF-8" in refusal(config=path)
+    path.write_bytes(b" " * (2 << 20))
+    assert "larger than" in refusal(config=path)
+
+
+def test_keys_come_from_a_file_too_and_are_shown_nowhere(tmp_path: Path) -> None:
+    path = tmp_path / "keys"
+    path.write_text(f"{OTHER}\n\n")
+    settings = load({"api_key_file": path}, {"PACELINE_API_KEYS": KEY})
+    assert settings.keys == (KEY.encode(), OTHER.encode())
+    for shown in (repr(settings), str(settings), settings.model_dump_json(), str(settings.model_dump())):
+        assert KEY not in shown
+        assert OTHER not in shown
+    path.write_text("\n")
+    assert "holds no key" in refusal({"api_key_file": path})
+
+
+def test_a_refused_key_is_not_told(tmp_path: Path) -> None:
+    bad = "secret with spaces"
+    assert bad not in refusal({"api_keys": [bad]})
+    with pytest.raises(ValidationError) as caught:
+        Settings.model_validate({"api_keys": [bad]})
+    assert bad not in str(caught.value)
+    path = tmp_path / "keys"
+    path.write_text(bad)
+    assert bad not in refusal({"api_key_file": path})
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.0.1", "example.org"])
+def test_other_machines_are_served_with_a_key_or_on_purpose(host: str) -> None:
+    sentence = refusal({"host": host})
+    assert "--insecure" in sentence
+    assert "key" in sentence
+    assert load({"host": host, "insecure": True}, {}).hosts is None
+    assert load({"host": host, "api_keys": [KEY]}, {}).hosts is None
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.1.2.3", "localhost", "::1"])
+def test_this_machine_needs_no_key(host: str) -> None:
+    settings = load({"host": host}, {})
+    assert settings.loopback
+    assert settings.hosts == {"localhost", "127.0.0.1", "::1", host}
+
+
+def test_hosts_that_are_named_are_the_only_ones() -> None:
+    assert load({"allowed_hosts": ["Example.org", "[::1]"]}, {}).hosts == {"example.org", "::1"}
+    assert load({"allowed_hosts": "*"}, {}).hosts is None

@@ -1,0 +1,67 @@
+"""An application behind a real port in this process, and raw bytes sent to it."""
+
+from __future__ import annotations
+
+import resource
+import socket
+import time
+from threading import Thread
+from typing import Any
+
+import uvicorn
+
+from paceline.serve.connections import Connection, uvicorn_options
+from paceline.serve.settings import Settings
+
+
+class Wire:
+    """patience_s: of the connections."""
+
+    def __init__(self, app: Any, settings: Settings, patience_s: float) -> None:
+        class Hasty(Connection):
+            pass
+
+        Hasty.patience_s = patience_s
+        options = uvicorn_options(settings) | {"port": 0, "http": Hasty, "lifespan": "off", "log_level": "critical"}
+        self._server = uvicorn.Server(uvicorn.Config(app, **options))
+        self._thread = Thread(target=self._server.run, daemon=True)
+
+    def __enter__(self) -> Wire:
+        self._thread.start()
+        while not self._server.started:
+            time.sleep(0.005)
+        self.port: int = self._server.servers[0].sockets[0].getsockname()[1]
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self._server.should_exit = True
+        self._thread.join(10)
+        assert not self._thread.is_alive()
+
+    def told(self, *parts: bytes, drip: bytes = b"", pause_s: float = 0.0, then: bytes = b"") -> bytes:
+        """All that comes back until the other side closes, or half a second is silent. drip: sent ten times a second."""
+        with socket.create_connection(("127.0.0.1", self.port), 5) as line:
+            answer = b""
+            try:
+                for part in parts:
+                    line.sendall(part)
+                line.settimeout(0.1 if drip else 0.8)
+                if then:
+                    time.sleep(pause_s)
+                    line.sendall(then)
+                for _ in range(50):
+                    try:
+                        if not (read := line.recv(65536)):
+                            break
+                        answer += read
+                    except TimeoutError:
+                        if not drip:
+                            break
+                        line.sendall(drip)
+            except (ConnectionResetError, BrokenPipeError):
+                pass
+            return answer
+
+    def peak_bytes(self) -> int:
+        """The most memory this process ever held."""
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
