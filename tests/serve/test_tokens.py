@@ -26,8 +26,8 @@ def test_text():
 
 
 def test_conversation():
-    service = FakeService()
-    tool = {"type": "function", "function": {"name": "now"}}
+    service = FakeService(chat_template="{{ tools }}")
+    tool = {"type": "function", "function": {"name": "now", "parameters": {"type": "object", "properties": {}}}}
     messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "he"}]
     told = post("/tokenize", {"messages": messages, "tools": [tool], "continue_final_message": True}, service)
     assert told["count"] == len(told["tokens"])

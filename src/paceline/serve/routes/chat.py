@@ -1,16 +1,18 @@
-"""POST /v1/chat/completions: conversations that the model answers."""
+"""POST /v1/chat/completions: conversations that the model answers, in words or by calling tools."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence as Many
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
+from paceline.params import Grammar
 from paceline.serve.asking import Ask, Delta, Service
 from paceline.serve.choices import Answer, collected, usage
 from paceline.serve.chunks import Chunks, head
+from paceline.serve.errors import APIError
 from paceline.serve.events import Begun, EventStream, Route, openai_frames, unless_gone
 from paceline.serve.logprobs_told import chat_entries, prompt_entries
 from paceline.serve.sampling_fields import (
@@ -24,8 +26,10 @@ from paceline.serve.sampling_fields import (
 )
 from paceline.serve.settings import Settings
 from paceline.serve.speculation_told import metrics
+from paceline.serve.speech import Speech
 from paceline.serve.structured import check, param_of, wanted
-from paceline.serve.wire.chat import ChatRequest
+from paceline.serve.tools import ToolPlan, planned
+from paceline.serve.wire.chat import ChatRequest, NamedTool
 from paceline.serve.wire.common import STREAMS, check_model
 
 
@@ -42,17 +46,21 @@ def router(service: Service, settings: Settings) -> APIRouter:
 
 async def _answered(service: Service, settings: Settings, fields: ChatRequest) -> Response:
     check_model(fields.model, service.model)
-    prompt, asked = await _asked(service, settings, fields)
+    tools, prompt, asked = await _asked(service, settings, fields)
+    speeches = [Speech(tools) for _ in asked]
     if fields.stream:
         deltas = await Begun.of(service.submit(asked))
         top = head(service, "chat.completion.chunk", "chatcmpl")
         chunks = Chunks(service, fields, top, [len(prompt)], [Answer() for _ in asked])
-        return EventStream(openai_frames(_streamed(chunks, fields, prompt, deltas)), deltas)
+        return EventStream(openai_frames(_streamed(chunks, fields, speeches, prompt, deltas)), deltas)
     answers = await collected(service, asked)
     return JSONResponse(
         {
             **head(service, "chat.completion", "chatcmpl"),
-            "choices": [_whole(service, fields, at, answer) for at, answer in enumerate(answers)],
+            "choices": [
+                _whole(service, fields, at, speech, answer)
+                for at, (speech, answer) in enumerate(zip(speeches, answers, strict=True))
+            ],
             "usage": usage([len(prompt)], answers, fields.prediction is not None),
             "metrics": metrics([answer.ending for answer in answers]),
             **_of_prompt(service, fields, prompt, answers[0]),
@@ -60,20 +68,33 @@ async def _answered(service: Service, settings: Settings, fields: ChatRequest) -
     )
 
 
-async def _asked(service: Service, settings: Settings, fields: ChatRequest) -> tuple[list[int], list[Ask]]:
-    """The prompt and its choices. Everything that can be refused is, before the engine hears of any of it."""
+async def _asked(service: Service, settings: Settings, fields: ChatRequest) -> tuple[ToolPlan, list[int], list[Ask]]:
+    """The tools, the prompt and its choices. Everything that can be refused is, before the engine hears of any of it."""
     n = check_count(fields.n, settings)
     check_length(fields.characters, settings, "messages")
-    grammar = wanted(fields)
-    await check(service, grammar, param_of(fields))
+    answer = wanted(fields)
+    await check(service, answer, param_of(fields))
+    tools = await _tools(service, fields, answer)
     reference = await reference_of(service, fields)
-    values = generation_values(fields) | {"grammar": grammar, "max_tokens": 1}
+    values = generation_values(fields) | {"grammar": tools.grammar, "max_tokens": 1}
+    if tools.keeps_special:
+        values["skip_special"] = False
     values["logprobs"] = (fields.top_logprobs or 0) if fields.logprobs else None
     params = sampling_params(service, settings, values)
-    prompt = await service.chat(fields.template_messages, fields.template_tools, answer_begun=fields.continue_final_message)
+    messages = tools.conversation(fields.template_messages)
+    prompt = await service.chat(messages, tools.shown, answer_begun=fields.continue_final_message)
     default = settings.default_max_tokens or service.defaults.get("max_tokens")
     longest = answer_tokens(service, len(prompt), fields.most_tokens, default, "messages")
-    return prompt, asks(prompt, params.model_copy(update={"max_tokens": longest}), fields, reference, service, n)
+    return tools, prompt, asks(prompt, params.model_copy(update={"max_tokens": longest}), fields, reference, service, n)
+
+
+async def _tools(service: Service, fields: ChatRequest, answer: Grammar | None) -> ToolPlan:
+    choice = fields.tool_choice.model_dump() if isinstance(fields.tool_choice, NamedTool) else fields.tool_choice
+    try:
+        return await planned(service, fields.template_tools, choice, fields.parallel_tool_calls, answer)
+    except APIError as error:
+        error.param = error.param or "tools"
+        raise
 
 
 def _of_prompt(service: Service, fields: ChatRequest, prompt: list[int], answer: Answer) -> dict[str, Any]:
@@ -86,19 +107,19 @@ def _of_prompt(service: Service, fields: ChatRequest, prompt: list[int], answer:
     return told
 
 
-def _whole(service: Service, fields: ChatRequest, at: int, answer: Answer) -> dict[str, Any]:
+def _whole(service: Service, fields: ChatRequest, at: int, speech: Speech, answer: Answer) -> dict[str, Any]:
     told = {
         "index": at,
-        "message": {"role": "assistant", "content": answer.text, "refusal": None},
+        "message": speech.message(answer),
         "logprobs": {"content": chat_entries(service, answer.logprobs), "refusal": None} if fields.logprobs else None,
-        "finish_reason": answer.finish_reason,
+        "finish_reason": speech.finish_reason(answer),
         "stop_reason": answer.stop_reason,
     }
     return told | ({"token_ids": answer.tokens} if fields.return_token_ids else {})
 
 
 async def _streamed(
-    chunks: Chunks, fields: ChatRequest, prompt: list[int], deltas: Begun[tuple[int, Delta]]
+    chunks: Chunks, fields: ChatRequest, speeches: Many[Speech], prompt: list[int], deltas: Begun[tuple[int, Delta]]
 ) -> AsyncGenerator[dict[str, Any], None]:
     service = chunks.service
     begun: set[int] = set()
@@ -111,19 +132,17 @@ async def _streamed(
             more = {} if len(begun) > 1 else _of_prompt(service, fields, prompt, Answer(prompt_logprobs=delta.prompt_logprobs))
             yield chunks.of(first, Delta(), **more)
         answer.add(delta)
-        told: dict[str, Any] = {"index": at, "delta": {}, "logprobs": None, "finish_reason": None}
-        if delta.text:
-            told["delta"] = {"content": delta.text}
+        said = speeches[at].delta(delta.text, ended=delta.ending is not None)
+        told: dict[str, Any] = {"index": at, "delta": said, "logprobs": None, "finish_reason": None}
         if delta.logprobs:
             told["logprobs"] = {"content": chat_entries(service, delta.logprobs), "refusal": None}
         if fields.return_token_ids:
             told["token_ids"] = list(delta.tokens)
-        if delta.tokens or delta.text:
-            silent = not (delta.text or delta.logprobs or delta.steps or fields.return_token_ids or chunks.silent_deltas)
-            if not silent:
-                yield chunks.of(told, delta)
+        beside = delta.logprobs or delta.steps or (delta.tokens and (fields.return_token_ids or chunks.silent_deltas))
+        if said or beside:
+            yield chunks.of(told, delta)
         if delta.ending is not None:
-            last = {"index": at, "delta": {}, "logprobs": None, "finish_reason": answer.finish_reason}
+            last = {"index": at, "delta": {}, "logprobs": None, "finish_reason": speeches[at].finish_reason(answer)}
             yield chunks.of(last | {"stop_reason": answer.stop_reason}, Delta())
     for chunk in chunks.last():
         yield chunk

@@ -14,6 +14,7 @@ from paceline.serve.events import Route
 from paceline.serve.sampling_fields import check_length
 from paceline.serve.settings import Settings
 from paceline.serve.speculation_told import shown
+from paceline.serve.tools import planned
 from paceline.serve.wire.common import REFUSALS, check_model
 from paceline.serve.wire.tokens import DetokenizeRequest, TokenizeRequest, TokenizeText
 
@@ -32,7 +33,9 @@ def router(service: Service, settings: Settings) -> APIRouter:
             ids = await service.encode(fields.prompt, fields.add_special_tokens)
         else:
             check_length(fields.characters, settings, "messages")
-            ids = await service.chat(fields.template_messages, fields.template_tools, answer_begun=fields.continue_final_message)
+            tools = await planned(service, fields.template_tools)
+            messages = tools.conversation(fields.template_messages)
+            ids = await service.chat(messages, tools.shown, answer_begun=fields.continue_final_message)
         # texts may be far longer than any prompt: what takes time leaves the loop to others
         pieces = await asyncio.to_thread(_shown, service, ids) if fields.return_token_strs else None
         return {"count": len(ids), "max_model_len": service.context_length, "tokens": ids, "token_strs": pieces}

@@ -11,7 +11,7 @@ from paceline.serve.errors import invalid
 from paceline.serve.wire.common import Name, Text, Wire, misfit, refusal
 from paceline.serve.wire.generation import FOREIGN, Generation, TextPart
 
-FunctionName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
+FunctionName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,128}$")]
 
 
 class CalledFunction(Wire):

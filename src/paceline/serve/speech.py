@@ -1,0 +1,56 @@
+"""What a choice of a chat completion says: content and calls of tools, whole or as the deltas of a stream."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from paceline.serve.choices import Answer
+from paceline.serve.tool_parsing import Arguments, CallBegun, Content, Event
+from paceline.serve.tools import ToolPlan
+
+
+class Speech:
+    """One choice, read as it comes. plan: of the request's tools."""
+
+    def __init__(self, plan: ToolPlan) -> None:
+        self._parser = plan.parser()
+        self._calls = False
+
+    def delta(self, text: str, ended: bool) -> dict[str, Any]:
+        """`delta` of a chunk, empty where nothing became known. text: what is new of the answer."""
+        events = [*self._parser.feed(text), *(self._parser.end() if ended else ())]
+        content, calls = _read(events)
+        self._calls = self._calls or bool(calls)
+        return ({"content": content} if content else {}) | ({"tool_calls": calls} if calls else {})
+
+    def message(self, answer: Answer) -> dict[str, Any]:
+        """All of it; content is null where there are only calls."""
+        said = self.delta(answer.text, ended=True)
+        content = said.get("content", None if self._calls else "")
+        message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
+        if self._calls:
+            message["tool_calls"] = [{key: call[key] for key in ("id", "type", "function")} for call in said["tool_calls"]]
+        return message
+
+    def finish_reason(self, answer: Answer) -> str:
+        reason = answer.finish_reason
+        return "tool_calls" if self._calls and reason == "stop" else reason
+
+
+def _read(events: Iterable[Event]) -> tuple[str, list[dict[str, Any]]]:
+    """Content, and per call its index, what is new of its arguments, and, where it begins, its id and name."""
+    content, calls = "", dict[int, dict[str, Any]]()
+    for event in events:
+        match event:
+            case Content(text):
+                content += text
+            case CallBegun(index, call, name):
+                function = {"name": name, "arguments": ""}
+                calls[index] = {"index": index, "id": call, "type": "function", "function": function}
+            case Arguments(index, text):
+                call = calls.setdefault(index, {"index": index, "function": {"arguments": ""}})
+                call["function"]["arguments"] += text
+            case _:
+                pass
+    return content, list(calls.values())
