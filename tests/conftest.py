@@ -6,3 +6,6 @@ On a machine with a GPU `TRITON_INTERPRET=0 pytest tests/kernels` runs the compi
 import os
 
 os.environ.setdefault("TRITON_INTERPRET", "1")
+
+collect_ignore = ["clients"]
+"""Needs clients that the project's own environment does not have: `make test-clients`."""
