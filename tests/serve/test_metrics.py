@@ -1,0 +1,245 @@
+"""Metrics parse, carry the names that other tools read, add up, and cost microseconds."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import aclosing
+from timeit import repeat
+from typing import Any
+
+import pytest
+from fastapi import FastAPI
+from fastapi.testclient import TestClient
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics_families
+from prometheus_client.parser import text_string_to_metric_families as families
+
+from paceline.params import SamplingParams
+from paceline.serve import metrics
+from paceline.serve.asking import Ask, Ending
+from paceline.serve.errors import APIError
+from paceline.serve.meter import Choice, Histogram, Meter
+from paceline.serve.pipe import Stats
+from serve.fakes import FakeService
+
+MODEL = 'a "model"\\name'
+COUNTERS = {
+    "vllm:spec_decode_num_drafts_total",
+    "vllm:spec_decode_num_draft_tokens_total",
+    "vllm:spec_decode_num_accepted_tokens_total",
+    "vllm:spec_decode_num_accepted_tokens_per_pos_total",
+    "vllm:prefix_cache_queries_total",
+    "vllm:prefix_cache_hits_total",
+    "vllm:num_preemptions_total",
+    "vllm:prompt_tokens_total",
+    "vllm:generation_tokens_total",
+    "vllm:request_success_total",
+    "llamacpp:prompt_tokens_total",
+    "llamacpp:tokens_predicted_total",
+    "llamacpp:tokens_predicted_seconds_total",
+    "llamacpp:n_decode_total",
+    "llamacpp:spec_decode_num_drafts_total",
+    "llamacpp:spec_decode_num_draft_tokens_total",
+    "llamacpp:spec_decode_num_accepted_tokens_total",
+    "llamacpp:spec_decode_num_accepted_tokens_per_pos_total",
+    "paceline_steps_total",
+    "paceline_forward_seconds_total",
+    "paceline_draft_seconds_total",
+    "paceline_accepted_tokens_total",
+    "paceline_engine_restarts_total",
+}
+GAUGES = {
+    "vllm:num_requests_running",
+    "vllm:num_requests_waiting",
+    "vllm:kv_cache_usage_perc",
+    "llamacpp:requests_processing",
+    "llamacpp:requests_deferred",
+    "paceline_tau",
+    "paceline_policy_drafted_tokens",
+}
+HISTOGRAMS = {
+    "vllm:time_to_first_token_seconds",
+    "vllm:inter_token_latency_seconds",
+    "vllm:request_time_per_output_token_seconds",
+    "vllm:e2e_request_latency_seconds",
+    "vllm:request_queue_time_seconds",
+}
+STATS = Stats(
+    steps=3,
+    rows=30,
+    sequences=6,
+    drafts=5,
+    draft_tokens=20,
+    accepted_tokens=9,
+    accepted_by_depth=[5, 3, 1],
+    accepted_by_source={"ngram": 6, "model": 3},
+    draft_s=0.25,
+    forward_s=0.5,
+    verify_s=0.125,
+    preemptions=1,
+    prefix_queries=100,
+    prefix_hits=40,
+    running=2,
+    waiting=4,
+    held_tokens=250,
+    cache_tokens=1000,
+)
+
+
+def shown(meter: Meter, accept: str = "") -> str:
+    app = FastAPI()
+    app.include_router(metrics.router(meter, MODEL))
+    answer = TestClient(app).get("/metrics", headers={"accept": accept} if accept else {})
+    assert answer.headers["content-type"].startswith("application/openmetrics-text" if accept else "text/plain; version=0.0.4")
+    return answer.text
+
+
+def samples(meter: Meter) -> dict[tuple[str, str], float]:
+    """By name, and by the value of the label that tells one of a family from another."""
+    found = dict[tuple[str, str], float]()
+    for family in families(shown(meter)):
+        for sample in family.samples:
+            if sample.name.startswith("vllm:"):
+                assert sample.labels["model_name"] == MODEL
+            elif sample.name.startswith("llamacpp:"):
+                assert set(sample.labels) <= {"position"}, "tools look for a name and a number"
+            rest = [value for name, value in sample.labels.items() if name not in ("model_name", "engine")]
+            key = (sample.name, "".join(rest))
+            assert key not in found
+            found[key] = sample.value
+    return found
+
+
+def ask(tokens: int = 5) -> Ask:
+    return Ask(tuple(range(tokens)), SamplingParams(seed=1))
+
+
+async def drained(meter: Meter, service: FakeService, asks: list[Ask], stop_after: int | None = None) -> int:
+    seen = 0
+    async with aclosing(meter.watched(asks, service.submit(asks))) as deltas:
+        async for _ in deltas:
+            seen += 1
+            if seen == stop_after:
+                break
+    return seen
+
+
+def test_every_name_that_tools_read_is_there() -> None:
+    meter = Meter()
+    meter.step(STATS)
+    kinds = {family.name: family.type for family in families(shown(meter))}
+    names = {name for name, _ in samples(meter)}
+    assert names >= COUNTERS | GAUGES
+    # this parser names a counter's family without the ending
+    assert {kinds[name.removesuffix("_total")] for name in COUNTERS} == {"counter"}
+    assert {kinds[name] for name in GAUGES} == {"gauge"}
+    assert {kinds[name] for name in HISTOGRAMS} == {"histogram"}
+    assert not any(name.endswith("_created") for name in names)
+
+
+def test_open_metrics_keep_the_colon() -> None:
+    meter = Meter()
+    meter.step(STATS)
+    text = shown(meter, "application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5")
+    assert text.endswith("# EOF\n")
+    found = {sample.name for family in openmetrics_families(text) for sample in family.samples}
+    assert found >= COUNTERS | GAUGES | {f"{name}_bucket" for name in HISTOGRAMS}
+
+
+def test_what_the_engine_reports_adds_up() -> None:
+    meter = Meter()
+    for _ in range(3):
+        meter.step(STATS)
+    meter.step(Stats(accepted_by_depth=[1, 1, 1, 1], running=1, held_tokens=5000, cache_tokens=1000))
+    got = samples(meter)
+    for name, value in (("drafts", 15), ("draft_tokens", 60), ("accepted_tokens", 27)):
+        assert got[f"vllm:spec_decode_num_{name}_total", ""] == got[f"llamacpp:spec_decode_num_{name}_total", ""] == value
+    assert [got["vllm:spec_decode_num_accepted_tokens_per_pos_total", str(depth)] for depth in range(4)] == [16, 10, 4, 1]
+    assert got["paceline_accepted_tokens_total", "ngram"] == 18
+    assert got["paceline_forward_seconds_total", ""] == 1.5
+    assert got["paceline_policy_drafted_tokens", ""] == 4
+    assert got["llamacpp:n_busy_slots_per_decode", ""] == 2
+    assert got["vllm:prefix_cache_hits_total", ""] == 120
+    # how it stands is what was told last, and no share is above 1
+    assert (got["vllm:num_requests_running", ""], got["vllm:num_requests_waiting", ""]) == (1, 0)
+    assert got["vllm:kv_cache_usage_perc", ""] == 1
+    meter.engine_restarted()
+    got = samples(meter)
+    assert (got["paceline_engine_restarts_total", ""], got["vllm:num_requests_running", ""]) == (1, 0)
+
+
+def test_a_served_request_is_counted() -> None:
+    meter = Meter()
+    asyncio.run(drained(meter, FakeService(answer="hello world", step=3), [ask(5), ask(5)]))
+    got = samples(meter)
+    assert got["vllm:prompt_tokens_total", ""] == 10
+    assert got["vllm:generation_tokens_total", ""] == got["llamacpp:tokens_predicted_total", ""] == 24
+    assert got["vllm:request_success_total", "stop"] == 2
+    assert got["vllm:time_to_first_token_seconds_count", ""] == 2
+    # 12 tokens in steps of 3: nine tokens follow a step before them, and each has a gap
+    assert got["vllm:inter_token_latency_seconds_count", ""] == 18
+    assert got["vllm:request_time_per_output_token_seconds_count", ""] == 2
+    assert got["vllm:e2e_request_latency_seconds_count", ""] == 2
+    assert got["vllm:request_generation_tokens_sum", ""] == 24
+    assert got["paceline_tau", ""] == 3
+    assert got["paceline_decoding_steps_total", ""] == 8
+
+
+def test_a_request_that_is_left_is_counted_once() -> None:
+    meter, service = Meter(), FakeService(step=1)
+    asyncio.run(drained(meter, service, [ask()], stop_after=3))
+    assert service.left_early == 1
+    assert meter.ended == {"stop": 0, "length": 0, "abort": 1, "timeout": 0, "error": 0}
+    assert meter.generation_tokens == 3
+
+
+@pytest.mark.parametrize("error", [APIError(503, "the engine failed"), RuntimeError("x")])
+def test_a_request_that_fails_is_counted_and_still_fails(error: Exception) -> None:
+    meter = Meter()
+    with pytest.raises(type(error)):
+        asyncio.run(drained(meter, FakeService(breaks=(2, error)), [ask(), ask()]))
+    assert meter.ended["error"] == 2
+
+
+def test_a_refused_request_is_an_error_and_no_answer() -> None:
+    meter = Meter()
+    with pytest.raises(APIError):
+        asyncio.run(drained(meter, FakeService(refuses=APIError(429, "full")), [ask()]))
+    assert meter.ended["error"] == 1
+    assert meter.ttft_s.counts == [0] * len(meter.ttft_s.counts)
+
+
+def test_labels_are_bounded_whatever_comes() -> None:
+    meter = Meter()
+    for n in range(1000):
+        meter.step(Stats(accepted_by_source={f"source-{n}": 1}, accepted_by_depth=[1] * n))
+        Choice(meter, 1).ended(f"reason-{n}", Ending(f"reason-{n}", 1))
+    assert len(meter.engine.accepted_by_source) <= 65
+    assert sum(meter.engine.accepted_by_source.values()) == 1000
+    assert len(meter.engine.accepted_by_depth) == 64
+    assert meter.ended["error"] == 1000
+    assert len(shown(meter)) < 64_000
+
+
+def test_a_histogram_counts_up_to_and_including_a_bound() -> None:
+    histogram = Histogram((1.0, 2.0))
+    for value in (0.5, 1.0, 1.5, 2.0, 2.5):
+        histogram.observe(value)
+    histogram.observe(2.0, 3)
+    assert (histogram.counts, histogram.sum) == ([2, 5, 1], 13.5)
+
+
+def test_counting_costs_microseconds() -> None:
+    meter = Meter()
+    choice = Choice(meter, 10)
+    for measured, limit_us in ((lambda: choice.tokens(3), 50), (lambda: meter.step(STATS), 200)):
+        best_us = min(repeat(measured, number=1000, repeat=5)) * 1000
+        assert best_us < limit_us
+
+
+def test_reports_of_the_engine_are_all_counted() -> None:
+    """A field that is added to the report must be added here too, or be lost."""
+    meter = Meter()
+    meter.step(STATS)
+    assert meter.engine == STATS
+    told: Any = vars(meter.engine)
+    assert all(told.values()), "the report above has a value in every field"
