@@ -1,4 +1,4 @@
-"""The application: routes over a service, errors in the form that the clients of each API read, guards around all of it."""
+"""The application: routes over a service, and errors in the form that the clients of each API read."""
 
 from __future__ import annotations
 
@@ -6,11 +6,14 @@ from collections.abc import Iterable
 
 from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
 from paceline.serve.errors import APIError, invalid
+from paceline.serve.recording import path_of
+from paceline.serve.refusals import response_of
 from paceline.version import __version__
+
+_QUOTED_CHARS = 100
 
 
 def application(routers: Iterable[APIRouter]) -> FastAPI:
@@ -29,23 +32,19 @@ def application(routers: Iterable[APIRouter]) -> FastAPI:
 
     @app.exception_handler(APIError)
     async def refused(request: Request, error: APIError) -> Response:
-        return told(error)
+        return response_of(error, path_of(request.scope))
 
     @app.exception_handler(RequestValidationError)
     async def malformed(request: Request, error: RequestValidationError) -> Response:
         first = error.errors()[0]
-        return told(invalid(f"{'.'.join(map(str, first['loc']))}: {first['msg']}"))
+        return response_of(invalid(f"{'.'.join(map(str, first['loc']))}: {first['msg']}"), path_of(request.scope))
 
     @app.exception_handler(HTTPException)
     async def unrouted(request: Request, error: HTTPException) -> Response:
-        known = {404: f"there is no {request.url.path} here", 405: f"{request.url.path} does not take {request.method}"}
-        answer = told(APIError(error.status_code, known.get(error.status_code, str(error.detail))))
+        path = path_of(request.scope)
+        known = {404: f"there is no {path[:_QUOTED_CHARS]} here", 405: f"{path} does not take {request.method}"}
+        answer = response_of(APIError(error.status_code, known.get(error.status_code, str(error.detail))), path)
         answer.headers.update(error.headers or {})
         return answer
 
     return app
-
-
-def told(error: APIError) -> JSONResponse:
-    """OpenAI's form."""
-    return JSONResponse(error.body, error.status, headers=error.headers)

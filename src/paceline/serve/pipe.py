@@ -39,8 +39,8 @@ class Stats:
     """What the engine did since it last told, and how it stands now.
 
     Sums: steps, rows of forwards, sequences in them, candidates drafted and accepted (by depth, by source; drafts: steps of
-    sequences that drafted anything), seconds, preemptions, prompt tokens asked for and found in the cache. Now: sequences running
-    and waiting, tokens held of those that fit.
+    sequences that drafted anything), seconds, preemptions, prompt tokens asked for and found in the cache. queued_s: what each
+    waited that began meanwhile. Now: sequences running and waiting, tokens held of those that fit.
     """
 
     steps: int = 0
@@ -57,6 +57,7 @@ class Stats:
     preemptions: int = 0
     prefix_queries: int = 0
     prefix_hits: int = 0
+    queued_s: list[float] = field(default_factory=list)
     running: int = 0
     waiting: int = 0
     held_tokens: int = 0

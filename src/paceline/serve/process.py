@@ -35,13 +35,13 @@ class Listener(Protocol):
 
 
 class EngineProcess:
-    """One engine behind a pipe. settings: one line of JSON. heard: called with what the engine did.
+    """One engine behind a pipe. settings: one line of JSON. heard: called with what the engine did. lost: called when it ended.
 
-    restarts: how often it had to be started again. ready: what it is, while it can be asked; None while it starts.
+    ready: what it is, while it can be asked; None while it starts.
     """
 
-    def __init__(self, settings: bytes, heard: Callable[[Stats], None]) -> None:
-        self._settings, self._heard = settings, heard
+    def __init__(self, settings: bytes, heard: Callable[[Stats], None], lost: Callable[[], None]) -> None:
+        self._settings, self._heard, self._lost = settings, heard, lost
         self._listeners: dict[int, Listener] = {}
         self._orders, self._news = Line(Order), Line(News)
         self._process: asyncio.subprocess.Process | None = None
@@ -49,7 +49,6 @@ class EngineProcess:
         self._numbers = 0
         self._closing = False
         self.ready: Ready | None = None
-        self.restarts = 0
 
     async def start(self) -> Ready:
         """Start it and wait until it is ready. Raises EngineError."""
@@ -148,7 +147,7 @@ class EngineProcess:
             self._fail_all("the engine failed and is being started again; send the request once more", "engine_failed")
             await self._gone()
             failures = 0 if spoke else failures + 1
-            self.restarts += 1
+            self._lost()
             wait_s = _BACKOFF_S[min(failures, len(_BACKOFF_S) - 1)]
             log.error("the engine ended; it is started again in %g s", wait_s)
             await asyncio.sleep(wait_s)

@@ -24,6 +24,10 @@ class Running:
     ask: Ask
     sequence: Sequence
     facts: dict[str, Any]
+    came_s: float
+    """When it was admitted to the queue, by the clock of `monotonic`."""
+    begun: bool = False
+    """Whether a step has worked on it."""
     shown_chars: int = 0
     told_tokens: int = 0
     told_prompt: bool = False

@@ -12,6 +12,7 @@ from typing import Any
 from paceline.params import Grammar
 from paceline.serve.asking import Ask, Delta, Service
 from paceline.serve.errors import APIError
+from paceline.serve.meter import Meter
 from paceline.serve.pipe import Ready
 from paceline.serve.process import EngineProcess
 from paceline.serve.settings import Settings
@@ -22,10 +23,10 @@ _GRACE_S = 10.0
 
 
 class EngineService(Service):
-    """folder: of the model. ready: what its engine said it is."""
+    """folder: of the model. ready: what its engine said it is. meter: told of everything that is asked."""
 
-    def __init__(self, engine: EngineProcess, folder: Path, settings: Settings, ready: Ready) -> None:
-        self._engine, self._settings = engine, settings
+    def __init__(self, engine: EngineProcess, folder: Path, settings: Settings, ready: Ready, meter: Meter) -> None:
+        self._engine, self._settings, self._meter = engine, settings, meter
         self.texts = Texts(folder, ready.vocab_size, settings.max_prompt_chars)
         tokenizer = self.texts.tokenizer
         self.model = settings.served_name or folder.name
@@ -56,7 +57,10 @@ class EngineService(Service):
     async def check_grammar(self, grammar: Grammar) -> None:
         await self.texts.check(grammar)
 
-    async def submit(self, asks: Many[Ask]) -> AsyncGenerator[tuple[int, Delta], None]:
+    def submit(self, asks: Many[Ask]) -> AsyncGenerator[tuple[int, Delta], None]:
+        return self._meter.watched(asks, self._answered(asks))
+
+    async def _answered(self, asks: Many[Ask]) -> AsyncGenerator[tuple[int, Delta], None]:
         if self.draining:
             raise APIError(503, "the server is shutting down", code="shutting_down", retry_after_s=5)
         if self._engine.load + len(asks) > self._settings.batch + self._settings.queue:

@@ -11,8 +11,14 @@ from pathlib import Path
 
 import uvicorn
 
+from paceline.models.embedded import DEFAULT
 from paceline.models.load import resolve
+from paceline.serve import health, metrics
 from paceline.serve.app import application
+from paceline.serve.guards import guarded
+from paceline.serve.logs import configure
+from paceline.serve.meter import Meter
+from paceline.serve.pipe import Stats
 from paceline.serve.process import EngineProcess
 from paceline.serve.routes import chat, completions, listing, tokens
 from paceline.serve.service import EngineService
@@ -34,20 +40,36 @@ async def serve(settings: Settings, started: Callable[[str, EngineService], None
 
     started: called once with the address and what is served. Raises ModelError or EngineError where the engine cannot be started.
     """
-    folder = Path(resolve(settings.model)) if settings.model is not None else None
-    settings = settings if folder is None else settings.model_copy(update={"model": str(folder)})
-    engine = EngineProcess(worker_settings(settings), lambda stats: None)
+    configure(settings)
+    folder = Path(resolve(settings.model if settings.model is not None else DEFAULT))
+    settings = settings.model_copy(update={"model": str(folder)})
+    meter = Meter()
+
+    def heard(stats: Stats) -> None:
+        meter.step(stats)
+        for seconds in stats.queued_s:
+            meter.queued(seconds)
+
+    engine = EngineProcess(worker_settings(settings), heard, meter.engine_restarted)
     try:
         ready = await engine.start()
-        service = EngineService(engine, folder or resolve_default(), settings, ready)
+        service = EngineService(engine, folder, settings, ready, meter)
+
+        def state() -> health.State:
+            if service.draining:
+                return "draining"
+            return "ok" if engine.ready is not None else "restarting"
+
         routers = [module.router(service, settings) for module in (chat, completions, tokens, listing)]
+        routers += [metrics.router(meter, service.model), health.router(state)]
         server = _Server(
             uvicorn.Config(
-                application(routers),
+                guarded(application(routers), settings, meter.responded),
                 host=settings.host,
                 port=settings.port,
                 root_path=settings.root_path,
                 log_config=None,
+                log_level=max(logging.WARNING, logging.getLogger("paceline").level),
                 access_log=False,
                 server_header=False,
                 h11_max_incomplete_event_size=settings.max_header_bytes,
@@ -73,12 +95,6 @@ async def serve(settings: Settings, started: Callable[[str, EngineService], None
         await serving
     finally:
         await engine.close()
-
-
-def resolve_default() -> Path:
-    from paceline.models.embedded import DEFAULT
-
-    return Path(resolve(DEFAULT))
 
 
 def worker_settings(settings: Settings) -> bytes:

@@ -45,7 +45,7 @@ class Worker:
         """By the key of its sequence."""
         self._numbers: dict[int, int] = {}
         """Number of an ask -> key of its sequence."""
-        self._stats, self._told = Stats(), 0.0
+        self._stats, self._told, self._changed = Stats(), 0.0, False
         self._preemptions = 0
         speculative = self._engine.speculative
         self._facts = {
@@ -107,8 +107,9 @@ class Worker:
             return
         drafter = self._facts["drafter"] if ask.drafters is None else "+".join(ask.drafters) or "none"
         facts = {**self._facts, "drafter": drafter, "lossless": lossless}
-        self._running[sequence.key] = Running(number, ask, sequence, facts)
+        self._running[sequence.key] = Running(number, ask, sequence, facts, monotonic())
         self._numbers[number] = sequence.key
+        self._changed = True
 
     def _end(self, order: Order, news: News) -> None:
         """End what runs under a number; a no-op where it has ended."""
@@ -116,6 +117,7 @@ class Worker:
         if key is not None:
             running = self._running.pop(key)
             self._engine.abort(running.sequence)
+            self._changed = True
             if order.late:
                 news.deltas[order.number] = Delta(ending=running.ending("timeout"))
 
@@ -126,11 +128,19 @@ class Worker:
             self._count(progress)
         for one in progress:
             running = self._running[one.sequence.key]
+            if not running.begun:
+                self._begun(running)
             delta = running.delta(one)
             if delta is not None:
                 news.deltas[running.number] = delta
             if one.finished:
                 del self._running[one.sequence.key], self._numbers[running.number]
+
+    def _begun(self, running: Running) -> None:
+        running.begun, stats = True, self._stats
+        stats.queued_s.append(monotonic() - running.came_s)
+        stats.prefix_queries += len(running.sequence.prompt)
+        stats.prefix_hits += running.sequence.cached_tokens
 
     def _count(self, progress: list[Progress]) -> None:
         stats, first = self._stats, progress[0].outcome
@@ -158,10 +168,11 @@ class Worker:
     def _due(self) -> Stats | None:
         """What there is to tell, once in a while, and when the engine has nothing left to do."""
         now, engine = monotonic(), self._engine
-        if not self._stats.steps or (engine.has_work and now - self._told < _TOLD_EVERY_S):
+        news = self._stats.steps or self._changed
+        if not news or (engine.has_work and now - self._told < _TOLD_EVERY_S):
             return None
         scheduler = engine.scheduler
-        stats, self._stats, self._told = self._stats, Stats(), now
+        stats, self._stats, self._told, self._changed = self._stats, Stats(), now, False
         stats.running, stats.waiting = len(scheduler.running), len(scheduler.waiting)
         stats.held_tokens = sum(len(sequence.tokens) for sequence in scheduler.running)
         stats.cache_tokens = engine.limits.cache_tokens
