@@ -9,6 +9,7 @@ from contextlib import aclosing
 from time import perf_counter
 
 from paceline.serve.asking import Ask, Delta, Ending
+from paceline.serve.errors import APIError
 from paceline.serve.pipe import Stats
 from paceline.serve.recording import record
 
@@ -109,7 +110,10 @@ class Meter:
     async def watched(
         self, asks: Many[Ask], deltas: AsyncGenerator[tuple[int, Delta], None]
     ) -> AsyncGenerator[tuple[int, Delta], None]:
-        """The same deltas, counted on their way. `deltas` is closed with it."""
+        """The same deltas, counted on their way. `deltas` is closed with it.
+
+        A request that is refused before anything came of it counts among the answers by status alone.
+        """
         choices = [Choice(self, len(ask.prompt)) for ask in asks]
         reason = "abort"
         try:
@@ -117,8 +121,10 @@ class Meter:
                 async for choice, delta in deltas:
                     choices[choice].brought(delta)
                     yield choice, delta
-        except Exception:
+        except Exception as error:
             reason = "error"
+            if isinstance(error, APIError) and not any(choice.begun for choice in choices):
+                choices.clear()
             raise
         finally:
             for choice in choices:
@@ -134,16 +140,23 @@ class Choice:
     """One choice from when it was asked for to its end."""
 
     def __init__(self, meter: Meter, prompt_tokens: int) -> None:
-        self._meter, self._record, self._begun_s = meter, record(), perf_counter()
+        self._meter, self._record, self._prompt_tokens = meter, record(), prompt_tokens
+        self._asked_s = perf_counter()
         self._first_s = self._last_s = 0.0
         self._tokens = 0
         self._over = False
-        meter.prompt_tokens += prompt_tokens
-        meter.request_prompt_tokens.observe(prompt_tokens)
+        self.begun = False
+
+    def _begin(self) -> None:
+        self.begun = True
+        self._meter.prompt_tokens += self._prompt_tokens
+        self._meter.request_prompt_tokens.observe(self._prompt_tokens)
         self._record.choices += 1
-        self._record.prompt_tokens += prompt_tokens
+        self._record.prompt_tokens += self._prompt_tokens
 
     def brought(self, delta: Delta) -> None:
+        if not self.begun:
+            self._begin()
         if delta.tokens:
             self.tokens(len(delta.tokens))
         if delta.ending is not None:
@@ -156,7 +169,7 @@ class Choice:
             meter.token_gap_s.observe((now - self._last_s) / count, count)
         else:
             self._first_s = now
-            meter.ttft_s.observe(now - self._begun_s)
+            meter.ttft_s.observe(now - self._asked_s)
             if self._record.ttft_s is None:
                 self._record.ttft_s = now - self._record.begun_s
         self._last_s = now
@@ -167,10 +180,12 @@ class Choice:
         """A no-op for one that ended."""
         if self._over:
             return
+        if not self.begun:
+            self._begin()
         self._over = True
         meter, one = self._meter, self._record
         meter.ended[reason if reason in REASONS else "error"] += 1
-        meter.whole_s.observe(perf_counter() - self._begun_s)
+        meter.whole_s.observe(perf_counter() - self._asked_s)
         meter.request_generation_tokens.observe(self._tokens)
         if self._tokens > 1:
             meter.generation_s += self._last_s - self._first_s
