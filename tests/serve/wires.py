@@ -22,7 +22,7 @@ class Wire:
             pass
 
         Hasty.patience_s = patience_s
-        options = uvicorn_options(settings) | {"port": 0, "http": Hasty, "lifespan": "off", "log_level": "critical"}
+        options = uvicorn_options(settings) | {"port": 0, "http": Hasty, "lifespan": "off"}
         self._server = uvicorn.Server(uvicorn.Config(app, **options))
         self._thread = Thread(target=self._server.run, daemon=True)
 
