@@ -1,0 +1,108 @@
+"""The items of a response as they grow, and the events that tell of it."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterable
+from typing import Any
+
+from paceline.serve.tool_parsing import Arguments, CallBegun, CallEnded, Event
+
+
+class Items:
+    """`output` of one response. Every method returns events of its stream, yet without their numbers.
+
+    Log-probabilities go with the text that follows them; those of calls, which the API has no place for, are left out.
+    """
+
+    def __init__(self) -> None:
+        self.output: list[dict[str, Any]] = []
+        self._open: dict[str, Any] | None = None
+        self._logprobs: list[dict[str, Any]] = []
+
+    def add(self, events: Iterable[Event], logprobs: Iterable[dict[str, Any]] = ()) -> list[dict[str, Any]]:
+        """What a step brought."""
+        told: list[dict[str, Any]] = []
+        self._logprobs += logprobs
+        for event in events:
+            if isinstance(event, CallBegun):
+                told += self.close()
+                call = {
+                    "type": "function_call",
+                    "call_id": event.id,
+                    "name": event.name,
+                    "arguments": "",
+                    "status": "in_progress",
+                }
+                told += self._begin({"id": f"fc_{secrets.token_hex(16)}", **call})
+            elif isinstance(event, Arguments):
+                assert self._open is not None
+                self._open["arguments"] += event.text
+                told.append({"type": "response.function_call_arguments.delta", **self._place("item_id"), "delta": event.text})
+            elif isinstance(event, CallEnded):
+                told += self.close()
+            else:
+                told += self._text(event.text)
+        return told
+
+    def finish(self, cut: bool) -> list[dict[str, Any]]:
+        """The answer ended. cut: before it was whole. One without any text or call has an empty message."""
+        told = [] if self.output else self._begin_message()
+        return [*told, *self.close("incomplete" if cut else "completed")]
+
+    def _text(self, text: str) -> list[dict[str, Any]]:
+        told = []
+        if self._open is None:
+            told = self._begin_message()
+        assert self._open is not None
+        part, logprobs = self._open["content"][0], self._logprobs
+        self._logprobs = []
+        part["text"] += text
+        part["logprobs"] += logprobs
+        delta = {"type": "response.output_text.delta", **self._place("part"), "delta": text, "logprobs": logprobs}
+        return [*told, delta]
+
+    def _begin_message(self) -> list[dict[str, Any]]:
+        message = {"id": f"msg_{secrets.token_hex(16)}", "type": "message", "status": "in_progress", "role": "assistant"}
+        told = self._begin({**message, "content": []})
+        assert self._open is not None
+        part = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
+        self._open["content"].append(part)
+        return [*told, {"type": "response.content_part.added", **self._place("part"), "part": _copied(part)}]
+
+    def _begin(self, item: dict[str, Any]) -> list[dict[str, Any]]:
+        self.output.append(item)
+        self._open = item
+        return [{"type": "response.output_item.added", **self._place("output"), "item": _copied(item)}]
+
+    def close(self, status: str = "completed") -> list[dict[str, Any]]:
+        """The open item, if any, is done."""
+        item, told = self._open, []
+        if item is None:
+            return []
+        item["status"] = status
+        if item["type"] == "function_call":
+            done = {"type": "response.function_call_arguments.done", **self._place("item_id"), "name": item["name"]}
+            told.append({**done, "arguments": item["arguments"]})
+        else:
+            part = item["content"][0]
+            # of tokens that show no text, as the one that ends it
+            part["logprobs"] += self._logprobs
+            done = {"type": "response.output_text.done", **self._place("part"), "text": part["text"]}
+            told.append({**done, "logprobs": part["logprobs"]})
+            told.append({"type": "response.content_part.done", **self._place("part"), "part": part})
+        told.append({"type": "response.output_item.done", **self._place("output"), "item": item})
+        self._open, self._logprobs = None, []
+        return told
+
+    def _place(self, what: str) -> dict[str, Any]:
+        index = {"output_index": len(self.output) - 1}
+        if what == "output":
+            return index
+        assert self._open is not None
+        return {"item_id": self._open["id"], **index, **({"content_index": 0} if what == "part" else {})}
+
+
+def _copied(item: dict[str, Any]) -> dict[str, Any]:
+    """As it is now: it grows before its event is written."""
+    return {key: list(value) if isinstance(value, list) else value for key, value in item.items()}

@@ -1,0 +1,173 @@
+"""POST /v1/responses: conversations that the model answers, in OpenAI's newer form; nothing is kept of them."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import JSONResponse
+
+from paceline.serve.asking import Ask, Delta, Service
+from paceline.serve.choices import Answer, usage
+from paceline.serve.conversing import ask_of, prompt_of
+from paceline.serve.events import Begun, EventStream, Route, frame, told, unless_gone
+from paceline.serve.logprobs_told import chat_entries
+from paceline.serve.response_items import Items
+from paceline.serve.sampling_fields import generation_values
+from paceline.serve.settings import Settings
+from paceline.serve.speculation_told import metrics, traced
+from paceline.serve.structured import check, param_of
+from paceline.serve.tools import ToolPlan, planned
+from paceline.serve.wire.common import STREAMS, check_model
+from paceline.serve.wire.responses import ResponsesRequest
+
+
+def router(service: Service, settings: Settings) -> APIRouter:
+    routes = APIRouter(route_class=Route, tags=["responses"])
+
+    @routes.post("/v1/responses", responses=STREAMS, response_class=JSONResponse)
+    async def create_response(fields: ResponsesRequest, request: Request) -> Response:
+        """Answer a conversation, and keep nothing of it."""
+        return await unless_gone(request, _answered(service, settings, fields))
+
+    return routes
+
+
+async def _answered(service: Service, settings: Settings, fields: ResponsesRequest) -> Response:
+    check_model(fields.model, service.model)
+    grammar = fields.grammar
+    await check(service, grammar, "text.format" if fields.text and fields.text.format else param_of(fields))
+    plan = await planned(service, fields.plain_tools, fields.plain_choice, fields.parallel_tool_calls, grammar)
+    prompt = await prompt_of(service, settings, plan, fields.template_messages, "input")
+    values = generation_values(fields) | {"logprobs": (fields.top_logprobs or 0) if fields.tells_logprobs else None}
+    ask = await ask_of(service, settings, fields, plan, prompt, values, fields.max_output_tokens, "input")
+    growing = _Growing(service, fields, plan, ask)
+    if fields.stream:
+        deltas = await Begun.of(service.submit([ask]))
+        return EventStream(_frames(growing, deltas), deltas)
+    async with aclosing(service.submit([ask])) as deltas:
+        async for _, delta in deltas:
+            growing.add(delta)
+    growing.finish()
+    return JSONResponse(growing.response)
+
+
+class _Growing:
+    """One response, from its first token to its last, and the events of its stream."""
+
+    def __init__(self, service: Service, fields: ResponsesRequest, plan: ToolPlan, ask: Ask) -> None:
+        self._service, self._fields = service, fields
+        self._parser, self._items, self._answer = plan.parser(), Items(), Answer()
+        self._ask = ask
+        self._numbered = 0
+        self._steps: list[Any] = []
+        self._head = _echo(service, fields, ask)
+
+    @property
+    def response(self) -> dict[str, Any]:
+        """As it stands now."""
+        ended = self._answer.ended
+        if ended is None:
+            return {**self._head, "status": "in_progress", "output": []}
+        whole = self._answer.finish_reason == "stop"
+        return {
+            **self._head,
+            "status": "completed" if whole else "incomplete",
+            **({"completed_at": int(time.time())} if whole else {}),
+            "incomplete_details": None if whole else {"reason": "max_output_tokens"},
+            "output": self._items.output,
+            "usage": self._usage(),
+            "metrics": metrics([ended]),
+        }
+
+    def begin(self) -> list[dict[str, Any]]:
+        return self._numbered_events(
+            [{"type": "response.created", "response": self.response}, {"type": "response.in_progress", "response": self.response}]
+        )
+
+    def add(self, delta: Delta) -> list[dict[str, Any]]:
+        """Raises APIError (503) where the engine gave the response up."""
+        self._answer.add(delta)
+        if (steps := traced(self._service, delta)) is not None:
+            self._steps += steps["steps"]
+        logprobs = chat_entries(self._service, delta.logprobs or ())
+        return self._numbered_events(self._items.add(self._parser.feed(delta.text), logprobs))
+
+    def finish(self) -> list[dict[str, Any]]:
+        """Raises APIError (503) where the engine stopped without a word."""
+        cut = self._answer.finish_reason != "stop"
+        events = [*self._items.add(self._parser.end()), *self._items.finish(cut)]
+        kind = "response.incomplete" if cut else "response.completed"
+        return self._numbered_events([*events, {"type": kind, "response": self.response}])
+
+    def fail(self, error: Exception) -> list[dict[str, Any]]:
+        described = {"code": "server_error", "message": told(error).message}
+        failed = {**self._head, "status": "failed", "error": described, "output": self._items.output}
+        return self._numbered_events([{"type": "response.failed", "response": failed}])
+
+    def _numbered_events(self, events: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        told = [{**event, "sequence_number": self._numbered + at} for at, event in enumerate(events)]
+        self._numbered += len(told)
+        if told and self._steps:
+            told[0]["speculation"] = {"steps": self._steps}
+            self._steps = []
+        return told
+
+    def _usage(self) -> dict[str, Any]:
+        counts = usage([len(self._ask.prompt)], [self._answer], self._fields.prediction is not None)
+        return {
+            "input_tokens": counts["prompt_tokens"],
+            "input_tokens_details": {**counts["prompt_tokens_details"], "cache_write_tokens": 0},
+            "output_tokens": counts["completion_tokens"],
+            "output_tokens_details": {"reasoning_tokens": 0, **counts.get("completion_tokens_details", {})},
+            "total_tokens": counts["total_tokens"],
+        }
+
+
+async def _frames(growing: _Growing, deltas: Begun[tuple[int, Delta]]) -> AsyncGenerator[bytes, None]:
+    for event in growing.begin():
+        yield frame(event, event["type"])
+    try:
+        async for _, delta in deltas:
+            for event in growing.add(delta):
+                yield frame(event, event["type"])
+        for event in growing.finish():
+            yield frame(event, event["type"])
+    # the status is long sent: what goes wrong now is an event of its own
+    except Exception as error:
+        for event in growing.fail(error):
+            yield frame(event, event["type"])
+
+
+def _echo(service: Service, fields: ResponsesRequest, ask: Ask) -> dict[str, Any]:
+    """What a response says of its request, defaults filled in."""
+    choice = fields.tool_choice
+    text = fields.text.model_dump(by_alias=True, exclude_none=True) if fields.text else {}
+    return {
+        "id": f"resp_{secrets.token_hex(16)}",
+        "object": "response",
+        "created_at": int(time.time()),
+        "model": service.model,
+        "background": False,
+        "error": None,
+        "incomplete_details": None,
+        "instructions": fields.instructions,
+        "max_output_tokens": fields.max_output_tokens,
+        "metadata": fields.metadata or {},
+        "parallel_tool_calls": fields.parallel_tool_calls is not False,
+        "previous_response_id": None,
+        "reasoning": {"effort": None, "summary": None},
+        "service_tier": "default",
+        "store": False,
+        "temperature": ask.params.temperature,
+        "text": {"format": {"type": "text"}, **text},
+        "tool_choice": choice if isinstance(choice, str) else choice.model_dump(exclude_none=True) if choice else "auto",
+        "tools": [{"description": None, **tool.model_dump()} for tool in fields.tools or ()],
+        "top_logprobs": fields.top_logprobs or 0,
+        "top_p": ask.params.top_p,
+        "truncation": "disabled",
+    }

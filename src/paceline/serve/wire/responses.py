@@ -1,0 +1,281 @@
+"""The request of POST /v1/responses, and its items as a chat template reads them."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Discriminator, Field, Tag, model_validator
+
+from paceline.params import Grammar
+from paceline.serve.errors import invalid
+from paceline.serve.structured import ANY_OBJECT, schema_grammar, structured
+from paceline.serve.wire.chat import FunctionName
+from paceline.serve.wire.common import Name, Text, Wire, misfit, printable, refusal
+from paceline.serve.wire.generation import FOREIGN, Generation
+
+LOGPROBS = "message.output_text.logprobs"
+
+
+def _kind(value: object) -> str:
+    return "str" if isinstance(value, str) else "list" if isinstance(value, list) else "dict"
+
+
+def _by_kind(said: str) -> Discriminator:
+    """What is wrong with a text, or with a list, is then said of that alone. said: what it must be, if it is neither."""
+    return Discriminator(_kind, custom_error_type="kind", custom_error_message=said)
+
+
+class OfType(Wire):
+    """Something that says its type. known: the types there are; every other is refused by name."""
+
+    known: ClassVar[tuple[str, ...]] = ()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _is_known(cls, values: Any) -> Any:
+        kind = values.get("type") if isinstance(values, dict) else None
+        if isinstance(kind, str) and kind not in cls.known:
+            raise refusal("type", f"there is no '{printable(kind)}' here, only {', '.join(cls.known)}")
+        return values
+
+
+class Part(OfType):
+    """A part of a message. annotations, logprobs: of an earlier answer that is sent back; they say nothing to the model."""
+
+    known: ClassVar = ("input_text", "output_text", "refusal")
+
+    type: Literal["input_text", "output_text", "refusal"]
+    text: Text | None = None
+    refusal: Text | None = None
+    annotations: list[Any] | None = None
+    logprobs: list[Any] | None = None
+
+    @model_validator(mode="after")
+    def _coherent(self) -> Part:
+        if (self.text is None) == (self.type != "refusal") or (self.refusal is None) == (self.type == "refusal"):
+            raise misfit("refusal" if self.type == "refusal" else "text", "is what a part of this type holds, and nothing else")
+        return self
+
+
+Content = Annotated[
+    Annotated[Text, Tag("str")] | Annotated[list[Part], Field(max_length=1024), Tag("list")],
+    _by_kind("must be a text or a list of parts"),
+]
+_BELONG = {
+    "message": ("role", "content"),
+    "function_call": ("call_id", "name", "arguments"),
+    "function_call_output": ("call_id", "output"),
+}
+
+
+class Item(OfType):
+    """A message, a call that the model made, or what came of it. id, status: of items that an earlier answer held."""
+
+    known: ClassVar = tuple(_BELONG)
+
+    type: Literal["message", "function_call", "function_call_output"] = "message"
+    id: Name | None = None
+    status: Literal["in_progress", "completed", "incomplete"] | None = None
+    phase: Name | None = None
+    role: Literal["user", "assistant", "system", "developer"] | None = None
+    content: Content | None = None
+    call_id: Name | None = None
+    name: FunctionName | None = None
+    arguments: Text | None = None
+    output: Content | None = None
+
+    @model_validator(mode="after")
+    def _coherent(self) -> Item:
+        for field in ("role", "content", "call_id", "name", "arguments", "output"):
+            if (getattr(self, field) is not None) != (field in _BELONG[self.type]):
+                needs = field in _BELONG[self.type]
+                raise misfit(field, f"{'is missing from' if needs else 'is no part of'} an item of type '{self.type}'")
+        return self
+
+
+class FunctionTool(OfType):
+    """A function that the model may call. parameters: the JSON schema of its arguments."""
+
+    known: ClassVar = ("function",)
+    unsupported: ClassVar = {"defer_loading": "all tools are shown", "output_schema": "results are text"}
+
+    type: Literal["function"]
+    name: FunctionName
+    description: Text | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class ChosenTool(OfType):
+    """One function that must be called, or some that may."""
+
+    known: ClassVar = ("function", "allowed_tools")
+
+    type: Literal["function", "allowed_tools"]
+    name: FunctionName | None = None
+    mode: Literal["auto", "required"] | None = None
+    tools: Annotated[list[dict[str, Any]], Field(min_length=1, max_length=128)] | None = None
+
+    @model_validator(mode="after")
+    def _coherent(self) -> ChosenTool:
+        one = self.type == "function"
+        if (self.name is not None) != one:
+            raise misfit("name", "belongs to the type 'function', which needs it")
+        if (self.mode is None or self.tools is None) != one or (one and (self.mode or self.tools)):
+            raise misfit("tools", "belongs, with 'mode', to the type 'allowed_tools', which needs both")
+        return self
+
+
+class TextFormat(Wire):
+    """What an answer looks like. It keeps to its schema whatever `strict` says."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    name: Name | None = None
+    description: Text | None = None
+    schema_: Annotated[dict[str, Any] | None, Field(alias="schema")] = None
+    strict: bool | None = None
+
+    @model_validator(mode="after")
+    def _coherent(self) -> TextFormat:
+        if (self.type == "json_schema") != (self.schema_ is not None):
+            raise misfit("schema", "belongs to the type 'json_schema', which needs it")
+        if self.type == "json_schema" and self.name is None:
+            raise misfit("name", "is missing")
+        return self
+
+
+class TextOptions(Wire):
+    format: TextFormat | None = None
+    verbosity: Literal["medium"] | None = None
+
+
+class ResponsesRequest(Generation):
+    """A conversation that the model answers. Nothing is stored: each request holds all of it."""
+
+    unsupported: ClassVar = FOREIGN | {
+        "n": "a response is one answer",
+        "best_of": "a response is one answer",
+        "max_tokens": "use 'max_output_tokens'",
+        "messages": "use 'input'",
+        "response_format": "use 'text.format'",
+        "logprobs": f"use 'include' with '{LOGPROBS}'",
+        "prompt_logprobs": "it belongs to chat and text completions",
+        "return_token_ids": "it belongs to chat and text completions",
+        "context_management": "nothing is left out of a conversation",
+        "conversation": "nothing is stored here; send all of it as 'input'",
+        "max_tool_calls": "there are no built-in tools",
+        "moderation": "answers are not moderated",
+        "previous_response_id": "nothing is stored here; send all of the conversation as 'input'",
+        "prompt": "there are no stored prompts",
+    }
+
+    input: Annotated[
+        Annotated[Text, Tag("str")] | Annotated[list[Item], Field(min_length=1, max_length=4096), Tag("list")],
+        _by_kind("must be a text or a list of items"),
+    ]
+    instructions: Text | None = None
+    max_output_tokens: Annotated[int, Field(ge=1, le=2**31)] | None = None
+    text: TextOptions | None = None
+    tools: Annotated[list[FunctionTool], Field(max_length=128)] | None = None
+    tool_choice: (
+        Annotated[
+            Annotated[Literal["none", "auto", "required"], Tag("str")] | Annotated[ChosenTool, Tag("dict")],
+            _by_kind("must be a word or an object"),
+        ]
+        | None
+    ) = None
+    parallel_tool_calls: bool | None = None
+    include: Annotated[list[Name], Field(max_length=16)] | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    reasoning: dict[str, Any] | None = None
+    truncation: Name | None = None
+    background: bool | None = None
+    prompt_cache_options: dict[str, Any] | None = None
+
+    @model_validator(mode="after")
+    def _as_a_server_without_memory(self) -> ResponsesRequest:
+        if self.background:
+            raise refusal("background", "nothing is stored here; the answer comes with the request")
+        if self.truncation not in (None, "disabled"):
+            raise refusal("truncation", "nothing is left out of a conversation")
+        for name in self.include or ():
+            if name != LOGPROBS:
+                raise refusal("include", f"there is no '{printable(name)}' here, only {LOGPROBS}")
+        if any(value not in (None, "none") for value in (self.reasoning or {}).values()):
+            raise refusal("reasoning", "the model has one way to answer")
+        if self.stream_options is not None and self.stream_options.continuous_usage_stats:
+            raise refusal("stream_options.continuous_usage_stats", "the usage comes with the last event")
+        if self.top_logprobs and not self.tells_logprobs:
+            raise misfit("top_logprobs", f"needs 'include' to hold '{LOGPROBS}'")
+        return self
+
+    @property
+    def tells_logprobs(self) -> bool:
+        return LOGPROBS in (self.include or ())
+
+    @property
+    def template_messages(self) -> list[dict[str, Any]]:
+        """Raises APIError (400) where the arguments of a call are none."""
+        told: list[dict[str, Any]] = []
+        if self.instructions:
+            told.append({"role": "system", "content": self.instructions})
+        if isinstance(self.input, str):
+            return [*told, {"role": "user", "content": self.input}]
+        calling = False
+        for at, item in enumerate(self.input):
+            if item.type == "message":
+                told.append({"role": "system" if item.role == "developer" else item.role, "content": joined(item.content)})
+            elif item.type == "function_call_output":
+                told.append({"role": "tool", "tool_call_id": item.call_id, "content": joined(item.output)})
+            else:
+                # calls are part of the message that the model wrote before them
+                if not (told and told[-1]["role"] == "assistant" and (calling or "tool_calls" not in told[-1])):
+                    told.append({"role": "assistant", "content": ""})
+                function = {"name": item.name, "arguments": _arguments(item.arguments or "", f"input[{at}].arguments")}
+                told[-1].setdefault("tool_calls", []).append({"id": item.call_id, "type": "function", "function": function})
+            calling = item.type == "function_call"
+        return told
+
+    @property
+    def plain_tools(self) -> list[dict[str, Any]]:
+        """Those that may be called, in the form of chat completions."""
+        held = [{"type": "function", "function": tool.model_dump(exclude={"type"})} for tool in self.tools or ()]
+        if isinstance(self.tool_choice, ChosenTool) and self.tool_choice.tools is not None:
+            allowed = {str(tool.get("name")) for tool in self.tool_choice.tools}
+            if strangers := allowed - {tool["function"]["name"] for tool in held}:
+                raise invalid(f"'tool_choice' allows '{printable(min(strangers))}', which is not among 'tools'", "tool_choice")
+            return [tool for tool in held if tool["function"]["name"] in allowed]
+        return held
+
+    @property
+    def plain_choice(self) -> str | dict[str, Any] | None:
+        if not isinstance(self.tool_choice, ChosenTool):
+            return self.tool_choice
+        return self.tool_choice.mode or {"type": "function", "function": {"name": self.tool_choice.name}}
+
+    @property
+    def grammar(self) -> Grammar | None:
+        """What the text of the answer keeps to. Raises APIError (400) where there are several."""
+        outputs, asked = structured(self), self.text.format if self.text else None
+        if asked is None or asked.type == "text":
+            return outputs
+        if outputs is not None:
+            raise invalid("'text.format' excludes other structured output", "text.format")
+        return ANY_OBJECT if asked.schema_ is None else schema_grammar(asked.schema_, "text.format.schema")
+
+
+def joined(content: Content | None) -> str:
+    if content is None or isinstance(content, str):
+        return content or ""
+    return "".join(part.text or part.refusal or "" for part in content)
+
+
+def _arguments(text: str, param: str) -> dict[str, Any]:
+    try:
+        read = json.loads(text) if text else {}
+    except (ValueError, RecursionError):
+        read = None
+    if not isinstance(read, dict):
+        raise invalid(f"'{param}' must be a JSON object, written as a string", param)
+    return read

@@ -1,0 +1,399 @@
+"""POST /v1/responses over a service without an engine."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+
+from paceline.serve.asking import Ask
+from paceline.serve.errors import APIError
+from paceline.serve.routes.responses import router
+from serve.fakes import FakeService, token_logprobs
+from serve.front import app_of, client_of, leave, refusal
+from serve.openapi_schema import check
+
+PATH = "/v1/responses"
+LOGPROBS = ["message.output_text.logprobs"]
+LOOK = {
+    "type": "function",
+    "name": "look",
+    "description": "look at it",
+    "parameters": {"type": "object", "properties": {"at": {"type": "integer"}}, "required": ["at"]},
+    "strict": True,
+}
+CALLS = (
+    'Well.\n<tool_call>\n{"name": "look", "arguments": {"at": 1}}\n</tool_call>\n'
+    '<tool_call>\n{"name": "look", "arguments": {"at": 23}}\n</tool_call>'
+)
+
+
+def post(service: FakeService, **body: Any) -> dict[str, Any]:
+    answer = client_of(service, router).post(PATH, json={"input": "hi", **body})
+    assert answer.status_code == 200, answer.text
+    check("Response", answer.json())
+    return answer.json()
+
+
+def asked(**body: Any) -> Ask:
+    service = FakeService(context_length=4096)
+    post(service, **body)
+    return service.asked[0][0]
+
+
+def told(service: FakeService, items: list[dict[str, Any]], **body: Any) -> list[dict[str, Any]]:
+    post(service, input=items, **body)
+    return service.chats[0][0]
+
+
+def stream(service: FakeService, **body: Any) -> list[dict[str, Any]]:
+    """Its events, each named as its type, numbered in order, and as OpenAI describes it."""
+    answer = client_of(service, router).post(PATH, json={"input": "hi", **body, "stream": True})
+    assert answer.status_code == 200, answer.text
+    assert answer.headers["content-type"].startswith("text/event-stream")
+    events = []
+    for frame in answer.text.removesuffix("\n\n").split("\n\n"):
+        name, data = frame.split("\n")
+        event = json.loads(data.removeprefix("data: "))
+        assert name == f"event: {event['type']}"
+        events.append(event)
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
+    for event in events:
+        check("ResponseStreamEvent", event)
+    return events
+
+
+def refused(**body: Any) -> tuple[int, str | None, str]:
+    service = FakeService()
+    found = refusal(client_of(service, router), PATH, {"input": "hi", **body})
+    assert not service.asked, "the engine heard of a request that was refused"
+    return found
+
+
+def test_answer():
+    service = FakeService(cached_tokens=4)
+    body = post(service, instructions="be kind", metadata={"a": "b"}, seed=3, temperature=0.5)
+    assert body["status"] == "completed"
+    assert body["completed_at"] >= body["created_at"]
+    (message,) = body["output"]
+    assert message["content"] == [{"type": "output_text", "text": "hello world", "annotations": [], "logprobs": []}]
+    assert (message["role"], message["status"]) == ("assistant", "completed")
+    prompt = service.asked[0][0].prompt
+    assert body["usage"] == {
+        "input_tokens": len(prompt),
+        "input_tokens_details": {"cached_tokens": 4, "cache_write_tokens": 0},
+        "output_tokens": 12,
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": len(prompt) + 12,
+    }
+    assert (body["instructions"], body["metadata"], body["temperature"], body["store"]) == ("be kind", {"a": "b"}, 0.5, False)
+    assert body["metrics"]["seed"] == 3
+    assert body["metrics"]["speculative_decoding"]["num_spec_steps"] == 4
+    assert service.chats[0][0] == [{"role": "system", "content": "be kind"}, {"role": "user", "content": "hi"}]
+
+
+def test_cut_answer():
+    body = post(FakeService(), max_output_tokens=5)
+    assert body["status"] == "incomplete"
+    assert body["incomplete_details"] == {"reason": "max_output_tokens"}
+    assert body["output"][0]["status"] == "incomplete"
+    assert body["output"][0]["content"][0]["text"] == "hello"
+    assert "completed_at" not in body
+
+
+def test_items_reach_the_template_as_templates_read_them():
+    earlier = post(FakeService(answer=CALLS, context_length=4096), tools=[LOOK])["output"]
+    ids = [item["call_id"] for item in earlier[1:]]
+    service = FakeService(context_length=4096, chat_template="<tool_call> {{ tools }}")
+    items = [
+        {"role": "developer", "content": "be kind"},
+        {
+            "type": "message",
+            "role": "user",
+            "content": [{"type": "input_text", "text": "h"}, {"type": "input_text", "text": "i"}],
+        },
+        *earlier,
+        {"type": "function_call_output", "call_id": ids[0], "output": "seen", "id": None, "status": "completed"},
+        {"type": "function_call_output", "call_id": ids[1], "output": [{"type": "input_text", "text": "too"}]},
+        {"type": "function_call", "call_id": "c", "name": "look", "arguments": ""},
+        {"role": "assistant", "content": [{"type": "refusal", "refusal": "no"}], "phase": None},
+    ]
+    calls = [
+        {"id": at, "type": "function", "function": {"name": "look", "arguments": {"at": number}}}
+        for at, number in zip(ids, (1, 23), strict=True)
+    ]
+    assert told(service, items) == [
+        {"role": "system", "content": "be kind"},
+        {"role": "user", "content": "hi"},
+        {"role": "assistant", "content": "Well.", "tool_calls": calls},
+        {"role": "tool", "tool_call_id": ids[0], "content": "seen"},
+        {"role": "tool", "tool_call_id": ids[1], "content": "too"},
+        {
+            "role": "assistant",
+            "content": "",
+            "tool_calls": [{"id": "c", "type": "function", "function": {"name": "look", "arguments": {}}}],
+        },
+        {"role": "assistant", "content": "no"},
+    ]
+
+
+def test_sampling():
+    ask = asked(
+        max_output_tokens=7,
+        temperature=0.3,
+        top_p=0.8,
+        top_k=4,
+        min_p=0.1,
+        seed=9,
+        stop=["x"],
+        speculation={"drafter": ["ngram"], "budget": 3},
+        priority=2,
+        cache_salt="me",
+        prediction={"type": "content", "content": "ab"},
+        include=LOGPROBS,
+        top_logprobs=2,
+    )
+    params = ask.params
+    assert (params.max_tokens, params.temperature, params.top_p, params.top_k, params.min_p) == (7, 0.3, 0.8, 4, 0.1)
+    assert (params.seed, params.stop, params.logprobs) == (9, ("x",), 2)
+    assert (ask.drafters, ask.nodes, ask.priority, ask.tenant, ask.reference) == (("ngram",), 3, 2, "me", tuple(b"ab"))
+    assert asked().params.logprobs is None
+    assert asked().params.max_tokens == 4096 - len(asked().prompt)
+    details = post(FakeService(), prediction={"type": "content", "content": "hello"})["usage"]["output_tokens_details"]
+    assert set(details) == {"reasoning_tokens", "accepted_prediction_tokens", "rejected_prediction_tokens"}
+
+
+@pytest.mark.parametrize("streams", [False, True])
+def test_logprobs(streams: bool):
+    service = FakeService(answer="hü")
+    fields: dict[str, Any] = {"include": LOGPROBS, "top_logprobs": 1}
+    body = stream(service, **fields)[-1]["response"] if streams else post(service, **fields)
+    logprobs = body["output"][0]["content"][0]["logprobs"]
+    assert len(logprobs) == 4
+    assert logprobs[0]["token"] == "h"
+    assert logprobs[0]["logprob"] == token_logprobs(104, 1).logprob
+    assert len(logprobs[0]["top_logprobs"]) == 1
+
+
+def test_stream():
+    events = stream(FakeService(), include=LOGPROBS)
+    assert [event["type"] for event in events] == [
+        "response.created",
+        "response.in_progress",
+        "response.output_item.added",
+        "response.content_part.added",
+        *["response.output_text.delta"] * 4,
+        "response.output_text.done",
+        "response.content_part.done",
+        "response.output_item.done",
+        "response.completed",
+    ]
+    deltas = [event for event in events if event["type"] == "response.output_text.delta"]
+    assert "".join(event["delta"] for event in deltas) == "hello world"
+    assert sum(len(event["logprobs"]) for event in deltas) == 12
+    assert {event["item_id"] for event in events if "item_id" in event} == {events[2]["item"]["id"]}
+    assert events[0]["response"]["status"] == "in_progress"
+    assert events[2]["item"]["content"] == []
+    assert events[-1]["response"]["output"] == [events[-2]["item"]]
+    assert events[-1]["response"]["metrics"]["speculative_decoding"]["lossless"] is True
+
+
+def test_streamed_and_whole_answers_are_the_same():
+    for fields in ({}, {"tools": [LOOK]}, {"max_output_tokens": 70, "tools": [LOOK]}, {"max_output_tokens": 3}):
+        last = stream(FakeService(answer=CALLS, context_length=4096), seed=1, **fields)[-1]["response"]
+        whole = post(FakeService(answer=CALLS, context_length=4096), seed=1, **fields)
+        for body in (last, whole):
+            for name in ("id", "created_at", "completed_at"):
+                body.pop(name, None)
+            for item in body["output"]:
+                item.pop("id")
+                item.pop("call_id", None)
+        assert last == whole
+
+
+def test_an_empty_answer_is_an_empty_message():
+    body = post(FakeService(answer=""))
+    assert body["output"][0]["content"][0]["text"] == ""
+    assert [event["type"].removeprefix("response.") for event in stream(FakeService(answer=""))][2:] == [
+        "output_item.added",
+        "content_part.added",
+        "output_text.done",
+        "content_part.done",
+        "output_item.done",
+        "completed",
+    ]
+
+
+def test_calls():
+    service = FakeService(answer=CALLS, context_length=4096)
+    body = post(service, tools=[LOOK], tool_choice="auto")
+    message, first, second = body["output"]
+    assert message["content"][0]["text"] == "Well."
+    assert (first["name"], first["arguments"], first["status"]) == ("look", '{"at": 1}', "completed")
+    assert second["arguments"] == '{"at": 23}'
+    assert first["call_id"].startswith("call_")
+    assert first["call_id"] != second["call_id"]
+    assert body["tools"] == [LOOK]
+    grammar = service.asked[0][0].params.grammar
+    assert grammar is not None
+    assert grammar in service.grammars
+    assert "look at it" in service.chats[0][0][0]["content"]
+
+
+def test_streamed_calls():
+    events = stream(FakeService(answer=CALLS, context_length=4096), tools=[LOOK])
+    kinds = [event["type"].removeprefix("response.") for event in events]
+    calls = [kind for kind in kinds if "function_call" in kind]
+    assert calls.count("function_call_arguments.done") == 2
+    added = [event for event in events if event["type"] == "response.output_item.added"]
+    assert [event["output_index"] for event in added] == [0, 1, 2]
+    pieces = [event for event in events if event["type"] == "response.function_call_arguments.delta"]
+    assert len(pieces) > 3
+    assert "".join(event["delta"] for event in pieces if event["output_index"] == 2) == '{"at": 23}'
+    done = [event for event in events if event["type"] == "response.function_call_arguments.done"]
+    assert [(event["name"], event["arguments"]) for event in done] == [("look", '{"at": 1}'), ("look", '{"at": 23}')]
+    assert [event["item"] for event in events if event["type"] == "response.output_item.done"] == events[-1]["response"]["output"]
+
+
+def test_a_call_that_is_cut_off_is_incomplete():
+    body = post(FakeService(answer=CALLS, context_length=4096), tools=[LOOK], max_output_tokens=55)
+    assert body["status"] == "incomplete"
+    assert body["output"][-1]["type"] == "function_call"
+    assert body["output"][-1]["status"] == "incomplete"
+    assert body["output"][-1]["arguments"] == '{"at": '
+
+
+def test_choosing_tools():
+    other = {**LOOK, "name": "other"}
+    plain = asked(tools=[LOOK, other]).params.grammar
+    assert plain is not None
+    assert "other" in plain.text
+    for choice in (
+        {"type": "function", "name": "look"},
+        {"type": "allowed_tools", "mode": "required", "tools": [{"name": "look"}]},
+    ):
+        grammar = asked(tools=[LOOK, other], tool_choice=choice).params.grammar
+        assert grammar is not None
+        assert "other" not in grammar.text
+        assert "start: calls" in grammar.text
+    assert asked(tools=[LOOK], tool_choice="none").params.grammar is None
+
+
+@pytest.mark.parametrize(
+    ("given", "kind"),
+    [
+        ({"type": "text"}, None),
+        ({"type": "json_object"}, "json_schema"),
+        ({"type": "json_schema", "name": "a", "schema": {"type": "integer"}, "strict": True}, "json_schema"),
+    ],
+)
+def test_formats(given: dict[str, Any], kind: str | None):
+    service = FakeService()
+    body = post(service, text={"format": given})
+    grammar = service.asked[0][0].params.grammar
+    assert (grammar.kind if grammar else None) == kind
+    assert (grammar in service.grammars) == bool(kind)
+    assert body["text"]["format"] == given
+
+
+def test_trace():
+    events = stream(FakeService(), speculation={"trace": True})
+    steps = [step for event in events for step in event.get("speculation", {"steps": []})["steps"]]
+    assert sum(len(step["emitted"]) for step in steps) == 12
+
+
+def test_failures():
+    error = APIError(503, "the engine is gone", retry_after_s=3)
+    answer = client_of(FakeService(refuses=error), router).post(PATH, json={"input": "hi", "stream": True})
+    assert answer.status_code == 503
+    assert answer.headers["retry-after"] == "3"
+    events = stream(FakeService(breaks=(2, error)))
+    assert events[-1]["type"] == "response.failed"
+    assert events[-1]["response"]["error"] == {"code": "server_error", "message": "the engine is gone"}
+    assert "boom" not in json.dumps(stream(FakeService(breaks=(2, RuntimeError("boom")))))
+
+
+@pytest.mark.parametrize("streams", [False, True])
+def test_leaving_ends_the_work(streams: bool):
+    async def go() -> FakeService:
+        gone = asyncio.Event()
+
+        async def hold() -> None:
+            gone.set()
+            await asyncio.sleep(30)
+
+        service = FakeService(hold=hold)
+        await leave(app_of(service, router), PATH, {"input": "hi", "stream": streams}, gone)
+        assert service.closed.is_set()
+        return service
+
+    assert asyncio.run(go()).left_early == 1
+
+
+def item(**fields: Any) -> dict[str, Any]:
+    return {"input": [fields]}
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "said"),
+    [
+        ({"store": True}, "store", "stored"),
+        ({"previous_response_id": "resp_1"}, "previous_response_id", "stored"),
+        ({"conversation": "c"}, "conversation", "stored"),
+        ({"background": True}, "background", "stored"),
+        ({"prompt": {"id": "p"}}, "prompt", "stored"),
+        ({"reasoning": {"effort": "low"}}, "reasoning", "one way"),
+        ({"include": ["reasoning.encrypted_content"]}, "include", "reasoning.encrypted_content"),
+        ({"truncation": "auto"}, "truncation", "left out"),
+        ({"top_logprobs": 2}, "top_logprobs", "include"),
+        ({"max_tokens": 3}, "max_tokens", "max_output_tokens"),
+        ({"n": 2}, "n", "one answer"),
+        ({"messages": []}, "messages", "'input'"),
+        ({"tools": [{"type": "web_search"}]}, "tools[0].type", "web_search"),
+        ({"tools": [LOOK], "tool_choice": {"type": "mcp"}}, "tool_choice.type", "mcp"),
+        ({"tools": [LOOK], "tool_choice": {"type": "function", "name": "no"}}, "tool_choice", "not among"),
+        ({"tool_choice": "required"}, "tool_choice", "needs 'tools'"),
+        (
+            {"tools": [LOOK], "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [{"name": "no"}]}},
+            "tool_choice",
+            "'no'",
+        ),
+        ({"text": {"format": {"type": "json_schema", "name": "a"}}}, "text.format.schema", "needs it"),
+        ({"text": {"format": {"type": "grammar"}}}, "text.format.type", "json_schema"),
+        ({"text": {"format": {"type": "json_object"}}, "guided_regex": "a"}, "text.format", "excludes"),
+        ({"input": []}, "input", "at least 1"),
+        ({"input": None}, "input", "a text or a list"),
+        ({"input": {}}, "input", "a text or a list"),
+        (item(role="user", content=3), "input[0].content", "a text or a list"),
+        ({"tool_choice": 3}, "tool_choice", "dictionary"),
+        (item(type="reasoning", summary=[]), "input[0].type", "reasoning"),
+        (item(type="item_reference", id="a"), "input[0].type", "item_reference"),
+        (item(role="user"), "input[0].content", "missing"),
+        (item(role="user", content="a", call_id="b"), "input[0].call_id", "no part"),
+        (
+            item(role="user", content=[{"type": "input_image", "image_url": "http://a"}]),
+            "input[0].content[0].type",
+            "input_image",
+        ),
+        (item(role="user", content=[{"type": "input_text"}]), "input[0].content[0].text", "holds"),
+        (item(type="function_call", call_id="a", name="f", arguments="[]"), "input[0].arguments", "JSON object"),
+        (item(type="function_call_output", output="a"), "input[0].call_id", "missing"),
+        ({"odd": 1}, "odd", "unknown"),
+        ({"speculation": {"drafter": "magic"}}, "speculation.drafter", "ngram"),
+        ({"max_output_tokens": 0}, "max_output_tokens", "greater"),
+    ],
+)
+def test_refused_by_name(body: dict[str, Any], param: str, said: str):
+    status, named, message = refused(**body)
+    assert (status, named) == (400, param), message
+    assert said in message
+
+
+def test_limits():
+    assert refused(model="other")[0] == 404
+    assert refused(input="x" * 600)[1:] == ("input", refused(input="x" * 600)[2])
+    status, param, message = refusal(client_of(FakeService(), router, max_prompt_chars=10), PATH, {"input": "x" * 11})
+    assert (status, param) == (400, "input")
+    assert "at most 10" in message
