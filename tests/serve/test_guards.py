@@ -432,19 +432,28 @@ def test_what_is_no_request_is_refused(wire: Wire, head: bytes) -> None:
 
 
 def test_a_head_that_drips_is_not_waited_for(wire: Wire) -> None:
-    assert wire.told(b"GET / HT", drip=b"T") == b""
-    assert wire.told(b"") == b""
+    for begun, drip in ((b"GET / HT", b"T"), (b"", b"G"), (b"", b"")):
+        assert wire.told(begun, drip=drip) == b""
+        assert wire.closed
 
 
 def test_a_head_that_drips_behind_an_answer_is_not_waited_for(wire: Wire) -> None:
     answer = wire.told(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\nGET /x", drip=b"x")
     assert answer.startswith(b"HTTP/1.1 200")
     assert answer.count(b"HTTP/1.1") == 1
+    assert wire.closed
 
 
 def test_a_body_that_drips_is_not_waited_for(wire: Wire) -> None:
     head = b"POST /v1/echo HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\n"
     assert wire.told(head, drip=b" ").startswith(b"HTTP/1.1 408")
+    assert wire.closed
+
+
+def test_a_body_that_is_refused_and_never_ends_is_not_waited_for(wire: Wire) -> None:
+    head = b"POST /v1/echo HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % (64 << 20)
+    assert wire.told(head, drip=b" ").startswith(b"HTTP/1.1 413")
+    assert wire.closed
 
 
 @pytest.mark.parametrize("chunked", [False, True])
@@ -474,3 +483,4 @@ def test_a_stream_that_breaks_is_cut_and_not_ended(wire: Wire) -> None:
 def test_an_answering_connection_is_left_in_peace(wire: Wire) -> None:
     request = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
     assert wire.told(request, pause_s=0.6, then=request).count(b"HTTP/1.1 200") == 2
+    assert not wire.closed

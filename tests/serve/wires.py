@@ -39,7 +39,11 @@ class Wire:
         assert not self._thread.is_alive()
 
     def told(self, *parts: bytes, drip: bytes = b"", pause_s: float = 0.0, then: bytes = b"") -> bytes:
-        """All that comes back until the other side closes, or half a second is silent. drip: sent ten times a second."""
+        """All that comes back until the other side closes, or is silent for a while. drip: sent ten times a second.
+
+        `closed` says afterwards whether it closed.
+        """
+        self.closed = False
         with socket.create_connection(("127.0.0.1", self.port), 5) as line:
             answer = b""
             try:
@@ -49,9 +53,10 @@ class Wire:
                 if then:
                     time.sleep(pause_s)
                     line.sendall(then)
-                for _ in range(50):
+                for _ in range(20):
                     try:
                         if not (read := line.recv(65536)):
+                            self.closed = True
                             break
                         answer += read
                     except TimeoutError:
@@ -59,7 +64,7 @@ class Wire:
                             break
                         line.sendall(drip)
             except (ConnectionResetError, BrokenPipeError):
-                pass
+                self.closed = True
             return answer
 
     def peak_bytes(self) -> int:
