@@ -175,8 +175,9 @@ def test_reading(form: Form, size: int):
     assert read(made, other, size) == (other, [], [])
     if form.trigger:
         assert read(made, "I see.\n" + written(form, PARIS) + "\nSo.", size) == ("I see.\nSo.", [PARIS], [0])
-        assert read(made, f"a {form.trigger} b", size) == (f"a {form.trigger} b", [], [])
-        begun = f"a{form.trigger}" + form.before[:5]
+        assert read(made, f"a {form.trigger} b!", size) == (f"a {form.trigger} b!", [], [])
+        assert read(made, f"a{form.trigger}" + form.before[:5], size) == ("a", [], [])
+        begun = "a" + form.trigger[:-1]
         assert read(made, begun, size) == (begun, [], [])
 
 

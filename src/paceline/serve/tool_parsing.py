@@ -95,15 +95,12 @@ class ToolParser:
         return _joined(events)
 
     def end(self) -> list[Event]:
-        """What was still held back when the answer ended."""
+        """What was still held back when the answer ended. A call whose name is not whole yet is left out."""
         events: list[Event] = []
-        held = self._begun + self._held
-        if self._state == self._between or (self._state == self._content and self.calls):
-            held = "" if not held.strip(_QUIET) else held
-        if self._state != self._arguments:
-            self._say(events, held)
+        if self._state == self._content and not (self.calls and not self._held.strip(_BLANK)):
+            self._say(events, self._held)
         self._held = self._begun = ""
-        return _joined(events)
+        return events
 
     def _say(self, events: list[Event], text: str) -> None:
         if text:

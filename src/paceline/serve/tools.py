@@ -10,7 +10,7 @@ from typing import Any
 
 from paceline.params import Grammar
 from paceline.serve.asking import Service
-from paceline.serve.errors import invalid
+from paceline.serve.errors import APIError, invalid
 from paceline.serve.tool_forms import HERMES, PYTHON_TAG, Form, form_of
 from paceline.serve.tool_grammar import DEEPEST_SCHEMA, deepest, grammar_of
 from paceline.serve.tool_parsing import PlainText, ToolParser
@@ -70,7 +70,11 @@ async def planned(
     special = await _special(service, form_of(template or "")) if tools else {}
     made = plan(tools, tool_choice, parallel, template, special=special, answer=answer)
     if made.grammar is not None and made.grammar is not answer:
-        await service.check_grammar(made.grammar)
+        try:
+            await service.check_grammar(made.grammar)
+        except APIError as error:
+            error.param = error.param or "tools"
+            raise
     return made
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Discriminator, Field, Tag, model_validator
+from pydantic import Field, Tag, model_validator
 
 from paceline.params import Grammar
 from paceline.serve.errors import invalid
@@ -13,31 +13,9 @@ from paceline.serve.structured import ANY_OBJECT, schema_grammar, structured
 from paceline.serve.wire.chat import FunctionName
 from paceline.serve.wire.common import Name, Text, Wire, misfit, printable, refusal
 from paceline.serve.wire.generation import FOREIGN, Generation
+from paceline.serve.wire.typed import OfType, by_kind
 
 LOGPROBS = "message.output_text.logprobs"
-
-
-def _kind(value: object) -> str:
-    return "str" if isinstance(value, str) else "list" if isinstance(value, list) else "dict"
-
-
-def _by_kind(said: str) -> Discriminator:
-    """What is wrong with a text, or with a list, is then said of that alone. said: what it must be, if it is neither."""
-    return Discriminator(_kind, custom_error_type="kind", custom_error_message=said)
-
-
-class OfType(Wire):
-    """Something that says its type. known: the types there are; every other is refused by name."""
-
-    known: ClassVar[tuple[str, ...]] = ()
-
-    @model_validator(mode="before")
-    @classmethod
-    def _is_known(cls, values: Any) -> Any:
-        kind = values.get("type") if isinstance(values, dict) else None
-        if isinstance(kind, str) and kind not in cls.known:
-            raise refusal("type", f"there is no '{printable(kind)}' here, only {', '.join(cls.known)}")
-        return values
 
 
 class Part(OfType):
@@ -60,7 +38,7 @@ class Part(OfType):
 
 Content = Annotated[
     Annotated[Text, Tag("str")] | Annotated[list[Part], Field(max_length=1024), Tag("list")],
-    _by_kind("must be a text or a list of parts"),
+    by_kind("must be a text or a list of parts"),
 ]
 _BELONG = {
     "message": ("role", "content"),
@@ -172,7 +150,7 @@ class ResponsesRequest(Generation):
 
     input: Annotated[
         Annotated[Text, Tag("str")] | Annotated[list[Item], Field(min_length=1, max_length=4096), Tag("list")],
-        _by_kind("must be a text or a list of items"),
+        by_kind("must be a text or a list of items"),
     ]
     instructions: Text | None = None
     max_output_tokens: Annotated[int, Field(ge=1, le=2**31)] | None = None
@@ -181,7 +159,7 @@ class ResponsesRequest(Generation):
     tool_choice: (
         Annotated[
             Annotated[Literal["none", "auto", "required"], Tag("str")] | Annotated[ChosenTool, Tag("dict")],
-            _by_kind("must be a word or an object"),
+            by_kind("must be a word or an object"),
         ]
         | None
     ) = None

@@ -1,0 +1,74 @@
+"""The blocks of a message in Anthropic's form as they grow, and the events that tell of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from typing import Any
+
+from paceline.serve.tool_parsing import Arguments, CallBegun, CallEnded, Event
+
+
+class Blocks:
+    """`content` of one message. Every method returns events of its stream."""
+
+    def __init__(self) -> None:
+        self._blocks: list[dict[str, Any]] = []
+        self._arguments: dict[int, str] = {}
+        self._open = False
+        self.called = False
+        """Whether a call is whole."""
+
+    @property
+    def content(self) -> list[dict[str, Any]]:
+        """All that is whole: a call that was cut off has no arguments that anyone should run it with, and is left out."""
+        whole = [
+            {**block, "input": read} if block["type"] == "tool_use" else block
+            for at, block in enumerate(self._blocks)
+            if (read := _object(self._arguments.get(at, "{}"))) is not None
+        ]
+        return [block for block in whole if block["type"] != "text" or block["text"]]
+
+    def add(self, events: Iterable[Event]) -> list[dict[str, Any]]:
+        """What a step brought."""
+        told: list[dict[str, Any]] = []
+        for event in events:
+            if isinstance(event, CallBegun):
+                told += self.close()
+                told.append(self._begin({"type": "tool_use", "id": event.id, "name": event.name, "input": {}}))
+                self._arguments[len(self._blocks) - 1] = ""
+            elif isinstance(event, Arguments):
+                self._arguments[len(self._blocks) - 1] += event.text
+                told.append(self._delta({"type": "input_json_delta", "partial_json": event.text}))
+            elif isinstance(event, CallEnded):
+                self.called = True
+                told += self.close()
+            else:
+                if not self._open:
+                    told.append(self._begin({"type": "text", "text": ""}))
+                self._blocks[-1]["text"] += event.text
+                told.append(self._delta({"type": "text_delta", "text": event.text}))
+        return told
+
+    def close(self) -> list[dict[str, Any]]:
+        """The open block, if any, is done."""
+        told = [{"type": "content_block_stop", "index": len(self._blocks) - 1}] if self._open else []
+        self._open = False
+        return told
+
+    def _begin(self, block: dict[str, Any]) -> dict[str, Any]:
+        self._blocks.append(block)
+        self._open = True
+        return {"type": "content_block_start", "index": len(self._blocks) - 1, "content_block": dict(block)}
+
+    def _delta(self, delta: dict[str, Any]) -> dict[str, Any]:
+        return {"type": "content_block_delta", "index": len(self._blocks) - 1, "delta": delta}
+
+
+def _object(text: str) -> dict[str, Any] | None:
+    """Arguments that are whole, as JSON that UTF-8 can write: an escape may name half of a surrogate pair."""
+    try:
+        read = json.loads(text)
+        return json.loads(json.dumps(read, ensure_ascii=False).encode("utf-8", "replace"))
+    except (ValueError, RecursionError):
+        return None

@@ -1,0 +1,167 @@
+"""POST /v1/messages and /v1/messages/count_tokens: conversations in Anthropic's form. Their errors have its form too."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import JSONResponse
+
+from paceline.serve.asking import Ask, Delta, Service
+from paceline.serve.choices import Answer, usage
+from paceline.serve.conversing import ask_of, prompt_of
+from paceline.serve.events import Begun, EventStream, Route, frame, told, unless_gone
+from paceline.serve.message_blocks import Blocks
+from paceline.serve.refusals import body_of
+from paceline.serve.sampling_fields import extension_values
+from paceline.serve.settings import Settings
+from paceline.serve.speculation_told import metrics, traced
+from paceline.serve.structured import check
+from paceline.serve.tools import ToolPlan, planned
+from paceline.serve.wire.common import check_model
+from paceline.serve.wire.messages import MessageErrorBody, MessagesRequest, Prompting, TokenCount
+
+PATH = "/v1/messages"
+_LEAST_TOP_P = 1e-9
+_REFUSALS: dict[int | str, dict[str, Any]] = {"4XX": {"model": MessageErrorBody}, "5XX": {"model": MessageErrorBody}}
+_STREAMS: dict[int | str, dict[str, Any]] = {
+    **_REFUSALS,
+    200: {"content": {"application/json": {}, "text/event-stream": {}}, "description": "The message, or its stream."},
+}
+
+
+def router(service: Service, settings: Settings) -> APIRouter:
+    routes = APIRouter(route_class=Route, tags=["messages"])
+
+    @routes.post(PATH, responses=_STREAMS, response_class=JSONResponse)
+    async def create_message(fields: MessagesRequest, request: Request) -> Response:
+        """Answer a conversation, in Anthropic's form."""
+        return await unless_gone(request, _answered(service, settings, fields))
+
+    @routes.post(f"{PATH}/count_tokens", responses=_REFUSALS)
+    async def count_tokens(fields: Prompting, request: Request) -> TokenCount:
+        """How many tokens a conversation has, its tools included."""
+        check_model(fields.model, service.model)
+        plan = await planned(service, fields.plain_tools, fields.plain_choice, fields.parallel)
+        prompt = prompt_of(service, settings, plan, fields.template_messages, "messages", begun=fields.begun)
+        return TokenCount(input_tokens=len(await unless_gone(request, prompt)))
+
+    return routes
+
+
+async def _answered(service: Service, settings: Settings, fields: MessagesRequest) -> Response:
+    check_model(fields.model, service.model)
+    grammar = fields.grammar
+    await check(service, grammar, "output_config" if fields.output_config else "structured_outputs")
+    plan = await planned(service, fields.plain_tools, fields.plain_choice, fields.parallel, grammar)
+    prompt = await prompt_of(service, settings, plan, fields.template_messages, "messages", begun=fields.begun)
+    values = extension_values(fields) | {
+        "temperature": fields.temperature,
+        "top_p": None if fields.top_p is None else max(fields.top_p, _LEAST_TOP_P),
+        "seed": None if fields.seed is None else fields.seed % 2**64,
+        "stop": tuple(fields.stop_sequences or ()),
+    }
+    ask = await ask_of(service, settings, fields, plan, prompt, values, fields.max_tokens, "messages")
+    growing = _Growing(service, fields, plan, ask)
+    if fields.stream:
+        deltas = await Begun.of(service.submit([ask]))
+        return EventStream(_frames(growing, deltas), deltas)
+    async with aclosing(service.submit([ask])) as deltas:
+        async for _, delta in deltas:
+            growing.add(delta)
+    growing.finish()
+    return JSONResponse(growing.message)
+
+
+class _Growing:
+    """One message, from its first token to its last, and the events of its stream."""
+
+    def __init__(self, service: Service, fields: MessagesRequest, plan: ToolPlan, ask: Ask) -> None:
+        self._service, self._fields, self._ask = service, fields, ask
+        self._parser, self._blocks, self._answer = plan.parser("toolu_"), Blocks(), Answer()
+        self._steps: list[Any] = []
+        self._head = {"id": f"msg_{secrets.token_hex(16)}", "type": "message", "role": "assistant", "model": service.model}
+
+    @property
+    def message(self) -> dict[str, Any]:
+        """As it is in the end."""
+        return {
+            **self._head,
+            "content": self._blocks.content,
+            "stop_reason": self._stop_reason,
+            "stop_sequence": self._stop_sequence,
+            "usage": self._usage(),
+            "metrics": metrics([self._answer.ending]),
+        }
+
+    def begin(self) -> list[dict[str, Any]]:
+        begun = {**self._head, "content": [], "stop_reason": None, "stop_sequence": None, "usage": self._usage()}
+        return [{"type": "message_start", "message": begun}, {"type": "ping"}]
+
+    def add(self, delta: Delta) -> list[dict[str, Any]]:
+        """Raises APIError (503) where the engine gave the message up."""
+        self._answer.add(delta)
+        if (steps := traced(self._service, delta)) is not None:
+            self._steps += steps["steps"]
+        return self._with_steps(self._blocks.add(self._parser.feed(delta.text)))
+
+    def finish(self) -> list[dict[str, Any]]:
+        """Raises APIError (503) where the engine stopped without a word."""
+        ending = self._answer.ending
+        events = [*self._blocks.add(self._parser.end()), *self._blocks.close()]
+        last: dict[str, Any] = {
+            "type": "message_delta",
+            "delta": {"stop_reason": self._stop_reason, "stop_sequence": self._stop_sequence},
+            "usage": self._usage(),
+        }
+        if self._fields.speculation is not None:
+            last["metrics"] = metrics([ending])
+        return self._with_steps([*events, last, {"type": "message_stop"}])
+
+    def _with_steps(self, events: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        if events and self._steps:
+            events[0] = {**events[0], "speculation": {"steps": self._steps}}
+            self._steps = []
+        return events
+
+    @property
+    def _stop_sequence(self) -> str | None:
+        stop = self._answer.ending.stop
+        return stop if isinstance(stop, str) else None
+
+    @property
+    def _stop_reason(self) -> str:
+        if self._answer.finish_reason != "stop":
+            return "max_tokens"
+        if self._stop_sequence is not None:
+            return "stop_sequence"
+        return "tool_use" if self._blocks.called else "end_turn"
+
+    def _usage(self) -> dict[str, Any]:
+        """Anthropic counts what came from the cache by itself; how much that is, is known at the end."""
+        counts = usage([len(self._ask.prompt)], [self._answer], self._fields.prediction is not None)
+        cached = counts["prompt_tokens_details"]["cached_tokens"]
+        return {
+            "input_tokens": counts["prompt_tokens"] - cached,
+            "cache_creation_input_tokens": 0,
+            "cache_read_input_tokens": cached,
+            "output_tokens": counts["completion_tokens"],
+            **{name: counts[name] for name in ("completion_tokens_details",) if name in counts},
+        }
+
+
+async def _frames(growing: _Growing, deltas: Begun[tuple[int, Delta]]) -> AsyncGenerator[bytes, None]:
+    for event in growing.begin():
+        yield frame(event, event["type"])
+    try:
+        async for _, delta in deltas:
+            for event in growing.add(delta):
+                yield frame(event, event["type"])
+        for event in growing.finish():
+            yield frame(event, event["type"])
+    # the status is long sent: what goes wrong now is an event of its own
+    except Exception as error:
+        yield frame(body_of(told(error), PATH), "error")

@@ -1,0 +1,270 @@
+"""The request of POST /v1/messages, Anthropic's form of a conversation, as a chat template reads it."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BaseModel, Field, Tag, model_validator
+
+from paceline.params import Finite, Grammar
+from paceline.serve.errors import invalid
+from paceline.serve.structured import schema_grammar, structured
+from paceline.serve.wire.common import Name, Text, Wire, misfit, refusal
+from paceline.serve.wire.generation import Extensions
+from paceline.serve.wire.typed import OfType, by_kind
+
+FunctionName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,128}$")]
+
+
+class CacheControl(Wire):
+    """A hint that changes nothing: what prompts have in common is always kept."""
+
+    type: Literal["ephemeral"]
+    ttl: Literal["5m", "1h"] | None = None
+
+
+class TextBlock(OfType):
+    known: ClassVar = ("text",)
+
+    type: Literal["text"]
+    text: Text
+    cache_control: CacheControl | None = None
+    citations: Annotated[list[Any], Field(max_length=0)] | None = None
+
+
+_BY_KIND = by_kind("must be a text or a list of blocks")
+Texts = Annotated[
+    Annotated[Text, Tag("str")] | Annotated[list[TextBlock], Field(max_length=1024), Tag("list")],
+    _BY_KIND,
+]
+_BELONG = {"text": {"text"}, "tool_use": {"id", "name", "input"}, "tool_result": {"tool_use_id"}}
+
+
+class Block(OfType):
+    """A text, a call that the model made, or what came of it."""
+
+    known: ClassVar = tuple(_BELONG)
+    unsupported: ClassVar = {"caller": "only the model calls tools"}
+
+    type: Literal["text", "tool_use", "tool_result"]
+    text: Text | None = None
+    citations: Annotated[list[Any], Field(max_length=0)] | None = None
+    id: Name | None = None
+    name: FunctionName | None = None
+    input: dict[str, Any] | None = None
+    tool_use_id: Name | None = None
+    content: Texts | None = None
+    is_error: bool | None = None
+    cache_control: CacheControl | None = None
+
+    @model_validator(mode="after")
+    def _coherent(self) -> Block:
+        needed = _BELONG[self.type]
+        for field in ("text", "id", "name", "input", "tool_use_id"):
+            if (getattr(self, field) is not None) != (field in needed):
+                said = "is missing from" if field in needed else "is no part of"
+                raise misfit(field, f"{said} a block of type '{self.type}'")
+        for field in ("content", "is_error"):
+            if getattr(self, field) is not None and self.type != "tool_result":
+                raise misfit(field, f"is no part of a block of type '{self.type}'")
+        return self
+
+
+class Turn(Wire):
+    """One message. Calls belong to the assistant, their results to the user, in front of what else the user says."""
+
+    role: Literal["user", "assistant"]
+    content: Annotated[
+        Annotated[Text, Tag("str")] | Annotated[list[Block], Field(max_length=1024), Tag("list")],
+        _BY_KIND,
+    ]
+
+    @model_validator(mode="after")
+    def _coherent(self) -> Turn:
+        stranger = "tool_use" if self.role == "user" else "tool_result"
+        if any(block.type == stranger for block in self.blocks):
+            raise misfit("content", f"holds a '{stranger}', which does not belong to the role '{self.role}'")
+        return self
+
+    @property
+    def blocks(self) -> list[Block]:
+        return [Block(type="text", text=self.content)] if isinstance(self.content, str) else self.content
+
+
+class ToolOf(OfType):
+    """A function that the model may call. input_schema: the JSON schema of its arguments."""
+
+    known: ClassVar = ("custom",)
+    unsupported: ClassVar = {"defer_loading": "all tools are shown", "allowed_callers": "only the model calls tools"}
+
+    type: Literal["custom"] | None = None
+    name: FunctionName
+    description: Text | None = None
+    input_schema: dict[str, Any]
+    strict: bool | None = None
+    cache_control: CacheControl | None = None
+    input_examples: Annotated[list[dict[str, Any]], Field(max_length=64)] | None = None
+    eager_input_streaming: bool | None = None
+
+
+class ToolChoice(OfType):
+    known: ClassVar = ("auto", "any", "tool", "none")
+
+    type: Literal["auto", "any", "tool", "none"]
+    name: FunctionName | None = None
+    disable_parallel_tool_use: bool | None = None
+
+    @model_validator(mode="after")
+    def _coherent(self) -> ToolChoice:
+        if (self.name is not None) != (self.type == "tool"):
+            raise misfit("name", "belongs to the type 'tool', which needs it")
+        return self
+
+
+class SchemaOf(OfType):
+    known: ClassVar = ("json_schema",)
+
+    type: Literal["json_schema"]
+    schema_: Annotated[dict[str, Any], Field(alias="schema")]
+
+
+class OutputConfig(Wire):
+    unsupported: ClassVar = {"effort": "the model has one way to answer", "task_budget": "use 'max_tokens'"}
+
+    format: SchemaOf | None = None
+
+
+class Prompting(Wire):
+    """What is said, and with which tools: all that /v1/messages/count_tokens reads."""
+
+    unsupported: ClassVar = {
+        "container": "no code is run here",
+        "context_management": "nothing is left out of a conversation",
+        "mcp_servers": "nothing is fetched from other servers",
+    }
+
+    model: Name | None = None
+    messages: Annotated[list[Turn], Field(min_length=1, max_length=4096)]
+    system: Texts | None = None
+    tools: Annotated[list[ToolOf], Field(max_length=128)] | None = None
+    tool_choice: ToolChoice | None = None
+    thinking: dict[str, Any] | None = None
+    output_config: OutputConfig | None = None
+    cache_control: CacheControl | None = None
+
+    @model_validator(mode="after")
+    def _answerable(self) -> Prompting:
+        if self.thinking is not None and self.thinking != {"type": "disabled"}:
+            raise refusal("thinking", "the model has one way to answer")
+        if self.begun and any(block.type == "tool_use" for block in self.messages[-1].blocks):
+            raise misfit("messages", "end with a call; its 'tool_result' must follow")
+        return self
+
+    @property
+    def begun(self) -> bool:
+        """Whether the last message is the assistant's, which the answer continues."""
+        return self.messages[-1].role == "assistant"
+
+    @property
+    def template_messages(self) -> list[dict[str, Any]]:
+        """Turns of one role are one message, as Anthropic reads them and templates want them."""
+        told: list[dict[str, Any]] = []
+        if self.system is not None and (text := _text(self.system)):
+            told.append({"role": "system", "content": text})
+        for turn in self.messages:
+            for block in turn.blocks:
+                if block.type == "tool_result":
+                    said = ("Error: " if block.is_error else "") + _text(block.content or "")
+                    told.append({"role": "tool", "tool_call_id": block.tool_use_id, "content": said})
+                    continue
+                if not (told and told[-1]["role"] == turn.role):
+                    told.append({"role": turn.role, "content": ""})
+                if block.type == "text":
+                    before = told[-1]["content"]
+                    told[-1]["content"] = f"{before}\n{block.text}" if before else block.text
+                else:
+                    call = {"id": block.id, "type": "function", "function": {"name": block.name, "arguments": block.input}}
+                    told[-1].setdefault("tool_calls", []).append(call)
+        return told
+
+    @property
+    def plain_tools(self) -> list[dict[str, Any]]:
+        """In the form of chat completions."""
+        return [
+            {
+                "type": "function",
+                "function": {
+                    "name": tool.name,
+                    "description": tool.description,
+                    "parameters": tool.input_schema,
+                    "strict": tool.strict,
+                },
+            }
+            for tool in self.tools or ()
+        ]
+
+    @property
+    def plain_choice(self) -> str | dict[str, Any] | None:
+        choice = self.tool_choice
+        if choice is None:
+            return None
+        if choice.type == "tool":
+            return {"type": "function", "function": {"name": choice.name}}
+        return {"any": "required"}.get(choice.type, choice.type)
+
+    @property
+    def parallel(self) -> bool:
+        return self.tool_choice is None or not self.tool_choice.disable_parallel_tool_use
+
+
+class Metadata(Wire):
+    user_id: Annotated[str, Field(max_length=4096)] | None = None
+
+
+class MessagesRequest(Prompting, Extensions):
+    """A conversation that the model answers with at most max_tokens tokens."""
+
+    max_tokens: Annotated[int, Field(ge=1, le=2**31)]
+    temperature: Annotated[Finite, Field(ge=0, le=1)] | None = None
+    top_p: Annotated[Finite, Field(ge=0, le=1)] | None = None
+    stop_sequences: Annotated[list[Annotated[str, Field(min_length=1, max_length=1024)]], Field(max_length=64)] | None = None
+    stream: bool | None = None
+    metadata: Metadata | None = None
+    service_tier: Literal["auto", "standard_only"] | None = None
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**64)] | None = None
+
+    @model_validator(mode="after")
+    def _traced(self) -> MessagesRequest:
+        if self.speculation is not None and self.speculation.trace and not self.stream:
+            raise misfit("speculation.trace", "needs 'stream' to be true")
+        return self
+
+    @property
+    def grammar(self) -> Grammar | None:
+        """What the text of the answer keeps to. Raises APIError (400) where there are several."""
+        outputs = structured(self)
+        if self.output_config is None or self.output_config.format is None:
+            return outputs
+        if outputs is not None:
+            raise invalid("'output_config' excludes other structured output", "output_config.format")
+        return schema_grammar(self.output_config.format.schema_, "output_config.format.schema")
+
+
+def _text(content: str | list[TextBlock]) -> str:
+    return content if isinstance(content, str) else "\n".join(block.text for block in content)
+
+
+class TokenCount(BaseModel):
+    input_tokens: int
+
+
+class MessageError(BaseModel):
+    type: str
+    message: str
+
+
+class MessageErrorBody(BaseModel):
+    """What an error says, as Anthropic writes it."""
+
+    type: Literal["error"]
+    error: MessageError

@@ -1,0 +1,390 @@
+"""POST /v1/messages and /v1/messages/count_tokens over a service without an engine."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+from fastapi import FastAPI
+from fastapi.testclient import TestClient
+
+from paceline.serve.app import application
+from paceline.serve.asking import Ask, Delta
+from paceline.serve.errors import APIError
+from paceline.serve.routes.messages import router
+from paceline.serve.settings import Settings
+from serve.fakes import FakeService
+from serve.front import leave
+
+PATH = "/v1/messages"
+HELLO = [{"role": "user", "content": "hi"}]
+LOOK = {
+    "name": "look",
+    "description": "look at it",
+    "input_schema": {"type": "object", "properties": {"at": {"type": "integer"}}, "required": ["at"]},
+}
+CALLS = (
+    'Well.\n<tool_call>\n{"name": "look", "arguments": {"at": 1}}\n</tool_call>\n'
+    '<tool_call>\n{"name": "look", "arguments": {"at": 23}}\n</tool_call>'
+)
+
+
+def app_of(service: FakeService, **settings: Any) -> FastAPI:
+    return application([router(service, Settings(**settings))])
+
+
+def fake(answer: str = "hello world", **fields: Any) -> FakeService:
+    return FakeService(answer=answer, context_length=4096, **fields)
+
+
+def send(service: FakeService, body: dict[str, Any], path: str = PATH, **settings: Any) -> Any:
+    headers = {"anthropic-version": "2023-06-01", "content-type": "application/json"}
+    return TestClient(app_of(service, **settings)).post(path, content=json.dumps(body), headers=headers)
+
+
+def post(service: FakeService, **body: Any) -> dict[str, Any]:
+    answer = send(service, {"messages": HELLO, "max_tokens": 1000, **body})
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def asked(**body: Any) -> Ask:
+    service = fake()
+    post(service, **body)
+    return service.asked[0][0]
+
+
+def stream(service: FakeService, **body: Any) -> list[dict[str, Any]]:
+    """Its events, each named as its type."""
+    answer = send(service, {"messages": HELLO, "max_tokens": 1000, **body, "stream": True})
+    assert answer.status_code == 200, answer.text
+    assert answer.headers["content-type"].startswith("text/event-stream")
+    events = []
+    for frame in answer.text.removesuffix("\n\n").split("\n\n"):
+        name, data = frame.split("\n")
+        events.append(json.loads(data.removeprefix("data: ")))
+        assert name == f"event: {events[-1]['type']}"
+    return events
+
+
+def refused(path: str = PATH, **body: Any) -> tuple[int, str, str]:
+    """Status, type and message of an error in Anthropic's form."""
+    service = fake()
+    answer = send(service, {"messages": HELLO, "max_tokens": 9, **body}, path)
+    assert not service.asked, "the engine heard of a request that was refused"
+    told = answer.json()
+    assert set(told) == {"type", "error"}
+    assert told["type"] == "error"
+    assert set(told["error"]) == {"type", "message"}
+    return answer.status_code, told["error"]["type"], told["error"]["message"]
+
+
+def test_answer():
+    service = fake(cached_tokens=4)
+    body = post(service, system="be kind", model="fake-model", metadata={"user_id": "me"}, seed=3)
+    prompt = len(service.asked[0][0].prompt)
+    assert body["id"].startswith("msg_")
+    assert body["metrics"]["seed"] == 3
+    assert body["metrics"]["speculative_decoding"]["lossless"] is True
+    assert {name: body[name] for name in body if name not in ("id", "metrics")} == {
+        "type": "message",
+        "role": "assistant",
+        "model": "fake-model",
+        "content": [{"type": "text", "text": "hello world"}],
+        "stop_reason": "end_turn",
+        "stop_sequence": None,
+        "usage": {
+            "input_tokens": prompt - 4,
+            "cache_creation_input_tokens": 0,
+            "cache_read_input_tokens": 4,
+            "output_tokens": 12,
+        },
+    }
+    assert service.chats[0][0] == [{"role": "system", "content": "be kind"}, *HELLO]
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason", "sequence", "text"),
+    [
+        ({}, "end_turn", None, "hello world"),
+        ({"max_tokens": 5}, "max_tokens", None, "hello"),
+        ({"stop_sequences": ["wor", "zzz"]}, "stop_sequence", "wor", "hello "),
+    ],
+)
+def test_stop_reasons(fields: dict[str, Any], reason: str, sequence: str | None, text: str):
+    body = post(fake(), **fields)
+    assert (body["stop_reason"], body["stop_sequence"], body["content"][0]["text"]) == (reason, sequence, text)
+    last = stream(fake(), **fields)[-2]
+    assert last["delta"] == {"stop_reason": reason, "stop_sequence": sequence}
+
+
+def test_blocks_reach_the_template_as_templates_read_them():
+    service = fake(chat_template="<tool_call> {{ tools }}")
+    cached = {"type": "ephemeral", "ttl": "1h"}
+    messages = [
+        {"role": "user", "content": [{"type": "text", "text": "h", "cache_control": cached}, {"type": "text", "text": "i"}]},
+        {"role": "user", "content": "there"},
+        {
+            "role": "assistant",
+            "content": [
+                {"type": "text", "text": "Well."},
+                {"type": "tool_use", "id": "toolu_1", "name": "look", "input": {"at": 1}},
+                {"type": "tool_use", "id": "toolu_2", "name": "look", "input": {}},
+            ],
+        },
+        {
+            "role": "user",
+            "content": [
+                {"type": "tool_result", "tool_use_id": "toolu_1", "content": "seen", "cache_control": cached},
+                {"type": "tool_result", "tool_use_id": "toolu_2", "content": [{"type": "text", "text": "no"}], "is_error": True},
+                {"type": "tool_result", "tool_use_id": "toolu_3"},
+                {"type": "text", "text": "so?"},
+            ],
+        },
+    ]
+    post(service, messages=messages, system=[{"type": "text", "text": "be"}, {"type": "text", "text": "kind"}], tools=[LOOK])
+
+    def call(number: int, arguments: dict[str, Any]) -> dict[str, Any]:
+        return {"id": f"toolu_{number}", "type": "function", "function": {"name": "look", "arguments": arguments}}
+
+    told, tools, begun = service.chats[0]
+    assert told == [
+        {"role": "system", "content": "be\nkind"},
+        {"role": "user", "content": "h\ni\nthere"},
+        {"role": "assistant", "content": "Well.", "tool_calls": [call(1, {"at": 1}), call(2, {})]},
+        {"role": "tool", "tool_call_id": "toolu_1", "content": "seen"},
+        {"role": "tool", "tool_call_id": "toolu_2", "content": "Error: no"},
+        {"role": "tool", "tool_call_id": "toolu_3", "content": ""},
+        {"role": "user", "content": "so?"},
+    ]
+    parameters = LOOK["input_schema"]
+    assert tools == [{"type": "function", "function": {"name": "look", "description": "look at it", "parameters": parameters}}]
+    assert begun is False
+
+
+def test_an_assistants_last_message_is_continued():
+    service = fake()
+    post(service, messages=[*HELLO, {"role": "assistant", "content": "he"}])
+    assert service.chats[0][2] is True
+    assert service.asked[0][0].prompt[-2:] == tuple(b"he")
+
+
+def test_sampling():
+    ask = asked(
+        max_tokens=7,
+        temperature=0.3,
+        top_p=0.8,
+        top_k=4,
+        seed=9,
+        stop_sequences=["x"],
+        speculation={"drafter": "ngram", "budget": 3},
+        cache_salt="me",
+        prediction={"type": "content", "content": "ab"},
+        service_tier="auto",
+        thinking={"type": "disabled"},
+    )
+    params = ask.params
+    assert (params.max_tokens, params.temperature, params.top_p, params.top_k) == (7, 0.3, 0.8, 4)
+    assert (params.seed, params.stop) == (9, ("x",))
+    assert (ask.drafters, ask.nodes, ask.tenant, ask.reference) == (("ngram",), 3, "me", tuple(b"ab"))
+    assert asked().params.temperature == 1.0
+    usage = post(fake(), prediction={"type": "content", "content": "hello"})["usage"]
+    assert usage["completion_tokens_details"]["accepted_prediction_tokens"] == 5
+
+
+def test_stream():
+    service = fake()
+    events = stream(service)
+    assert [event["type"] for event in events] == [
+        "message_start",
+        "ping",
+        "content_block_start",
+        *["content_block_delta"] * 4,
+        "content_block_stop",
+        "message_delta",
+        "message_stop",
+    ]
+    prompt = len(service.asked[0][0].prompt)
+    start = events[0]["message"]
+    assert (start["content"], start["stop_reason"]) == ([], None)
+    assert start["usage"]["input_tokens"] == prompt
+    assert events[2] == {"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}}
+    deltas = [event["delta"] for event in events if event["type"] == "content_block_delta"]
+    assert {delta["type"] for delta in deltas} == {"text_delta"}
+    assert "".join(delta["text"] for delta in deltas) == "hello world"
+    assert events[-2]["usage"] == {
+        "input_tokens": prompt,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": 0,
+        "output_tokens": 12,
+    }
+    assert "metrics" not in events[-2]
+    assert "metrics" in stream(fake(), speculation={})[-2]
+
+
+def test_empty_answer():
+    assert post(fake(""))["content"] == []
+    assert [event["type"] for event in stream(fake(""))] == ["message_start", "ping", "message_delta", "message_stop"]
+
+
+def test_calls():
+    service = fake(CALLS)
+    body = post(service, tools=[LOOK])
+    text, first, second = body["content"]
+    assert text == {"type": "text", "text": "Well."}
+    assert (first["type"], first["name"], first["input"]) == ("tool_use", "look", {"at": 1})
+    assert second["input"] == {"at": 23}
+    assert first["id"].startswith("toolu_")
+    assert body["stop_reason"] == "tool_use"
+    assert service.asked[0][0].params.grammar in service.grammars
+    assert "look at it" in service.chats[0][0][0]["content"]
+
+
+def test_streamed_calls():
+    events = stream(fake(CALLS), tools=[LOOK])
+    starts = [event for event in events if event["type"] == "content_block_start"]
+    assert [event["index"] for event in starts] == [0, 1, 2]
+    assert [event["content_block"]["type"] for event in starts] == ["text", "tool_use", "tool_use"]
+    assert starts[1]["content_block"]["input"] == {}
+    pieces = [event for event in events if event["type"] == "content_block_delta" and event["index"] == 2]
+    assert {event["delta"]["type"] for event in pieces} == {"input_json_delta"}
+    assert json.loads("".join(event["delta"]["partial_json"] for event in pieces)) == {"at": 23}
+    assert [event["index"] for event in events if event["type"] == "content_block_stop"] == [0, 1, 2]
+    assert events[-2]["delta"]["stop_reason"] == "tool_use"
+
+
+def test_a_call_that_is_cut_off_is_left_out():
+    body = post(fake(CALLS), tools=[LOOK], max_tokens=118)
+    assert [block["type"] for block in body["content"]] == ["text", "tool_use"]
+    assert body["stop_reason"] == "max_tokens"
+    events = stream(fake(CALLS), tools=[LOOK], max_tokens=118)
+    assert [event["index"] for event in events if event["type"] == "content_block_stop"] == [0, 1, 2]
+
+
+def test_half_a_surrogate_pair_in_arguments():
+    answer = '<tool_call>\n{"name": "look", "arguments": {"at": "\\ud800x"}}\n</tool_call>'
+    assert post(fake(answer), tools=[LOOK])["content"][0]["input"] == {"at": "?x"}
+
+
+def test_choosing_tools():
+    both = [LOOK, {**LOOK, "name": "other", "type": "custom", "strict": True, "cache_control": {"type": "ephemeral"}}]
+    for choice, must, named, several in [
+        (None, False, True, True),
+        ({"type": "auto"}, False, True, True),
+        ({"type": "auto", "disable_parallel_tool_use": True}, False, True, False),
+        ({"type": "any"}, True, True, True),
+        ({"type": "tool", "name": "look"}, True, False, False),
+    ]:
+        grammar = asked(tools=both, tool_choice=choice).params.grammar
+        assert grammar is not None
+        assert ("start: calls" in grammar.text) == must
+        assert ("other" in grammar.text) == named
+        assert (")*" in grammar.text.split("calls: ")[1].split("\n")[0]) == several
+    assert asked(tools=both, tool_choice={"type": "none"}).params.grammar is None
+
+
+def test_structured_output():
+    grammar = asked(output_config={"format": {"type": "json_schema", "schema": {"type": "integer"}}}).params.grammar
+    assert grammar is not None
+    assert (grammar.kind, grammar.text) == ("json_schema", '{"type":"integer"}')
+
+
+def test_trace():
+    events = stream(fake(), speculation={"trace": True})
+    steps = [step for event in events for step in event.get("speculation", {"steps": []})["steps"]]
+    assert sum(len(step["emitted"]) for step in steps) == 12
+
+
+def test_counting():
+    service = fake()
+    body = {"messages": HELLO, "system": "be kind", "tools": [LOOK], "model": "fake-model"}
+    answer = send(service, body, f"{PATH}/count_tokens")
+    assert answer.json() == {"input_tokens": len(asked(system="be kind", tools=[LOOK]).prompt)}
+    assert not service.asked
+    answer = send(service, {**body, "model": "other"}, f"{PATH}/count_tokens")
+    assert (answer.status_code, answer.json()["error"]["type"]) == (404, "not_found_error")
+    assert "max_tokens" in refused(f"{PATH}/count_tokens")[2]
+
+
+def test_failures():
+    error = APIError(503, "the engine is gone", retry_after_s=3)
+    answer = send(fake(refuses=error), {"messages": HELLO, "max_tokens": 3, "stream": True})
+    assert answer.status_code == 503
+    assert answer.headers["retry-after"] == "3"
+    assert answer.json() == {"type": "error", "error": {"type": "overloaded_error", "message": "the engine is gone"}}
+    last = stream(fake(breaks=(2, error)))[-1]
+    assert last == {"type": "error", "error": {"type": "overloaded_error", "message": "the engine is gone"}}
+    assert "boom" not in json.dumps(stream(fake(breaks=(2, RuntimeError("boom")))))
+    silent = fake(script=lambda ask: [Delta(text="a", tokens=(97,))])
+    assert send(silent, {"messages": HELLO, "max_tokens": 3}).status_code == 503
+
+
+@pytest.mark.parametrize("streams", [False, True])
+def test_leaving_ends_the_work(streams: bool):
+    async def go() -> FakeService:
+        gone = asyncio.Event()
+
+        async def hold() -> None:
+            gone.set()
+            await asyncio.sleep(30)
+
+        service = fake(hold=hold)
+        await leave(app_of(service), PATH, {"messages": HELLO, "max_tokens": 9, "stream": streams}, gone)
+        assert service.closed.is_set()
+        return service
+
+    assert asyncio.run(go()).left_early == 1
+
+
+def said(*blocks: Any, role: str = "user") -> dict[str, Any]:
+    return {"messages": [{"role": role, "content": list(blocks)}]}
+
+
+@pytest.mark.parametrize(
+    ("body", "told"),
+    [
+        ({"max_tokens": None}, "'max_tokens'"),
+        ({"max_tokens": 0}, "'max_tokens'"),
+        ({"temperature": 1.5}, "'temperature'"),
+        ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, "'thinking' is not supported"),
+        ({"mcp_servers": []}, "'mcp_servers' is not supported"),
+        ({"container": "c"}, "'container' is not supported"),
+        ({"output_config": {"effort": "low"}}, "'output_config.effort' is not supported"),
+        ({"odd": 1}, "unknown field 'odd'"),
+        ({"messages": []}, "'messages'"),
+        ({"messages": [{"role": "system", "content": "a"}]}, "'messages[0].role'"),
+        ({"system": 3}, "'system' must be a text or a list of blocks"),
+        (said({"type": "image", "source": {"type": "url", "url": "http://a"}}), "'messages[0].content[0].type' is not supported"),
+        (said({"type": "document", "source": {}}), "'document'"),
+        (said({"type": "thinking", "thinking": "a", "signature": ""}, role="assistant"), "'thinking'"),
+        (said({"type": "text"}), "'messages[0].content[0].text' is missing"),
+        (said({"type": "text", "text": "a", "id": "b"}), "no part of a block"),
+        (said({"type": "text", "text": "a", "is_error": True}), "no part of a block"),
+        (said({"type": "tool_use", "id": "a", "name": "f", "input": {}}), "does not belong to the role 'user'"),
+        (said({"type": "tool_result", "tool_use_id": "a"}, role="assistant"), "does not belong to the role 'assistant'"),
+        (said({"type": "tool_use", "id": "a", "name": "f", "input": {}}, role="assistant"), "'tool_result' must follow"),
+        ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "'web_search_20250305'"),
+        ({"tools": [LOOK, LOOK]}, "name of another"),
+        ({"tools": [LOOK], "tool_choice": {"type": "tool"}}, "'tool_choice.name'"),
+        ({"tools": [LOOK], "tool_choice": {"type": "tool", "name": "no"}}, "not among"),
+        ({"tool_choice": {"type": "any"}}, "needs 'tools'"),
+        ({"stop_sequences": ["a"] * 17}, "at most 16"),
+        ({"speculation": {"drafter": "magic"}}, "ngram"),
+        ({"speculation": {"trace": True}}, "'stream'"),
+        ({"guided_regex": "a", "output_config": {"format": {"type": "json_schema", "schema": {}}}}, "excludes"),
+        ({"messages": [{"role": "user", "content": "x" * 5000}]}, "context holds 4096"),
+    ],
+)
+def test_refused_by_name(body: dict[str, Any], told: str):
+    status, kind, message = refused(**body)
+    assert (status, kind) == (400, "invalid_request_error")
+    assert told in message
+
+
+def test_bodies_that_are_none():
+    for content in ("", "[]", "{", "3"):
+        answer = TestClient(app_of(fake())).post(PATH, content=content, headers={"content-type": "application/json"})
+        assert answer.status_code == 400
+        assert answer.json()["type"] == "error"
