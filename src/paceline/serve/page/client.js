@@ -1,0 +1,79 @@
+// The server's API: what it offers, and answers that stream.
+
+const KEY = "paceline-key";
+
+/** The server said no, or could not be reached; the message is one sentence. */
+export class Refused extends Error {
+  constructor(status, message) {
+    super(message);
+    this.status = status;
+  }
+}
+
+export function useKey(key) {
+  sessionStorage.setItem(KEY, key);
+}
+
+async function ask(path, options = {}) {
+  const key = sessionStorage.getItem(KEY);
+  const headers = { ...options.headers, ...(key ? { Authorization: `Bearer ${key}` } : {}) };
+  let answer;
+  try {
+    answer = await fetch(path, { ...options, headers, cache: "no-store" });
+  } catch (error) {
+    throw error.name === "AbortError" ? error : new Refused(0, "The server cannot be reached.");
+  }
+  if (answer.ok) return answer;
+  if (answer.status === 401) sessionStorage.removeItem(KEY);
+  const told = await answer.json().catch(() => null);
+  throw new Refused(answer.status, sentence(told?.error?.message ?? `The server answered with status ${answer.status}`));
+}
+
+function sentence(message) {
+  const text = String(message).split("\n")[0].trim();
+  return text.charAt(0).toUpperCase() + text.slice(1) + (/[.!?]$/.test(text) ? "" : ".");
+}
+
+/** What drafts and who decides: the answer of GET /v1/speculation. */
+export async function offered() {
+  return (await ask("v1/speculation")).json();
+}
+
+/** Yields lists of chunks, as many as one read of the network brought. Raises Refused; ends early when `signal` is aborted. */
+export async function* stream(path, body, signal) {
+  const answer = await ask(path, {
+    method: "POST",
+    headers: { "Content-Type": "application/json" },
+    body: JSON.stringify(body),
+    signal,
+  });
+  const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
+  let rest = "";
+  for (;;) {
+    let read;
+    try {
+      read = await reader.read();
+    } catch (error) {
+      throw error.name === "AbortError" ? error : new Refused(0, "The connection broke before the answer was whole.");
+    }
+    if (read.done) throw new Refused(0, "The stream ended before the answer was whole.");
+    const events = (rest + read.value.replaceAll("\r", "")).split("\n\n");
+    rest = events.pop();
+    const chunks = [];
+    let whole = false;
+    for (const event of events) {
+      const data = event.split("\n").filter((line) => line.startsWith("data:")).map((line) => line.slice(5).trimStart()).join("\n");
+      if (!data) continue;
+      if (data === "[DONE]") {
+        whole = true;
+        break;
+      }
+      chunks.push(JSON.parse(data));
+    }
+    const failed = chunks.find((chunk) => chunk.error);
+    const good = failed ? chunks.slice(0, chunks.indexOf(failed)) : chunks;
+    if (good.length) yield good;
+    if (failed) throw new Refused(0, sentence(failed.error.message ?? "The server could not go on"));
+    if (whole) return;
+  }
+}

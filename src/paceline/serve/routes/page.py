@@ -1,0 +1,64 @@
+"""GET / and /page/...: the live page, files of this package whose policy lets them load and call nothing but this server."""
+
+from __future__ import annotations
+
+import hashlib
+from importlib.resources import files
+
+from fastapi import APIRouter, Request, Response
+
+from paceline.serve.asking import Service
+from paceline.serve.errors import APIError
+from paceline.serve.settings import Settings
+
+_TYPES = {
+    "html": "text/html; charset=utf-8",
+    "css": "text/css; charset=utf-8",
+    "js": "text/javascript; charset=utf-8",
+}
+_HEADERS = {
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:;"
+        " base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    # asked for again each time, and answered with 304 while this version is served: an upgrade never meets files of the last one
+    "Cache-Control": "no-cache",
+}
+_FRONT = "index.html"
+
+
+def router(service: Service, settings: Settings) -> APIRouter:
+    """The files are read once, here; a name that is none of theirs is 404, whatever it looks like."""
+    routes = APIRouter(include_in_schema=False)
+    folder = files("paceline.serve") / "page"
+    known = {
+        one.name: (one.read_bytes(), media)
+        for one in folder.iterdir()
+        if (media := _TYPES.get(one.name.rpartition(".")[2])) is not None
+    }
+
+    def served(request: Request, name: str) -> Response:
+        content, media = known[name]
+        headers = {**_HEADERS, "ETag": f'"{hashlib.sha256(content).hexdigest()[:32]}"'}
+        if _matches(request.headers.get("if-none-match", ""), headers["ETag"]):
+            return Response(status_code=304, headers=headers)
+        return Response(content, headers=headers, media_type=media)
+
+    @routes.api_route("/", methods=["GET", "HEAD"])
+    async def front(request: Request) -> Response:
+        return served(request, _FRONT)
+
+    @routes.api_route("/page/{name}", methods=["GET", "HEAD"])
+    async def file(request: Request, name: str) -> Response:
+        if name not in known or name == _FRONT:
+            raise APIError(404, "the page has no such file")
+        return served(request, name)
+
+    return routes
+
+
+def _matches(shown: str, tag: str) -> bool:
+    """Whether If-None-Match names this version; a proxy that compresses makes the tag a weak one."""
+    return any(one.strip().removeprefix("W/") in (tag, "*") for one in shown.split(","))

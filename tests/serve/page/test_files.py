@@ -1,0 +1,79 @@
+"""The live page's files: what they are served with, and that they hold nothing from elsewhere."""
+
+from __future__ import annotations
+
+import json
+import re
+from importlib.resources import files
+
+import pytest
+
+from paceline.engine.prompts import all_prompts
+from paceline.serve.routes.page import router
+from serve.fakes import FakeService
+from serve.front import client_of
+
+FOLDER = files("paceline.serve") / "page"
+NAMES = sorted(one.name for one in FOLDER.iterdir())
+
+
+@pytest.fixture(scope="module")
+def client():
+    return client_of(FakeService(), router)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_file_is_served_under_a_strict_policy(client, name):
+    answer = client.get("/" if name == "index.html" else f"/page/{name}")
+    assert answer.status_code == 200
+    assert answer.content == (FOLDER / name).read_bytes()
+    kinds = {"html": "text/html", "css": "text/css", "js": "text/javascript"}
+    assert answer.headers["content-type"] == f"{kinds[name.rpartition('.')[2]]}; charset=utf-8"
+    assert answer.headers["x-content-type-options"] == "nosniff"
+    policy = dict(part.strip().split(" ", 1) for part in answer.headers["content-security-policy"].split(";"))
+    assert policy == {
+        "default-src": "'none'",
+        "script-src": "'self'",
+        "style-src": "'self'",
+        "connect-src": "'self'",
+        "img-src": "'self' data:",
+        "base-uri": "'none'",
+        "form-action": "'none'",
+        "frame-ancestors": "'none'",
+    }
+
+
+def test_a_file_that_is_known_is_not_sent_again(client):
+    first = client.get("/")
+    for shown in (first.headers["etag"], f'"other", W/{first.headers["etag"]}', "*"):
+        again = client.get("/", headers={"If-None-Match": shown})
+        assert (again.status_code, again.content) == (304, b"")
+        assert again.headers["etag"] == first.headers["etag"]
+    assert client.get("/", headers={"If-None-Match": '"other"'}).status_code == 200
+    assert first.headers["cache-control"] == "no-cache"
+    head = client.head("/")
+    assert (head.status_code, head.content, head.headers["content-length"]) == (200, b"", str(len(first.content)))
+
+
+@pytest.mark.parametrize("name", ["other.js", "index.html", "..%2Fsettings.py", "%2e%2e/settings.py", "main.js%00", ""])
+def test_nothing_else_is_served(client, name):
+    assert client.get(f"/page/{name}", follow_redirects=False).status_code in (307, 404)
+    assert "Settings" not in client.get(f"/page/{name}").text
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_nothing_comes_from_elsewhere(name):
+    text = (FOLDER / name).read_text()
+    assert set(re.findall(r"https?://[^'\"\s)]+", text)) <= {"http://www.w3.org/2000/svg"}
+    for module in re.findall(r'from "([^"]+)"', text):
+        assert module.removeprefix("./") in NAMES
+    # neither would run under the policy, and text of a model is never read as anything but text
+    assert not re.search(r"\son\w+=|\sstyle=|<script>|innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\b", text)
+
+
+def test_examples_are_prompts_of_the_embedded_model():
+    listed = re.findall(r"(?:'(?:[^'\n])*'|\"(?:[^\"\\\n]|\\.)*\")", (FOLDER / "examples.js").read_text())
+    read = {json.loads('"' + one[1:-1].replace('"', '\\"') + '"') if one[0] == "'" else json.loads(one) for one in listed}
+    long = {one for one in read if len(one) > 20}
+    assert len(long) >= 5
+    assert long <= set(all_prompts())
