@@ -279,6 +279,9 @@ def test_choosing_tools():
         assert "other" not in grammar.text
         assert "start: calls" in grammar.text
     assert asked(tools=[LOOK], tool_choice="none").params.grammar is None
+    odd = {"type": "allowed_tools", "mode": "auto", "tools": [{"name": "look", "x": 1}]}
+    told = {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "look"}]}
+    assert post(FakeService(context_length=4096), tools=[LOOK], tool_choice=odd)["tool_choice"] == told
 
 
 @pytest.mark.parametrize(

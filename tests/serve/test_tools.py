@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
 import re
 from typing import Any
 
@@ -181,6 +182,31 @@ def test_reading(form: Form, size: int):
         assert read(made, begun, size) == (begun, [], [])
 
 
+@pytest.mark.parametrize("form", FORMS)
+def test_any_text_reads_the_same_however_it_is_cut(form: Form):
+    made = plan(TOOLS, "auto", True, FORMS[form])
+    pieces = [
+        *form.opening,
+        *form.between,
+        form.before,
+        form.middle,
+        form.after,
+        *form.closing,
+        "now",
+        "{}",
+        "{",
+        "a",
+        " ",
+        '"',
+        "<",
+    ]
+    draws = random.Random(5)
+    for _ in range(300):
+        text = "".join(draws.choices([*pieces, written(form, PARIS)], k=12))
+        whole = read(made, text, 10_000)
+        assert all(read(made, text, size) == whole for size in (1, 3, 8)), text
+
+
 def test_blanks_of_a_call_may_differ():
     made = plan(TOOLS)
     now = '<tool_call>{"name":"now","arguments":{}}</tool_call>'
@@ -294,6 +320,7 @@ def nested(depth: int) -> dict[str, Any]:
         ([tool("f", nested(20))], None, "32 levels"),
         ([tool("f", nested(2000))], None, "32 levels"),
         ([tool("f", {"type": "array"})], None, "type object"),
+        ([tool("f", {"maximum": float("nan")})], "none", "NaN"),
         ([tool("f", {"enum": ["x" * 70000]})], None, "65536"),
     ],
 )

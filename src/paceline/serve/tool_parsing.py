@@ -76,7 +76,7 @@ class ToolParser:
         self._bare = not form.trigger
         """A call needs no trigger where the answer begins with it."""
         quiet = {piece for piece in (*form.between, *form.closing, *self._triggers) if piece.strip(_QUIET)}
-        self._passed = (*quiet, "}") if form.after else tuple(quiet)
+        self._passed = (*sorted(quiet), "}") if form.after else tuple(sorted(quiet))
         self._state = self._content
         self._held = ""
         """Read, and not yet known for what it is."""

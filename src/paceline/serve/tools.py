@@ -150,7 +150,10 @@ def _functions(tools: Many[Mapping[str, Any]]) -> list[dict[str, Any]]:
         schema = {"type": "object", "properties": {}, "additionalProperties": False} if parameters is None else parameters
         if deepest(schema) > DEEPEST_SCHEMA:
             raise invalid(f"the schema of '{place}' is more than {DEEPEST_SCHEMA} levels deep", place)
-        length += len(json.dumps(schema))
+        try:
+            length += len(json.dumps(schema, allow_nan=False))
+        except ValueError:
+            raise invalid(f"the schema of '{place}' holds what JSON cannot: NaN or an infinity", place) from None
         if length > LONGEST_SCHEMAS:
             raise invalid(f"the schemas of all tools have more than {LONGEST_SCHEMAS} characters", "tools")
         if schema.get("type", "object") != "object":

@@ -145,7 +145,6 @@ async def _frames(growing: _Growing, deltas: Begun[tuple[int, Delta]]) -> AsyncG
 
 def _echo(service: Service, fields: ResponsesRequest, ask: Ask) -> dict[str, Any]:
     """What a response says of its request, defaults filled in."""
-    choice = fields.tool_choice
     text = fields.text.model_dump(by_alias=True, exclude_none=True) if fields.text else {}
     return {
         "id": f"resp_{secrets.token_hex(16)}",
@@ -165,7 +164,7 @@ def _echo(service: Service, fields: ResponsesRequest, ask: Ask) -> dict[str, Any
         "store": False,
         "temperature": ask.params.temperature,
         "text": {"format": {"type": "text"}, **text},
-        "tool_choice": choice if isinstance(choice, str) else choice.model_dump(exclude_none=True) if choice else "auto",
+        "tool_choice": fields.told_choice,
         "tools": [{"description": None, **tool.model_dump()} for tool in fields.tools or ()],
         "top_logprobs": fields.top_logprobs or 0,
         "top_p": ask.params.top_p,

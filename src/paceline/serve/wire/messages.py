@@ -140,7 +140,11 @@ class Prompting(Wire):
     unsupported: ClassVar = {
         "container": "no code is run here",
         "context_management": "nothing is left out of a conversation",
+        "inference_geo": "answers come from this machine",
         "mcp_servers": "nothing is fetched from other servers",
+        "output_format": "use 'output_config.format'",
+        "speed": "there is one",
+        "user_profile_id": "nothing is stored here",
     }
 
     model: Name | None = None

@@ -233,6 +233,17 @@ class ResponsesRequest(Generation):
         return self.tool_choice.mode or {"type": "function", "function": {"name": self.tool_choice.name}}
 
     @property
+    def told_choice(self) -> str | dict[str, Any]:
+        """As the response repeats it."""
+        choice = self.tool_choice
+        if not isinstance(choice, ChosenTool):
+            return choice or "auto"
+        if choice.tools is None:
+            return {"type": choice.type, "name": choice.name}
+        names = [{"type": "function", "name": str(tool.get("name"))} for tool in choice.tools]
+        return {"type": choice.type, "mode": choice.mode, "tools": names}
+
+    @property
     def grammar(self) -> Grammar | None:
         """What the text of the answer keeps to. Raises APIError (400) where there are several."""
         outputs, asked = structured(self), self.text.format if self.text else None
