@@ -28,7 +28,8 @@ export class Card {
       this.show(run, current);
       run.text.tokens[current].span.scrollIntoView({ block: "nearest" });
     };
-    box.addEventListener("pointerover", (event) => {
+    // not "pointerover": text that passes under a resting pointer opens no card
+    box.addEventListener("pointermove", (event) => {
       const place = tokenAt(event);
       if (place !== null && event.pointerType !== "touch") this.show(run, (current = place));
     });

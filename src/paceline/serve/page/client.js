@@ -24,7 +24,11 @@ async function ask(path, options = {}) {
     throw error.name === "AbortError" ? error : new Refused(0, "The server cannot be reached.");
   }
   if (answer.ok) return answer;
-  if (answer.status === 401) sessionStorage.removeItem(KEY);
+  if (answer.status === 401) {
+    sessionStorage.removeItem(KEY);
+    // nothing went wrong yet: the page asks for a key
+    if (!key) throw new Refused(401, "");
+  }
   const told = await answer.json().catch(() => null);
   throw new Refused(answer.status, sentence(told?.error?.message ?? `The server answered with status ${answer.status}`));
 }

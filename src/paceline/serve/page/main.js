@@ -31,6 +31,7 @@ async function begin() {
   $("chat").parentElement.classList.toggle("off", !about.has_chat_template);
   $("length").max = about.context_length;
   showExamples(about.model.startsWith("paceline-"));
+  $("ask").hidden = false;
 }
 
 function offer(box, drafters, chosen) {
@@ -79,7 +80,6 @@ function chosen(box) {
 }
 
 function asked() {
-  if (!about) throw new Refused(0, "The server has not said yet what it offers.");
   if (!$("prompt").value && !$("chat").checked) throw new Refused(0, "The prompt is empty.");
   const shared = {
     model: about.model,
