@@ -63,7 +63,8 @@ class EngineService(Service):
     async def _answered(self, asks: Many[Ask]) -> AsyncGenerator[tuple[int, Delta], None]:
         if self.draining:
             raise APIError(503, "the server is shutting down", code="shutting_down", retry_after_s=5)
-        if self._engine.load + len(asks) > self._settings.batch + self._settings.queue:
+        # a request that is larger than the queue waits for an idle server, not for ever
+        if self._engine.load and self._engine.load + len(asks) > self._settings.batch + self._settings.queue:
             raise APIError(429, "the server is busy; try again later", code="overloaded", retry_after_s=1)
         inbox: asyncio.Queue[_Letter] = asyncio.Queue()
         numbers = dict[int, int]()

@@ -15,12 +15,13 @@ from paceline.models.embedded import DEFAULT
 from paceline.models.load import resolve
 from paceline.serve import health, metrics
 from paceline.serve.app import application
+from paceline.serve.connections import uvicorn_options
 from paceline.serve.guards import guarded
 from paceline.serve.logs import configure
 from paceline.serve.meter import Meter
 from paceline.serve.pipe import Stats
 from paceline.serve.process import EngineProcess
-from paceline.serve.routes import chat, completions, listing, tokens
+from paceline.serve.routes import chat, completions, listing, messages, page, responses, tokens
 from paceline.serve.service import EngineService
 from paceline.serve.settings import Settings
 
@@ -60,20 +61,13 @@ async def serve(settings: Settings, started: Callable[[str, EngineService], None
                 return "draining"
             return "ok" if engine.ready is not None else "restarting"
 
-        routers = [module.router(service, settings) for module in (chat, completions, tokens, listing)]
+        routers = [module.router(service, settings) for module in (chat, completions, responses, messages, tokens, listing, page)]
         routers += [metrics.router(meter, service.model), health.router(state)]
         server = _Server(
             uvicorn.Config(
                 guarded(application(routers), settings, meter.responded),
-                host=settings.host,
-                port=settings.port,
-                root_path=settings.root_path,
-                log_config=None,
                 log_level=max(logging.WARNING, logging.getLogger("paceline").level),
-                access_log=False,
-                server_header=False,
-                h11_max_incomplete_event_size=settings.max_header_bytes,
-                timeout_graceful_shutdown=max(int(settings.drain_timeout_s), 1),
+                **uvicorn_options(settings),
             )
         )
 
