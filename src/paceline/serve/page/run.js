@@ -74,9 +74,8 @@ export class Run {
       }
       this.stopped = true;
     } finally {
-      this.text.end();
       this.done = true;
-      this.stale();
+      this.#finish();
     }
     this.#state(this.#outcome());
   }
@@ -98,8 +97,7 @@ export class Run {
         if (round === this.#replaying) await new Promise((resume) => setTimeout(resume, SLOW_STEP_MS));
       }
     }
-    this.text.end();
-    this.stale();
+    this.#finish();
     this.#state(this.#outcome());
   }
 
@@ -129,6 +127,14 @@ export class Run {
     this.reason = chunk.reason ?? this.reason;
     if (chunk.metrics) this.#facts(chunk.metrics);
     this.stale();
+  }
+
+  /** The rest is shown at once: whoever waits for the end finds it whole, in a tab that nobody sees too. */
+  #finish() {
+    this.text.end();
+    cancelAnimationFrame(this.#frame);
+    this.#frame = 0;
+    this.#paint();
   }
 
   #outcome() {
