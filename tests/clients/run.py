@@ -21,10 +21,25 @@ def main(clients: Path) -> int:
         variables |= {"OPENAI_API_KEY": KEY, "LITELLM_LOCAL_MODEL_COST_MAP": "True", "DO_NOT_TRACK": "1"}
         python = clients / "venv" / "bin" / "python"
         commands = {
-            "python": [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-c", os.devnull, "--rootdir", HERE, HERE],
+            "python": [
+                python,
+                "-m",
+                "pytest",
+                "-q",
+                "-p",
+                "no:cacheprovider",
+                "-o",
+                "asyncio_mode=auto",
+                "-c",
+                os.devnull,
+                "--rootdir",
+                HERE,
+                HERE,
+            ],
             "Node": ["node", clients / "openai_node.mjs"],
             "schemathesis": [
-                *(clients / "venv" / "bin" / "schemathesis", "run", f"{served.url}/openapi.json"),
+                *(clients / "venv" / "bin" / "schemathesis", "--config-file", HERE / "schemathesis.toml"),
+                *("run", f"{served.url}/openapi.json"),
                 *("--header", f"Authorization: Bearer {KEY}", "--max-examples", "40", "--seed", "7", "--checks", "all"),
                 *("--request-timeout", "60", "--no-color"),
             ],

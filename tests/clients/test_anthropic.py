@@ -7,6 +7,8 @@ import pytest
 
 MODEL = "paceline-14m"
 ASKED = [{"role": "user", "content": "name[Aromi], eatType[coffee shop], food[Chinese]"}]
+GREEDY = {"temperature": 0}
+"""The client no longer names it."""
 TOOL = {
     "name": "book",
     "description": "Book a table",
@@ -20,9 +22,9 @@ def client(url: str, key: str) -> anthropic.Anthropic:
 
 
 def test_messages_whole_and_streamed_say_the_same(client: anthropic.Anthropic) -> None:
-    whole = client.messages.create(model=MODEL, max_tokens=32, messages=ASKED, temperature=0)
+    whole = client.messages.create(model=MODEL, max_tokens=32, messages=ASKED, extra_body=GREEDY)
     assert whole.stop_reason in ("end_turn", "max_tokens")
-    with client.messages.stream(model=MODEL, max_tokens=32, messages=ASKED, temperature=0) as stream:
+    with client.messages.stream(model=MODEL, max_tokens=32, messages=ASKED, extra_body=GREEDY) as stream:
         said = "".join(stream.text_stream)
         final = stream.get_final_message()
     assert said == whole.content[0].text
@@ -36,7 +38,7 @@ def test_tokens_are_counted(client: anthropic.Anthropic) -> None:
 
 def test_tools(client: anthropic.Anthropic) -> None:
     answer = client.messages.create(
-        model=MODEL, max_tokens=200, messages=ASKED, tools=[TOOL], tool_choice={"type": "tool", "name": "book"}, temperature=0
+        model=MODEL, max_tokens=200, messages=ASKED, tools=[TOOL], tool_choice={"type": "tool", "name": "book"}, extra_body=GREEDY
     )
     (call,) = [block for block in answer.content if block.type == "tool_use"]
     assert call.name == "book"

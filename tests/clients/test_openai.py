@@ -126,7 +126,15 @@ TOOL = {
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "book"}}])
 @pytest.mark.parametrize("stream", [False, True])
 def test_tools(client: openai.OpenAI, choice: object, stream: bool) -> None:
-    asked = {"model": MODEL, "messages": ASKED, "tools": [TOOL], "tool_choice": choice, "temperature": 0, "max_tokens": 200}
+    asked = {
+        "model": MODEL,
+        "messages": ASKED,
+        "tools": [TOOL],
+        "tool_choice": choice,
+        "temperature": 0,
+        "max_tokens": 200,
+        "parallel_tool_calls": False,
+    }
     if stream:
         pieces = [c.choices[0].delta for c in client.chat.completions.create(**asked, stream=True) if c.choices]
         calls = [call for piece in pieces for call in piece.tool_calls or []]

@@ -300,6 +300,7 @@ def test_a_file_is_the_reference_of_requests_that_bring_none(embedded: LLM, tmp_
     drafted = embedded.generate(prompt, params)[0]
     assert drafted.token_ids == plain.token_ids
     assert drafted.speculation.tau > 8 > 4 > plain.speculation.tau
+    embedded.engine.forget()
     assert embedded.engine.speculative.drafter.held_bytes == 0
 
 

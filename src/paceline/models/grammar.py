@@ -24,6 +24,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
 from paceline.constraint import GrammarError
 from paceline.models.pieces import Pieces
+from paceline.models.schemas import closed
 from paceline.models.tokenizer import Tokenizer
 from paceline.params import Grammar
 
@@ -251,7 +252,7 @@ def _text(grammar: Grammar) -> str:
         level = [one for one in level if isinstance(one, dict | list)]
         level = [below for one in level for below in (one.values() if isinstance(one, dict) else one)]
         if not level:
-            return LLMatcher.grammar_from_json_schema(json.dumps(schema), defaults={"whitespace_pattern": _WHITESPACE})
+            return LLMatcher.grammar_from_json_schema(json.dumps(closed(schema)), defaults={"whitespace_pattern": _WHITESPACE})
     raise _refused(grammar, f"it is more than {_DEPTH} levels deep")
 
 
