@@ -1,9 +1,10 @@
-# make setup, demo, test, test-all, test-gpu-kernels, check, docs, bench: a fresh machine needs `make demo` and `make test` only.
+# make setup, demo, test, test-all, test-gpu-kernels, test-page, test-clients, soak, check, docs, bench: a fresh machine needs
+# `make demo` and `make test` only.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: setup demo test test-all test-gpu-kernels check docs bench
+.PHONY: setup demo test test-all test-gpu-kernels test-page test-clients soak check docs bench
 
 setup: $(VENV)/.ready
 
@@ -33,6 +34,27 @@ $(TRITON)/.ready: $(VENV)/.ready
 
 test-gpu-kernels: setup $(TRITON)/.ready
 	PYTHONPATH=$(TRITON) $(BIN)/python -m pytest tests/kernels
+
+# in a real browser: Chromium and its driver must be there (Debian: chromium, chromium-driver)
+test-page: setup
+	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[browser]'
+	$(BIN)/python -m pytest tests/serve/page
+
+# other people's clients, in an environment of their own; npm is needed for the one for Node
+CLIENTS := build/clients
+
+$(CLIENTS)/.ready: tests/clients/requirements.txt tests/clients/package.json
+	$(PYTHON) -m venv --clear $(CLIENTS)/venv
+	$(CLIENTS)/venv/bin/python -m pip install -q --disable-pip-version-check -r tests/clients/requirements.txt
+	cp tests/clients/package.json $(CLIENTS)/ && cd $(CLIENTS) && npm install --silent --no-audit --no-fund
+	touch $@
+
+test-clients: setup $(CLIENTS)/.ready
+	$(BIN)/python tests/clients/run.py $(abspath $(CLIENTS))
+
+# half an hour of mixed load on the server
+soak: setup
+	$(BIN)/python tests/serve/soak.py
 
 check: setup
 	$(BIN)/ruff check .

@@ -48,7 +48,7 @@ class SamplingParams(BaseModel):
     top_k: Annotated[int, Field(ge=0, lt=2**31)] = 0
     top_p: Annotated[Finite, Field(gt=0.0, le=1.0)] = 1.0
     min_p: Annotated[Finite, Field(ge=0.0, le=1.0)] = 0.0
-    repetition_penalty: Annotated[Finite, Field(gt=0.0, le=100.0)] = 1.0
+    repetition_penalty: Annotated[Finite, Field(ge=0.01, le=100.0)] = 1.0
     presence_penalty: Annotated[Finite, Field(ge=-2.0, le=2.0)] = 0.0
     frequency_penalty: Annotated[Finite, Field(ge=-2.0, le=2.0)] = 0.0
     logit_bias: Annotated[dict[TokenId, Annotated[Finite, Field(ge=-100.0, le=100.0)]], Field(max_length=4096)] = {}

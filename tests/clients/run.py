@@ -40,7 +40,9 @@ def main(clients: Path) -> int:
             "schemathesis": [
                 *(clients / "venv" / "bin" / "schemathesis", "--config-file", HERE / "schemathesis.toml"),
                 *("run", f"{served.url}/openapi.json"),
-                *("--header", f"Authorization: Bearer {KEY}", "--max-examples", "40", "--seed", "7", "--checks", "all"),
+                *("--header", f"Authorization: Bearer {KEY}", "--max-examples", "60", "--seed", "7", "--checks", "all"),
+                # rules between fields are no part of JSON Schema: whoever breaks them is refused in a sentence
+                *("--exclude-checks", "positive_data_acceptance"),
                 *("--request-timeout", "60", "--no-color"),
             ],
         }

@@ -235,7 +235,7 @@ def test_a_damaged_checkpoint_is_one_sentence(tmp_path: Path, harm: str) -> None
     source = embedded_path(DEFAULT)
     assert source is not None
     shutil.copytree(source, tmp_path / "model")
-    (tmp_path / "model" / harm).write_bytes(b"{\"a\": " + bytes(range(192, 256)))
+    (tmp_path / "model" / harm).write_bytes(b'{"a": ' + bytes(range(192, 256)))
     command = [sys.executable, "-m", "paceline", "serve", "--port", "0", str(tmp_path / "model")]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert ended.returncode == 2

@@ -92,7 +92,10 @@ function asked() {
   const sides = $("compare").checked ? ["side-a", "side-b"] : ["side-a"];
   return sides.map((side) => {
     const drafters = chosen($(side));
-    return { ...shared, drafters, title: drafters.join(" + ") || PLAIN };
+    // whoever leaves the choice as it was leaves it to the server, whose policy then decides step by step
+    const own = about.default.filter((name) => !IDLE.includes(name));
+    const left = own.length === drafters.length && own.every((name) => drafters.includes(name));
+    return { ...shared, drafters: left ? null : drafters, title: drafters.join(" + ") || PLAIN };
   });
 }
 

@@ -2,7 +2,7 @@
 
 const ALTERNATIVES = 5;
 
-/** settings: {model, prompt, chat, temperature, seed, length, drafters}. Returns [path, body]. */
+/** settings: {model, prompt, chat, temperature, seed, length, drafters: null for the server's own}. Returns [path, body]. */
 export function request(settings) {
   const body = {
     model: settings.model,
@@ -10,7 +10,7 @@ export function request(settings) {
     seed: settings.seed,
     stream: true,
     stream_options: { include_usage: true },
-    speculation: { drafter: settings.drafters.length ? settings.drafters : "none", trace: true },
+    speculation: { ...drafting(settings.drafters), trace: true },
   };
   if (settings.chat) {
     const messages = [{ role: "user", content: settings.prompt }];
@@ -47,4 +47,9 @@ function logprobsRead(told) {
     logprob,
     top: Object.entries(told.top_logprobs?.[at] ?? {}).sort((a, b) => b[1] - a[1]),
   }));
+}
+
+function drafting(drafters) {
+  if (drafters === null) return {};
+  return { drafter: drafters.length ? drafters : "none" };
 }

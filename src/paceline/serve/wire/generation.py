@@ -89,7 +89,7 @@ class Extensions(Wire):
 
     top_k: Annotated[int, Field(ge=-1, lt=2**31)] | None = None
     min_p: Annotated[Finite, Field(ge=0, le=1)] | None = None
-    repetition_penalty: Annotated[Finite, Field(gt=0, le=100)] | None = None
+    repetition_penalty: Annotated[Finite, Field(ge=0.01, le=100)] | None = None
     min_tokens: Annotated[int, Field(ge=0, le=2**24)] | None = None
     ignore_eos: bool | None = None
     stop_token_ids: Annotated[list[TokenId], Field(max_length=1024)] | None = None
