@@ -12,6 +12,7 @@ from paceline.drafters.base import Drafter
 from paceline.drafters.merge import MergedDrafter
 from paceline.drafters.model import ModelDrafter
 from paceline.engine.engine import Engine
+from paceline.engine.llm import LLM
 from paceline.engine.scheduler import Limits
 from paceline.params import SamplingParams
 from paceline.sequence import Sequence
@@ -264,3 +265,22 @@ def clean(drafter: ModelDrafter, sequence: Sequence) -> bool:
     assert isinstance(cache, RecordingCache)
     held = cache.slots.get(sequence.key, [])[: cache.length(sequence.key) - len(drafter._cached.get(sequence.key, []))]
     return [token for token, _ in held] == sequence.tokens[: len(held)]
+
+
+def test_no_more_bytes_are_kept_than_there_is_room_for() -> None:
+    engine = LLM(draft="none").engine
+    prompt, params = list(range(5, 205)), SamplingParams(max_tokens=2)
+    engine.add(prompt, params)
+    while engine.has_work:
+        engine.step()
+    one = engine.speculative.cache.held_bytes
+    assert one > 0
+    engine.forget()
+    engine.prefixes = type(engine.prefixes)(engine.speculative, 64, int(2.5 * one))
+    engine.scheduler._prefixes = engine.prefixes
+    for first in range(6):
+        engine.add([first, *prompt[1:]], params)
+        while engine.has_work:
+            engine.step()
+        assert engine.speculative.cache.held_bytes <= 2.5 * one
+    assert engine.speculative.cache.held_bytes == 2 * one

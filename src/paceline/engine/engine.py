@@ -12,6 +12,7 @@ from paceline.constraint import Constraint, GrammarError
 from paceline.engine.prefix import Prefixes
 from paceline.engine.scheduler import Limits, Scheduler
 from paceline.engine.stops import StopChecker
+from paceline.machine import free_bytes
 from paceline.models.tokenizer import Tokenizer
 from paceline.params import SamplingParams
 from paceline.sequence import Sequence
@@ -42,6 +43,10 @@ class Progress:
         return self.sequence.finish_reason is not None
 
 
+_KEPT_SHARE = 4
+"""One part in so many of the memory that is free at the start may hold texts that ended."""
+
+
 class Engine:
     """One target with its drafter, and the requests in flight."""
 
@@ -49,7 +54,7 @@ class Engine:
         self.speculative, self.tokenizer, self.limits = speculative, tokenizer, limits
         self.longest = min(speculative.target.context_length, limits.cache_tokens)
         self.stops = StopChecker(tokenizer, self.longest)
-        self.prefixes = Prefixes(speculative, limits.shortest_prefix)
+        self.prefixes = Prefixes(speculative, limits.shortest_prefix, free_bytes() // _KEPT_SHARE)
         self.scheduler = Scheduler(limits, self.longest, self.prefixes)
         self._keys = 0
 

@@ -43,10 +43,10 @@ class LLM:
     """A target model and what drafts for it.
 
     model: a directory, a Hub id or an embedded name; None for the embedded default. draft: a spec string. verify: the name of
-    a rule. lossy: allow rules that change the text or its distribution. policy: what decides how much is drafted; `adaptive` for
-    `auto`, else `fixed`. weights: the target's format, one of `WEIGHTS`; the checkpoint's own precision unless given. beside: specs
-    of drafters that draft beside it where a request gives them something to draft from. offer: specs of drafters for requests that
-    name them. Raises ModelError, SpecError or UnknownMethod.
+    a rule. lossy: allow rules that change the text or its distribution. policy: what decides how much is drafted; `adaptive`
+    for `auto`, else `fixed`. weights: the target's format, one of `WEIGHTS`; the checkpoint's own precision unless given.
+    beside: specs of drafters that draft beside it where a request gives them something to draft from. offer: specs of
+    drafters for requests that name them. Raises ModelError, SpecError or UnknownMethod.
     """
 
     def __init__(

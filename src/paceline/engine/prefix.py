@@ -20,11 +20,12 @@ _LOSS, _LOSS_SHARE = 16, 8
 class Prefixes:
     """The state that target and drafters hold for every sequence, in flight or ended.
 
-    shortest: tokens of the shortest beginning that is worth sharing.
+    shortest: tokens of the shortest beginning that is worth sharing. most_bytes: of keys and values, over all sequences, beyond
+    which nothing is kept for ended ones.
     """
 
-    def __init__(self, speculative: Speculative, shortest: int) -> None:
-        self._speculative, self._shortest = speculative, shortest
+    def __init__(self, speculative: Speculative, shortest: int, most_bytes: int) -> None:
+        self._speculative, self._shortest, self._most_bytes = speculative, shortest, most_bytes
         self._trees: dict[str, RadixTree] = {}
         self._running: dict[int, Sequence] = {}
         self._ended: dict[int, str] = {}
@@ -123,6 +124,8 @@ class Prefixes:
                     self._drop(key)
         self._ended[sequence.key] = sequence.tenant
         self.kept_tokens += held
+        while self._ended and self._speculative.cache.held_bytes > self._most_bytes:
+            self._drop(next(iter(self._ended)))
 
     def release(self, sequence: Sequence) -> None:
         """Hold nothing more for a sequence that has not ended: it was preempted, or nobody waits for it any longer."""
