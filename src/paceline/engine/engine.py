@@ -13,6 +13,7 @@ from paceline.engine.prefix import Prefixes
 from paceline.engine.scheduler import Limits, Scheduler
 from paceline.engine.stops import StopChecker
 from paceline.machine import free_bytes
+from paceline.models.base import LanguageModel
 from paceline.models.tokenizer import Tokenizer
 from paceline.params import SamplingParams
 from paceline.sequence import Sequence
@@ -43,8 +44,13 @@ class Progress:
         return self.sequence.finish_reason is not None
 
 
-_KEPT_SHARE = 4
-"""One part in so many of the memory that is free at the start may hold texts that ended."""
+_KEPT_BYTES = 128 << 20
+
+
+def _kept_bytes(target: LanguageModel) -> int:
+    """Memory that texts which ended may hold: as much as the model's weights, or a little for a small one, but no more than one
+    part in four of what is free at the start."""
+    return min(free_bytes() // 4, max(target.weights_bytes, _KEPT_BYTES))
 
 
 class Engine:
@@ -54,7 +60,7 @@ class Engine:
         self.speculative, self.tokenizer, self.limits = speculative, tokenizer, limits
         self.longest = min(speculative.target.context_length, limits.cache_tokens)
         self.stops = StopChecker(tokenizer, self.longest)
-        self.prefixes = Prefixes(speculative, limits.shortest_prefix, free_bytes() // _KEPT_SHARE)
+        self.prefixes = Prefixes(speculative, limits.shortest_prefix, _kept_bytes(speculative.target))
         self.scheduler = Scheduler(limits, self.longest, self.prefixes)
         self._keys = 0
 
