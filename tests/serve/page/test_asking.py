@@ -57,14 +57,20 @@ def test_compares_two_drafters(opened: Browser, service: WordService, in_turn: b
     assert shown(opened, 0) == shown(opened, 1)
     one, other = service.asked[-2][0], service.asked[-1][0]
     assert one.params.seed == other.params.seed
-    assert {one.drafters, other.drafters} == {("ngram", "model"), ()}
+    assert {one.drafters, other.drafters} == {None, ()}
     ratio = float(told.split(" = ")[1].split(". ")[0])
     assert ratio > 1
 
 
+def test_drafters_that_were_chosen_are_named(opened: Browser, service: WordService):
+    next(label for label in opened.all("#side-a label") if label.text.strip() == "suffix").click()
+    generate(opened, 12)
+    assert service.asked[-1][0].drafters == ("ngram", "suffix", "model")
+
+
 def test_texts_that_differ_are_told(opened: Browser, service: WordService):
     whole = service.deltas
-    service.script = lambda ask: whole(ask) if ask.drafters else whole(ask)[1:]
+    service.script = lambda ask: whole(ask) if ask.drafters is None else whole(ask)[1:]
     opened.find("#compare").click()
     generate(opened, 20)
     opened.until("!document.getElementById('verdict').hidden")

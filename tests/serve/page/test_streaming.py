@@ -18,7 +18,7 @@ def test_types_and_streams(opened: Browser, service: WordService):
     assert shown(opened) == (TEXT * 2)[: len(shown(opened))]
     assert "café 🪁 by" in shown(opened)
     ask = service.asked[-1][0]
-    assert (ask.drafters, ask.params.seed, ask.params.max_tokens, ask.trace) == (("ngram", "model"), 7, 46, True)
+    assert (ask.drafters, ask.params.seed, ask.params.max_tokens, ask.trace) == (None, 7, 46, True)
     readings = {one.get_attribute("data-reading"): one.text for one in opened.all("[data-reading]")}
     assert (readings["tau"], readings["tokens"], readings["steps"]) == (f"{46 / 16:.2f}", "46", "16")
     # 16 steps draft 3 and 4 in vain by turns; 15 of them emit three tokens, the last but one

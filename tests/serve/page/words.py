@@ -63,7 +63,11 @@ class WordService(FakeService):
         tokens = [self.ids.index(word) for word in self.words]
         wanted = ask.params.max_tokens
         whole = (tokens * (wanted // len(tokens) + 1))[:wanted]
-        names = tuple(name for name in ask.drafters or () if name in ("ngram", "suffix", "model"))
+        names = tuple(
+            name
+            for name in (self.default_drafters if ask.drafters is None else ask.drafters)
+            if name in ("ngram", "suffix", "model")
+        )
         size = 3 if names else 1
         decoder = codecs.getincrementaldecoder("utf-8")()
         deltas = [
