@@ -18,21 +18,20 @@ from threading import Thread
 from time import monotonic
 from typing import BinaryIO
 
-from paceline.engine.engine import Progress, RequestError
+from paceline.engine.engine import RequestError
 from paceline.engine.llm import LLM
 from paceline.methods import described
 from paceline.models.base import ModelError
 from paceline.registry import DRAFTERS, UnknownMethod
 from paceline.serve.asking import Ask, Delta
-from paceline.serve.pipe import Line, News, Order, Ready, Stats
+from paceline.serve.pipe import Line, News, Order, Ready
+from paceline.serve.report import Report
 from paceline.serve.running import Running
 from paceline.serve.settings import Settings
 from paceline.spec import SpecError
 
 BESIDE = ("reference:prompt=no", "grammar")
 """They have something to say only where a request brings a prediction, or asks for a form."""
-_TOLD_EVERY_S = 0.1
-"""How often it is told what the engine did, while it does something."""
 
 
 class Worker:
@@ -45,8 +44,7 @@ class Worker:
         """By the key of its sequence."""
         self._numbers: dict[int, int] = {}
         """Number of an ask -> key of its sequence."""
-        self._stats, self._told, self._changed = Stats(), 0.0, False
-        self._preemptions = 0
+        self._report = Report(self._engine)
         speculative = self._engine.speculative
         self._facts = {
             "drafter": speculative.drafter.name,
@@ -66,7 +64,7 @@ class Worker:
                 else:
                     self._end(order, news)
             self._step(news)
-            stats = self._due()
+            stats = self._report.due()
             if news.deltas or news.refused or stats:
                 self._tell(replace(news, stats=stats))
 
@@ -109,7 +107,7 @@ class Worker:
         facts = {**self._facts, "drafter": drafter, "lossless": lossless}
         self._running[sequence.key] = Running(number, ask, sequence, facts, monotonic())
         self._numbers[number] = sequence.key
-        self._changed = True
+        self._report.changed = True
 
     def _end(self, order: Order, news: News) -> None:
         """End what runs under a number; a no-op where it has ended."""
@@ -117,7 +115,7 @@ class Worker:
         if key is not None:
             running = self._running.pop(key)
             self._engine.abort(running.sequence)
-            self._changed = True
+            self._report.changed = True
             if order.late:
                 news.deltas[order.number] = Delta(ending=running.ending("timeout"))
 
@@ -125,59 +123,17 @@ class Worker:
         """One step for everyone who is in flight."""
         progress = self._engine.step()
         if progress:
-            self._count(progress)
+            self._report.stepped(progress)
         for one in progress:
             running = self._running[one.sequence.key]
             if not running.begun:
-                self._begun(running)
+                running.begun = True
+                self._report.began(running.sequence, monotonic() - running.came_s)
             delta = running.delta(one)
             if delta is not None:
                 news.deltas[running.number] = delta
             if one.finished:
                 del self._running[one.sequence.key], self._numbers[running.number]
-
-    def _begun(self, running: Running) -> None:
-        running.begun, stats = True, self._stats
-        stats.queued_s.append(monotonic() - running.came_s)
-        stats.prefix_queries += len(running.sequence.prompt)
-        stats.prefix_hits += running.sequence.cached_tokens
-
-    def _count(self, progress: list[Progress]) -> None:
-        stats, first = self._stats, progress[0].outcome
-        stats.steps += 1
-        stats.rows += first.rows
-        stats.sequences += len(progress)
-        stats.draft_s += first.timings.draft_s
-        stats.forward_s += first.timings.forward_s
-        stats.verify_s += first.timings.verify_s
-        for outcome in (one.outcome for one in progress):
-            tree, verdict = outcome.tree, outcome.verdict
-            if tree is None or tree.candidates == 1:
-                continue
-            stats.drafts += 1
-            stats.draft_tokens += tree.candidates - 1
-            stats.accepted_tokens += verdict.accepted
-            while len(stats.accepted_by_depth) < verdict.accepted:
-                stats.accepted_by_depth.append(0)
-            for depth in range(verdict.accepted):
-                stats.accepted_by_depth[depth] += 1
-            for node in verdict.path:
-                source = tree.sources[node]
-                stats.accepted_by_source[source] = stats.accepted_by_source.get(source, 0) + 1
-
-    def _due(self) -> Stats | None:
-        """What there is to tell, once in a while, and when the engine has nothing left to do."""
-        now, engine = monotonic(), self._engine
-        news = self._stats.steps or self._changed
-        if not news or (engine.has_work and now - self._told < _TOLD_EVERY_S):
-            return None
-        scheduler = engine.scheduler
-        stats, self._stats, self._told, self._changed = self._stats, Stats(), now, False
-        stats.running, stats.waiting = len(scheduler.running), len(scheduler.waiting)
-        stats.held_tokens = engine.prefixes.kept_tokens + sum(len(sequence.tokens) for sequence in scheduler.running)
-        stats.cache_tokens = engine.limits.cache_tokens
-        stats.preemptions, self._preemptions = scheduler.preemptions - self._preemptions, scheduler.preemptions
-        return stats
 
 
 class Orders:
