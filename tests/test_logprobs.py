@@ -126,27 +126,3 @@ def test_every_road_tells_prompts(kind: str) -> None:
             assert one.logprob == pytest.approx(float(row[token]), abs=2e-4)
         assert len(sequence.prompt_logprobs) == len(sequence.prompt)
         assert len(sequence.logprobs) == sequence.generated_tokens > 0
-
-
-def test_requests_choose_their_drafters(llm: LLM) -> None:
-    """Three in one batch: one as the server would have it, one that names its drafter, one that wants none; the same texts."""
-    llm.use("ngram+lookahead")
-    llm.engine.speculative.on_request = frozenset({"lookahead"})
-    prompt, params = [12, 13, 14, 12, 13, 14, 12, 13], SamplingParams(max_tokens=40, ignore_eos=True)
-    chosen = [None, frozenset({"lookahead"}), frozenset[str](), None]
-    engine = llm.engine
-    sequences = [engine.add(prompt, params) for _ in chosen]
-    for sequence, drafters in zip(sequences, chosen, strict=True):
-        sequence.drafters = drafters
-    sequences[3].nodes = 1
-    deepest = 0
-    while engine.has_work:
-        for progress in engine.step():
-            if progress.sequence is sequences[3] and progress.outcome.tree is not None:
-                deepest = max(deepest, progress.outcome.tree.candidates - 1)
-    assert deepest == 1
-    assert {*sequences[0].sources} <= {"", "ngram"}
-    assert {*sequences[1].sources} == {"", "lookahead"}
-    assert {*sequences[2].sources} == {""}
-    assert sequences[2].speculation.draft_tokens == 0
-    assert len({tuple(sequence.tokens) for sequence in sequences}) == 1

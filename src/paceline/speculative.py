@@ -105,7 +105,9 @@ class Speculative:
             _tell_prompt(segment, rows)
         for item in work:
             item.sequence.speculation.target_forwards += 1
-        self.drafter.observe(sequences, trees, verdicts, scores)
+        for part in self.drafter.parts:
+            if self._looks(part, sequences):
+                part.observe(sequences, trees, verdicts, scores)
         timings = Timings(drafted - began, scored - drafted, verified - scored, perf_counter() - cut, asked_s)
         self.policy.observe(sequences, trees, verdicts, timings)
         self.costs.observe(len(step.tokens), len(work), max(item.start for item in work), timings, decoding=decoding)
@@ -160,6 +162,12 @@ class Speculative:
         if sequence.drafters is None:
             return part.name not in self.on_request and part.suits(sequence)
         return part.name in sequence.drafters and part.suits(sequence)
+
+    def _looks(self, part: Drafter, sequences: Many[Sequence]) -> bool:
+        """Whether what came of a step concerns a part: one on request has nothing to learn where nobody asked for it."""
+        if part.name not in self.on_request or part.watches:
+            return True
+        return any(sequence.drafters is not None and part.name in sequence.drafters for sequence in sequences)
 
     def _granted(self, part: Drafter, sequences: Many[Sequence], trees: Many[DraftTree]) -> list[Budget]:
         """What a part may draft: all it wants for a request that names its drafters, else what the policy decides."""

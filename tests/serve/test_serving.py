@@ -128,3 +128,15 @@ def test_answers_keep_to_a_form(server: Served) -> None:
     assert drafted["text"] == plain["text"]
     assert plain["finish_reason"] == "stop"
     assert set(json.loads(plain["text"])) == {"name", "n"}
+
+
+def test_an_answer_that_takes_too_long_is_cut_and_says_so() -> None:
+    with running("--request-timeout-s", "0.2") as served:
+        answer = served.complete(prompt="Once upon a time", max_tokens=1000, ignore_eos=True, speculation={"off": True})
+        (choice,) = answer["choices"]
+        assert (choice["finish_reason"], choice["stop_reason"]) == ("length", "timeout")
+        assert 0 < answer["usage"]["completion_tokens"] < 1000
+        assert answer["metrics"]["speculative_decoding"]["num_spec_steps"] > 0
+        chunk = served.streamed(prompt="Once upon a time", max_tokens=1000, ignore_eos=True, speculation={"off": True})[-1]
+        assert chunk["choices"][0]["stop_reason"] == "timeout"
+        served.wait_for("vllm:num_requests_running", 0, 2.0)

@@ -34,7 +34,8 @@ class Drafter(ABC):
 
     budget: what it wants per step when no policy knows better. branching: the least a target must be able to do for it; where
     trees are only an option it says less, and what it proposes is reduced. costly: whether drafting takes time beside a
-    forward. amateur: whether it shows its own distributions at every node where `Surroundings.amateur` asks for them.
+    forward. amateur: whether it shows its own distributions at every node where `Surroundings.amateur` asks for them. watches:
+    whether it learns from requests that it does not draft for.
     """
 
     name: str
@@ -44,6 +45,7 @@ class Drafter(ABC):
     branching: Branching = Branching.REPLAY
     costly: bool = False
     amateur: bool = False
+    watches: bool = False
 
     @property
     def part(self) -> Part:

@@ -76,6 +76,7 @@ class _Past:
 class SuffixDrafter(StatefulDrafter[SuffixAutomaton]):
     name = "suffix"
     kinds = frozenset({Proposal.POINT})
+    watches = True
 
     def __init__(self, options: Options) -> None:
         super().__init__()

@@ -1,0 +1,67 @@
+"""Drafters beside the one that is named, and drafters for requests that name them."""
+
+from __future__ import annotations
+
+import pytest
+
+from paceline.engine.llm import LLM
+from paceline.params import SamplingParams
+
+
+@pytest.fixture
+def llm() -> LLM:
+    return LLM(draft="ngram", beside=["reference:prompt=no", "grammar"], offer=["lookahead", "suffix", "ngram"])
+
+
+def test_requests_choose_their_drafters(llm: LLM) -> None:
+    """Three in one batch: one as the server would have it, one that names its drafter, one that wants none; the same texts."""
+    prompt, params = [12, 13, 14, 12, 13, 14, 12, 13], SamplingParams(max_tokens=40, ignore_eos=True)
+    chosen = [None, frozenset({"lookahead"}), frozenset[str](), None]
+    engine = llm.engine
+    sequences = [engine.add(prompt, params) for _ in chosen]
+    for sequence, drafters in zip(sequences, chosen, strict=True):
+        sequence.drafters = drafters
+    sequences[3].nodes = 1
+    deepest = 0
+    while engine.has_work:
+        for progress in engine.step():
+            if progress.sequence is sequences[3] and progress.outcome.tree is not None:
+                deepest = max(deepest, progress.outcome.tree.candidates - 1)
+    assert deepest == 1
+    assert {*sequences[0].sources} <= {"", "ngram"}
+    assert {*sequences[1].sources} == {"", "lookahead"}
+    assert {*sequences[2].sources} == {""}
+    assert sequences[2].speculation.draft_tokens == 0
+    assert len({tuple(sequence.tokens) for sequence in sequences}) == 1
+
+
+def test_what_is_named_twice_is_built_once(llm: LLM) -> None:
+    drafter = llm.engine.speculative.drafter
+    assert [part.name for part in drafter.parts] == ["reference", "grammar", "ngram", "lookahead", "suffix"]
+    assert llm.draft_name == "ngram"
+    assert llm.engine.speculative.on_request == {"lookahead", "suffix"}
+
+
+def test_a_drafter_that_nobody_names_is_asked_nothing_and_told_nothing(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    told = dict.fromkeys(("lookahead", "suffix"), 0)
+    for part in llm.engine.speculative.drafter.parts:
+        if part.name in told:
+            seen = part.observe
+
+            def observe(*step: object, name: str = part.name, seen: object = seen) -> None:
+                told[name] += 1
+                seen(*step)  # pyright: ignore[reportCallIssue]
+
+            monkeypatch.setattr(part, "observe", observe)
+    llm.generate("Once upon a time", SamplingParams(max_tokens=8))
+    # answers of all requests are what `suffix` learns from
+    assert told["lookahead"] == 0 < told["suffix"]
+
+
+def test_a_reference_is_drafted_from_without_being_asked_for(llm: LLM) -> None:
+    params = SamplingParams(max_tokens=40)
+    plain = llm.generate("Once upon a time", params)[0]
+    again = llm.generate("Once upon a time", params, reference=plain.text)[0]
+    assert again.token_ids == plain.token_ids
+    assert "reference" in again.sources
+    assert "reference" not in plain.sources
