@@ -28,7 +28,7 @@ class Timings:
 
 
 @dataclass(frozen=True)
-class Part:
+class Spent:
     """What one part of the steps took: milliseconds per step, and its share of the wall time."""
 
     ms_per_step: float
@@ -117,7 +117,7 @@ class Costs:
             seconds = known[low, near] + share * (known[high, near] - known[low, near])
         return seconds * (size / near if size > near else 1.0)
 
-    def profile(self, wall_s: float) -> dict[str, Part]:
+    def profile(self, wall_s: float) -> dict[str, Spent]:
         """Where `wall_s`, the time in which all steps ran, went by part; `other` is what the parts leave of it."""
         seconds = {
             "draft": self.spent.draft_s,
@@ -126,7 +126,7 @@ class Costs:
             "commit": self.spent.commit_s,
         }
         seconds["other"] = wall_s - sum(seconds.values())
-        return {name: Part(1e3 * s / max(self.steps, 1), s / wall_s) for name, s in seconds.items()}
+        return {name: Spent(1e3 * s / max(self.steps, 1), s / wall_s) for name, s in seconds.items()}
 
     def table(self) -> list[dict[str, float]]:
         """One row per shape seen, for reports."""

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from paceline.costs import Part
+from paceline.costs import Spent
 from paceline.engine.engine import Progress
 from paceline.engine.llm import Completion
 from paceline.models.tokenizer import Tokenizer
@@ -85,7 +85,7 @@ def speculation_json(count: Speculation) -> dict[str, Any]:
     }
 
 
-def profile_table(parts: Mapping[str, Part], steps: int) -> Table:
+def profile_table(parts: Mapping[str, Spent], steps: int) -> Table:
     """Where the time of an answer went: draft, forward, verify, commit and what is around them."""
     table = Table(title=f"{steps} steps", title_justify="left", header_style="dim", box=box.SIMPLE)
     table.add_column("part")
