@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paceline.bench.errors import BenchError
 from paceline.bench.files import threads
 from paceline.bench.ours import PLAIN
+from paceline.bench.pictures import pyplot_for_files, saved
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -22,22 +22,13 @@ def plot(record: dict[str, Any], stem: Path) -> list[Path]:
 
     Raises BenchError where matplotlib is not installed.
     """
-    try:
-        import matplotlib
-    except ImportError as error:
-        raise BenchError("plots need matplotlib: install paceline[bench]") from error
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    written = []
+    pyplot, written = pyplot_for_files(), []
     for name, draw in (("speedup", _speedup), ("acceptance", _acceptance), ("verify", _verify), ("step", _step)):
         figure, axes = pyplot.subplots(figsize=(8.5, 4.8), layout="constrained")
         if (caption := draw(axes, record)) is not None:
             axes.set_title(f"{_subject(record)}\n{caption}", fontsize=10, loc="left")
             axes.spines[["top", "right"]].set_visible(False)
-            file = stem.with_name(f"{stem.name}-{name}.png")
-            figure.savefig(file, dpi=120)
-            written.append(file)
+            written.append(saved(figure, stem, name))
         pyplot.close(figure)
     return written
 

@@ -1,12 +1,20 @@
-"""From a conversation to the one choice that answers it. Whatever can be refused is, before the engine hears of any of it."""
+"""From a conversation to the one choice that answers it, and to the response that tells it, whole or event by event.
+
+Whatever can be refused is, before the engine hears of any of it.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence as Many
-from typing import Any
+from collections.abc import AsyncGenerator, Mapping, Sequence as Many
+from contextlib import aclosing
+from typing import Any, Protocol
 
-from paceline.serve.asking import Ask, Service
+from fastapi import Response
+from fastapi.responses import JSONResponse
+
+from paceline.serve.asking import Ask, Delta, Service
+from paceline.serve.events import Begun, EventStream, frame
 from paceline.serve.sampling_fields import answer_tokens, asks, check_length, reference_of, sampling_params
 from paceline.serve.settings import Settings
 from paceline.serve.tools import ToolPlan
@@ -48,3 +56,49 @@ async def ask_of(
     reference = await reference_of(service, fields)
     (ask,) = asks(prompt, params.model_copy(update={"max_tokens": most}), fields, reference, service)
     return ask
+
+
+class Growing(Protocol):
+    """An answer in the form of one API, from its first token to its last. Events have their name under "type"."""
+
+    @property
+    def body(self) -> dict[str, Any]:
+        """The whole answer, once it has ended."""
+        ...
+
+    def begin(self) -> list[dict[str, Any]]: ...
+
+    def add(self, delta: Delta) -> list[dict[str, Any]]: ...
+
+    def finish(self) -> list[dict[str, Any]]: ...
+
+    def fail(self, error: Exception) -> list[dict[str, Any]]:
+        """The last events, where the engine failed after the stream had begun."""
+        ...
+
+
+async def answered(service: Service, ask: Ask, growing: Growing, *, streamed: bool) -> Response:
+    """Have the engine answer. Raises APIError where it does not, up to the first token of a stream."""
+    if streamed:
+        begun = await Begun.of(service.submit([ask]))
+        return EventStream(_frames(growing, begun), begun)
+    async with aclosing(service.submit([ask])) as deltas:
+        async for _, delta in deltas:
+            growing.add(delta)
+    growing.finish()
+    return JSONResponse(growing.body)
+
+
+async def _frames(growing: Growing, deltas: Begun[tuple[int, Delta]]) -> AsyncGenerator[bytes, None]:
+    for event in growing.begin():
+        yield frame(event, event["type"])
+    try:
+        async for _, delta in deltas:
+            for event in growing.add(delta):
+                yield frame(event, event["type"])
+        for event in growing.finish():
+            yield frame(event, event["type"])
+    # the status is long sent: what goes wrong now is an event of its own
+    except Exception as error:
+        for event in growing.fail(error):
+            yield frame(event, event["type"])

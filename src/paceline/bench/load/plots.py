@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from paceline.bench.errors import BenchError
 from paceline.bench.load.measures import TIMES
 from paceline.bench.load.settings import Load
+from paceline.bench.pictures import pyplot_for_files, saved
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -36,14 +36,7 @@ def plot(record: dict[str, Any], stem: Path) -> list[Path]:
 
     Raises BenchError where matplotlib is not installed.
     """
-    try:
-        import matplotlib
-    except ImportError as error:
-        raise BenchError("plots need matplotlib: install paceline[bench]") from error
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    written = []
+    pyplot, written = pyplot_for_files(), []
     for name, draw in (("latencies", _latencies), ("load", _load)):
         if name == "load" and len(record["levels"]) < 2:
             continue
@@ -53,10 +46,8 @@ def plot(record: dict[str, Any], stem: Path) -> list[Path]:
             axes.grid(alpha=0.25)
         draw(record, figure, grid.ravel().tolist())
         figure.suptitle(_title(record), fontsize=10, x=0.01, ha="left")
-        file = stem.with_name(f"{stem.name}-{name}.png")
-        figure.savefig(file, dpi=120)
+        written.append(saved(figure, stem, name))
         pyplot.close(figure)
-        written.append(file)
     return written
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
@@ -12,8 +10,8 @@ from fastapi.responses import JSONResponse
 
 from paceline.serve.asking import Ask, Delta, Service
 from paceline.serve.choices import Answer, usage
-from paceline.serve.conversing import ask_of, prompt_of
-from paceline.serve.events import Begun, EventStream, Route, frame, told, unless_gone
+from paceline.serve.conversing import answered, ask_of, prompt_of
+from paceline.serve.events import Route, told, unless_gone
 from paceline.serve.message_blocks import Blocks
 from paceline.serve.refusals import body_of
 from paceline.serve.sampling_fields import extension_values
@@ -65,15 +63,7 @@ async def _answered(service: Service, settings: Settings, fields: MessagesReques
         "stop": tuple(fields.stop_sequences or ()),
     }
     ask = await ask_of(service, settings, fields, plan, prompt, values, fields.max_tokens, "messages")
-    growing = _Growing(service, fields, plan, ask)
-    if fields.stream:
-        deltas = await Begun.of(service.submit([ask]))
-        return EventStream(_frames(growing, deltas), deltas)
-    async with aclosing(service.submit([ask])) as deltas:
-        async for _, delta in deltas:
-            growing.add(delta)
-    growing.finish()
-    return JSONResponse(growing.message)
+    return await answered(service, ask, _Growing(service, fields, plan, ask), streamed=bool(fields.stream))
 
 
 class _Growing:
@@ -86,7 +76,7 @@ class _Growing:
         self._head = {"id": f"msg_{secrets.token_hex(16)}", "type": "message", "role": "assistant", "model": service.model}
 
     @property
-    def message(self) -> dict[str, Any]:
+    def body(self) -> dict[str, Any]:
         """As it is in the end."""
         return {
             **self._head,
@@ -121,6 +111,9 @@ class _Growing:
             last["metrics"] = metrics([ending])
         return self._with_steps([*events, last, {"type": "message_stop"}])
 
+    def fail(self, error: Exception) -> list[dict[str, Any]]:
+        return [body_of(told(error), PATH)]
+
     def _with_steps(self, events: list[dict[str, Any]]) -> list[dict[str, Any]]:
         if events and self._steps:
             events[0] = {**events[0], "speculation": {"steps": self._steps}}
@@ -151,17 +144,3 @@ class _Growing:
             "output_tokens": counts["completion_tokens"],
             **{name: counts[name] for name in ("completion_tokens_details",) if name in counts},
         }
-
-
-async def _frames(growing: _Growing, deltas: Begun[tuple[int, Delta]]) -> AsyncGenerator[bytes, None]:
-    for event in growing.begin():
-        yield frame(event, event["type"])
-    try:
-        async for _, delta in deltas:
-            for event in growing.add(delta):
-                yield frame(event, event["type"])
-        for event in growing.finish():
-            yield frame(event, event["type"])
-    # the status is long sent: what goes wrong now is an event of its own
-    except Exception as error:
-        yield frame(body_of(told(error), PATH), "error")

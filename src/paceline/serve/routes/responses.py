@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
@@ -13,8 +11,8 @@ from fastapi.responses import JSONResponse
 
 from paceline.serve.asking import Ask, Delta, Service
 from paceline.serve.choices import Answer, usage
-from paceline.serve.conversing import ask_of, prompt_of
-from paceline.serve.events import Begun, EventStream, Route, frame, told, unless_gone
+from paceline.serve.conversing import answered, ask_of, prompt_of
+from paceline.serve.events import Route, told, unless_gone
 from paceline.serve.logprobs_told import chat_entries
 from paceline.serve.response_items import Items
 from paceline.serve.sampling_fields import generation_values
@@ -45,15 +43,7 @@ async def _answered(service: Service, settings: Settings, fields: ResponsesReque
     prompt = await prompt_of(service, settings, plan, fields.template_messages, "input")
     values = generation_values(fields) | {"logprobs": (fields.top_logprobs or 0) if fields.tells_logprobs else None}
     ask = await ask_of(service, settings, fields, plan, prompt, values, fields.max_output_tokens, "input")
-    growing = _Growing(service, fields, plan, ask)
-    if fields.stream:
-        deltas = await Begun.of(service.submit([ask]))
-        return EventStream(_frames(growing, deltas), deltas)
-    async with aclosing(service.submit([ask])) as deltas:
-        async for _, delta in deltas:
-            growing.add(delta)
-    growing.finish()
-    return JSONResponse(growing.response)
+    return await answered(service, ask, _Growing(service, fields, plan, ask), streamed=bool(fields.stream))
 
 
 class _Growing:
@@ -68,7 +58,7 @@ class _Growing:
         self._head = _echo(service, fields, ask)
 
     @property
-    def response(self) -> dict[str, Any]:
+    def body(self) -> dict[str, Any]:
         """As it stands now."""
         ended = self._answer.ended
         if ended is None:
@@ -86,7 +76,7 @@ class _Growing:
 
     def begin(self) -> list[dict[str, Any]]:
         return self._numbered_events(
-            [{"type": "response.created", "response": self.response}, {"type": "response.in_progress", "response": self.response}]
+            [{"type": "response.created", "response": self.body}, {"type": "response.in_progress", "response": self.body}]
         )
 
     def add(self, delta: Delta) -> list[dict[str, Any]]:
@@ -102,7 +92,7 @@ class _Growing:
         cut = self._answer.finish_reason != "stop"
         events = [*self._items.add(self._parser.end()), *self._items.finish(cut)]
         kind = "response.incomplete" if cut else "response.completed"
-        return self._numbered_events([*events, {"type": kind, "response": self.response}])
+        return self._numbered_events([*events, {"type": kind, "response": self.body}])
 
     def fail(self, error: Exception) -> list[dict[str, Any]]:
         described = {"code": "server_error", "message": told(error).message}
@@ -126,21 +116,6 @@ class _Growing:
             "output_tokens_details": {"reasoning_tokens": 0, **counts.get("completion_tokens_details", {})},
             "total_tokens": counts["total_tokens"],
         }
-
-
-async def _frames(growing: _Growing, deltas: Begun[tuple[int, Delta]]) -> AsyncGenerator[bytes, None]:
-    for event in growing.begin():
-        yield frame(event, event["type"])
-    try:
-        async for _, delta in deltas:
-            for event in growing.add(delta):
-                yield frame(event, event["type"])
-        for event in growing.finish():
-            yield frame(event, event["type"])
-    # the status is long sent: what goes wrong now is an event of its own
-    except Exception as error:
-        for event in growing.fail(error):
-            yield frame(event, event["type"])
 
 
 def _echo(service: Service, fields: ResponsesRequest, ask: Ask) -> dict[str, Any]:

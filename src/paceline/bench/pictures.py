@@ -1,0 +1,31 @@
+"""What all plots need of matplotlib, an optional package: it draws to PNG files, and opens no window."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+from paceline.bench.errors import BenchError
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+def pyplot_for_files() -> ModuleType:
+    """matplotlib.pyplot, which takes a while to import. Raises BenchError where matplotlib is not installed."""
+    try:
+        import matplotlib
+    except ImportError as error:
+        raise BenchError("plots need matplotlib: install paceline[bench]") from error
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    return pyplot
+
+
+def saved(figure: Figure, stem: Path, name: str) -> Path:
+    """Write STEM-name.png."""
+    file = stem.with_name(f"{stem.name}-{name}.png")
+    figure.savefig(file, dpi=120)
+    return file
