@@ -140,3 +140,20 @@ def test_an_answer_that_takes_too_long_is_cut_and_says_so() -> None:
         chunk = served.streamed(prompt="Once upon a time", max_tokens=1000, ignore_eos=True, speculation={"off": True})[-1]
         assert chunk["choices"][0]["stop_reason"] == "timeout"
         served.wait_for("vllm:num_requests_running", 0, 2.0)
+
+
+def test_what_is_kept_of_one_key_is_not_shown_to_another() -> None:
+    keys = ("first-key-0123", "second-key-0123")
+    asked = {"prompt": "The little dog ran after the red ball. " * 12, "max_tokens": 4}
+
+    def cached(served: Served, key: str, **more: object) -> int:
+        answer = served.client.post("/v1/completions", json={**asked, **more}, headers={"Authorization": f"Bearer {key}"})
+        return answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"]
+
+    with running("--api-key", keys[0], "--api-key", keys[1]) as served:
+        assert cached(served, keys[0]) == 0
+        assert cached(served, keys[0]) > 64
+        assert cached(served, keys[1]) == 0
+        assert cached(served, keys[1]) > 64
+        assert cached(served, keys[0], cache_salt="mine") == 0
+        assert served.client.get("/v1/models").status_code == 401

@@ -15,6 +15,7 @@ from paceline.serve.errors import APIError
 from paceline.serve.meter import Meter
 from paceline.serve.pipe import Ready
 from paceline.serve.process import EngineProcess
+from paceline.serve.recording import record
 from paceline.serve.settings import Settings
 from paceline.serve.texts import Texts, sampling_defaults
 
@@ -58,6 +59,9 @@ class EngineService(Service):
         await self.texts.check(grammar)
 
     def submit(self, asks: Many[Ask]) -> AsyncGenerator[tuple[int, Delta], None]:
+        # who shows another key is another tenant, whatever salt the request names
+        key = record().key
+        asks = asks if key is None else [replace(ask, tenant=f"{key}/{ask.tenant}") for ask in asks]
         return self._meter.watched(asks, self._answered(asks))
 
     async def _answered(self, asks: Many[Ask]) -> AsyncGenerator[tuple[int, Delta], None]:
