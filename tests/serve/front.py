@@ -5,17 +5,21 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from fastapi import APIRouter, FastAPI, Request
 from fastapi.responses import JSONResponse
 from fastapi.testclient import TestClient
 
-from paceline.serve.asking import Service
+from paceline.serve.asking import Ask, Service
 from paceline.serve.errors import APIError
+from paceline.serve.routes import chat, completions, responses
 from paceline.serve.settings import Settings
+from serve.fakes import FakeService
 
 Router = Callable[[Service, Settings], APIRouter]
+HELLO = [{"role": "user", "content": "hi"}]
 
 
 def app_of(service: Service, *routers: Router, **settings: Any) -> FastAPI:
@@ -91,3 +95,64 @@ async def leave(app: FastAPI, path: str, body: Mapping[str, Any], after: asyncio
     }
     await asyncio.wait_for(app(scope, receive, send), 5)
     return sent
+
+
+def left_at_work(app_of: Callable[[FakeService], FastAPI], path: str, body: Mapping[str, Any]) -> int:
+    """Leave once the engine has begun to answer. Returns how many submissions ended early, all closed before the app returned."""
+
+    async def scene() -> int:
+        at_work = asyncio.Event()
+
+        async def hold() -> None:
+            at_work.set()
+            await asyncio.Event().wait()
+
+        service = FakeService(hold=hold, context_length=4096)
+        await leave(app_of(service), path, body, at_work)
+        assert service.closed.is_set()
+        return service.left_early
+
+    return asyncio.run(scene())
+
+
+@dataclass(frozen=True)
+class Front:
+    """One route in OpenAI's form. body: the least it answers; what a test wishes is laid over it."""
+
+    router: Router
+    path: str
+    body: Mapping[str, Any]
+
+    def app(self, service: Service) -> FastAPI:
+        return app_of(service, self.router)
+
+    def client(self, service: Service, **settings: Any) -> TestClient:
+        return client_of(service, self.router, **settings)
+
+    def post(self, service: Service, **wishes: Any) -> dict[str, Any]:
+        answer = self.client(service).post(self.path, json={**self.body, **wishes})
+        assert answer.status_code == 200, answer.text
+        return answer.json()
+
+    def asked(self, **wishes: Any) -> Ask:
+        """The first choice that the engine hears of."""
+        service = FakeService()
+        self.post(service, **wishes)
+        return service.asked[0][0]
+
+    def stream(self, service: Service, **wishes: Any) -> list[dict[str, Any]]:
+        return streamed(self.client(service), self.path, {**self.body, **wishes})
+
+    def refused(self, **wishes: Any) -> tuple[int, str | None, str]:
+        service = FakeService()
+        told = refusal(self.client(service), self.path, {**self.body, **wishes})
+        assert not service.asked, "the engine heard of a request that was refused"
+        return told
+
+    def left_at_work(self, **wishes: Any) -> int:
+        return left_at_work(self.app, self.path, {**self.body, **wishes})
+
+
+COMPLETIONS = Front(completions.router, "/v1/completions", {"prompt": "ab"})
+CHAT = Front(chat.router, "/v1/chat/completions", {"messages": HELLO})
+RESPONSES = Front(responses.router, "/v1/responses", {"input": "hi"})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from typing import Any
 
@@ -15,20 +14,16 @@ from paceline.serve.asking import Ask, Delta
 from paceline.serve.errors import APIError
 from paceline.serve.routes.messages import router
 from paceline.serve.settings import Settings
+from serve.calls import CALLS
 from serve.fakes import FakeService
-from serve.front import leave
+from serve.front import HELLO, left_at_work
 
 PATH = "/v1/messages"
-HELLO = [{"role": "user", "content": "hi"}]
 LOOK = {
     "name": "look",
     "description": "look at it",
     "input_schema": {"type": "object", "properties": {"at": {"type": "integer"}}, "required": ["at"]},
 }
-CALLS = (
-    'Well.\n<tool_call>\n{"name": "look", "arguments": {"at": 1}}\n</tool_call>\n'
-    '<tool_call>\n{"name": "look", "arguments": {"at": 23}}\n</tool_call>'
-)
 
 
 def app_of(service: FakeService, **settings: Any) -> FastAPI:
@@ -323,19 +318,7 @@ def test_failures():
 
 @pytest.mark.parametrize("streams", [False, True])
 def test_leaving_ends_the_work(streams: bool):
-    async def go() -> FakeService:
-        gone = asyncio.Event()
-
-        async def hold() -> None:
-            gone.set()
-            await asyncio.sleep(30)
-
-        service = fake(hold=hold)
-        await leave(app_of(service), PATH, {"messages": HELLO, "max_tokens": 9, "stream": streams}, gone)
-        assert service.closed.is_set()
-        return service
-
-    assert asyncio.run(go()).left_early == 1
+    assert left_at_work(app_of, PATH, {"messages": HELLO, "max_tokens": 9, "stream": streams}) == 1
 
 
 def said(*blocks: Any, role: str = "user") -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from typing import Any
 
@@ -10,31 +9,18 @@ import pytest
 
 from paceline.serve.asking import Ask
 from paceline.serve.errors import APIError
-from paceline.serve.routes.responses import router
+from serve.calls import CALLS, LOOK
 from serve.fakes import FakeService, token_logprobs
-from serve.front import app_of, client_of, leave, refusal
+from serve.front import RESPONSES
 from serve.openapi_schema import check
 
-PATH = "/v1/responses"
 LOGPROBS = ["message.output_text.logprobs"]
-LOOK = {
-    "type": "function",
-    "name": "look",
-    "description": "look at it",
-    "parameters": {"type": "object", "properties": {"at": {"type": "integer"}}, "required": ["at"]},
-    "strict": True,
-}
-CALLS = (
-    'Well.\n<tool_call>\n{"name": "look", "arguments": {"at": 1}}\n</tool_call>\n'
-    '<tool_call>\n{"name": "look", "arguments": {"at": 23}}\n</tool_call>'
-)
 
 
 def post(service: FakeService, **body: Any) -> dict[str, Any]:
-    answer = client_of(service, router).post(PATH, json={"input": "hi", **body})
-    assert answer.status_code == 200, answer.text
-    check("Response", answer.json())
-    return answer.json()
+    answer = RESPONSES.post(service, **body)
+    check("Response", answer)
+    return answer
 
 
 def asked(**body: Any) -> Ask:
@@ -50,7 +36,7 @@ def told(service: FakeService, items: list[dict[str, Any]], **body: Any) -> list
 
 def stream(service: FakeService, **body: Any) -> list[dict[str, Any]]:
     """Its events, each named as its type, numbered in order, and as OpenAI describes it."""
-    answer = client_of(service, router).post(PATH, json={"input": "hi", **body, "stream": True})
+    answer = RESPONSES.client(service).post(RESPONSES.path, json={"input": "hi", **body, "stream": True})
     assert answer.status_code == 200, answer.text
     assert answer.headers["content-type"].startswith("text/event-stream")
     events = []
@@ -63,13 +49,6 @@ def stream(service: FakeService, **body: Any) -> list[dict[str, Any]]:
     for event in events:
         check("ResponseStreamEvent", event)
     return events
-
-
-def refused(**body: Any) -> tuple[int, str | None, str]:
-    service = FakeService()
-    found = refusal(client_of(service, router), PATH, {"input": "hi", **body})
-    assert not service.asked, "the engine heard of a request that was refused"
-    return found
 
 
 def test_answer():
@@ -309,7 +288,7 @@ def test_trace():
 
 def test_failures():
     error = APIError(503, "the engine is gone", retry_after_s=3)
-    answer = client_of(FakeService(refuses=error), router).post(PATH, json={"input": "hi", "stream": True})
+    answer = RESPONSES.client(FakeService(refuses=error)).post(RESPONSES.path, json={"input": "hi", "stream": True})
     assert answer.status_code == 503
     assert answer.headers["retry-after"] == "3"
     events = stream(FakeService(breaks=(2, error)))
@@ -320,83 +299,4 @@ def test_failures():
 
 @pytest.mark.parametrize("streams", [False, True])
 def test_leaving_ends_the_work(streams: bool):
-    async def go() -> FakeService:
-        gone = asyncio.Event()
-
-        async def hold() -> None:
-            gone.set()
-            await asyncio.sleep(30)
-
-        service = FakeService(hold=hold)
-        await leave(app_of(service, router), PATH, {"input": "hi", "stream": streams}, gone)
-        assert service.closed.is_set()
-        return service
-
-    assert asyncio.run(go()).left_early == 1
-
-
-def item(**fields: Any) -> dict[str, Any]:
-    return {"input": [fields]}
-
-
-@pytest.mark.parametrize(
-    ("body", "param", "said"),
-    [
-        ({"store": True}, "store", "stored"),
-        ({"previous_response_id": "resp_1"}, "previous_response_id", "stored"),
-        ({"conversation": "c"}, "conversation", "stored"),
-        ({"background": True}, "background", "stored"),
-        ({"prompt": {"id": "p"}}, "prompt", "stored"),
-        ({"reasoning": {"effort": "low"}}, "reasoning", "one way"),
-        ({"include": ["reasoning.encrypted_content"]}, "include", "reasoning.encrypted_content"),
-        ({"truncation": "auto"}, "truncation", "left out"),
-        ({"top_logprobs": 2}, "top_logprobs", "include"),
-        ({"max_tokens": 3}, "max_tokens", "max_output_tokens"),
-        ({"n": 2}, "n", "one answer"),
-        ({"messages": []}, "messages", "'input'"),
-        ({"tools": [{"type": "web_search"}]}, "tools[0].type", "web_search"),
-        ({"tools": [LOOK], "tool_choice": {"type": "mcp"}}, "tool_choice.type", "mcp"),
-        ({"tools": [LOOK], "tool_choice": {"type": "function", "name": "no"}}, "tool_choice", "not among"),
-        ({"tool_choice": "required"}, "tool_choice", "needs 'tools'"),
-        (
-            {"tools": [LOOK], "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [{"name": "no"}]}},
-            "tool_choice",
-            "'no'",
-        ),
-        ({"text": {"format": {"type": "json_schema", "name": "a"}}}, "text.format.schema", "needs it"),
-        ({"text": {"format": {"type": "grammar"}}}, "text.format.type", "json_schema"),
-        ({"text": {"format": {"type": "json_object"}}, "guided_regex": "a"}, "text.format", "excludes"),
-        ({"input": []}, "input", "at least 1"),
-        ({"input": None}, "input", "a text or a list"),
-        ({"input": {}}, "input", "a text or a list"),
-        (item(role="user", content=3), "input[0].content", "a text or a list"),
-        ({"tool_choice": 3}, "tool_choice", "dictionary"),
-        (item(type="reasoning", summary=[]), "input[0].type", "reasoning"),
-        (item(type="item_reference", id="a"), "input[0].type", "item_reference"),
-        (item(role="user"), "input[0].content", "missing"),
-        (item(role="user", content="a", call_id="b"), "input[0].call_id", "no part"),
-        (
-            item(role="user", content=[{"type": "input_image", "image_url": "http://a"}]),
-            "input[0].content[0].type",
-            "input_image",
-        ),
-        (item(role="user", content=[{"type": "input_text"}]), "input[0].content[0].text", "holds"),
-        (item(type="function_call", call_id="a", name="f", arguments="[]"), "input[0].arguments", "JSON object"),
-        (item(type="function_call_output", output="a"), "input[0].call_id", "missing"),
-        ({"odd": 1}, "odd", "unknown"),
-        ({"speculation": {"drafter": "magic"}}, "speculation.drafter", "ngram"),
-        ({"max_output_tokens": 0}, "max_output_tokens", "greater"),
-    ],
-)
-def test_refused_by_name(body: dict[str, Any], param: str, said: str):
-    status, named, message = refused(**body)
-    assert (status, named) == (400, param), message
-    assert said in message
-
-
-def test_limits():
-    assert refused(model="other")[0] == 404
-    assert refused(input="x" * 600)[1:] == ("input", refused(input="x" * 600)[2])
-    status, param, message = refusal(client_of(FakeService(), router, max_prompt_chars=10), PATH, {"input": "x" * 11})
-    assert (status, param) == (400, "input")
-    assert "at most 10" in message
+    assert RESPONSES.left_at_work(stream=streams) == 1

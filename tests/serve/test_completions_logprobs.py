@@ -1,0 +1,89 @@
+"""What POST /v1/completions tells of tokens: log-probabilities, ids, and the prompt itself."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from paceline.logprobs import TokenLogprobs
+from paceline.serve.asking import Delta
+from serve.fakes import BOS, EOS, VOCAB, FakeService, token_logprobs
+from serve.front import COMPLETIONS
+
+post = COMPLETIONS.post
+
+
+def test_logprobs():
+    body = post(FakeService(), logprobs=2, max_tokens=5)
+    told = body["choices"][0]["logprobs"]
+    expected = [token_logprobs(token, 2) for token in b"hello"]
+    assert told["tokens"] == list("hello")
+    assert told["token_logprobs"] == [one.logprob for one in expected]
+    assert told["top_logprobs"][0] == {"h": expected[0].logprob, "i": expected[0].logprob - 1}
+    assert told["text_offset"] == [0, 1, 2, 3, 4]
+
+
+def test_logprobs_of_bytes_that_are_no_character():
+    told = post(FakeService(answer="aüb"), logprobs=0)["choices"][0]["logprobs"]
+    assert told["tokens"] == ["a", "bytes:\\xc3", "bytes:\\xbc", "b", "</s>"]
+    assert told["text_offset"] == [0, 1, 1, 2, 3]
+    assert [len(top) for top in told["top_logprobs"]] == [1] * 5
+
+
+def test_infinite_logprobs_are_written_as_openai_writes_them():
+    impossible = TokenLogprobs(97, float("-inf"), VOCAB, ((98, float("-inf")),))
+    fake = FakeService()
+    ends = Delta("a", (97,), ("",), (impossible,))
+    service = FakeService(script=lambda ask: [replace(ends, ending=fake.ending(ask, 1, 1, "stop", None))])
+    told = post(service, logprobs=1)["choices"][0]["logprobs"]
+    assert told["token_logprobs"] == [-9999.0]
+    assert told["top_logprobs"] == [{"a": -9999.0, "b": -9999.0}]
+
+
+def test_lm_eval_reads_the_prompt():
+    """Its local-completions: token ids, one token more, the likeliest of each place beside it."""
+    service = FakeService()
+    prompts = [[97, 98, 99], [100, 101]]
+    body = post(service, prompt=prompts, max_tokens=1, logprobs=1, echo=True, temperature=0, seed=1234)
+    for prompt, choice, ask in zip(prompts, body["choices"], service.asked[0], strict=True):
+        told = choice["logprobs"]
+        assert {len(values) for values in told.values()} == {len(prompt) + 1}
+        assert told["token_logprobs"][0] is None
+        assert told["token_logprobs"][1:-1] == [token_logprobs(token, 1).logprob for token in prompt[1:]]
+        for logprob, top in zip(told["token_logprobs"][1:], told["top_logprobs"][1:], strict=True):
+            assert logprob == max(top.values())
+        assert choice["text"] == bytes(prompt).decode() + "h"
+        assert told["text_offset"] == list(range(len(prompt) + 1))
+        assert ask.params.prompt_logprobs == 1
+        assert ask.params.max_tokens == 1
+
+
+def test_echo_alone():
+    body = post(FakeService(), max_tokens=0, echo=True, logprobs=1)
+    choice = body["choices"][0]
+    assert (choice["text"], choice["finish_reason"], choice["stop_reason"]) == ("ab", "length", None)
+    assert choice["logprobs"]["tokens"] == ["<s>", "a", "b"]
+    assert choice["logprobs"]["text_offset"] == [0, 0, 1], "a BOS that the text does not show takes no room"
+    assert body["usage"]["completion_tokens"] == 0
+    assert post(FakeService(), max_tokens=0)["choices"][0]["text"] == ""
+    assert post(FakeService(), max_tokens=0, echo=True)["choices"][0]["logprobs"] is None
+
+
+def test_echo_of_ids_shows_special_tokens():
+    choice = post(FakeService(), prompt=[BOS, 97], echo=True, logprobs=0, max_tokens=1)["choices"][0]
+    assert choice["text"] == "<s>ah"
+    assert choice["logprobs"]["text_offset"] == [0, 3, 4]
+
+
+def test_prompt_logprobs():
+    choice = post(FakeService(), prompt_logprobs=1, echo=True, logprobs=3, max_tokens=1)["choices"][0]
+    assert choice["prompt_logprobs"][0] is None
+    assert choice["prompt_logprobs"][1] == {
+        "97": {"logprob": token_logprobs(97, 1).logprob, "rank": 1, "decoded_token": "a"},
+    }
+    assert len(choice["logprobs"]["top_logprobs"][1]) == 3
+
+
+def test_token_ids():
+    choice = post(FakeService(), return_token_ids=True)["choices"][0]
+    assert choice["prompt_token_ids"] == [BOS, 97, 98]
+    assert choice["token_ids"] == [*b"hello world", EOS]

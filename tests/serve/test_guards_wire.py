@@ -1,0 +1,98 @@
+"""Guards over real connections: whoever drips, lies or never ends is not waited for."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+
+import pytest
+
+from paceline.serve.guards import guarded
+from paceline.serve.settings import Settings
+from serve.guarding import small_app
+from serve.wires import Wire
+
+
+@pytest.fixture(scope="module")
+def wire() -> Iterable[Wire]:
+    with Wire(guarded(small_app(), Settings(body_timeout_s=0.4)), Settings(), patience_s=0.4) as one:
+        yield one
+
+
+def test_a_large_head_is_refused_over_a_connection(wire: Wire) -> None:
+    for head in (b"GET /health HTTP/1.1\r\nHost: localhost\r\nX: " + b"a" * 200_000 + b"\r\n\r\n", b"GET /" + b"a" * 200_000):
+        answer = wire.told(head)
+        assert b" 431 " in answer.split(b"\r\n")[0]
+        assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"\x16\x03\x01\x02\x00",
+        b"GET\r\n\r\n",
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: localhost\r\nHost: localhost\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: localhost\r\nContent-Length: -1\r\n\r\n",
+        b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n",
+    ],
+)
+def test_what_is_no_request_is_refused(wire: Wire, head: bytes) -> None:
+    answer = wire.told(head)
+    assert answer.split(b" ")[1] == b"400"
+    assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["message"] == "this is not a request in HTTP/1.1"
+
+
+def test_a_head_that_drips_is_not_waited_for(wire: Wire) -> None:
+    for begun, drip in ((b"GET / HT", b"T"), (b"", b"G"), (b"", b"")):
+        assert wire.told(begun, drip=drip) == b""
+        assert wire.closed
+
+
+def test_a_head_that_drips_behind_an_answer_is_not_waited_for(wire: Wire) -> None:
+    answer = wire.told(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\nGET /x", drip=b"x")
+    assert answer.startswith(b"HTTP/1.1 200")
+    assert answer.count(b"HTTP/1.1") == 1
+    assert wire.closed
+
+
+def test_a_body_that_drips_is_not_waited_for(wire: Wire) -> None:
+    head = b"POST /v1/echo HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\n"
+    assert wire.told(head, drip=b" ").startswith(b"HTTP/1.1 408")
+    assert wire.closed
+
+
+def test_a_body_that_is_refused_and_never_ends_is_not_waited_for(wire: Wire) -> None:
+    head = b"POST /v1/echo HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % (64 << 20)
+    assert wire.told(head, drip=b" ").startswith(b"HTTP/1.1 413")
+    assert wire.closed
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+def test_a_large_body_is_refused_over_a_connection_and_not_held(wire: Wire, chunked: bool) -> None:
+    kind = b"Transfer-Encoding: chunked" if chunked else b"Content-Length: %d" % (64 << 20)
+    part = b"x" * 65536
+    parts = [b"10000\r\n" + part + b"\r\n" if chunked else part] * 1024
+    before = wire.peak_bytes()
+    answer = wire.told(b"POST /v1/echo HTTP/1.1\r\nHost: localhost\r\n" + kind + b"\r\n\r\n", *parts)
+    assert answer.startswith(b"HTTP/1.1 413")
+    assert wire.peak_bytes() - before < 24 << 20
+
+
+def test_whoever_waits_to_be_told_to_go_on_is_refused_at_once(wire: Wire) -> None:
+    head = b"POST /v1/echo HTTP/1.1\r\nHost: localhost\r\nExpect: 100-continue\r\nContent-Length: %d\r\n\r\n" % (64 << 20)
+    assert wire.told(head).startswith(b"HTTP/1.1 413")
+
+
+def test_a_stream_that_breaks_is_cut_and_not_ended(wire: Wire) -> None:
+    ask = b"GET /v1/stream%s HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    assert wire.told(ask % b"").endswith(b"0\r\n\r\n")
+    broken = wire.told(ask % b"?breaks=1")
+    assert b"one" in broken
+    assert not broken.endswith(b"0\r\n\r\n")
+
+
+def test_an_answering_connection_is_left_in_peace(wire: Wire) -> None:
+    request = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    assert wire.told(request, pause_s=0.6, then=request).count(b"HTTP/1.1 200") == 2
+    assert not wire.closed

@@ -1,0 +1,80 @@
+"""What POST /v1/responses refuses."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from serve.calls import LOOK
+from serve.fakes import FakeService
+from serve.front import RESPONSES, refusal
+
+refused = RESPONSES.refused
+
+
+def item(**fields: Any) -> dict[str, Any]:
+    return {"input": [fields]}
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "said"),
+    [
+        ({"store": True}, "store", "stored"),
+        ({"previous_response_id": "resp_1"}, "previous_response_id", "stored"),
+        ({"conversation": "c"}, "conversation", "stored"),
+        ({"background": True}, "background", "stored"),
+        ({"prompt": {"id": "p"}}, "prompt", "stored"),
+        ({"reasoning": {"effort": "low"}}, "reasoning", "one way"),
+        ({"include": ["reasoning.encrypted_content"]}, "include", "reasoning.encrypted_content"),
+        ({"truncation": "auto"}, "truncation", "left out"),
+        ({"top_logprobs": 2}, "top_logprobs", "include"),
+        ({"max_tokens": 3}, "max_tokens", "max_output_tokens"),
+        ({"n": 2}, "n", "one answer"),
+        ({"messages": []}, "messages", "'input'"),
+        ({"tools": [{"type": "web_search"}]}, "tools[0].type", "web_search"),
+        ({"tools": [LOOK], "tool_choice": {"type": "mcp"}}, "tool_choice.type", "mcp"),
+        ({"tools": [LOOK], "tool_choice": {"type": "function", "name": "no"}}, "tool_choice", "not among"),
+        ({"tool_choice": "required"}, "tool_choice", "needs 'tools'"),
+        (
+            {"tools": [LOOK], "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [{"name": "no"}]}},
+            "tool_choice",
+            "'no'",
+        ),
+        ({"text": {"format": {"type": "json_schema", "name": "a"}}}, "text.format.schema", "needs it"),
+        ({"text": {"format": {"type": "grammar"}}}, "text.format.type", "json_schema"),
+        ({"text": {"format": {"type": "json_object"}}, "guided_regex": "a"}, "text.format", "excludes"),
+        ({"input": []}, "input", "at least 1"),
+        ({"input": None}, "input", "a text or a list"),
+        ({"input": {}}, "input", "a text or a list"),
+        (item(role="user", content=3), "input[0].content", "a text or a list"),
+        ({"tool_choice": 3}, "tool_choice", "dictionary"),
+        (item(type="reasoning", summary=[]), "input[0].type", "reasoning"),
+        (item(type="item_reference", id="a"), "input[0].type", "item_reference"),
+        (item(role="user"), "input[0].content", "missing"),
+        (item(role="user", content="a", call_id="b"), "input[0].call_id", "no part"),
+        (
+            item(role="user", content=[{"type": "input_image", "image_url": "http://a"}]),
+            "input[0].content[0].type",
+            "input_image",
+        ),
+        (item(role="user", content=[{"type": "input_text"}]), "input[0].content[0].text", "holds"),
+        (item(type="function_call", call_id="a", name="f", arguments="[]"), "input[0].arguments", "JSON object"),
+        (item(type="function_call_output", output="a"), "input[0].call_id", "missing"),
+        ({"odd": 1}, "odd", "unknown"),
+        ({"speculation": {"drafter": "magic"}}, "speculation.drafter", "ngram"),
+        ({"max_output_tokens": 0}, "max_output_tokens", "greater"),
+    ],
+)
+def test_refused_by_name(body: dict[str, Any], param: str, said: str):
+    status, named, message = refused(**body)
+    assert (status, named) == (400, param), message
+    assert said in message
+
+
+def test_limits():
+    assert refused(model="other")[0] == 404
+    assert refused(input="x" * 600)[1:] == ("input", refused(input="x" * 600)[2])
+    status, param, message = refusal(RESPONSES.client(FakeService(), max_prompt_chars=10), RESPONSES.path, {"input": "x" * 11})
+    assert (status, param) == (400, "input")
+    assert "at most 10" in message
