@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import random
+import shutil
 import signal
 import socket
 import subprocess
@@ -21,9 +23,11 @@ from typing import Any
 import httpx2 as httpx
 import pytest
 
+from paceline.models.embedded import DEFAULT, WEIGHTS_FOLDER
 from serve.harness import Served, chunks, running, text_of
 
 STORY = {"prompt": "Once upon a time", "temperature": 0, "ignore_eos": True}
+MODEL = WEIGHTS_FOLDER / DEFAULT
 RUNNING, WAITING = "vllm:num_requests_running", "vllm:num_requests_waiting"
 LEAVE_S = 2.0
 FAIL_S = 5.0
@@ -236,16 +240,38 @@ def test_nothing_listens_but_the_port() -> None:
 
 @pytest.mark.parametrize("harm", ["config.json", "model.safetensors", "tokenizer.json"])
 def test_a_damaged_checkpoint_is_one_sentence(tmp_path: Path, harm: str) -> None:
-    import shutil
-
-    from paceline.models.embedded import DEFAULT, embedded_path
-
-    source = embedded_path(DEFAULT)
-    assert source is not None
-    shutil.copytree(source, tmp_path / "model")
+    shutil.copytree(MODEL, tmp_path / "model")
     (tmp_path / "model" / harm).write_bytes(b'{"a": ' + bytes(range(192, 256)))
     command = [sys.executable, "-m", "paceline", "serve", "--port", "0", str(tmp_path / "model")]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert ended.returncode == 2
     assert ended.stderr.startswith("paceline: ")
     assert ended.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+        "{{ cycler.__init__.__globals__.os.system('touch ran') }}",
+        "{% for a in range(10**12) %}{% endfor %}",
+        "{{ 1 / 0 }}",
+        "{{ messages[7].content }}",
+    ],
+)
+def test_a_hostile_checkpoint_runs_no_code(tmp_path: Path, template: str) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(MODEL, folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "auto_map": {"AutoModelForCausalLM": "evil.Evil"}}))
+    (folder / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\nclass Evil: pass\n")
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    (folder / "tokenizer_config.json").write_text(json.dumps({**settings, "chat_template": template}))
+    with running(str(folder)) as served:
+        answer = served.client.post("/v1/chat/completions", json={"messages": [{"role": "user", "content": "Hello"}]})
+        assert answer.status_code == 400
+        assert "Traceback" not in answer.text
+        assert served.complete(prompt="Once upon", max_tokens=2)["usage"]["completion_tokens"] == 2
+        assert served.client.post("/v1/completions", json={"prompt": "x", "model": "../../etc/passwd"}).status_code == 404
+    assert not (tmp_path / "ran").exists()
+    assert not Path("ran").exists()
