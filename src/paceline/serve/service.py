@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Mapping, Sequence as Many
 from dataclasses import dataclass, replace
-from pathlib import Path
 from time import time
 from typing import Any
 
+from paceline.models.tokenizer import Tokenizer
 from paceline.params import Grammar
 from paceline.serve.asking import Ask, Delta, Service
 from paceline.serve.errors import APIError
@@ -24,16 +24,15 @@ _GRACE_S = 10.0
 
 
 class EngineService(Service):
-    """folder: of the model. ready: what its engine said it is. meter: told of everything that is asked."""
+    """ready: what the engine said it is. meter: told of everything that is asked."""
 
-    def __init__(self, engine: EngineProcess, folder: Path, settings: Settings, ready: Ready, meter: Meter) -> None:
+    def __init__(self, engine: EngineProcess, tokenizer: Tokenizer, settings: Settings, ready: Ready, meter: Meter) -> None:
         self._engine, self._settings, self._meter = engine, settings, meter
-        self.texts = Texts(folder, ready.vocab_size, settings.max_prompt_chars)
-        tokenizer = self.texts.tokenizer
-        self.model = settings.served_name or folder.name
+        self.texts = Texts(tokenizer, ready.vocab_size, settings.max_prompt_chars)
+        self.model = settings.served_name or tokenizer.path.name
         self.created = int(time())
         self.context_length, self.vocab_size = ready.context_length, ready.vocab_size
-        self.defaults = sampling_defaults(folder)
+        self.defaults = sampling_defaults(tokenizer.path)
         self.has_chat_template, self.chat_template = tokenizer.has_chat_template, tokenizer.chat_template
         self.special_tokens: Mapping[str, str] = tokenizer.special_tokens
         self.drafters, self.default_drafters = ready.drafters, ready.default_drafters

@@ -13,6 +13,7 @@ import uvicorn
 
 from paceline.models.embedded import DEFAULT
 from paceline.models.load import resolve
+from paceline.models.tokenizer import Tokenizer
 from paceline.serve import health, metrics
 from paceline.serve.app import application
 from paceline.serve.connections import uvicorn_options
@@ -53,8 +54,15 @@ async def serve(settings: Settings, started: Callable[[str, EngineService], None
 
     engine = EngineProcess(worker_settings(settings), heard, meter.engine_restarted)
     try:
-        ready = await engine.start()
-        service = EngineService(engine, folder, settings, ready, meter)
+        # both take seconds, and neither needs the other
+        reading = asyncio.create_task(asyncio.to_thread(Tokenizer, folder))
+        try:
+            ready = await engine.start()
+        finally:
+            # looked at whatever happens: of a failure that nobody looks at asyncio writes a traceback
+            await asyncio.wait([reading])
+            reading.exception()
+        service = EngineService(engine, reading.result(), settings, ready, meter)
 
         def state() -> health.State:
             if service.draining:

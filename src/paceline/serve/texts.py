@@ -26,9 +26,9 @@ Result = TypeVar("Result")
 class Texts:
     """The tokenizer of a model behind a small pool of threads. max_chars: of all texts of one request, together."""
 
-    def __init__(self, path: Path, vocab_size: int, max_chars: int) -> None:
-        self.tokenizer = Tokenizer(path)
-        self._pieces, self._max_chars = Pieces(self.tokenizer, vocab_size), max_chars
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int, max_chars: int) -> None:
+        self.tokenizer = tokenizer
+        self._pieces, self._max_chars = Pieces(tokenizer, vocab_size), max_chars
         self._grammars = Grammars(self.tokenizer, vocab_size)
         self._pool = ThreadPoolExecutor(_THREADS, "texts")
 
