@@ -18,7 +18,7 @@ _QUOTED_CHARS = 100
 
 def application(routers: Iterable[APIRouter]) -> FastAPI:
     """The routes and how their errors are told; nothing guards them yet."""
-    # the pages that FastAPI makes of the schema load their scripts from elsewhere: a browser here finds the schema itself
+    # the pages that FastAPI makes of the schema load their scripts from elsewhere: /docs is one of ours
     app = FastAPI(
         title="Paceline",
         version=__version__,

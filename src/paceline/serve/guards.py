@@ -16,9 +16,9 @@ from paceline.serve.recording import Observer, Recorded, path_of, record
 from paceline.serve.refusals import Caught, failed
 from paceline.serve.settings import Settings
 
-OPEN_PATHS = frozenset({"/", "/health", "/favicon.ico"})
+OPEN_PATHS = frozenset({"/", "/docs", "/health", "/favicon.ico"})
 OPEN_FOLDER = "/page/"
-"""The live page must load before anyone can type a key into it; it holds nothing but the page's own files."""
+"""The pages must load before anyone can type a key into them; it holds nothing but their own files."""
 _MOST_HEADERS = 100
 _QUOTED_CHARS = 100
 _ASIDE_BYTES = 1 << 16
@@ -70,7 +70,7 @@ class Heads:
 
 
 class Locked:
-    """API keys, on every route but the page's files and /health."""
+    """API keys, on every route but the pages' files and /health."""
 
     def __init__(self, app: ASGIApp, settings: Settings) -> None:
         self._app, self._keys = app, Keys(settings.keys)

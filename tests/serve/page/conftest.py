@@ -9,15 +9,16 @@ import pytest
 from fastapi import Request
 from fastapi.responses import JSONResponse
 
+from paceline.serve.app import application
 from paceline.serve.errors import APIError
-from paceline.serve.routes import chat, completions, listing, page
-from serve.front import app_of
+from paceline.serve.routes import chat, completions, listing, messages, page, responses, tokens
+from paceline.serve.settings import Settings
 from serve.page.words import WordService, listening
 
 if TYPE_CHECKING:
     from serve.page.browser import Browser
 
-ROUTERS = (completions.router, chat.router, listing.router, page.router)
+ROUTERS = tuple(one.router for one in (completions, chat, messages, responses, tokens, listing, page))
 
 
 @pytest.fixture(scope="package")
@@ -30,12 +31,13 @@ def tab(service: WordService, tmp_path_factory: pytest.TempPathFactory) -> Itera
     # only here, since the tests of the files need no browser
     from serve.page.browser import browsing
 
-    app = app_of(service, *ROUTERS)
+    app = application(one(service, Settings()) for one in ROUTERS)
 
     @app.middleware("http")
     async def locked(request: Request, go_on):
         shown = request.headers.get("authorization")
-        if service.model == "locked" and request.url.path.startswith("/v1/") and shown != "Bearer right-key":
+        guarded = request.url.path.startswith("/v1/") or request.url.path == "/openapi.json"
+        if service.model == "locked" and guarded and shown != "Bearer right-key":
             error = APIError(401, "the API key is missing or wrong")
             return JSONResponse(error.body, 401)
         return await go_on(request)

@@ -7,24 +7,27 @@ import re
 from importlib.resources import files
 
 import pytest
+from fastapi.testclient import TestClient
 
 from paceline.engine.prompts import all_prompts
+from paceline.serve.app import application
 from paceline.serve.routes.page import router
+from paceline.serve.settings import Settings
 from serve.fakes import FakeService
-from serve.front import client_of
 
 FOLDER = files("paceline.serve") / "page"
 NAMES = sorted(one.name for one in FOLDER.iterdir())
+PAGES = {"index.html": "/", "api.html": "/docs"}
 
 
 @pytest.fixture(scope="module")
 def client():
-    return client_of(FakeService(), router)
+    return TestClient(application([router(FakeService(), Settings())]))
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_file_is_served_under_a_strict_policy(client, name):
-    answer = client.get("/" if name == "index.html" else f"/page/{name}")
+    answer = client.get(PAGES.get(name, f"/page/{name}"))
     assert answer.status_code == 200
     assert answer.content == (FOLDER / name).read_bytes()
     kinds = {"html": "text/html", "css": "text/css", "js": "text/javascript"}
@@ -55,7 +58,9 @@ def test_a_file_that_is_known_is_not_sent_again(client):
     assert (head.status_code, head.content, head.headers["content-length"]) == (200, b"", str(len(first.content)))
 
 
-@pytest.mark.parametrize("name", ["other.js", "index.html", "..%2Fsettings.py", "%2e%2e/settings.py", "main.js%00", ""])
+@pytest.mark.parametrize(
+    "name", ["other.js", "index.html", "api.html", "..%2Fsettings.py", "%2e%2e/settings.py", "main.js%00", ""]
+)
 def test_nothing_else_is_served(client, name):
     assert client.get(f"/page/{name}", follow_redirects=False).status_code in (307, 404)
     assert "Settings" not in client.get(f"/page/{name}").text
@@ -69,6 +74,18 @@ def test_nothing_comes_from_elsewhere(name):
         assert module.removeprefix("./") in NAMES
     # neither would run under the policy, and text of a model is never read as anything but text
     assert not re.search(r"\son\w+=|\sstyle=|<script>|innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\b", text)
+
+
+def test_the_pages_lead_to_each_other_wherever_a_proxy_puts_them(client):
+    # relative to the folder that both are in
+    assert '<a href="docs">' in client.get("/").text
+    assert '<a href="./">' in client.get("/docs").text
+    for page in PAGES.values():
+        text = client.get(page).text
+        assert not re.search(r'(?:href|src)="/', text)
+        scripts = re.findall(r'<script type="module" src="page/([^"]+)"></script>', text)
+        assert len(scripts) == 1
+        assert {*scripts, *re.findall(r'href="page/([^"]+)"', text)} <= set(NAMES)
 
 
 def test_examples_are_prompts_of_the_embedded_model():

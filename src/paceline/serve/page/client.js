@@ -14,6 +14,11 @@ export function useKey(key) {
   sessionStorage.setItem(KEY, key);
 }
 
+/** Whether the server wanted a key and was given one. */
+export function hasKey() {
+  return sessionStorage.getItem(KEY) !== null;
+}
+
 async function ask(path, options = {}) {
   const key = sessionStorage.getItem(KEY);
   const headers = { ...options.headers, ...(key ? { Authorization: `Bearer ${key}` } : {}) };
@@ -41,6 +46,11 @@ function sentence(message) {
 /** What drafts and who decides: the answer of GET /v1/speculation. */
 export async function offered() {
   return (await ask("v1/speculation")).json();
+}
+
+/** Every route and what it takes: the answer of GET /openapi.json. */
+export async function described() {
+  return (await ask("openapi.json")).json();
 }
 
 /** Yields lists of chunks, as many as one read of the network brought. Raises Refused; ends early when `signal` is aborted. */

@@ -1,7 +1,8 @@
 // The page put together: the form, the runs it starts, and what is said of them.
 
+import { attempt, tell } from "./attempt.js";
 import { Card } from "./card.js";
-import { offered, Refused, useKey } from "./client.js";
+import { offered, Refused } from "./client.js";
 import { ANYONE, EXAMPLES } from "./examples.js";
 import { hueOf, introduce } from "./palette.js";
 import { Run } from "./run.js";
@@ -14,7 +15,6 @@ const IDLE = ["reference", "grammar"];
 const card = new Card($("card"));
 let about = null;
 let runs = [];
-let again = null;
 let following = false;
 let stopping = false;
 
@@ -174,33 +174,11 @@ function conclude({ same, text, detail }) {
   $("status").textContent = `${text} ${detail ?? ""}`;
 }
 
-function tell(sentence) {
-  $("error").textContent = sentence;
-  $("error").hidden = !sentence;
-}
-
 /** The end of the text stays in sight, until the reader scrolls. */
 function follow(run) {
   if (!following) return;
   const over = run.box.getBoundingClientRect().bottom - innerHeight + 24;
   if (over > 0) scrollBy(0, over);
-}
-
-/** Runs what the reader asked for; what the server refuses is told in a sentence, and a key is asked for where one is missing. */
-async function attempt(action) {
-  try {
-    await action();
-    return true;
-  } catch (error) {
-    if (!(error instanceof Refused)) throw error;
-    tell(error.message);
-    if (error.status === 401) {
-      again = action;
-      $("key-form").hidden = false;
-      $("key").focus();
-    }
-    return false;
-  }
 }
 
 $("ask").addEventListener("submit", (event) => {
@@ -221,14 +199,6 @@ $("replay").addEventListener("click", () => attempt(replay));
 $("keep").addEventListener("change", () => document.body.classList.toggle("keep", $("keep").checked));
 $("compare").addEventListener("change", () => {
   $("other").hidden = $("in-turn-label").hidden = !$("compare").checked;
-});
-$("key-form").addEventListener("submit", async (event) => {
-  event.preventDefault();
-  useKey($("key").value);
-  $("key").value = "";
-  $("key-form").hidden = true;
-  tell("");
-  await attempt(again ?? begin);
 });
 for (const moved of ["wheel", "touchmove"]) addEventListener(moved, () => (following = false), { passive: true });
 addEventListener("resize", () => {

@@ -1,4 +1,4 @@
-"""GET / and /page/...: the live page, files of this package whose policy lets them load and call nothing but this server."""
+"""GET /, /docs and /page/...: the live page and that of the routes; their policy lets them load and call this server alone."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _HEADERS = {
     # asked for again each time, and answered with 304 while this version is served: an upgrade never meets files of the last one
     "Cache-Control": "no-cache",
 }
-_FRONT = "index.html"
+_FRONT, _DOCS = "index.html", "api.html"
 
 
 def router(service: Service, settings: Settings) -> APIRouter:
@@ -50,9 +50,13 @@ def router(service: Service, settings: Settings) -> APIRouter:
     async def front(request: Request) -> Response:
         return served(request, _FRONT)
 
+    @routes.api_route("/docs", methods=["GET", "HEAD"])
+    async def docs(request: Request) -> Response:
+        return served(request, _DOCS)
+
     @routes.api_route("/page/{name}", methods=["GET", "HEAD"])
     async def file(request: Request, name: str) -> Response:
-        if name not in known or name == _FRONT:
+        if name not in known or name in (_FRONT, _DOCS):
             raise APIError(404, "the page has no such file")
         return served(request, name)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import ConfigDict, Field, model_validator
 
 from paceline.serve.errors import invalid
 from paceline.serve.wire.common import Name, Text, Wire, misfit, refusal
@@ -34,6 +34,8 @@ class Message(Wire):
     type: a mark that lm-eval and clients of other APIs put on messages; it says nothing more.
     """
 
+    # no schema can say that a user's message needs its content
+    model_config = ConfigDict(json_schema_extra={"examples": [{"role": "user", "content": "Hello"}]})
     unsupported: ClassVar = {
         "audio": "messages are text",
         "function_call": "use 'tool_calls'",
