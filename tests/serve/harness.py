@@ -89,8 +89,8 @@ def running(*arguments: str, **variables: str) -> Iterator[Served]:
         line = process.stdout.readline()
         assert " at http" in line, f"the server did not start: {line!r}"
         served = Served(process, line.split(" at ")[1].split(": ")[0])
-        yield served
-        served.client.close()
+        with served.client:
+            yield served
     finally:
         if process.poll() is None:
             process.kill()

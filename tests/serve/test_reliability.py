@@ -238,7 +238,9 @@ def test_nothing_listens_but_the_port() -> None:
         assert listening == {port}
 
 
-@pytest.mark.parametrize("harm", ["config.json", "model.safetensors", "tokenizer.json"])
+@pytest.mark.parametrize(
+    "harm", ["config.json", *(pytest.param(file, marks=pytest.mark.full) for file in ("model.safetensors", "tokenizer.json"))]
+)
 def test_a_damaged_checkpoint_is_one_sentence(tmp_path: Path, harm: str) -> None:
     shutil.copytree(MODEL, tmp_path / "model")
     (tmp_path / "model" / harm).write_bytes(b'{"a": ' + bytes(range(192, 256)))
@@ -252,11 +254,16 @@ def test_a_damaged_checkpoint_is_one_sentence(tmp_path: Path, harm: str) -> None
 @pytest.mark.parametrize(
     "template",
     [
-        "{{ ''.__class__.__mro__[1].__subclasses__() }}",
         "{{ cycler.__init__.__globals__.os.system('touch ran') }}",
-        "{% for a in range(10**12) %}{% endfor %}",
-        "{{ 1 / 0 }}",
-        "{{ messages[7].content }}",
+        *(
+            pytest.param(template, marks=pytest.mark.full)
+            for template in (
+                "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+                "{% for a in range(10**12) %}{% endfor %}",
+                "{{ 1 / 0 }}",
+                "{{ messages[7].content }}",
+            )
+        ),
     ],
 )
 def test_a_hostile_checkpoint_runs_no_code(tmp_path: Path, template: str) -> None:

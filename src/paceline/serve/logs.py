@@ -29,6 +29,9 @@ def configure(settings: Settings, stream: TextIO | None = None) -> None:
         logger.handlers.clear()
         logger.propagate = True
         logger.setLevel(settings.log_level.upper())
+    # uvicorn sets the levels of its own children, and whoever ran one in this process before has left them so
+    for name in ("uvicorn.error", "uvicorn.access", "uvicorn.asgi"):
+        logging.getLogger(name).setLevel(logging.NOTSET)
 
 
 class _Formatter(logging.Formatter):
