@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis.stateful import invariant, run_state_machine_as_test
 
 from cache.test_cache import Life, Panels, grow
-from paceline.cache import panels
+from paceline.cache import slabs
 from paceline.cache.panels import PanelCache, Shape
 from paceline.step import Step, Verdict
 from paceline.tree import DraftTree
@@ -35,7 +35,7 @@ class PanelLife(Life):
 
 def test_any_life_in_slabs_that_double(monkeypatch: pytest.MonkeyPatch) -> None:
     """They begin with one panel, so that nearly every step needs more room."""
-    monkeypatch.setattr(panels, "_FIRST_CAPACITY", 4)
+    monkeypatch.setattr(slabs, "FIRST_CAPACITY", 4)
     quick = settings(
         max_examples=100,
         stateful_step_count=40,

@@ -8,12 +8,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from fastapi import APIRouter, FastAPI, Request
-from fastapi.responses import JSONResponse
+from fastapi import APIRouter, FastAPI
 from fastapi.testclient import TestClient
 
+from paceline.serve.app import application
 from paceline.serve.asking import Ask, Service
-from paceline.serve.errors import APIError
 from paceline.serve.routes import chat, completions, responses
 from paceline.serve.settings import Settings
 from serve.fakes import FakeService
@@ -23,16 +22,7 @@ HELLO = [{"role": "user", "content": "hi"}]
 
 
 def app_of(service: Service, *routers: Router, **settings: Any) -> FastAPI:
-    app = FastAPI()
-    for router in routers:
-        app.include_router(router(service, Settings(**settings)))
-
-    @app.exception_handler(APIError)
-    async def refused(request: Request, error: Exception) -> JSONResponse:
-        assert isinstance(error, APIError)
-        return JSONResponse(error.body, error.status, error.headers)
-
-    return app
+    return application(router(service, Settings(**settings)) for router in routers)
 
 
 def client_of(service: Service, *routers: Router, **settings: Any) -> TestClient:

@@ -11,11 +11,8 @@ from collections.abc import Sequence as Many
 import torch
 
 from paceline.cache.base import Branching, KVCache, check_starts, kept_slots
+from paceline.cache.slabs import AHEAD, FIRST_CAPACITY, capacity_for
 from paceline.step import Segment, Step, Verdict
-
-_FIRST_CAPACITY = 128
-_AHEAD = 64
-"""Tokens that a fork can go on for before it must grow."""
 
 
 class _Slab:
@@ -24,7 +21,7 @@ class _Slab:
     def __init__(self) -> None:
         self.layers: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self.length = 0
-        self.capacity = _FIRST_CAPACITY
+        self.capacity = FIRST_CAPACITY
 
 
 def _copied(old: torch.Tensor, length: int, capacity: int) -> torch.Tensor:
@@ -52,8 +49,7 @@ class DenseCache(KVCache):
         for segment in step.segments:
             slab = self._slabs.setdefault(segment.sequence.key, _Slab())
             if segment.end > slab.capacity:
-                while slab.capacity < segment.end:
-                    slab.capacity *= 2
+                slab.capacity = capacity_for(segment.end)
                 for layer, (keys, values) in slab.layers.items():
                     slab.layers[layer] = (
                         _copied(keys, slab.length, slab.capacity),
@@ -101,8 +97,7 @@ class DenseCache(KVCache):
         source, copy = self._slabs.get(key), _Slab()
         if source is not None:
             copy.length = source.length if length is None else min(source.length, length)
-            while copy.capacity < copy.length + _AHEAD:
-                copy.capacity *= 2
+            copy.capacity = capacity_for(copy.length + AHEAD)
             copy.layers = {
                 layer: (_copied(keys, copy.length, copy.capacity), _copied(values, copy.length, copy.capacity))
                 for layer, (keys, values) in source.layers.items()

@@ -16,13 +16,11 @@ import numpy as np
 import torch
 
 from paceline.cache.base import Branching, KVCache, check_starts, kept_slots
+from paceline.cache.slabs import AHEAD, capacity_for
 from paceline.step import Step, Verdict
 
 _LINE = 16
 """Numbers to a cache line."""
-_FIRST_CAPACITY = 128
-_AHEAD = 64
-"""Tokens that a fork can go on for before it must grow."""
 
 
 @dataclass(frozen=True)
@@ -49,19 +47,11 @@ def _zeros(*shape: int) -> torch.Tensor:
     return torch.from_numpy(numbers[start : start + count]).reshape(shape)
 
 
-def _room(slots: int) -> int:
-    """The capacity that holds so many slots."""
-    capacity = _FIRST_CAPACITY
-    while capacity < slots:
-        capacity *= 2
-    return capacity
-
-
 class Slab:
     """One sequence's keys and values; `capacity` slots, the first `length` committed."""
 
     def __init__(self, shape: Shape, slots: int = 0) -> None:
-        self.length, self.capacity = 0, _room(slots)
+        self.length, self.capacity = 0, capacity_for(slots)
         self.keys, self.values = shape.keys(self.capacity), shape.values(self.capacity)
 
     def copied(self, shape: Shape, length: int, slots: int) -> Slab:
@@ -140,7 +130,7 @@ class PanelCache(KVCache):
     def fork(self, key: int, new_key: int, length: int | None = None) -> None:
         source = self._slabs.get(key) or Slab(self.shape)
         held = source.length if length is None else min(source.length, length)
-        self._slabs[new_key] = source.copied(self.shape, held, held + _AHEAD)
+        self._slabs[new_key] = source.copied(self.shape, held, held + AHEAD)
 
     def move(self, key: int, new_key: int) -> None:
         self._slabs[new_key] = self._slabs.pop(key, None) or Slab(self.shape)

@@ -8,9 +8,10 @@ from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
-from paceline.serve.errors import APIError, invalid
+from paceline.serve.errors import APIError
 from paceline.serve.recording import path_of
 from paceline.serve.refusals import response_of
+from paceline.serve.wire.common import explained
 from paceline.version import __version__
 
 _QUOTED_CHARS = 100
@@ -36,8 +37,7 @@ def application(routers: Iterable[APIRouter]) -> FastAPI:
 
     @app.exception_handler(RequestValidationError)
     async def malformed(request: Request, error: RequestValidationError) -> Response:
-        first = error.errors()[0]
-        return response_of(invalid(f"{'.'.join(map(str, first['loc']))}: {first['msg']}"), path_of(request.scope))
+        return response_of(explained(error.errors()), path_of(request.scope))
 
     @app.exception_handler(HTTPException)
     async def unrouted(request: Request, error: HTTPException) -> Response:

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 from fastapi import Response
 from fastapi.responses import JSONResponse
 
+from paceline.params import SamplingParams
 from paceline.serve.asking import Ask, Delta, Service
 from paceline.serve.events import Begun, EventStream, frame
 from paceline.serve.sampling_fields import answer_tokens, asks, check_length, reference_of, sampling_params
@@ -33,6 +34,20 @@ async def prompt_of(
     return await service.chat(told, plan.shown, answer_begun=begun)
 
 
+def params_of(service: Service, settings: Settings, plan: ToolPlan, values: Mapping[str, Any]) -> SamplingParams:
+    """How an answer is drawn that may call tools; its length is for `longest_of`. Raises APIError (400)."""
+    bound: dict[str, Any] = {"grammar": plan.grammar, "max_tokens": 1}
+    if plan.keeps_special:
+        bound["skip_special"] = False
+    return sampling_params(service, settings, {**values, **bound})
+
+
+def longest_of(service: Service, settings: Settings, prompt: Many[int], asked: int | None, param: str) -> int:
+    """Tokens that the answer to a conversation may have: as `answer_tokens`, by default what the context has left."""
+    default = settings.default_max_tokens or service.defaults.get("max_tokens")
+    return answer_tokens(service, len(prompt), asked, default, param)
+
+
 async def ask_of(
     service: Service,
     settings: Settings,
@@ -47,12 +62,8 @@ async def ask_of(
 
     Raises APIError (400).
     """
-    bound: dict[str, Any] = {"grammar": plan.grammar, "max_tokens": 1}
-    if plan.keeps_special:
-        bound["skip_special"] = False
-    params = sampling_params(service, settings, {**values, **bound})
-    default = settings.default_max_tokens or service.defaults.get("max_tokens")
-    most = answer_tokens(service, len(prompt), longest, default, param)
+    params = params_of(service, settings, plan, values)
+    most = longest_of(service, settings, prompt, longest, param)
     reference = await reference_of(service, fields)
     (ask,) = asks(prompt, params.model_copy(update={"max_tokens": most}), fields, reference, service)
     return ask

@@ -5,41 +5,19 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Mapping
 from contextlib import aclosing
 from typing import Any, Generic, Protocol, TypeVar
 
-from fastapi import Request, Response
-from fastapi.exceptions import RequestValidationError
+from fastapi import Request
 from fastapi.responses import StreamingResponse
-from fastapi.routing import APIRoute
-from starlette.exceptions import HTTPException
 from starlette.types import Receive, Scope, Send
 
-from paceline.serve.errors import APIError, invalid
-from paceline.serve.wire.common import explained
+from paceline.serve.errors import APIError
 
 T = TypeVar("T")
 _HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 _logger = logging.getLogger(__name__)
-
-
-class Route(APIRoute):
-    """A route whose bodies are refused in one sentence, as an APIError."""
-
-    def get_route_handler(self) -> Callable[[Request], Any]:
-        handle = super().get_route_handler()
-
-        async def handled(request: Request) -> Response:
-            try:
-                return await handle(request)
-            except RequestValidationError as error:
-                raise explained(error.errors()) from None
-            except HTTPException as error:
-                # what FastAPI says of a body that is not UTF-8, or nests too deeply
-                raise (invalid("the body is not valid JSON") if error.status_code == 400 else error) from None
-
-        return handled
 
 
 async def unless_gone(request: Request, work: Awaitable[T]) -> T:

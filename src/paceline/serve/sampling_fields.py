@@ -38,16 +38,23 @@ def extension_values(fields: Extensions) -> dict[str, Any]:
     }
 
 
+def drawing_values(temperature: float | None, top_p: float | None, seed: int | None) -> dict[str, Any]:
+    """What every API has to say of how tokens are drawn."""
+    return {
+        "temperature": temperature,
+        "top_p": None if top_p is None else max(top_p, _LEAST_TOP_P),
+        "seed": None if seed is None else seed % 2**64,
+    }
+
+
 def generation_values(fields: Generation) -> dict[str, Any]:
-    """The same, but for max_tokens, logprobs and grammar, which the endpoints read each their way."""
+    """All values, but for max_tokens, logprobs and grammar, which the endpoints read each their way."""
     return {
         **extension_values(fields),
-        "temperature": fields.temperature,
-        "top_p": None if fields.top_p is None else max(fields.top_p, _LEAST_TOP_P),
+        **drawing_values(fields.temperature, fields.top_p, fields.seed),
         "presence_penalty": fields.presence_penalty,
         "frequency_penalty": fields.frequency_penalty,
         "logit_bias": None if fields.logit_bias is None else {int(token): bias for token, bias in fields.logit_bias.items()},
-        "seed": None if fields.seed is None else fields.seed % 2**64,
         "stop": fields.stops,
         "prompt_logprobs": fields.prompt_logprobs,
     }

@@ -26,8 +26,6 @@ from paceline.serve.routes import chat, completions, listing, messages, page, re
 from paceline.serve.service import EngineService
 from paceline.serve.settings import Settings
 
-log = logging.getLogger("paceline.serve")
-
 
 class _Server(uvicorn.Server):
     """Leaves signals to `serve`, which drains: uvicorn would end the process with the signal's own exit code."""

@@ -12,17 +12,16 @@ from paceline.params import Grammar
 from paceline.serve.asking import Ask, Delta, Service
 from paceline.serve.choices import Answer, collected, usage
 from paceline.serve.chunks import Chunks, head
+from paceline.serve.conversing import longest_of, params_of
 from paceline.serve.errors import APIError
-from paceline.serve.events import Begun, EventStream, Route, openai_frames, unless_gone
+from paceline.serve.events import Begun, EventStream, openai_frames, unless_gone
 from paceline.serve.logprobs_told import chat_entries, prompt_entries
 from paceline.serve.sampling_fields import (
-    answer_tokens,
     asks,
     check_count,
     check_length,
     generation_values,
     reference_of,
-    sampling_params,
 )
 from paceline.serve.settings import Settings
 from paceline.serve.speculation_told import metrics
@@ -34,7 +33,7 @@ from paceline.serve.wire.common import STREAMS, check_model
 
 
 def router(service: Service, settings: Settings) -> APIRouter:
-    routes = APIRouter(route_class=Route, tags=["chat"])
+    routes = APIRouter(tags=["chat"])
 
     @routes.post("/v1/chat/completions", responses=STREAMS, response_class=JSONResponse)
     async def create_chat_completion(fields: ChatRequest, request: Request) -> Response:
@@ -76,15 +75,11 @@ async def _asked(service: Service, settings: Settings, fields: ChatRequest) -> t
     await check(service, answer, param_of(fields))
     tools = await _tools(service, fields, answer)
     reference = await reference_of(service, fields)
-    values = generation_values(fields) | {"grammar": tools.grammar, "max_tokens": 1}
-    if tools.keeps_special:
-        values["skip_special"] = False
-    values["logprobs"] = (fields.top_logprobs or 0) if fields.logprobs else None
-    params = sampling_params(service, settings, values)
+    values = generation_values(fields) | {"logprobs": (fields.top_logprobs or 0) if fields.logprobs else None}
+    params = params_of(service, settings, tools, values)
     messages = tools.conversation(fields.template_messages)
     prompt = await service.chat(messages, tools.shown, answer_begun=fields.continue_final_message)
-    default = settings.default_max_tokens or service.defaults.get("max_tokens")
-    longest = answer_tokens(service, len(prompt), fields.most_tokens, default, "messages")
+    longest = longest_of(service, settings, prompt, fields.most_tokens, "messages")
     return tools, prompt, asks(prompt, params.model_copy(update={"max_tokens": longest}), fields, reference, service, n)
 
 

@@ -13,7 +13,7 @@ from paceline.serve.asking import Ask, Delta, Service
 from paceline.serve.choices import Answer, collected, usage
 from paceline.serve.chunks import Chunks, head
 from paceline.serve.errors import invalid
-from paceline.serve.events import Begun, EventStream, Route, openai_frames, unless_gone
+from paceline.serve.events import Begun, EventStream, openai_frames, unless_gone
 from paceline.serve.logprobs_told import CompletionLogprobs, joined, prompt_entries
 from paceline.serve.sampling_fields import (
     answer_tokens,
@@ -34,7 +34,7 @@ _DEFAULT_MAX_TOKENS = 16
 
 
 def router(service: Service, settings: Settings) -> APIRouter:
-    routes = APIRouter(route_class=Route, tags=["completions"])
+    routes = APIRouter(tags=["completions"])
 
     @routes.post("/v1/completions", responses=STREAMS, response_class=JSONResponse)
     async def create_completion(fields: CompletionRequest, request: Request) -> Response:

@@ -7,14 +7,13 @@ from typing import Any
 from fastapi import APIRouter
 
 from paceline.serve.asking import Service
-from paceline.serve.events import Route
 from paceline.serve.settings import Settings
 from paceline.serve.wire.common import REFUSALS, check_model
 from paceline.version import __version__
 
 
 def router(service: Service, settings: Settings) -> APIRouter:
-    routes = APIRouter(route_class=Route, tags=["listing"], responses=REFUSALS)
+    routes = APIRouter(tags=["listing"], responses=REFUSALS)
 
     def listed() -> dict[str, Any]:
         return {

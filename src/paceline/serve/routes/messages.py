@@ -11,10 +11,10 @@ from fastapi.responses import JSONResponse
 from paceline.serve.asking import Ask, Delta, Service
 from paceline.serve.choices import Answer, usage
 from paceline.serve.conversing import answered, ask_of, prompt_of
-from paceline.serve.events import Route, told, unless_gone
+from paceline.serve.events import told, unless_gone
 from paceline.serve.message_blocks import Blocks
 from paceline.serve.refusals import body_of
-from paceline.serve.sampling_fields import extension_values
+from paceline.serve.sampling_fields import drawing_values, extension_values
 from paceline.serve.settings import Settings
 from paceline.serve.speculation_told import metrics, traced
 from paceline.serve.structured import check
@@ -23,7 +23,6 @@ from paceline.serve.wire.common import check_model
 from paceline.serve.wire.messages import MessageErrorBody, MessagesRequest, Prompting, TokenCount
 
 PATH = "/v1/messages"
-_LEAST_TOP_P = 1e-9
 _REFUSALS: dict[int | str, dict[str, Any]] = {"4XX": {"model": MessageErrorBody}, "5XX": {"model": MessageErrorBody}}
 _STREAMS: dict[int | str, dict[str, Any]] = {
     **_REFUSALS,
@@ -32,7 +31,7 @@ _STREAMS: dict[int | str, dict[str, Any]] = {
 
 
 def router(service: Service, settings: Settings) -> APIRouter:
-    routes = APIRouter(route_class=Route, tags=["messages"])
+    routes = APIRouter(tags=["messages"])
 
     @routes.post(PATH, responses=_STREAMS, response_class=JSONResponse)
     async def create_message(fields: MessagesRequest, request: Request) -> Response:
@@ -57,9 +56,7 @@ async def _answered(service: Service, settings: Settings, fields: MessagesReques
     plan = await planned(service, fields.plain_tools, fields.plain_choice, fields.parallel, grammar)
     prompt = await prompt_of(service, settings, plan, fields.template_messages, "messages", begun=fields.begun)
     values = extension_values(fields) | {
-        "temperature": fields.temperature,
-        "top_p": None if fields.top_p is None else max(fields.top_p, _LEAST_TOP_P),
-        "seed": None if fields.seed is None else fields.seed % 2**64,
+        **drawing_values(fields.temperature, fields.top_p, fields.seed),
         "stop": tuple(fields.stop_sequences or ()),
     }
     ask = await ask_of(service, settings, fields, plan, prompt, values, fields.max_tokens, "messages")

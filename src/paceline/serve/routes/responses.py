@@ -12,7 +12,7 @@ from fastapi.responses import JSONResponse
 from paceline.serve.asking import Ask, Delta, Service
 from paceline.serve.choices import Answer, usage
 from paceline.serve.conversing import answered, ask_of, prompt_of
-from paceline.serve.events import Route, told, unless_gone
+from paceline.serve.events import told, unless_gone
 from paceline.serve.logprobs_told import chat_entries
 from paceline.serve.response_items import Items
 from paceline.serve.sampling_fields import generation_values
@@ -25,7 +25,7 @@ from paceline.serve.wire.responses import ResponsesRequest
 
 
 def router(service: Service, settings: Settings) -> APIRouter:
-    routes = APIRouter(route_class=Route, tags=["responses"])
+    routes = APIRouter(tags=["responses"])
 
     @routes.post("/v1/responses", responses=STREAMS, response_class=JSONResponse)
     async def create_response(fields: ResponsesRequest, request: Request) -> Response:

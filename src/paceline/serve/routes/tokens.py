@@ -10,7 +10,6 @@ from fastapi import APIRouter
 
 from paceline.serve.asking import Service
 from paceline.serve.errors import invalid
-from paceline.serve.events import Route
 from paceline.serve.sampling_fields import check_length
 from paceline.serve.settings import Settings
 from paceline.serve.speculation_told import shown
@@ -22,7 +21,7 @@ _ALWAYS_TOLD = ("bos_token", "eos_token", "pad_token", "unk_token")
 
 
 def router(service: Service, settings: Settings) -> APIRouter:
-    routes = APIRouter(route_class=Route, tags=["tokens"], responses=REFUSALS)
+    routes = APIRouter(tags=["tokens"], responses=REFUSALS)
 
     @routes.post("/tokenize")
     async def tokenize(fields: TokenizeRequest) -> dict[str, Any]:
