@@ -12,7 +12,7 @@ import torch
 from paceline.kernels.native import arithmetic, drafting, rows
 from paceline.kernels.native.compiled import SOURCES
 from paceline.kernels.native.formats import GROUP, Packed, padded
-from paceline.kernels.native.memory import floats, put, put_word
+from paceline.kernels.native.memory import float_of, floats, put
 from paceline.kernels.native.products import product_address
 from paceline.kernels.native.tiles import STORE
 from paceline.kernels.native.vectors import PANEL
@@ -75,7 +75,7 @@ def _many(sources: str) -> Any:
         elif which == 12:
             put_word(out, drafting._drawn(a, count, number, more))
         elif which == 13:
-            rows._quantized(a, count, padded_inputs(count), out, b, c)
+            rows._quantized(a, count, padded_inputs(count), more, out, b, c)
         elif which == 14:
             for part in range(rows.parts_of(count) + 1):
                 put_word(out + 4 * part, rows.part_begin(count, part))
@@ -85,6 +85,11 @@ def _many(sources: str) -> Any:
 
     eight = [types.int64] * 6 + [types.float32, types.int64]
     return numba.cfunc(types.void(*eight), cache=True, nogil=True, error_model="numpy")(call)
+
+
+@numba.njit(inline="always")
+def put_word(at, word):
+    put(floats(at), 0, float_of(np.int32(word)))
 
 
 @numba.njit(inline="always")

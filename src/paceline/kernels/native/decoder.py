@@ -95,13 +95,14 @@ def attended(model, layers, index, segments, parents, scratch, product, thread, 
     item = 0
     for s in range(len(segments)):
         count = segments[s].rows * group
+        parts = (count + tile - 1) // tile
         for key_head in range(model.key_heads):
-            for first in range(0, count, tile):
+            for part in range(parts):
                 if item % threads == thread:
                     attend(
-                        product, model, layers[index], segments[s], parents, index, key_head, first, min(first + tile, count),
-                        scratch.projected, stride, scratch.attended, scratch.attention + thread * scratch.attention_bytes,
-                        scratch.longest,
+                        product, model, layers[index], segments[s], parents, index, key_head, count * part // parts,
+                        count * (part + 1) // parts, scratch.projected, stride, scratch.attended,
+                        scratch.attention + thread * scratch.attention_bytes, scratch.longest,
                     )  # fmt: skip
                 item += 1
 

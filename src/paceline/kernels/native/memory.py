@@ -72,31 +72,6 @@ def put(context, pointer, index, value):
 
 
 @intrinsic
-def put_byte(context, address, value):
-    """Store the lowest byte of an integer."""
-
-    def generate(context, builder, signature, arguments):
-        kind = ir.IntType(8)
-        place = builder.inttoptr(arguments[0], kind.as_pointer())
-        builder.store(builder.trunc(arguments[1], kind), place).align = 1
-        return context.get_dummy_value()
-
-    return types.void(types.int64, types.int64), generate
-
-
-@intrinsic
-def put_word(context, address, value):
-    """Store the lowest 32 bits of an integer."""
-
-    def generate(context, builder, signature, arguments):
-        place = builder.inttoptr(arguments[0], I32.as_pointer())
-        builder.store(builder.trunc(arguments[1], I32), place).align = 4
-        return context.get_dummy_value()
-
-    return types.void(types.int64, types.int64), generate
-
-
-@intrinsic
 def half_at(context, address):
     """The float16 at an address, as float32."""
 

@@ -7,21 +7,18 @@ meeting; for many they share the work.
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 
 from paceline.kernels.native import arithmetic
 from paceline.kernels.native.formats import GROUP, padded
 from paceline.kernels.native.layout import LAYER, NO_NORM, RMS
-from paceline.kernels.native.memory import barrier, floats, helper, put, put_byte, put_word
+from paceline.kernels.native.memory import barrier, floats, helper, put
 from paceline.kernels.native.products import call_product
+from paceline.kernels.native.quantization import quantized_group
 from paceline.kernels.native.tiles import MOST_ROWS
 from paceline.kernels.native.vectors import PANEL
 
 _f = np.float32
-_TOGETHER = 4
-"""Bytes of quantised activations that are multiplied at once."""
 
 
 up = helper(padded)
@@ -83,7 +80,7 @@ def laid_out(matrix, norm, rows, source, stride, chosen, count, scratch, thread,
                 normed(norm, address, count, own)
                 address = own
             if matrix.quantizes:
-                _quantized(address, count, matrix.inputs, tile, row - begin, end - begin)
+                _quantized(address, count, matrix.inputs, own, tile, row - begin, end - begin)
             else:
                 _interleaved(address, count, matrix.inputs, tile, row - begin, end - begin)
     if together:
@@ -103,28 +100,22 @@ def _interleaved(row, count, inputs, tile, place, height):
 
 
 @helper
-def _quantized(row, count, inputs, tile, place, height):
+def _quantized(row, count, inputs, own, tile, place, height):
     """One row as whole numbers with a scale per group of inputs: per group, of all rows of the tile in turn, the float32 scale,
     128 times the sum (what unsigned weights add too much), and the bytes, four inputs at a time.
+
+    own: where the row is laid if zeros must follow it.
     """  # fmt: skip
-    source = floats(row)
+    if count < inputs:
+        source, target = floats(row), floats(own)
+        for k in range(count):
+            put(target, k, source[k])
+        for k in range(count, inputs):
+            put(target, k, _f(0))
+        row = own
     for group in range(inputs // GROUP):
-        first, at = group * GROUP, tile + group * height * (8 + GROUP)
-        number = min(max(count - first, 0), GROUP)
-        largest = _f(0)
-        for k in range(number):
-            largest = max(largest, abs(source[first + k]))
-        scale = largest / _f(127)
-        inverse = _f(1) / scale if scale > 0 else _f(0)
-        total = 0
-        for k in range(GROUP):
-            value = 0
-            if k < number:
-                value = math.floor(source[first + k] * inverse + _f(0.5))
-            total += value
-            put_byte(at + 8 * height + (k // _TOGETHER * height + place) * _TOGETHER + k % _TOGETHER, value)
-        put(floats(at), place, scale)
-        put_word(at + 4 * (height + place), 128 * total)
+        at = tile + group * height * (8 + GROUP) + 4 * place
+        quantized_group(row + 4 * group * GROUP, at, at + 4 * height, at + 8 * height, 4 * height)
 
 
 @helper
