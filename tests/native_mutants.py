@@ -16,7 +16,7 @@ from mutants import mutant
 from paceline.cache import base as cache_base, panels
 from paceline.cache.panels import PanelCache, Shape, Slab
 from paceline.kernels.native import layout
-from paceline.models import forms, native, packing
+from paceline.models import forms, native, native_chains, packing
 from paceline.models.forms import LayerForm
 from paceline.models.packing import Weights
 from paceline.models.rotation import Rotation
@@ -35,7 +35,7 @@ def a_commit_of_panels_moves_keys_only(patch: pytest.MonkeyPatch) -> None:
     def lossy(self: Slab, shape: Shape, slots: list[int], to: int) -> None:
         values = self.values.clone()
         honest(self, shape, slots, to)
-        self.values = values
+        self.values.copy_(values)
 
     patch.setattr(Slab, "move", lossy)
 
@@ -47,7 +47,7 @@ def a_commit_of_panels_moves_values_only(patch: pytest.MonkeyPatch) -> None:
     def lossy(self: Slab, shape: Shape, slots: list[int], to: int) -> None:
         keys = self.keys.clone()
         honest(self, shape, slots, to)
-        self.keys = keys
+        self.keys.copy_(keys)
 
     patch.setattr(Slab, "move", lossy)
 
@@ -254,13 +254,13 @@ def norms_behind_blocks_come_before_them(patch: pytest.MonkeyPatch) -> None:
 
 @mutant("native drafts")
 def drafts_draw_with_the_noise_of_the_next_position(patch: pytest.MonkeyPatch) -> None:
-    honest = native.key
-    patch.setattr(native, "key", lambda seed, position: honest(seed, position + 1))
+    honest = native_chains.key
+    patch.setattr(native_chains, "key", lambda seed, position: honest(seed, position + 1))
 
 
 @mutant("native drafts")
 def drafts_know_nothing_of_top_p(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(native, "_compiled", lambda params: True)
+    patch.setattr(native, "is_compiled", lambda params: True)
 
 
 @mutant("native drafts")

@@ -90,7 +90,7 @@ class Speculative:
         self.forwards += 1
         scored = perf_counter()
         sequences, trees = [item.sequence for item in drafting], list(grown.values())
-        logits = [rows[: tree.candidates] for rows, tree in zip(scores.of(trees), trees, strict=True)]
+        logits = [rows[: tree.candidates] if tree.probes else rows for rows, tree in zip(scores.of(trees), trees, strict=True)]
         verdicts = self.verifier(sequences, trees, logits) if trees else []
         verified = perf_counter()
         # text and stops are the engine's: they count as other

@@ -133,15 +133,21 @@ class DraftTree:
         source: str,
         kind: Proposal = Proposal.POINT,
         confidences: Many[float] = (),
+        proposals: Mapping[tuple[int, str], torch.Tensor] | None = None,
     ) -> DraftTree:
         """A tree of width one: root, then `tokens` one below the other, each held as likely as `confidences` says."""
         size = len(tokens)
-        return cls(
-            (root, *tokens),
-            tuple(range(-1, size)),
-            kind,
+        if confidences and len(confidences) != size:
+            raise ValueError("a draft tree has as many confidences as nodes")
+        return cls._sound(
+            tokens=(root, *tokens),
+            parents=tuple(range(-1, size)),
+            kind=kind,
+            proposals=proposals or {},
             sources=("", *[source] * size),
-            confidences=(1.0, *confidences) if confidences else (),
+            confidences=(1.0, *confidences) if confidences else (UNKNOWN,) * (size + 1),
+            probes=0,
+            is_chain=True,
         )
 
     @classmethod

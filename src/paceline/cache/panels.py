@@ -48,11 +48,18 @@ def _zeros(*shape: int) -> torch.Tensor:
 
 
 class Slab:
-    """One sequence's keys and values; `capacity` slots, the first `length` committed."""
+    """One sequence's keys and values; `capacity` slots, the first `length` committed.
+
+    place: for compiled code, the addresses of keys and values, and the capacity.
+    """
 
     def __init__(self, shape: Shape, slots: int = 0) -> None:
-        self.length, self.capacity = 0, capacity_for(slots)
-        self.keys, self.values = shape.keys(self.capacity), shape.values(self.capacity)
+        self.length, capacity = 0, capacity_for(slots)
+        self._hold(shape.keys(capacity), shape.values(capacity), capacity)
+
+    def _hold(self, keys: torch.Tensor, values: torch.Tensor, capacity: int) -> None:
+        self.keys, self.values, self.capacity = keys, values, capacity
+        self.place = keys.data_ptr(), values.data_ptr(), capacity
 
     def copied(self, shape: Shape, length: int, slots: int) -> Slab:
         """Another slab that holds the first `length` tokens, with room for `slots`."""
@@ -65,7 +72,7 @@ class Slab:
     def grow(self, shape: Shape, slots: int) -> None:
         """Make room for `slots`, by doubling; what is committed is kept."""
         larger = self.copied(shape, self.length, slots)
-        self.capacity, self.keys, self.values = larger.capacity, larger.keys, larger.values
+        self._hold(larger.keys, larger.values, larger.capacity)
 
     def move(self, shape: Shape, slots: list[int], to: int) -> None:
         """Copy the rows of `slots` to the slots from `to` on."""

@@ -44,11 +44,13 @@ class Scores:
     def of(self, trees: Many[DraftTree]) -> tuple[torch.Tensor, ...]:
         """The logits of each tree of the step, in their order: float32 [N, V], probes included."""
         sizes = [len(tree) for tree in trees]
+        if sizes == [len(self.logits)]:
+            return (self.logits,)
         return self.logits[: sum(sizes)].split(sizes) if trees else ()
 
     def told(self, step: Step) -> list[tuple[Segment, torch.Tensor]]:
         """The segments whose committed tokens are told, with the logits of those rows: float32 [`told_rows`, V]."""
-        segments = [segment for segment in step.segments if segment.told_rows]
+        segments = [segment for segment in step.segments if segment.told and segment.told_rows]
         sizes = [segment.told_rows for segment in segments]
         return list(zip(segments, self.logits[len(self.logits) - sum(sizes) :].split(sizes), strict=True)) if sizes else []
 

@@ -1,0 +1,107 @@
+"""What compiled code reads and writes on its way: the arrays of a step, and the scratch of a forward.
+
+Both stay where they are from step to step and grow to the largest seen: asking numpy for the address of an array takes longer
+than filling one that lies at a known place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Many
+from typing import Any
+
+import numpy as np
+import torch
+
+from paceline.kernels.native import layout
+from paceline.kernels.native.attention import scratch_bytes
+from paceline.kernels.native.formats import padded
+from paceline.kernels.native.vectors import PANEL
+from paceline.models.packing import Weights
+
+Record = tuple[int, int, int, int, int, int, int]
+"""A SEGMENT: low, rows, start, chain, addresses of keys and values, capacity."""
+
+
+class StepArrays:
+    """call: the CALL record that points to them."""
+
+    def __init__(self, call: Any) -> None:
+        self._call, self._rows = call, 0
+
+    def fill(
+        self,
+        tokens: Many[int],
+        positions: Many[int],
+        parents: Many[int],
+        wanted: Many[int],
+        segments: Many[Record],
+    ) -> None:
+        """Lay a step out: T tokens, positions and parents, the rows whose logits are wanted, S segments; S and W up to T."""
+        rows, call = len(tokens), self._call
+        if rows > self._rows:
+            self._grow(rows)
+        self._tokens[:rows] = tokens
+        self._positions[:rows] = positions
+        self._parents[:rows] = parents
+        self._wanted[: len(wanted)] = wanted
+        self._segments[: len(segments)] = segments
+        call["rows"], call["wanted_count"], call["segment_count"] = rows, len(wanted), len(segments)
+
+    def _grow(self, rows: int) -> None:
+        self._rows = max(rows, 2 * self._rows, 64)
+        # whole numbers alone: a SEGMENT is seven of them
+        fields = len(layout.SEGMENT)
+        whole = np.zeros((4 + fields) * self._rows, np.int64)
+        self._tokens, self._positions, self._parents, self._wanted = whole[: 4 * self._rows].reshape(4, self._rows)
+        self._segments = whole[4 * self._rows :].reshape(self._rows, fields)
+        for name in ("tokens", "positions", "parents", "wanted", "segments"):
+            self._call[name] = getattr(self, f"_{name}").ctypes.data
+
+
+class Scratch:
+    """What a forward writes on its way."""
+
+    def __init__(self, weights: Weights) -> None:
+        form = weights.form
+        width = padded(form.hidden, PANEL)
+        self._per_row = {
+            "residual": width,
+            "projected": weights.widths[layout.QKV],
+            "attended": form.heads * form.head_size,
+            "gated": weights.widths[layout.GATE_UP],
+            "inner": weights.widths[layout.GATE_UP] // 2,
+            "branch": width,
+        }
+        self._widest = weights.widest_input
+        self._head_size = form.head_size
+        self._held: dict[str, torch.Tensor] = {}
+        self._counter = np.zeros(8, np.int64)
+        self._threads = self._rows = self._longest = 0
+
+    def reserve(self, record: Any, threads: int, rows: int, longest: int) -> None:
+        """Point the record at room for a step. longest: slots of its longest sequence."""
+        self._counter.fill(0)
+        if threads <= self._threads and rows <= self._rows and longest <= self._longest:
+            return
+        self._threads, self._rows = max(self._threads, threads), max(self._rows, rows)
+        if longest > self._longest:
+            self._longest = padded(max(longest, 2 * self._longest, 256), PANEL)
+        for name, width in self._per_row.items():
+            self._point(record, name, self._rows * width)
+        record["counter"], record["longest"] = self._counter.ctypes.data, self._longest
+        each = {
+            "tiles": 4 * self._rows * self._widest,
+            "row": 4 * self._widest,
+            "attention": scratch_bytes(self._head_size, self._longest),
+        }
+        for name, size in each.items():
+            # each thread's part on cache lines of its own
+            size = padded(size, 128) + 128
+            record[name + "_bytes"] = size
+            self._point(record, name, self._threads * size // 4)
+
+    def _point(self, record: Any, name: str, count: int) -> None:
+        # cleared, because padding between rows is read too, and must be numbers
+        self._held[name] = torch.empty(count)
+        self._held[name].numpy().fill(0)
+        record[name] = self._held[name].data_ptr()

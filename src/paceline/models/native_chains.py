@@ -1,0 +1,113 @@
+"""Chains that compiled code drafts for all sequences of a batch in one call: what it is told, and what becomes of its choices."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Many
+
+import numpy as np
+import torch
+from torch.nn.functional import pad
+
+from paceline.kernels.native import layout
+from paceline.noise import key, stream
+from paceline.params import SamplingParams
+from paceline.sequence import Sequence
+from paceline.tree import Budget, DraftTree, Proposal
+
+_CHOICES = {kind: layout.DRAWN if kind.drawn else layout.LIKELIEST for kind in Proposal} | {Proposal.COUPLED: layout.COUPLED}
+
+
+def is_compiled(params: SamplingParams) -> bool:
+    """Whether a token can be chosen in compiled code."""
+    filters = params.top_k or params.top_p < 1.0 or params.min_p
+    return not params.shapes_logits and (params.temperature == 0.0 or not filters)
+
+
+class Chains:
+    """call: address of the CALL record of the first step. step: address of the step's part. known: tokens the model has.
+
+    The arrays stay where they are, as those of a step do.
+    """
+
+    def __init__(self, call: int, step: int, known: int) -> None:
+        self._known, self._sequences, self._levels = known, 0, 0
+        job = np.zeros(1, layout.DRAFT)
+        self._job, self.address = job[0], job.ctypes.data
+        self._job["call"], self._job["step"] = call, step
+
+    def lay(self, live: Many[tuple[Sequence, Budget]], kind: Proposal, source: str, vocab_size: int, width: int) -> int:
+        """Tell what is to be drafted, a chain as deep as its budget for each sequence; how many rows of logits are written.
+
+        vocab_size: the target's. width: numbers to a row of logits.
+        """
+        count, deepest = len(live), max(budget.depth for _, budget in live)
+        if count > self._sequences or count * deepest > self._levels:
+            self._grow(count, count * deepest)
+        self._live, self._kind, self._source, self._vocab_size = live, kind, source, vocab_size
+        self._deepest, job = deepest, self._job
+        job["sequences"], job["deepest"], job["vocabulary"] = count, deepest, min(self._known, vocab_size)
+        job["logits_width"], job["level_bytes"] = width, 4 * count * width if kind.drawn else 0
+        job["choice"] = _CHOICES[kind]
+        self._owners[:count] = range(count)
+        self._depths[:count] = [budget.depth for _, budget in live]
+        self._floors[:count] = [budget.floor for _, budget in live]
+        self._temperatures[:count] = [sequence.params.temperature for sequence, _ in live]
+        self._chosen[: count * deepest] = -1
+        if kind is not Proposal.POINT:
+            for place, (sequence, budget) in enumerate(live):
+                if sequence.params.temperature > 0.0:
+                    begin = place * deepest
+                    self._keys[begin : begin + budget.depth] = [self._key(sequence, level) for level in range(budget.depth)]
+        return count * deepest if kind.drawn else count
+
+    def _grow(self, sequences: int, levels: int) -> None:
+        self._sequences, self._levels = max(sequences, 2 * self._sequences), max(levels, 2 * self._levels)
+        self._owners, self._depths = np.zeros(self._sequences, np.int64), np.zeros(self._sequences, np.int64)
+        self._floors, self._temperatures = np.zeros(self._sequences, np.float32), np.zeros(self._sequences, np.float32)
+        self._keys, self._chosen = np.zeros(self._levels, np.uint64), np.zeros(self._levels, np.int64)
+        self._confidences = np.zeros(self._levels, np.float32)
+        for name in ("owners", "depths", "floors", "temperatures", "keys", "chosen", "confidences"):
+            self._job[name] = getattr(self, f"_{name}").ctypes.data
+
+    def _key(self, sequence: Sequence, level: int) -> int:
+        """Of the noise: that of the token's position, or, as `draws.siblings` has it, of the draft's own stream for a node."""
+        text = len(sequence.tokens)
+        if self._kind is Proposal.COUPLED:
+            return key(sequence.seed, text + level)
+        return key(stream(sequence.seed, self._source, level), text)
+
+    def trees(self, logits: torch.Tensor) -> list[DraftTree]:
+        """What was drafted: a chain of `depth` tokens for each sequence, fewer behind doubt or what is no number.
+
+        logits: float32 [rows, V], read where tokens are drawn: a level's first rows are those of the sequences that came so far.
+        """
+        deepest, size = self._deepest, len(self._live)
+        chosen, confidences = self._chosen[: size * deepest].tolist(), self._confidences[: size * deepest].tolist()
+        found, came = [], [0] * deepest
+        for place, (sequence, budget) in enumerate(self._live):
+            begin = place * deepest
+            tokens, held = chosen[begin : begin + budget.depth], confidences[begin : begin + budget.depth]
+            floor = self._floors[place]
+            count, rows = 0, list[torch.Tensor]()
+            for level, (token, confidence) in enumerate(zip(tokens, held, strict=True)):
+                if self._kind.drawn:
+                    rows.append(logits[level * size + came[level]])
+                came[level] += 1
+                count += token >= 0
+                if count == level or confidence < floor:
+                    break
+            found.append(self._tree(sequence, tokens[:count], held[:count], rows[:count]))
+        return found
+
+    def _tree(self, sequence: Sequence, tokens: list[int], held: list[float], rows: list[torch.Tensor]) -> DraftTree:
+        temperature, kind = sequence.params.temperature, self._kind
+        if temperature == 0.0:
+            kind, rows = Proposal.POINT, []
+        if not tokens:
+            return DraftTree.root(sequence.root)
+        proposals = {}
+        if rows:
+            known = min(self._known, self._vocab_size)
+            probs = pad((torch.stack(rows)[:, :known] / temperature).softmax(-1), (0, self._vocab_size - known))
+            proposals = {(level, self._source): row for level, row in enumerate(probs)}
+        return DraftTree.chain(sequence.root, tokens, self._source, kind, held, proposals)
