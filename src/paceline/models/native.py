@@ -108,7 +108,7 @@ class NativeModel(LanguageModel):
         source: str,
     ) -> list[DraftTree]:
         """As `LanguageModel.extend`; chains of choices under no more than a temperature are drafted in one call."""
-        if growth.chain is None or growth.amateur or not all([is_compiled(sequence.params) for sequence in sequences]):
+        if growth.chain is None or growth.amateur or not all(is_compiled(one.params) for one in sequences):
             return super().extend(sequences, budgets, cache, growth=growth, vocab_size=vocab_size, source=source)
         live: list[tuple[Sequence, Budget]] = []
         for sequence, budget in zip(sequences, budgets, strict=True):
@@ -153,7 +153,7 @@ class NativeModel(LanguageModel):
         return min(threads, most_threads()) if threads > 1 else 1
 
     def _prepared(self, rows: int, longest: int, logits: torch.Tensor) -> int:
-        """Make room for a step that is laid out; the number of threads it is to run on. longest: slots of its longest sequence."""
+        """Make room for a step that is laid out; the number of threads it runs on. longest: slots of its longest sequence."""
         threads, call = self._threads(rows), self._call
         self.packed.rotate_up_to(longest)
         self._scratch.reserve(call["scratch"], threads, rows, longest)

@@ -50,7 +50,7 @@ class StepArrays:
     def _grow(self, rows: int) -> None:
         self._rows = max(rows, 2 * self._rows, 64)
         # whole numbers alone: a SEGMENT is seven of them
-        fields = len(layout.SEGMENT)
+        fields = layout.SEGMENT.itemsize // 8
         whole = np.zeros((4 + fields) * self._rows, np.int64)
         self._tokens, self._positions, self._parents, self._wanted = whole[: 4 * self._rows].reshape(4, self._rows)
         self._segments = whole[4 * self._rows :].reshape(self._rows, fields)
