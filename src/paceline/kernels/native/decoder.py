@@ -86,25 +86,32 @@ def placed(model, norms, layer, index, segment, row, position, line):
 
 @helper
 def attended(model, layers, index, segments, parents, scratch, product, thread, threads, stride):
-    """This thread's share of the attention of one layer: tiles of queries, dealt out in turn."""
+    """This thread's share of the attention of one layer: tiles of queries, in runs of about equal work.
+
+    In runs, so that the tiles of one key head, which read the same keys and values, mostly go to one thread.
+    """
     group = model.heads // model.key_heads
     queries = 0
     for s in range(len(segments)):
         queries += segments[s].rows * group * model.key_heads
     tile = max(min(MOST_ROWS, (queries + threads - 1) // threads), 1)
-    item = 0
+    whole = 0
     for s in range(len(segments)):
-        count = segments[s].rows * group
+        whole += (segments[s].rows * group + tile - 1) // tile * (segments[s].start + segments[s].rows)
+    whole *= model.key_heads
+    done = 0
+    for s in range(len(segments)):
+        count, keys = segments[s].rows * group, segments[s].start + segments[s].rows
         parts = (count + tile - 1) // tile
         for key_head in range(model.key_heads):
             for part in range(parts):
-                if item % threads == thread:
+                if done * threads // whole == thread:
                     attend(
                         product, model, layers[index], segments[s], parents, index, key_head, count * part // parts,
                         count * (part + 1) // parts, scratch.projected, stride, scratch.attended,
                         scratch.attention + thread * scratch.attention_bytes, scratch.longest,
                     )  # fmt: skip
-                item += 1
+                done += keys
 
 
 @helper
