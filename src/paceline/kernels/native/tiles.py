@@ -43,7 +43,7 @@ from paceline.kernels.native.vectors import (
 STORE, ADD, CONTINUE = 0, 1, 2
 _AHEAD = 8192
 """Bytes by which a tile prefetches its panel: the latency of memory at the speed it is read, measured (ADR 0004)."""
-_SPARE = 4
+_SPARE = 5
 """Registers left for weights and broadcast activations."""
 
 
