@@ -18,7 +18,7 @@ from paceline.models.base import LanguageModel
 from paceline.policies.base import Policy
 from paceline.sequence import Sequence
 from paceline.step import Feed, Segment, Step, Verdict
-from paceline.tree import Budget, DraftTree
+from paceline.tree import NOTHING, Budget, DraftTree
 from paceline.verifiers.base import Verifier
 
 
@@ -129,12 +129,11 @@ class Speculative:
             if not served:
                 continue
             granted = self._granted(part, [sequences[at] for at in served], [drafts[at].tree for at in served])
-            rooms = [budget.within(drafting[at].room) for budget, at in zip(granted, served, strict=True)]
-            asked = [
-                (drafts[at], drafting[at], room)
-                for at, room in zip(served, rooms, strict=True)
-                if min(room.nodes, room.depth) > 0
-            ]
+            asked = []
+            for at, budget in zip(served, granted, strict=True):
+                # most steps of a policy that drafts nothing for anyone end here
+                if budget is not NOTHING and (room := budget.within(drafting[at].room)).some:
+                    asked.append((drafts[at], drafting[at], room))
             if not asked:
                 continue
             began = perf_counter()

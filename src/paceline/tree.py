@@ -46,6 +46,11 @@ class Budget:
     depth: int
     floor: float = 0.0
 
+    @property
+    def some(self) -> bool:
+        """Whether anything may be drafted."""
+        return self.nodes > 0 and self.depth > 0
+
     def within(self, other: Budget) -> Budget:
         """The narrower of both."""
         if self.nodes <= other.nodes and self.depth <= other.depth and self.floor >= other.floor:

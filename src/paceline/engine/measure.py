@@ -18,6 +18,7 @@ import torch
 
 from paceline.costs import Costs
 from paceline.drafters.base import Drafter
+from paceline.kernels.native.compiled import SOURCES
 from paceline.machine import processor
 from paceline.models.base import LanguageModel
 from paceline.params import SamplingParams
@@ -136,7 +137,7 @@ def _fastest(run: Callable[..., float], *shape: int) -> float:
 def _file(target: LanguageModel, draft: str) -> Path:
     """Where the costs of this model with these drafters on this machine are kept."""
     machine = (processor(), os.cpu_count(), torch.get_num_threads())
-    told = (__version__, *machine, target.name, target.weights, target.weights_bytes, draft)
+    told = (__version__, SOURCES, *machine, target.name, target.weights, target.weights_bytes, draft)
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "paceline" / "costs"
     return folder / f"{sha256(repr(told).encode()).hexdigest()[:24]}.json"
 

@@ -34,8 +34,10 @@ _SHORTEST_PAUSE, _LONGEST_PAUSE = 4, 128
 """Steps between two trials of a look-up that does not pay, at most; how many of them, its cost decides."""
 _CLEARLY = 1.02
 """A costly drafter is asked where that is better by more than what is known only so well."""
-_OTHER_S = 5e-5
-"""Seconds per sequence of a step beside its forward and its drafters, before any was measured."""
+_OTHER_S = 2e-5
+"""Seconds of a step beside its forward and its drafters, before any was measured: per sequence, and as much as for so many
+sequences for the step itself."""
+_STEP_ITSELF = 4
 _TRIED_LEVELS = 2
 _LEAST_COST = 0.1
 """Share of its time that a trial is taken to cost, however much is expected of it."""
@@ -43,11 +45,15 @@ _TRIAL_SHARE = 0.01
 """Share of all time that may go into trying a drafter where it is not thought to be worth it."""
 _USUAL_LENGTH, _FEWEST_LEFT, _TOKENS_PER_STEP = 64.0, 4.0, 2.0
 """Tokens of an answer while none has ended, those taken to be left of one that is longer than usual, those of a drafted step."""
-_LONGEST_REST = 8
+_LONGEST_REST = 16
 """Steps for which the decision that nobody asks a costly drafter may stand."""
 _HOPEFUL = 8
 """One request in so many begins by asking a look-up that did not pay of late."""
 _SMOOTH = 0.1
+_RECENT = 0.98
+"""What a step leaves of the account of what was expected before: some fifty steps count."""
+_DOUBT = 4.0
+"""Tokens that must have been expected before it is held that too much is."""
 
 
 class Options(BaseModel):
@@ -56,20 +62,20 @@ class Options(BaseModel):
 
 @dataclass
 class _Account:
-    """Seconds that asking one look-up for one request brings, of late; `sleep` steps are left until it is asked again."""
+    """Seconds that asking one look-up for one request brings, of late; it is asked again in step `wakes`."""
 
     gain_s: float = 0.0
-    sleep: int = 0
+    wakes: int = 0
     pause: int = 0
 
-    def book(self, gain_s: float, longest: int) -> None:
-        """Account for having asked; longest: the pause that what never pays ends in."""
+    def book(self, gain_s: float, now: int, longest: int) -> None:
+        """Account for having asked in the step before `now`; longest: the pause that what never pays ends in."""
         self.gain_s += _LEARN * (gain_s - self.gain_s)
         if gain_s > 0.0 or self.gain_s > 0.0:
             self.pause = 0
         else:
             self.pause = min(max(2 * self.pause, 1), longest)
-        self.sleep = self.pause
+        self.wakes = now + self.pause
 
 
 @dataclass
@@ -109,7 +115,8 @@ class AdaptivePolicy(Policy):
 
     def __init__(self) -> None:
         super().__init__()
-        self._accounts: dict[int, dict[str, _Account]] = {}
+        self._accounts: dict[str, dict[int, _Account]] = {}
+        """Look-up -> request -> account."""
         self._usual: dict[str, float] = {}
         """Look-up -> seconds that asking it brings, over all requests."""
         self._begun: dict[str, int] = {}
@@ -119,37 +126,38 @@ class AdaptivePolicy(Policy):
         """Tokens of an answer, of late."""
         self._rests: dict[str, _Rest] = {}
         self._steps, self._decoding_s, self._trials_s = 0, 0.0, 0.0
+        self._no_trial_before_s: dict[str, float] = {}
+        """Costly drafter -> the time spent decoding until which it is not worth asking whether it may be tried."""
         self._asked: list[tuple[int, Part]] = []
         self._deepened: dict[int, list[float]] = {}
         """Request -> per depth, how likely the draft of this step that a costly drafter was asked for comes true."""
         self._batch = 0
         self._drafted_s = 0.0
         self._other_s = {False: _OTHER_S, True: _OTHER_S}
-        """Whether anything was drafted -> seconds per sequence of a step beside its forward and its drafters."""
+        """Whether anything was drafted -> seconds of a step beside its forward and its drafters, as `_OTHER_S`."""
         self._token_s = 0.0
+        self._hits = self._expected = 0.0
+        """Drafted tokens that came true of late, and how many were expected to."""
 
     def budgets(self, part: Part, sequences: Many[Sequence], trees: Many[DraftTree]) -> list[Budget]:
         self._batch = len(sequences)
         if part.costly:
             return self._deep(part, sequences, trees)
-        granted = []
+        accounts, granted, now = self._accounts.setdefault(part.name, {}), [], self._steps
         for sequence in sequences:
-            account = self._account(sequence.key, part)
-            if account.sleep > 0:
-                account.sleep -= 1
+            account = accounts.get(sequence.key) or self._opened(sequence.key, part)
+            if account.wakes > now:
                 granted.append(NOTHING)
             else:
                 self._asked.append((sequence.key, part))
                 granted.append(part.budget)
         return granted
 
-    def _account(self, key: int, part: Part) -> _Account:
-        accounts, name = self._accounts.setdefault(key, {}), part.name
-        account = accounts.get(name)
-        if account is None:
-            self._begun[name] = self._begun.get(name, 0) + 1
-            hopeless = self._usual.get(name, 0.0) < 0.0 and self._begun[name] % _HOPEFUL
-            account = accounts[name] = _Account(sleep=self._longest_pause(part) // 2 if hopeless else 0)
+    def _opened(self, key: int, part: Part) -> _Account:
+        begun = self._begun[part.name] = self._begun.get(part.name, 0) + 1
+        hopeless = self._usual.get(part.name, 0.0) < 0.0 and begun % _HOPEFUL
+        account = _Account(wakes=self._steps + self._longest_pause(part) // 2 if hopeless else 0)
+        self._accounts[part.name][key] = account
         return account
 
     def _longest_pause(self, part: Part) -> int:
@@ -163,15 +171,17 @@ class AdaptivePolicy(Policy):
         depth, chosen = (0, ()) if rest.goes_on(len(sequences)) else self._best(part, sequences, trees)
         rest.decided(len(sequences), bool(chosen))
         if not chosen:
-            depth, chosen = self._trial(part, sequences, sum(map(len, trees)))
+            if self._decoding_s >= self._no_trial_before_s.get(part.name, 0.0):
+                depth, chosen = self._trial(part, sequences, sum(map(len, trees)))
+            if not chosen:
+                return [NOTHING] * len(sequences)
         granted = [NOTHING] * len(sequences)
         for at in chosen:
             key = sequences[at].key
             granted[at] = Budget(depth * part.width, depth)
             self._visits.setdefault(key, {})[part.name] = _Visit(self._steps, len(sequences[at].tokens))
             self._deepened[key] = list(accumulate(self._chain(sequences[at], part)[:depth], _times))
-        if chosen:
-            self._drafted_s += self.costs.draft_s(part.name, depth, len(chosen))
+        self._drafted_s += self.costs.draft_s(part.name, depth, len(chosen))
         return granted
 
     def _best(self, part: Part, sequences: Many[Sequence], trees: Many[DraftTree]) -> tuple[int, Many[int]]:
@@ -182,7 +192,8 @@ class AdaptivePolicy(Policy):
         rows = sum(map(len, trees))
         before = [_levels(tree, part.budget.depth) for tree in trees]
         # what the trees so far are expected to emit, the target's own token of every sequence included
-        tokens = len(trees) + sum(map(sum, before))
+        truth = self._truth
+        tokens = len(trees) + truth * sum(map(sum, before))
         gains = [
             list(accumulate(map(_more, accumulate(self._chain(sequence, part), _times), levels)))
             for sequence, levels in zip(sequences, before, strict=True)
@@ -190,18 +201,20 @@ class AdaptivePolicy(Policy):
         readings = [self._reading_s(part, sequence) / self._steps_left(sequence) for sequence in sequences]
         drafted = rows > len(trees)
         best, depth, chosen = _CLEARLY * tokens / self._time(rows, drafted), 0, ()
-        falling = 0.0
+        falling, everyone = 0.0, list(range(len(gains)))
         for level in range(1, part.budget.depth + 1):
-            order = sorted(range(len(gains)), key=lambda at, level=level: -gains[at][level - 1])
-            gained = list(accumulate(gains[at][level - 1] for at in order))
-            # of two drafts for one sequence the better nodes will be looked at, not all
-            added = list(accumulate(max(1 + level * part.width - len(trees[at]), 0) for at in order))
-            reading = list(accumulate(readings[at] for at in order))
-            top = 0.0
-            for count in _sizes(len(order)):
-                seconds = self._time(rows + added[count - 1], True) + self.costs.draft_s(part.name, level, count)
-                seconds += reading[count - 1]
-                rate = (tokens + gained[count - 1]) / seconds
+            order = sorted(everyone, key=lambda at, level=level: -gains[at][level - 1]) if len(everyone) > 1 else everyone
+            gained, added, reading_s, top = 0.0, 0, 0.0, 0.0
+            for count, at in enumerate(order, 1):
+                gained += truth * gains[at][level - 1]
+                # of two drafts for one sequence the better nodes will be looked at, not all
+                added += max(1 + level * part.width - len(trees[at]), 0)
+                reading_s += readings[at]
+                if count & (count - 1) and count < len(order):
+                    # powers of two are close enough
+                    continue
+                seconds = self._time(rows + added, True) + self.costs.draft_s(part.name, level, count) + reading_s
+                rate = (tokens + gained) / seconds
                 top = max(top, rate)
                 if rate > best:
                     best, depth, chosen = rate, level, order[:count]
@@ -228,6 +241,9 @@ class AdaptivePolicy(Policy):
         # what is expected of a trial pays for most of it, if not all
         cost_s = max(gross_s - gain_s, _LEAST_COST * gross_s)
         if self._trials_s + cost_s > _TRIAL_SHARE * self._decoding_s:
+            # what it costs changes, so it is asked again before all of the time is over
+            left_s = (self._trials_s + cost_s) / _TRIAL_SHARE - self._decoding_s
+            self._no_trial_before_s[part.name] = self._decoding_s + left_s / 4
             return 0, ()
         self._trials_s += cost_s
         return depth, (at,)
@@ -250,16 +266,21 @@ class AdaptivePolicy(Policy):
 
     def _time(self, rows: int, drafted: bool) -> float:
         """Seconds of a step whose forward has so many rows, its drafters not counted; a little more than none."""
-        return self.costs.forward_s(rows, self._batch) + self._batch * self._other_s[drafted] + 1e-9
+        return self.costs.forward_s(rows, self._batch) + (self._batch + _STEP_ITSELF) * self._other_s[drafted] + 1e-9
+
+    @property
+    def _truth(self) -> float:
+        """How much of what is expected comes true: what looks best of many is on the whole less good than it looks."""
+        return min((self._hits + _DOUBT) / (self._expected + _DOUBT), 1.0)
 
     def trimmed(self, sequences: Many[Sequence], trees: Many[DraftTree]) -> list[DraftTree]:
         nodes = [(chance, -node, at) for at, tree in enumerate(trees) for node, chance in enumerate(tree.chances) if node]
         nodes.sort(reverse=True)
         rows = max(self._batch, len(trees)) + sum(tree.probes for tree in trees)
         tokens = float(max(self._batch, len(trees)))
-        best, count = 0.0, 0
+        best, count, truth = 0.0, 0, self._truth
         for kept, chance in enumerate([0.0, *[chance for chance, _, _ in nodes]]):
-            tokens += chance
+            tokens += truth * chance
             rate = tokens / (self._time(rows + kept, True) + self._drafted_s)
             if rate > best:
                 best, count = rate, kept
@@ -274,8 +295,11 @@ class AdaptivePolicy(Policy):
         if not trees:
             return
         drafted = any(len(tree) > 1 for tree in trees)
+        if drafted:
+            self._expected = _RECENT * self._expected + sum(sum(tree.chances) - 1.0 for tree in trees)
+            self._hits = _RECENT * self._hits + sum(verdict.accepted for verdict in verdicts)
         other = timings.draft_s - timings.asked_s + timings.verify_s + timings.commit_s
-        each, before = other / len(trees), self._other_s[drafted]
+        each, before = other / (len(trees) + _STEP_ITSELF), self._other_s[drafted]
         # what runs for the first time, or is disturbed, takes many times as long
         self._other_s[drafted] = before + _SMOOTH * (min(each, 2 * before) - before)
         self._steps += 1
@@ -304,7 +328,7 @@ class AdaptivePolicy(Policy):
             if len(tree) > 1:
                 mine = [node for node in range(1, tree.candidates) if tree.sources[node] == part.name]
                 gain_s += self._token_s * self._brought(key, tree, mine) - row_s * len(mine)
-            self._account(key, part).book(gain_s, self._longest_pause(part))
+            self._accounts[part.name][key].book(gain_s, self._steps, self._longest_pause(part))
             usual = self._usual.get(part.name, 0.0)
             self._usual[part.name] = usual + _LEARN * (gain_s - usual)
 
@@ -319,7 +343,8 @@ class AdaptivePolicy(Policy):
         return sum(_more(chance, known[depth - 1] if depth <= len(known) else 0.0) for depth, chance in levels.items())
 
     def release(self, key: int) -> None:
-        self._accounts.pop(key, None)
+        for accounts in self._accounts.values():
+            accounts.pop(key, None)
         self._visits.pop(key, None)
 
 
@@ -331,11 +356,6 @@ def _levels(tree: DraftTree, depth: int) -> list[float]:
             if 0 < level <= depth:
                 levels[level - 1] += chance
     return levels
-
-
-def _sizes(count: int) -> list[int]:
-    """Powers of two up to `count`, and itself: how many sequences of a batch may be worth a draft."""
-    return [1 << bit for bit in range((count - 1).bit_length())] + [count]
 
 
 def _times(left: float, right: float) -> float:
