@@ -13,13 +13,14 @@ from paceline.cache.base import Branching
 from paceline.cascade import Cascade
 from paceline.drafters.base import Drafter, Surroundings
 from paceline.drafters.merge import MergedDrafter
-from paceline.models.base import LanguageModel
+from paceline.models.base import WEIGHTS, LanguageModel
 from paceline.models.embedded import draft_of
+from paceline.models.load import multiplies_bytes
 from paceline.models.tokenizer import Tokenizer
 from paceline.params import SamplingParams
 from paceline.policies.base import Policy
 from paceline.registry import DRAFTERS, POLICIES, VERIFIERS, Registry
-from paceline.spec import Combination, Spec, SpecError, bind, parse
+from paceline.spec import Combination, Method, Spec, SpecError, bind, parse
 from paceline.verifiers.base import Exactness, Verifier
 
 
@@ -27,9 +28,11 @@ def automatic(model_path: str) -> str:
     """The spec `auto` stands for: the embedded draft of this target beside n-gram look-up, else n-gram look-up alone.
 
     How deep the draft goes, if it is made at all, is for the policy; eight levels are more than a small machine ever asks for.
+    A draft is free to be an approximation, so it is held in bytes where those are the fastest.
     """
     draft = draft_of(model_path)
-    return f'ngram+model:"{draft}",depth=8' if draft else "ngram"
+    held = "@w8a8" if multiplies_bytes() else ""
+    return f'ngram+model:"{draft}",depth=8{held}' if draft else "ngram"
 
 
 def build_drafter(spec: str, surroundings: Surroundings) -> Drafter:
@@ -69,9 +72,27 @@ def _build(spec: Spec, surroundings: Surroundings) -> Drafter:
             return MergedDrafter([_build(part, surroundings) for part in spec.parts])
         if spec.sign == "^":
             return _cascaded(spec.parts, surroundings)
-        raise SpecError("approximations ('x@y') are not built yet")
+        return _approximated(spec.parts, surroundings)
     method = DRAFTERS[spec.name].load()
     return method.build(bind(spec, method.Options), surroundings)
+
+
+def _approximated(parts: Many[Spec], surroundings: Surroundings) -> Drafter:
+    """`x@y`: the model that x drafts with, its weights held in the format y."""
+    drafter, *formats = parts
+    names = [form.name if isinstance(form, Method) and not form.arguments and not form.options else "" for form in formats]
+    if len(names) > 1 or names[0] not in WEIGHTS:
+        raise SpecError(f"an approximation 'x@y' is one format of weights so far, {', '.join(WEIGHTS)}, as in 'model:PATH@int8'")
+    loaded: list[str] = []
+
+    def load(path: str) -> tuple[LanguageModel, Tokenizer]:
+        loaded.append(path)
+        return surroundings.load(path, names[0])
+
+    built = _build(drafter, replace(surroundings, load=load))
+    if not loaded:
+        raise SpecError(f"in an approximation 'x@y' x is a model that drafts, as in 'model:PATH@int8'; '{built.name}' is none")
+    return built
 
 
 def _cascaded(parts: Many[Spec], surroundings: Surroundings) -> Drafter:
@@ -81,8 +102,8 @@ def _cascaded(parts: Many[Spec], surroundings: Surroundings) -> Drafter:
         return _build(last, surroundings)
     inside: list[Drafter] = []
 
-    def load(path: str) -> tuple[LanguageModel, Tokenizer]:
-        model, tokenizer = surroundings.load(path)
+    def load(path: str, *weights: str) -> tuple[LanguageModel, Tokenizer]:
+        model, tokenizer = surroundings.load(path, *weights)
         drafter = _cascaded(ahead, Surroundings(model, tokenizer, surroundings.load))
         if model.branching < max(drafter.branching, Branching.REPLAY):
             raise SpecError(f"'{path}' cannot verify what '{drafter.name}' drafts for it")

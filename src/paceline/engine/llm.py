@@ -210,9 +210,9 @@ class LLM:
         return deque(self._received(sequence), maxlen=1)[0]
 
 
-def _checkpoint(name: str) -> tuple[LanguageModel, Tokenizer]:
+def _checkpoint(name: str, weights: str | None = None) -> tuple[LanguageModel, Tokenizer]:
     folder = str(resolve(name))
-    return load_model(folder), Tokenizer(folder)
+    return load_model(folder, weights=weights), Tokenizer(folder)
 
 
 def completed(sequence: Sequence, text: str) -> Completion:

@@ -8,11 +8,12 @@ from typing import Any
 
 import torch
 
+from paceline.kernels.native.vectors import MULTIPLIES_BYTES
 from paceline.models.base import DTYPES, LanguageModel, ModelError
 from paceline.models.checkpoint import Checkpoint, inspected
 from paceline.models.embedded import DEFAULT, embedded_path
 from paceline.models.forms import Unsuited
-from paceline.models.native import native_model
+from paceline.models.native import native_model, runs_here
 from paceline.models.quiet import quiet, sentence
 from paceline.models.stated import StatedConfig, stated
 
@@ -93,6 +94,11 @@ def load_model(path: str | Path, *, weights: str | None = None, native: bool = T
         model = _weighed(checkpoint, config, DTYPES[weights] if weights else None)
         identity = Identity(checkpoint.path.name, context_length(model.config), checkpoint.eos_token_ids)
         return probed(model, identity)
+
+
+def multiplies_bytes() -> bool:
+    """Whether `w8a8` is the fastest format here: packed weights, on a processor that multiplies bytes."""
+    return MULTIPLIES_BYTES and runs_here() and not torch.cuda.is_available()
 
 
 def context_length(config: Any) -> int:

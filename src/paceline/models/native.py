@@ -170,9 +170,14 @@ def _records(segments: Iterable[tuple[int, int, int, int, Slab]]) -> list[Record
     return [(low, rows, start, chain, *slab.place) for low, rows, start, chain, slab in segments]
 
 
+def runs_here() -> bool:
+    """Whether this machine can run compiled kernels."""
+    return FUSES and sys.platform != "win32"
+
+
 def native_model(checkpoint: Checkpoint, config: Any, context_length: int, weights: str | None = None) -> NativeModel:
     """The model of a checkpoint on this road. config: transformers' own. Raises Unsuited where it must go by the other one."""
-    if not FUSES or sys.platform == "win32":
+    if not runs_here():
         raise Unsuited("compiled kernels need a processor with fused multiply-add, and POSIX threads")
     try:
         form = form_of(config)

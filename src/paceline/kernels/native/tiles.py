@@ -25,6 +25,7 @@ from paceline.kernels.native.vectors import (
     I64,
     LANES,
     MACHINE,
+    MULTIPLIES_BYTES,
     VECTOR,
     VECTORS,
     WORDS,
@@ -258,7 +259,7 @@ def widened(builder: Any, form: Format, word: Any, step: int) -> Any:
 
 def four_products(builder: Any, sums: Any, unsigned: Any, signed: Any) -> Any:
     """Per 32-bit lane: the sum plus the products of four unsigned with four signed bytes."""
-    if MACHINE.features & {"avx512vnni", "avxvnni"}:
+    if MULTIPLIES_BYTES:
         bits = 32 * LANES
         kind = ir.VectorType(I8, 4 * LANES)
         callee = external(builder, f"llvm.x86.avx512.vpdpbusd.{bits}", WORDS, [WORDS, kind, kind])

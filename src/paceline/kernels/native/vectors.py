@@ -53,6 +53,9 @@ LANES, PANEL = MACHINE.lanes, MACHINE.panel
 FUSES = bool(MACHINE.features & {"fma", "avx512f", "neon"})
 """Whether a fused multiply-add is one instruction here; without it `llvm.fma` is a library call per number."""
 
+MULTIPLIES_BYTES = bool(MACHINE.features & {"avx512vnni", "avxvnni"})
+"""Whether one instruction multiplies four pairs of bytes and adds them up."""
+
 if MACHINE.lanes == 16:
     # LLVM splits 512-bit vectors on processors that it thinks prefer 256; read by Numba when it is first imported
     os.environ.setdefault("NUMBA_CPU_NAME", llvm.get_host_cpu_name())

@@ -1,0 +1,67 @@
+"""`x@y`: the model that x drafts with, its weights held in the format y; the text stays that of the target."""
+
+from __future__ import annotations
+
+import pytest
+
+from paceline import compose
+from paceline.compose import automatic
+from paceline.drafters.model import ModelDrafter
+from paceline.engine.llm import LLM
+from paceline.models.base import WEIGHTS
+from paceline.params import SamplingParams
+from paceline.spec import SpecError
+
+DRAFT = 'model:"paceline-14m-draft",depth=3'
+PROMPTS = ["The little dog", "name[The Punter], food[Indian] =>"]
+
+
+@pytest.fixture(scope="module")
+def llm() -> LLM:
+    return LLM(draft="none")
+
+
+@pytest.mark.parametrize("weights", WEIGHTS)
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_an_approximate_draft_leaves_the_text_as_it_is(llm: LLM, weights: str, temperature: float) -> None:
+    params = SamplingParams(max_tokens=32, temperature=temperature, seed=5)
+    llm.use("none")
+    plain = [completion.token_ids for completion in llm.generate(PROMPTS, params)]
+    llm.use(f"{DRAFT}@{weights}")
+    drafter = llm.engine.speculative.drafter
+    assert isinstance(drafter, ModelDrafter)
+    assert drafter.model.weights == weights
+    completions = llm.generate(PROMPTS, params)
+    assert [completion.token_ids for completion in completions] == plain
+    assert sum(completion.speculation.accepted_tokens for completion in completions) > 8
+
+
+def test_it_binds_tighter_than_other_signs(llm: LLM) -> None:
+    llm.use(f"ngram+{DRAFT}@int8")
+    ngram, model = llm.engine.speculative.drafter.parts
+    assert (ngram.name, model.name) == ("ngram", "model")
+    assert isinstance(model, ModelDrafter)
+    assert model.model.weights == "int8"
+    llm.use(f"ngram^{DRAFT}@int8")
+    assert llm.draft_name == "ngram^model"
+
+
+@pytest.mark.parametrize(
+    ("spec", "reason"),
+    [
+        ("ngram@int8", "'ngram' is none"),
+        (f"{DRAFT}@kivi:4", "one format of weights so far, fp32"),
+        (f"{DRAFT}@int8:4", "one format of weights so far"),
+        (f"{DRAFT}@int8@int4", "one format of weights so far"),
+        (f"{DRAFT}@(ngram)", "one format of weights so far"),
+    ],
+)
+def test_what_cannot_be_built_is_refused_in_one_sentence(llm: LLM, spec: str, reason: str) -> None:
+    with pytest.raises(SpecError, match=reason):
+        llm.use(spec)
+
+
+@pytest.mark.parametrize("fast", [True, False])
+def test_auto_holds_its_draft_in_bytes_where_that_is_fast(llm: LLM, monkeypatch: pytest.MonkeyPatch, fast: bool) -> None:
+    monkeypatch.setattr(compose, "multiplies_bytes", lambda: fast)
+    assert automatic(llm.path).endswith("@w8a8") is fast
