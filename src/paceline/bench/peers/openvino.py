@@ -17,6 +17,10 @@ _FORMATS = {"fp32": "fp16", "bf16": "fp16", "fp16": "fp16", "int8": "int8", "w8a
 """Its reader of GGUF takes no wider floats than half precision."""
 
 
+_WHOLE_PROMPT = 1 << 16
+"""Tokens of one step: more than any prompt has."""
+
+
 class OpenVino(Peer):
     """Arithmetic in float32 where wide weights were asked for, else what the library itself prefers."""
 
@@ -56,10 +60,19 @@ class OpenVino(Peer):
         self._genai.LLMPipeline(str(file), "CPU", enable_save_ov_model=True, **self._options)
         return self._genai.draft_model(str(file.parent), "CPU", **self._options)
 
+    def _scheduling(self) -> Any:
+        """As the library has it for one request at a time, but every prompt is computed, as it is by the others."""
+        scheduling = self._genai.SchedulerConfig()
+        scheduling.enable_prefix_caching = False
+        scheduling.max_num_batched_tokens = _WHOLE_PROMPT
+        return scheduling
+
     def _mode(self, loading: dict[str, Any], generating: dict[str, Any]) -> Mode:
         import openvino  # pyright: ignore[reportMissingImports]
 
-        pipeline = self._genai.LLMPipeline(str(self._file), "CPU", **loading, **self._options)
+        pipeline = self._genai.LLMPipeline(
+            str(self._file), "CPU", scheduler_config=self._scheduling(), **loading, **self._options
+        )
         config = self._genai.GenerationConfig()
         config.do_sample = False
         config.stop_token_ids = set(self._material.ends)
