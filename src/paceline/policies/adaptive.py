@@ -32,8 +32,8 @@ _LEARN = 0.15
 """Weight of the latest account of a look-up."""
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 4, 128
 """Steps between two trials of a look-up that does not pay, at most; how many of them, its cost decides."""
-_CLEARLY = 1.02
-"""A costly drafter is asked where that is better by more than what is known only so well."""
+_CLEARLY = 1.04
+"""Drafts must be better than none by more than what is known only so well."""
 _OTHER_S = 2e-5
 """Seconds of a step beside its forward and its drafters, before any was measured: per sequence, and as much as for so many
 sequences for the step itself."""
@@ -283,7 +283,7 @@ class AdaptivePolicy(Policy):
             tokens += truth * chance
             rate = tokens / (self._time(rows + kept, True) + self._drafted_s)
             if rate > best:
-                best, count = rate, kept
+                best, count = rate if kept else _CLEARLY * rate, kept
         if count == len(nodes):
             return list(trees)
         kept_nodes: list[list[int]] = [list(range(tree.candidates, len(tree))) for tree in trees]
