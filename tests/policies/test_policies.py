@@ -141,7 +141,24 @@ def test_what_the_target_sees_makes_most_tokens_a_second_of_all_choices(left: Dr
     # a set of nodes with its ancestors is never worse than one without: all subsets may be tried
     pool = sorted((chance for tree in (left, right) for chance in chances(tree)[1:]), reverse=True)
     best = max(rate(2 + sum(some), 2 + count) for count in range(len(pool) + 1) for some in combinations(pool, count))
-    assert ours == pytest.approx(best)
+    if sum(map(len, kept)) == 2:
+        # drafts that are hardly better than none are left out
+        assert best <= adaptive._CLEARLY * ours * (1 + 1e-9)
+    else:
+        assert ours == pytest.approx(best)
+
+
+def test_what_looks_better_than_it_is_is_left_out_and_given_another_chance() -> None:
+    policy = adaptive_with({1: 1.0, 8: 2.0})
+    promising = DraftTree.chain(3, [5, 5], "ngram", confidences=[0.6, 0.6])
+    kept = []
+    for _ in range(400):
+        policy.budgets(LOOKUP, [sequence()], [DraftTree.root(3)])
+        (tree,) = policy.trimmed([sequence()], [promising])
+        kept.append(len(tree) > 1)
+        policy.observe([sequence()], [tree], [Verdict((), (7,), 0)], STEP)
+    assert kept[0]
+    assert 1 <= sum(kept[100:]) < 60
 
 
 def test_probes_are_not_trimmed() -> None:

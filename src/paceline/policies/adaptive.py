@@ -52,6 +52,8 @@ _HOPEFUL = 8
 _SMOOTH = 0.1
 _RECENT = 0.98
 """What a step leaves of the account of what was expected before: some fifty steps count."""
+_FORGIVEN = 0.995
+"""What a step without drafts leaves of it: so that what was given up because of it is tried again."""
 _DOUBT = 4.0
 """Tokens that must have been expected before it is held that too much is."""
 
@@ -295,9 +297,11 @@ class AdaptivePolicy(Policy):
         if not trees:
             return
         drafted = any(len(tree) > 1 for tree in trees)
+        fading = _RECENT if drafted else _FORGIVEN
+        self._expected, self._hits = fading * self._expected, fading * self._hits
         if drafted:
-            self._expected = _RECENT * self._expected + sum(sum(tree.chances) - 1.0 for tree in trees)
-            self._hits = _RECENT * self._hits + sum(verdict.accepted for verdict in verdicts)
+            self._expected += sum(sum(tree.chances) - 1.0 for tree in trees)
+            self._hits += sum(verdict.accepted for verdict in verdicts)
         other = timings.draft_s - timings.asked_s + timings.verify_s + timings.commit_s
         each, before = other / (len(trees) + _STEP_ITSELF), self._other_s[drafted]
         # what runs for the first time, or is disturbed, takes many times as long
