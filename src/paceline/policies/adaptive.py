@@ -3,8 +3,7 @@
 Two things are known: what a forward of so many rows and a draft of so many levels take here (`costs`), and how likely a drafted
 token is to come true, by drafter, depth, confidence and request (`acceptance`). Three decisions follow, each per step:
 
-- *Is a look-up worth its time?* Each request keeps account of what asking brought in seconds. While that is a loss the drafter is
-  asked ever more rarely, and as soon as it would have paid, always again.
+- *Is a look-up worth its time?* Each request keeps account of what asking brought in seconds (`accounts`).
 - *How deep does a costly drafter go, and for whom?* The depth and the set of sequences with the most expected tokens per second,
   counting the levels the target would see anyway from what look-ups proposed. One that is never worth it is tried now and then.
 - *What does the target look at?* All nodes of all trees in the order of their probability, as far as each still raises tokens per
@@ -22,16 +21,14 @@ from itertools import accumulate
 
 from pydantic import BaseModel
 
+from paceline.accounts import Accounts
 from paceline.costs import Timings
+from paceline.expectation import Expectation
 from paceline.policies.base import Policy
 from paceline.sequence import Sequence
 from paceline.step import Verdict
 from paceline.tree import NOTHING, Budget, DraftTree, Part
 
-_LEARN = 0.15
-"""Weight of the latest account of a look-up."""
-_SHORTEST_PAUSE, _LONGEST_PAUSE = 4, 128
-"""Steps between two trials of a look-up that does not pay, at most; how many of them, its cost decides."""
 _CLEARLY = 1.04
 """Drafts must be better than none by more than what is known only so well."""
 _OTHER_S = 2e-5
@@ -47,37 +44,11 @@ _USUAL_LENGTH, _FEWEST_LEFT, _TOKENS_PER_STEP = 64.0, 4.0, 2.0
 """Tokens of an answer while none has ended, those taken to be left of one that is longer than usual, those of a drafted step."""
 _LONGEST_REST = 16
 """Steps for which the decision that nobody asks a costly drafter may stand."""
-_HOPEFUL = 8
-"""One request in so many begins by asking a look-up that did not pay of late."""
 _SMOOTH = 0.1
-_RECENT = 0.98
-"""What a step leaves of the account of what was expected before: some fifty steps count."""
-_FORGIVEN = 0.995
-"""What a step without drafts leaves of it: so that what was given up because of it is tried again."""
-_DOUBT = 4.0
-"""Tokens that must have been expected before it is held that too much is."""
 
 
 class Options(BaseModel):
     """None."""
-
-
-@dataclass
-class _Account:
-    """Seconds that asking one look-up for one request brings, of late; it is asked again in step `wakes`."""
-
-    gain_s: float = 0.0
-    wakes: int = 0
-    pause: int = 0
-
-    def book(self, gain_s: float, now: int, longest: int) -> None:
-        """Account for having asked in the step before `now`; longest: the pause that what never pays ends in."""
-        self.gain_s += _LEARN * (gain_s - self.gain_s)
-        if gain_s > 0.0 or self.gain_s > 0.0:
-            self.pause = 0
-        else:
-            self.pause = min(max(2 * self.pause, 1), longest)
-        self.wakes = now + self.pause
 
 
 @dataclass
@@ -117,11 +88,7 @@ class AdaptivePolicy(Policy):
 
     def __init__(self) -> None:
         super().__init__()
-        self._accounts: dict[str, dict[int, _Account]] = {}
-        """Look-up -> request -> account."""
-        self._usual: dict[str, float] = {}
-        """Look-up -> seconds that asking it brings, over all requests."""
-        self._begun: dict[str, int] = {}
+        self._accounts, self._expectation = Accounts(self.costs), Expectation()
         self._visits: dict[int, dict[str, _Visit]] = {}
         """Request -> costly drafter -> when that was last asked for it."""
         self._length = _USUAL_LENGTH
@@ -130,42 +97,18 @@ class AdaptivePolicy(Policy):
         self._steps, self._decoding_s, self._trials_s = 0, 0.0, 0.0
         self._no_trial_before_s: dict[str, float] = {}
         """Costly drafter -> the time spent decoding until which it is not worth asking whether it may be tried."""
-        self._asked: list[tuple[int, Part]] = []
         self._deepened: dict[int, list[float]] = {}
         """Request -> per depth, how likely the draft of this step that a costly drafter was asked for comes true."""
         self._batch = 0
         self._drafted_s = 0.0
         self._other_s = {False: _OTHER_S, True: _OTHER_S}
         """Whether anything was drafted -> seconds of a step beside its forward and its drafters, as `_OTHER_S`."""
-        self._token_s = 0.0
-        self._hits = self._expected = 0.0
-        """Drafted tokens that came true of late, and how many were expected to."""
 
     def budgets(self, part: Part, sequences: Many[Sequence], trees: Many[DraftTree]) -> list[Budget]:
         self._batch = len(sequences)
         if part.costly:
             return self._deep(part, sequences, trees)
-        accounts, granted, now = self._accounts.setdefault(part.name, {}), [], self._steps
-        for sequence in sequences:
-            account = accounts.get(sequence.key) or self._opened(sequence.key, part)
-            if account.wakes > now:
-                granted.append(NOTHING)
-            else:
-                self._asked.append((sequence.key, part))
-                granted.append(part.budget)
-        return granted
-
-    def _opened(self, key: int, part: Part) -> _Account:
-        begun = self._begun[part.name] = self._begun.get(part.name, 0) + 1
-        hopeless = self._usual.get(part.name, 0.0) < 0.0 and begun % _HOPEFUL
-        account = _Account(wakes=self._steps + self._longest_pause(part) // 2 if hopeless else 0)
-        self._accounts[part.name][key] = account
-        return account
-
-    def _longest_pause(self, part: Part) -> int:
-        """Steps after which asking a look-up in vain takes only its share of the time of a sequence."""
-        ask_s = self.costs.draft_s(part.name, part.budget.depth, 1)
-        return int(min(max(ask_s / (_TRIAL_SHARE * self._token_s + 1e-9), _SHORTEST_PAUSE), _LONGEST_PAUSE))
+        return self._accounts.budgets(part, sequences, self._steps)
 
     def _deep(self, part: Part, sequences: Many[Sequence], trees: Many[DraftTree]) -> list[Budget]:
         """Budgets for the depth, and the sequences, with the most expected tokens per second."""
@@ -194,7 +137,7 @@ class AdaptivePolicy(Policy):
         rows = sum(map(len, trees))
         before = [_levels(tree, part.budget.depth) for tree in trees]
         # what the trees so far are expected to emit, the target's own token of every sequence included
-        truth = self._truth
+        truth = self._expectation.truth
         tokens = len(trees) + truth * sum(map(sum, before))
         gains = [
             list(accumulate(map(_more, accumulate(self._chain(sequence, part), _times), levels)))
@@ -239,7 +182,7 @@ class AdaptivePolicy(Policy):
             + self._time(rows + depth, True)
             - self._time(rows, False)
         )
-        gain_s = self._token_s * sum(accumulate(self._chain(sequences[at], part)[:depth], _times))
+        gain_s = self._accounts.token_s * sum(accumulate(self._chain(sequences[at], part)[:depth], _times))
         # what is expected of a trial pays for most of it, if not all
         cost_s = max(gross_s - gain_s, _LEAST_COST * gross_s)
         if self._trials_s + cost_s > _TRIAL_SHARE * self._decoding_s:
@@ -270,17 +213,12 @@ class AdaptivePolicy(Policy):
         """Seconds of a step whose forward has so many rows, its drafters not counted; a little more than none."""
         return self.costs.forward_s(rows, self._batch) + (self._batch + _STEP_ITSELF) * self._other_s[drafted] + 1e-9
 
-    @property
-    def _truth(self) -> float:
-        """How much of what is expected comes true: what looks best of many is on the whole less good than it looks."""
-        return min((self._hits + _DOUBT) / (self._expected + _DOUBT), 1.0)
-
     def trimmed(self, sequences: Many[Sequence], trees: Many[DraftTree]) -> list[DraftTree]:
         nodes = [(chance, -node, at) for at, tree in enumerate(trees) for node, chance in enumerate(tree.chances) if node]
         nodes.sort(reverse=True)
         rows = max(self._batch, len(trees)) + sum(tree.probes for tree in trees)
         tokens = float(max(self._batch, len(trees)))
-        best, count, truth = 0.0, 0, self._truth
+        best, count, truth = 0.0, 0, self._expectation.truth
         for kept, chance in enumerate([0.0, *[chance for chance, _, _ in nodes]]):
             tokens += truth * chance
             rate = tokens / (self._time(rows + kept, True) + self._drafted_s)
@@ -297,11 +235,7 @@ class AdaptivePolicy(Policy):
         if not trees:
             return
         drafted = any(len(tree) > 1 for tree in trees)
-        fading = _RECENT if drafted else _FORGIVEN
-        self._expected, self._hits = fading * self._expected, fading * self._hits
-        if drafted:
-            self._expected += sum(sum(tree.chances) - 1.0 for tree in trees)
-            self._hits += sum(verdict.accepted for verdict in verdicts)
+        self._expectation.observe(trees, verdicts)
         other = timings.draft_s - timings.asked_s + timings.verify_s + timings.commit_s
         each, before = other / (len(trees) + _STEP_ITSELF), self._other_s[drafted]
         # what runs for the first time, or is disturbed, takes many times as long
@@ -310,45 +244,17 @@ class AdaptivePolicy(Policy):
         self._decoding_s += timings.asked_s + timings.forward_s + other
         emitted = sum(len(verdict.tokens) for verdict in verdicts) or len(verdicts)
         token_s = (timings.asked_s + timings.forward_s + other) / emitted
-        self._token_s = token_s if not self._token_s else self._token_s + _SMOOTH * (token_s - self._token_s)
+        before = self._accounts.token_s or token_s
+        self._accounts.token_s = before + _SMOOTH * (token_s - before)
         for sequence, verdict in zip(sequences, verdicts, strict=True):
             if verdict.finish is not None:
                 self._length += _SMOOTH * (sequence.generated_tokens - self._length)
-        if self._asked:
-            self._book({sequence.key: tree for sequence, tree in zip(sequences, trees, strict=True)})
-        self._asked, self._deepened, self._drafted_s = [], {}, 0.0
-
-    def _book(self, trees: dict[int, DraftTree]) -> None:
-        """Account for every look-up that was asked: the time of the tokens it saves, less rows, less asking."""
-        rows = sum(map(len, trees.values()))
-        extra = rows - len(trees)
-        row_s = (self.costs.curve(rows) - self.costs.curve(len(trees))) / extra if extra else 0.0
-        for key, part in self._asked:
-            tree = trees.get(key)
-            if tree is None:
-                continue
-            ask_s = self.costs.draft_s(part.name, part.budget.depth, 1)
-            gain_s = -ask_s
-            if len(tree) > 1:
-                mine = [node for node in range(1, tree.candidates) if tree.sources[node] == part.name]
-                gain_s += self._token_s * self._brought(key, tree, mine) - row_s * len(mine)
-            self._accounts[part.name][key].book(gain_s, self._steps, self._longest_pause(part))
-            usual = self._usual.get(part.name, 0.0)
-            self._usual[part.name] = usual + _LEARN * (gain_s - usual)
-
-    def _brought(self, key: int, tree: DraftTree, mine: list[int]) -> float:
-        """Tokens that these nodes are expected to bring beyond those of a costly drafter that was asked all the same."""
-        known = self._deepened.get(key)
-        if known is None:
-            return sum(tree.chances[node] for node in mine)
-        levels = dict.fromkeys((tree.depth[node] for node in mine), 0.0)
-        for node in mine:
-            levels[tree.depth[node]] += tree.chances[node]
-        return sum(_more(chance, known[depth - 1] if depth <= len(known) else 0.0) for depth, chance in levels.items())
+        looked_at = {sequence.key: tree for sequence, tree in zip(sequences, trees, strict=True)}
+        self._accounts.book(looked_at, self._deepened, self._steps)
+        self._deepened, self._drafted_s = {}, 0.0
 
     def release(self, key: int) -> None:
-        for accounts in self._accounts.values():
-            accounts.pop(key, None)
+        self._accounts.release(key)
         self._visits.pop(key, None)
 
 

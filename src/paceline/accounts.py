@@ -1,0 +1,116 @@
+"""Accounts: what asking a look-up brings in seconds, per request, and when it is worth asking again.
+
+A look-up costs next to nothing, but not nothing: on a small model asking one in vain takes as long as a row saves. Each request
+keeps account of what it brought. While that is a loss it is asked ever more rarely, and as soon as it would have paid, always
+again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Many
+from dataclasses import dataclass
+
+from paceline.costs import Costs
+from paceline.sequence import Sequence
+from paceline.tree import NOTHING, Budget, DraftTree, Part
+
+_LEARN = 0.15
+"""Weight of the latest account."""
+_SHORTEST_PAUSE, _LONGEST_PAUSE = 4, 128
+"""Steps between two trials of a look-up that does not pay, at most; how many of them, its cost decides."""
+_TRIAL_SHARE = 0.01
+"""Share of a sequence's time that may go into asking in vain."""
+_HOPEFUL = 8
+"""One request in so many begins by asking a look-up that did not pay of late."""
+
+
+@dataclass
+class Account:
+    """Seconds that asking one look-up for one request brings, of late; it is asked again in step `wakes`."""
+
+    gain_s: float = 0.0
+    wakes: int = 0
+    pause: int = 0
+
+    def book(self, gain_s: float, now: int, longest: int) -> None:
+        """Account for having asked in the step before `now`; longest: the pause that what never pays ends in."""
+        self.gain_s += _LEARN * (gain_s - self.gain_s)
+        if gain_s > 0.0 or self.gain_s > 0.0:
+            self.pause = 0
+        else:
+            self.pause = min(max(2 * self.pause, 1), longest)
+        self.wakes = now + self.pause
+
+
+class Accounts:
+    """Of all look-ups and requests. token_s: seconds that a token takes, of late; whoever has the accounts keeps it."""
+
+    def __init__(self, costs: Costs) -> None:
+        self._costs, self.token_s = costs, 0.0
+        self._accounts: dict[str, dict[int, Account]] = {}
+        """Look-up -> request -> account."""
+        self._usual: dict[str, float] = {}
+        """Look-up -> seconds that asking it brings, over all requests."""
+        self._begun: dict[str, int] = {}
+        self._asked: list[tuple[int, Part]] = []
+
+    def budgets(self, part: Part, sequences: Many[Sequence], now: int) -> list[Budget]:
+        """What a look-up may draft in step `now`: all it wants, or nothing."""
+        accounts, granted = self._accounts.setdefault(part.name, {}), []
+        for sequence in sequences:
+            account = accounts.get(sequence.key) or self._opened(sequence.key, part, now)
+            if account.wakes > now:
+                granted.append(NOTHING)
+            else:
+                self._asked.append((sequence.key, part))
+                granted.append(part.budget)
+        return granted
+
+    def _opened(self, key: int, part: Part, now: int) -> Account:
+        begun = self._begun[part.name] = self._begun.get(part.name, 0) + 1
+        hopeless = self._usual.get(part.name, 0.0) < 0.0 and begun % _HOPEFUL
+        account = Account(wakes=now + self._longest_pause(part) // 2 if hopeless else 0)
+        self._accounts[part.name][key] = account
+        return account
+
+    def _longest_pause(self, part: Part) -> int:
+        """Steps after which asking a look-up in vain takes only its share of the time of a sequence."""
+        ask_s = self._costs.draft_s(part.name, part.budget.depth, 1)
+        return int(min(max(ask_s / (_TRIAL_SHARE * self.token_s + 1e-9), _SHORTEST_PAUSE), _LONGEST_PAUSE))
+
+    def book(self, trees: dict[int, DraftTree], known: dict[int, list[float]], now: int) -> None:
+        """Account for every look-up that was asked: the time of the tokens it saves, less rows, less asking.
+
+        trees: by request, what the target looked at. known: by request, per depth, how likely what a costly drafter was asked
+        for all the same comes true. now: the step to come.
+        """
+        rows = sum(map(len, trees.values()))
+        extra = rows - len(trees)
+        row_s = (self._costs.curve(rows) - self._costs.curve(len(trees))) / extra if self._asked and extra else 0.0
+        for key, part in self._asked:
+            tree = trees.get(key)
+            if tree is None:
+                continue
+            gain_s = -self._costs.draft_s(part.name, part.budget.depth, 1)
+            if len(tree) > 1:
+                mine = [node for node in range(1, tree.candidates) if tree.sources[node] == part.name]
+                gain_s += self.token_s * _brought(tree, mine, known.get(key)) - row_s * len(mine)
+            self._accounts[part.name][key].book(gain_s, now, self._longest_pause(part))
+            usual = self._usual.get(part.name, 0.0)
+            self._usual[part.name] = usual + _LEARN * (gain_s - usual)
+        self._asked = []
+
+    def release(self, key: int) -> None:
+        """Forget a request."""
+        for accounts in self._accounts.values():
+            accounts.pop(key, None)
+
+
+def _brought(tree: DraftTree, mine: list[int], known: list[float] | None) -> float:
+    """Tokens that these nodes are expected to bring beyond what is known to come true at their depths without them."""
+    if known is None:
+        return sum(tree.chances[node] for node in mine)
+    levels = dict.fromkeys((tree.depth[node] for node in mine), 0.0)
+    for node in mine:
+        levels[tree.depth[node]] += tree.chances[node]
+    return sum(max(chance - (known[d - 1] if d <= len(known) else 0.0), 0.0) for d, chance in levels.items())
