@@ -145,7 +145,7 @@ def test_methods_and_models_speak_json(monkeypatch, capsys) -> None:
         (["-p", "x", "--draft", "model"], "path"),
         (["-p", "x", "--draft", "model:/nowhere"], "/nowhere"),
         (["-p", "x", "--draft", "ngram^none"], "'none' is none"),
-        (["-p", "x", "--draft", "ngram@sink"], "not built yet"),
+        (["-p", "x", "--draft", "ngram@sink"], "one format of weights so far"),
         (["-p", "x", "--policy", "bas"], "there is no policy 'bas'; the nearest is 'bass'"),
         (["-p", "x", "--policy", "bass:first=40"], "limit"),
         (["-p", "x", "--draft", "ngram", "--verify", "contrastive", "--lossy"], "contrasts the target"),
