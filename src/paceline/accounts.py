@@ -78,17 +78,20 @@ class Accounts:
         ask_s = self._costs.draft_s(part.name, part.budget.depth, 1)
         return int(min(max(ask_s / (_TRIAL_SHARE * self.token_s + 1e-9), _SHORTEST_PAUSE), _LONGEST_PAUSE))
 
-    def book(self, trees: dict[int, DraftTree], known: dict[int, list[float]], now: int) -> None:
+    def book(self, sequences: Many[Sequence], trees: Many[DraftTree], known: dict[int, list[float]], now: int) -> None:
         """Account for every look-up that was asked: the time of the tokens it saves, less rows, less asking.
 
-        trees: by request, what the target looked at. known: by request, per depth, how likely what a costly drafter was asked
-        for all the same comes true. now: the step to come.
+        trees: what the target looked at. known: by request, per depth, how likely what a costly drafter was asked for all the
+        same comes true. now: the step to come.
         """
-        rows = sum(map(len, trees.values()))
+        if not self._asked:
+            return
+        looked_at = {sequence.key: tree for sequence, tree in zip(sequences, trees, strict=True)}
+        rows = sum(map(len, trees))
         extra = rows - len(trees)
-        row_s = (self._costs.curve(rows) - self._costs.curve(len(trees))) / extra if self._asked and extra else 0.0
+        row_s = (self._costs.curve(rows) - self._costs.curve(len(trees))) / extra if extra else 0.0
         for key, part in self._asked:
-            tree = trees.get(key)
+            tree = looked_at.get(key)
             if tree is None:
                 continue
             gain_s = -self._costs.draft_s(part.name, part.budget.depth, 1)

@@ -76,7 +76,7 @@ class Draft:
         self._nodes = [_Node(sequence.root, -1, 0, (), 1.0, 1.0)]
         self._proposals: dict[int, torch.Tensor] = {}
         self._fed: list[int] = []
-        self.asked = [0] if min(budget.nodes, budget.depth) > 0 else []
+        self.asked = [0] if budget.some else []
         self._parents = set(self.asked)
         """Those of the nodes asked for that are to have children."""
         self.forks = self._slots is None or _forks(self._slots, growth.amateur)

@@ -249,8 +249,7 @@ class AdaptivePolicy(Policy):
         for sequence, verdict in zip(sequences, verdicts, strict=True):
             if verdict.finish is not None:
                 self._length += _SMOOTH * (sequence.generated_tokens - self._length)
-        looked_at = {sequence.key: tree for sequence, tree in zip(sequences, trees, strict=True)}
-        self._accounts.book(looked_at, self._deepened, self._steps)
+        self._accounts.book(sequences, trees, self._deepened, self._steps)
         self._deepened, self._drafted_s = {}, 0.0
 
     def release(self, key: int) -> None:

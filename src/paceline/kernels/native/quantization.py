@@ -12,7 +12,7 @@ from llvmlite import ir
 
 from paceline.kernels.native.formats import GROUP
 from paceline.kernels.native.memory import intrinsic
-from paceline.kernels.native.vectors import F32, I8, I32, constant, external, load, store
+from paceline.kernels.native.vectors import F32, I8, I32, constant, external, load, splat, store
 
 from numba import types  # isort: skip  (after `vectors`, which tells it how wide registers are)
 
@@ -47,7 +47,7 @@ def _quantize(builder: Any, source: Any, scale: Any, excess: Any, words: Any, st
     some = builder.fcmp_ordered(">", size, F32(0.0))
     inverse = builder.select(some, builder.fdiv(F32(1.0), size), F32(0.0))
     halves = ir.Constant(_NUMBERS, [0.5] * GROUP)
-    nearest = builder.fadd(builder.fmul(numbers, _everywhere(builder, inverse)), halves)
+    nearest = builder.fadd(builder.fmul(numbers, splat(builder, inverse, GROUP)), halves)
     nearest = builder.call(external(builder, f"llvm.floor.{kinds}", _NUMBERS, [_NUMBERS]), [nearest])
     levels = builder.fptosi(nearest, _WHOLE)
     total = builder.call(external(builder, f"llvm.vector.reduce.add.v{GROUP}i32", I32, [_WHOLE]), [levels])
@@ -58,9 +58,3 @@ def _quantize(builder: Any, source: Any, scale: Any, excess: Any, words: Any, st
     for word in range(count):
         place = builder.add(words, builder.mul(stride, constant(word)))
         store(builder, builder.extract_element(taken, I32(word)), place, 4)
-
-
-def _everywhere(builder: Any, scalar: Any) -> Any:
-    undefined = ir.Constant(_NUMBERS, ir.Undefined)
-    one = builder.insert_element(undefined, scalar, I32(0))
-    return builder.shuffle_vector(one, undefined, ir.Constant(_WHOLE, [0] * GROUP))

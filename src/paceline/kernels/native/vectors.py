@@ -86,12 +86,12 @@ def store(builder: Any, value: Any, address: Any, align: int) -> None:
     builder.store(value, builder.inttoptr(address, value.type.as_pointer())).align = align
 
 
-def splat(builder: Any, scalar: Any) -> Any:
+def splat(builder: Any, scalar: Any, lanes: int = LANES) -> Any:
     """A vector that holds the scalar in every lane."""
-    kind = ir.VectorType(scalar.type, LANES)
+    kind = ir.VectorType(scalar.type, lanes)
     undefined = ir.Constant(kind, ir.Undefined)
     one = builder.insert_element(undefined, scalar, ir.Constant(I32, 0))
-    return builder.shuffle_vector(one, undefined, ir.Constant(ir.VectorType(I32, LANES), [0] * LANES))
+    return builder.shuffle_vector(one, undefined, ir.Constant(ir.VectorType(I32, lanes), [0] * lanes))
 
 
 def repeated(value: int) -> ir.Constant:
