@@ -18,7 +18,7 @@ _LEARN = 0.15
 """Weight of the latest account."""
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 4, 128
 """Steps between two trials of a look-up that does not pay, at most; how many of them, its cost decides."""
-_TRIAL_SHARE = 0.01
+_TRIAL_SHARE = 0.005
 """Share of a sequence's time that may go into asking in vain."""
 _HOPEFUL = 8
 """One request in so many begins by asking a look-up that did not pay of late."""
@@ -69,7 +69,8 @@ class Accounts:
     def _opened(self, key: int, part: Part, now: int) -> Account:
         begun = self._begun[part.name] = self._begun.get(part.name, 0) + 1
         hopeless = self._usual.get(part.name, 0.0) < 0.0 and begun % _HOPEFUL
-        account = Account(wakes=now + self._longest_pause(part) // 2 if hopeless else 0)
+        longest = self._longest_pause(part)
+        account = Account(wakes=now + longest, pause=longest) if hopeless else Account()
         self._accounts[part.name][key] = account
         return account
 

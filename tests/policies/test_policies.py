@@ -161,6 +161,36 @@ def test_what_looks_better_than_it_is_is_left_out_and_given_another_chance() -> 
     assert 1 <= sum(kept[100:]) < 60
 
 
+def test_a_step_that_was_never_drafted_in_is_not_taken_to_be_cheaper_than_one_without() -> None:
+    policy = adaptive_with({1: 1.0, 8: 8.0}, 0.5)
+    slow = Timings(0.0, 1.0, 0.4, 0.0)
+    for _ in range(200):
+        policy.budgets(LOOKUP, [sequence()], [DraftTree.root(3)])
+        policy.observe([sequence()], [DraftTree.root(3)], [Verdict((), (7,), 0)], slow)
+    assert policy._time(1, True) == policy._time(1, False) > 1.3
+    for _ in range(200):
+        tree = DraftTree.chain(3, [5], "model")
+        policy.observe([sequence()], [tree], [Verdict((), (7,), 0)], Timings(0.0, 1.0, 0.7, 0.0))
+    assert policy._time(1, True) > 1.6 > policy._time(1, False), "what it takes is learnt by drafting"
+
+
+def test_trials_that_the_target_does_not_look_at_cost_all_of_their_time() -> None:
+    """Drafts that promise much beforehand and little once they are made: rows are dear, and asking is not."""
+    policy = adaptive_with({1: 1.0, 2: 1.9, 8: 8.0}, 0.1)
+    asked_s = 0.0
+    for _ in range(2000):
+        (budget,) = policy.budgets(MODEL, [sequence()], [DraftTree.root(3)])
+        asked_s += 0.1 * budget.depth
+        tree = DraftTree.root(3)
+        if budget.depth:
+            drafted = DraftTree.chain(3, [5] * budget.depth, "model", confidences=[0.05] * budget.depth)
+            policy.acceptance.observe(0, drafted, [7])
+            (tree,) = policy.trimmed([sequence()], [drafted])
+            assert len(tree) == 1
+        policy.observe([sequence()], [tree], [Verdict((), (7,), 0)], STEP)
+    assert 0.0 < asked_s < 0.015 * 2000
+
+
 def test_probes_are_not_trimmed() -> None:
     policy = adaptive_with({1: 1.0, 8: 20.0})
     window = DraftTree((9, 1, 2), (-1, 0, 0), confidences=(1.0, 0.1, 0.1), probes=1)

@@ -23,6 +23,7 @@ from pydantic import BaseModel
 
 from paceline.accounts import Accounts
 from paceline.costs import Timings
+from paceline.decision import Decision
 from paceline.expectation import Expectation
 from paceline.policies.base import Policy
 from paceline.sequence import Sequence
@@ -38,37 +39,15 @@ _STEP_ITSELF = 4
 _TRIED_LEVELS = 2
 _LEAST_COST = 0.1
 """Share of its time that a trial is taken to cost, however much is expected of it."""
-_TRIAL_SHARE = 0.01
+_TRIAL_SHARE = 0.005
 """Share of all time that may go into trying a drafter where it is not thought to be worth it."""
 _USUAL_LENGTH, _FEWEST_LEFT, _TOKENS_PER_STEP = 64.0, 4.0, 2.0
 """Tokens of an answer while none has ended, those taken to be left of one that is longer than usual, those of a drafted step."""
-_LONGEST_REST = 16
-"""Steps for which the decision that nobody asks a costly drafter may stand."""
 _SMOOTH = 0.1
 
 
 class Options(BaseModel):
     """None."""
-
-
-@dataclass
-class _Rest:
-    """The decision that nobody asks a costly drafter stands for some steps, longer each time, while the batch is as it was."""
-
-    left: int = 0
-    length: int = 0
-    batch: int = 0
-
-    def goes_on(self, batch: int) -> bool:
-        self.left -= 1
-        return self.left >= 0 and batch == self.batch
-
-    def decided(self, batch: int, asked: bool) -> None:
-        if asked:
-            self.left = self.length = 0
-        elif self.left < 0 or batch != self.batch:
-            self.length = min(self.length + 1, _LONGEST_REST)
-            self.left, self.batch = self.length, batch
 
 
 @dataclass(frozen=True)
@@ -93,16 +72,20 @@ class AdaptivePolicy(Policy):
         """Request -> costly drafter -> when that was last asked for it."""
         self._length = _USUAL_LENGTH
         """Tokens of an answer, of late."""
-        self._rests: dict[str, _Rest] = {}
+        self._decisions: dict[str, Decision] = {}
         self._steps, self._decoding_s, self._trials_s = 0, 0.0, 0.0
         self._no_trial_before_s: dict[str, float] = {}
         """Costly drafter -> the time spent decoding until which it is not worth asking whether it may be tried."""
         self._deepened: dict[int, list[float]] = {}
         """Request -> per depth, how likely the draft of this step that a costly drafter was asked for comes true."""
+        self._trial: tuple[int, str, float] | None = None
+        """Request and drafter of the trial in this step, and seconds that it costs beyond what it was granted for if the target
+        does not look at it."""
         self._batch = 0
         self._drafted_s = 0.0
-        self._other_s = {False: _OTHER_S, True: _OTHER_S}
-        """Whether anything was drafted -> seconds of a step beside its forward and its drafters, as `_OTHER_S`."""
+        self._other_s, self._more_s = _OTHER_S, 0.0
+        """Seconds of a step without drafts beside its forward, and how many more it takes with some beside the drafters, both as
+        `_OTHER_S`."""
 
     def budgets(self, part: Part, sequences: Many[Sequence], trees: Many[DraftTree]) -> list[Budget]:
         self._batch = len(sequences)
@@ -112,12 +95,13 @@ class AdaptivePolicy(Policy):
 
     def _deep(self, part: Part, sequences: Many[Sequence], trees: Many[DraftTree]) -> list[Budget]:
         """Budgets for the depth, and the sequences, with the most expected tokens per second."""
-        rest = self._rests.setdefault(part.name, _Rest())
-        depth, chosen = (0, ()) if rest.goes_on(len(sequences)) else self._best(part, sequences, trees)
-        rest.decided(len(sequences), bool(chosen))
+        decision, found = self._decisions.setdefault(part.name, Decision()), any(len(tree) > 1 for tree in trees)
+        if not decision.stands(sequences, found):
+            decision.take(*self._best(part, sequences, trees), sequences, found)
+        depth, chosen = decision.depth, decision.chosen
         if not chosen:
             if self._decoding_s >= self._no_trial_before_s.get(part.name, 0.0):
-                depth, chosen = self._trial(part, sequences, sum(map(len, trees)))
+                depth, chosen = self._tried(part, sequences, sum(map(len, trees)))
             if not chosen:
                 return [NOTHING] * len(sequences)
         granted = [NOTHING] * len(sequences)
@@ -169,28 +153,25 @@ class AdaptivePolicy(Policy):
             falling = top
         return depth, chosen
 
-    def _trial(self, part: Part, sequences: Many[Sequence], rows: int) -> tuple[int, Many[int]]:
+    def _tried(self, part: Part, sequences: Many[Sequence], rows: int) -> tuple[int, Many[int]]:
         """One sequence to try a drafter on that is not thought to be worth it, if enough time has passed: so it can come back.
 
         A request that was never tried goes first, then the one tried longest ago.
         """
         depth = min(_TRIED_LEVELS, part.budget.depth)
         at = min(range(len(sequences)), key=lambda at: self._visit(part, sequences[at]).step)
-        gross_s = (
-            self._reading_s(part, sequences[at])
-            + self.costs.draft_s(part.name, depth, 1)
-            + self._time(rows + depth, True)
-            - self._time(rows, False)
-        )
+        asking_s = self._reading_s(part, sequences[at]) + self.costs.draft_s(part.name, depth, 1)
         gain_s = self._accounts.token_s * sum(accumulate(self._chain(sequences[at], part)[:depth], _times))
-        # what is expected of a trial pays for most of it, if not all
-        cost_s = max(gross_s - gain_s, _LEAST_COST * gross_s)
+        rows_s = self._time(rows + depth, True) - self._time(rows, False)
+        # what is expected of a trial pays for most of it, if not all, if only the target looks at it
+        cost_s = max(asking_s - max(gain_s - rows_s, 0.0), _LEAST_COST * asking_s)
         if self._trials_s + cost_s > _TRIAL_SHARE * self._decoding_s:
             # what it costs changes, so it is asked again before all of the time is over
             left_s = (self._trials_s + cost_s) / _TRIAL_SHARE - self._decoding_s
             self._no_trial_before_s[part.name] = self._decoding_s + left_s / 4
             return 0, ()
         self._trials_s += cost_s
+        self._trial = (sequences[at].key, part.name, asking_s - cost_s)
         return depth, (at,)
 
     def _reading_s(self, part: Part, sequence: Sequence) -> float:
@@ -211,17 +192,19 @@ class AdaptivePolicy(Policy):
 
     def _time(self, rows: int, drafted: bool) -> float:
         """Seconds of a step whose forward has so many rows, its drafters not counted; a little more than none."""
-        return self.costs.forward_s(rows, self._batch) + (self._batch + _STEP_ITSELF) * self._other_s[drafted] + 1e-9
+        other_s = self._other_s + drafted * self._more_s
+        return self.costs.forward_s(rows, self._batch) + (self._batch + _STEP_ITSELF) * other_s + 1e-9
 
     def trimmed(self, sequences: Many[Sequence], trees: Many[DraftTree]) -> list[DraftTree]:
         nodes = [(chance, -node, at) for at, tree in enumerate(trees) for node, chance in enumerate(tree.chances) if node]
         nodes.sort(reverse=True)
-        rows = max(self._batch, len(trees)) + sum(tree.probes for tree in trees)
         tokens = float(max(self._batch, len(trees)))
+        rows = int(tokens) + sum(tree.probes for tree in trees)
         best, count, truth = 0.0, 0, self._expectation.truth
+        fixed_s = self._time(rows, True) - self.costs.curve(rows) + self._drafted_s
         for kept, chance in enumerate([0.0, *[chance for chance, _, _ in nodes]]):
             tokens += truth * chance
-            rate = tokens / (self._time(rows + kept, True) + self._drafted_s)
+            rate = tokens / (self.costs.curve(rows + kept) + fixed_s)
             if rate > best:
                 best, count = rate if kept else _CLEARLY * rate, kept
         if count == len(nodes):
@@ -237,20 +220,27 @@ class AdaptivePolicy(Policy):
         drafted = any(len(tree) > 1 for tree in trees)
         self._expectation.observe(trees, verdicts)
         other = timings.draft_s - timings.asked_s + timings.verify_s + timings.commit_s
-        each, before = other / (len(trees) + _STEP_ITSELF), self._other_s[drafted]
+        each, before = other / (len(trees) + _STEP_ITSELF), self._other_s + drafted * self._more_s
         # what runs for the first time, or is disturbed, takes many times as long
-        self._other_s[drafted] = before + _SMOOTH * (min(each, 2 * before) - before)
+        change = _SMOOTH * (min(each, 2 * before) - before)
+        if drafted:
+            self._more_s = max(self._more_s + change, 0.0)
+        else:
+            self._other_s += change
         self._steps += 1
-        self._decoding_s += timings.asked_s + timings.forward_s + other
-        emitted = sum(len(verdict.tokens) for verdict in verdicts) or len(verdicts)
-        token_s = (timings.asked_s + timings.forward_s + other) / emitted
+        # a forward that read prompts too is taken for one that did not
+        step_s = timings.asked_s + self.costs.forward_s(sum(map(len, trees)), len(trees)) + other
+        self._decoding_s += step_s
+        token_s = step_s / (sum(len(verdict.tokens) for verdict in verdicts) or len(verdicts))
         before = self._accounts.token_s or token_s
         self._accounts.token_s = before + _SMOOTH * (token_s - before)
-        for sequence, verdict in zip(sequences, verdicts, strict=True):
+        for sequence, tree, verdict in zip(sequences, trees, verdicts, strict=True):
             if verdict.finish is not None:
                 self._length += _SMOOTH * (sequence.generated_tokens - self._length)
+            if self._trial and sequence.key == self._trial[0] and self._trial[1] not in tree.sources:
+                self._trials_s += self._trial[2]
         self._accounts.book(sequences, trees, self._deepened, self._steps)
-        self._deepened, self._drafted_s = {}, 0.0
+        self._deepened, self._drafted_s, self._trial = {}, 0.0, None
 
     def release(self, key: int) -> None:
         self._accounts.release(key)
