@@ -37,9 +37,9 @@ _GIVEN_UP, _LOST = 0.6, 8
 three in a row to be followed again."""
 _GLANCE = 4
 """It is then looked at once in so many tokens."""
-_FIRST, _GROWTH = 1, 8
-"""Tokens drafted where nothing is matched yet, and how many more with each that is."""
-_SCANNED = 256
+_FIRST, _GROWTH = 2, 8
+"""Tokens drafted at most where nothing is matched yet, and with each that is."""
+_SCANNED = 1024
 """A reference of up to so many tokens is scanned where a longer one is indexed: an index would take longer to make."""
 _WORTH = 0.15
 """Tokens are drafted as far as all of them come true together at least so often."""
@@ -154,9 +154,17 @@ class Alignment:
     def follow(self, text: Many[int]) -> None:
         """Take in the tokens that the text has grown by."""
         for at in range(self._seen, len(text)):
-            if not (self._given_up and self.lost and at % _GLANCE):
+            if self._followed or at % _GLANCE == 0:
                 self._take(text, at)
         self._seen = len(text)
+
+    def due(self, length: int) -> bool:
+        """Whether a text that has grown to so many tokens is to be followed now, or can wait for the next glance."""
+        return self._followed or self._seen <= (length - 1) // _GLANCE * _GLANCE
+
+    @property
+    def _followed(self) -> bool:
+        return not (self._given_up and self.lost)
 
     def _take(self, text: Many[int], at: int) -> None:
         tokens = self.reference.tokens
@@ -203,7 +211,7 @@ class Alignment:
             return []
         factor, known = min(self._factor, 1.0), self._matched + self._trust
         found, chance = [], 1.0
-        for depth in range(min(longest, left, _FIRST + _GROWTH * self._matched)):
+        for depth in range(min(longest, left, self._matched * _GROWTH or _FIRST)):
             # behind a guess that came true as behind a match near the edit
             held = known + depth + _NEARNESS * (not known and depth > 0)
             confidence = factor * _LIKELY[min(held, _LAST)]

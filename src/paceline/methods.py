@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from itertools import pairwise
 
 from paceline.registry import APPROXIMATIONS, CACHES, DRAFTERS, POLICIES, VERIFIERS, Registry
 
@@ -25,5 +26,14 @@ def described(registry: Registry) -> list[dict[str, str]]:
         fields = {key.lower(): " ".join(value.split()) for key, value in _FIELD.findall(text)}
         prose = _FIELD.sub("", text).strip()
         first, _, rest = prose.partition("\n\n")
-        rows.append({"name": name, "summary": " ".join(first.split()), "description": " ".join(rest.split()), **fields})
+        rows.append({"name": name, "summary": " ".join(first.split()), "description": _joined(rest), **fields})
     return rows
+
+
+def _joined(prose: str) -> str:
+    """Each paragraph, and each item of a list, on one line."""
+    blocks = [block for block in re.split(r"\n\s*\n|\n(?=- )", prose) if block.strip()]
+    lines = [" ".join(block.split()) for block in blocks]
+    # items of one list stand under each other, and everything else apart
+    joints = ["\n" if a.startswith("- ") and b.startswith("- ") else "\n\n" for a, b in pairwise(lines)]
+    return "".join(map(str.__add__, lines, [*joints, ""]))

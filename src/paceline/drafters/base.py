@@ -60,7 +60,7 @@ class Drafter(ABC):
         return (self,)
 
     def suits(self, sequence: Sequence) -> bool:
-        """Whether it could ever propose anything for this sequence; one that could not is not asked."""
+        """Whether it could propose anything for this sequence in this step; one that could not is not asked."""
         return True
 
     @abstractmethod

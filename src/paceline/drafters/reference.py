@@ -58,6 +58,9 @@ class ReferenceDrafter(StatefulDrafter[Alignment]):
         self._shared, self._prompt = shared, options.prompt
 
     def suits(self, sequence: Sequence) -> bool:
+        alignment = self._states.get(sequence.key)
+        if alignment is not None:
+            return alignment.due(len(sequence.tokens))
         return bool(sequence.reference) or self._shared is not None or self._prompt
 
     def _one(self, sequence: Sequence, budget: Budget) -> DraftTree:
