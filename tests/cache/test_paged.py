@@ -23,8 +23,8 @@ from stepping import accept, missing, sequence
 class Paged(Store):
     """Pages of four slots, so that short lives cross many borders."""
 
-    def __init__(self, pages: int = 64) -> None:
-        self.cache: PagedCache = PagedCache(pages, page_size=4)
+    def __init__(self, pages: int = 64, *, grows: bool = False) -> None:
+        self.cache: PagedCache = PagedCache(pages, page_size=4, grows=grows)
 
     @torch.inference_mode()
     def write(self, step: Step, part: float = 1.0) -> None:
@@ -60,10 +60,22 @@ class PagedLife(Life):
             for page in held.blocks:
                 holders[page] = holders.get(page, 0) + 1
         assert dict(cache._pool._holders) == holders
-        assert sorted([*cache._pool._free, *holders]) == list(range(1, 65))
+        assert sorted([*cache._pool._free, *holders]) == list(range(1, cache._pool.count + 1))
 
 
-def test_any_life_leaves_a_prefix_of_the_text() -> None:
+class Growing(Paged):
+    """From two pages on, so that it grows while sequences share and move."""
+
+    def __init__(self) -> None:
+        super().__init__(2, grows=True)
+
+
+class GrowingLife(PagedLife):
+    kind = Growing
+
+
+@pytest.mark.parametrize("life", [PagedLife, GrowingLife])
+def test_any_life_leaves_a_prefix_of_the_text(life: type[PagedLife]) -> None:
     quick = settings(
         max_examples=100,
         stateful_step_count=40,
@@ -72,7 +84,7 @@ def test_any_life_leaves_a_prefix_of_the_text() -> None:
         database=None,
         suppress_health_check=list(HealthCheck),
     )
-    run_state_machine_as_test(PagedLife, settings=quick)
+    run_state_machine_as_test(life, settings=quick)
 
 
 def test_steps_begin_where_the_cache_ends_and_are_committed_once() -> None:
@@ -131,6 +143,19 @@ def test_a_full_cache_says_so_and_stays_as_it_was() -> None:
     store.cache.release(0)
     grow(store, other)
     assert store.cache.free_pages == 1
+
+
+def test_a_pool_that_may_grow_has_room_for_a_step_of_any_size() -> None:
+    store, one, other = Paged(pages=3, grows=True), sequence(0, range(6)), sequence(1, range(100))
+    grow(store, one)
+    before = store.contents(0)
+    grow(store, other)
+    assert store.contents(0) == before
+    assert store.cache._pool.count >= 2 + 25
+    assert store.cache.free_pages == store.cache._pool.count - 27
+    store.cache.release(1)
+    store.cache.release(0)
+    assert store.cache.held_bytes == 0
 
 
 def test_what_was_drafted_in_vain_gives_its_pages_back() -> None:

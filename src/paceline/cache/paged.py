@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Sequence as Many
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 
 import torch
@@ -52,19 +52,20 @@ class PagedCache(KVCache):
     """Branching: TREE. Commit moves the accepted nodes' slots together; keys carry their rotation, so moving is exact.
 
     pages: how many there are; the pool of a layer is reserved at its first write. page_size: slots, a power of two. narrow:
-    float8_e4m3fn or int8 to keep keys and values in, with a scale per token and head; None keeps them as they come.
-    `stage` raises OutOfPages, and changes nothing, where the step needs more pages than are free.
+    float8_e4m3fn or int8 to keep keys and values in, with a scale per token and head; None keeps them as they come. grows:
+    whether a pool that is too small is replaced by a larger one; its pages then move, which a captured graph would not notice.
+    `stage` raises OutOfPages, and changes nothing, where the step needs more pages than are free and there shall be no more.
     """
 
     branching = Branching.TREE
 
-    def __init__(self, pages: int, page_size: int = 16, narrow: torch.dtype | None = None) -> None:
+    def __init__(self, pages: int, page_size: int = 16, narrow: torch.dtype | None = None, *, grows: bool = False) -> None:
         if page_size < 1 or page_size & (page_size - 1):
             raise ValueError("a page holds a power of two of slots")
         if narrow is not None and narrow not in NARROW:
             raise ValueError("a narrow cache is in float8_e4m3fn or int8")
         self.page_size = page_size
-        self._pool, self._pages, self._narrow = PagePool(pages), pages, narrow
+        self._pool, self._narrow, self._grows = PagePool(pages), narrow, grows
         self._layers: dict[int, LayerPages] = {}
         self._held: dict[int, _Held] = {}
         self._places: dict[int, torch.Tensor] = {}
@@ -97,13 +98,28 @@ class PagedCache(KVCache):
             # of the pages that hold committed slots only the last can be written to, where it is not full
             copied = segment.start % self.page_size > 0 and self._pool.shared(held.blocks[-1])
             plan.append((held, lacking, copied))
-        taken = iter(self._pool.take(sum(lacking + copied for _, lacking, copied in plan)))
+        needed = sum(lacking + copied for _, lacking, copied in plan)
+        if self._grows and needed > self._pool.free:
+            self._grow(max(self._pool.count, needed - self._pool.free))
+        taken = iter(self._pool.take(needed))
         for segment, (held, lacking, copied) in zip(step.segments, plan, strict=True):
             self._held[segment.sequence.key] = held
             if copied:
                 self._copy_last(held.blocks, next(taken))
             held.blocks.extend(islice(taken, lacking))
         self._staged = step
+
+    def _grow(self, more: int) -> None:
+        """So many more pages: every layer's pool is copied into a larger one."""
+        self._pool.extend(more)
+        for place, layer in self._layers.items():
+            grown = {}
+            for name in ("keys", "values", "key_scales", "value_scales"):
+                store = getattr(layer, name)
+                if store is not None:
+                    grown[name] = store.new_empty(self._pool.count + 1, *store.shape[1:])
+                    grown[name][: len(store)] = store
+            self._layers[place] = replace(layer, **grown)
 
     def _copy_last(self, blocks: array[int], page: int) -> None:
         """Put a copy of its last page in that page's place."""
@@ -156,7 +172,7 @@ class PagedCache(KVCache):
         """The pool of one layer, in the shape of its first rows [T, K, D]."""
 
         def pool(rows: torch.Tensor, *, scale: bool = False) -> torch.Tensor:
-            shape = (self._pages + 1, self.page_size, *(rows.shape[1:2] if scale else rows.shape[1:]))
+            shape = (self._pool.count + 1, self.page_size, *(rows.shape[1:2] if scale else rows.shape[1:]))
             return torch.empty(shape, dtype=torch.float32 if scale else self._narrow or rows.dtype, device=rows.device)
 
         scales = (pool(keys, scale=True), pool(values, scale=True)) if self._narrow else (None, None)

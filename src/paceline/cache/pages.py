@@ -18,6 +18,7 @@ class PagePool:
     """Pages 1 to count, counted by reference. Page 0 belongs to nobody: rows that only pad a captured graph write to it."""
 
     def __init__(self, count: int) -> None:
+        self.count = count
         self._free = list(range(count, 0, -1))
         self._holders: Counter[int] = Counter()
 
@@ -28,6 +29,11 @@ class PagePool:
     @property
     def used(self) -> int:
         return len(self._holders)
+
+    def extend(self, more: int) -> None:
+        """Pages that were not there before, all of them free."""
+        self._free = list(range(self.count + more, self.count, -1)) + self._free
+        self.count += more
 
     def take(self, count: int) -> list[int]:
         """Pages held once. Raises OutOfPages, and takes none, where fewer are free."""

@@ -183,19 +183,31 @@ def choose_on_device(logits: torch.Tensor, rows: SamplingRows) -> torch.Tensor:
     return torch.where(certain, token, -1)
 
 
-def choose(logits: torch.Tensor, contexts: Many[Context]) -> list[int]:
-    """`sampling.choose` with what the device may decide decided there; reading the tokens is the one wait.
+class Choices:
+    """The token of each row, as `sampling.choose` picks it: all that the device may decide at once, with one wait; the others one
+    by one, if they are asked for.
 
-    logits: float32 [R, V]. Raises LogitsError where a row to sample from holds no number.
+    logits: float32 [R, V], a row's logits contiguous; one context per row.
     """
-    asked = [row for row, context in enumerate(contexts) if fits(context.sequence.params, logits.shape[1])]
-    chosen = [-1] * len(contexts)
-    if asked:
-        rows = SamplingRows.of([contexts[row] for row in asked], logits.shape[1], logits.device)
-        part = logits if len(asked) == len(contexts) else logits[asked]
-        for row, token in zip(asked, choose_on_device(part, rows).tolist(), strict=True):
-            chosen[row] = token
-    left = [row for row, token in enumerate(chosen) if token < 0]
-    for row in left:
-        chosen[row] = sampling.choose(logits[row : row + 1], [contexts[row]])[0]
-    return chosen
+
+    def __init__(self, logits: torch.Tensor, contexts: Many[Context]) -> None:
+        self._logits, self._contexts = logits, contexts
+        asked = [row for row, context in enumerate(contexts) if fits(context.sequence.params, logits.shape[1])]
+        self._chosen = [-1] * len(contexts)
+        if asked:
+            rows = SamplingRows.of([contexts[row] for row in asked], logits.shape[1], logits.device)
+            part = logits if len(asked) == len(contexts) else logits[asked]
+            for row, token in zip(asked, choose_on_device(part, rows).tolist(), strict=True):
+                self._chosen[row] = token
+
+    def __call__(self, row: int) -> int:
+        """Raises LogitsError where it is sampled from and holds no number."""
+        if self._chosen[row] < 0:
+            self._chosen[row] = sampling.choose(self._logits[row : row + 1], [self._contexts[row]])[0]
+        return self._chosen[row]
+
+
+def choose(logits: torch.Tensor, contexts: Many[Context]) -> list[int]:
+    """The tokens of all rows. Raises LogitsError where a row to sample from holds no number."""
+    choices = Choices(logits, contexts)
+    return [choices(row) for row in range(len(contexts))]

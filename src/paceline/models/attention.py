@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention
@@ -26,13 +26,57 @@ NAME = "paceline"
 Rule = Callable[[Any, Any, Any, Any], torch.Tensor]
 
 
+class InFlight(Protocol):
+    """One forward in flight, as the seam sees it."""
+
+    attention_calls: int
+
+    def attended(
+        self,
+        layer: int,
+        query: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        rule: Rule | None,
+        scale: float,
+        softcap: float | None,
+        sinks: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """Store the fresh rows of one layer and attend for all of them. query: [H, T, D]; keys: [K, T, D]; values: [K, T, D'].
+
+        rule: the layer's own, on positions. sinks: [H]. Returns [T, H, D'].
+        """
+        ...
+
+
 class Forward:
-    """One forward in flight: the step, its cache, and the masks made so far, one per layer rule and segment."""
+    """One forward over dense slabs: the step, its cache, and the masks made so far, one per layer rule and segment."""
 
     def __init__(self, step: Step, cache: DenseCache) -> None:
         self.step, self.cache = step, cache
         self.attention_calls = 0
         self._masks: dict[tuple[Rule | None, int, int], torch.Tensor | None] = {}
+
+    def attended(
+        self,
+        layer: int,
+        query: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        rule: Rule | None,
+        scale: float,
+        softcap: float | None,
+        sinks: torch.Tensor | None,
+    ) -> torch.Tensor:
+        segments = self.step.segments
+        if len(segments) == 1:
+            return _attended(self, layer, segments[0], query, keys, values, rule, scale, softcap, sinks)
+        parts = []
+        for segment in segments:
+            rows = slice(segment.low, segment.high)
+            fresh = (query[:, rows], keys[:, rows], values[:, rows])
+            parts.append(_attended(self, layer, segment, *fresh, rule, scale, softcap, sinks))
+        return torch.cat(parts)
 
     def mask(self, rule: Rule | None, segment: Segment, query: torch.Tensor) -> torch.Tensor | None:
         """The query's dtype [G*n, end]: 0 where a row may look, -inf elsewhere; None where all may look everywhere.
@@ -61,7 +105,7 @@ def _visible(rule: Rule | None, segment: Segment, device: torch.device) -> torch
     return seen
 
 
-FORWARD: ContextVar[Forward] = ContextVar("paceline_forward")
+FORWARD: ContextVar[InFlight] = ContextVar("paceline_forward")
 """The forward in flight."""
 
 
@@ -100,21 +144,14 @@ def attend(
     """The attention function. query: [1, H, T, D]; key: [1, K, T, D]; value: [1, K, T, D']. Returns [1, T, H, D']."""
     forward = FORWARD.get()
     forward.attention_calls += 1
+    layer: int = module.layer_idx  # pyright: ignore[reportAssignmentType]
     scale = float(query.shape[3] ** -0.5 if scaling is None else scaling)
-    segments = forward.step.segments
-    if len(segments) == 1:
-        return _attended(forward, module, segments[0], query[0], key[0], value[0], rule, scale, softcap, s_aux)[None], None
-    parts = []
-    for segment in segments:
-        rows = slice(segment.low, segment.high)
-        fresh = (query[0, :, rows], key[0, :, rows], value[0, :, rows])
-        parts.append(_attended(forward, module, segment, *fresh, rule, scale, softcap, s_aux))
-    return torch.cat(parts)[None], None
+    return forward.attended(layer, query[0], key[0], value[0], rule, scale, softcap, s_aux)[None], None
 
 
 def _attended(
     forward: Forward,
-    module: torch.nn.Module,
+    layer: int,
     segment: Segment,
     query: torch.Tensor,
     key: torch.Tensor,
@@ -125,7 +162,6 @@ def _attended(
     sinks: torch.Tensor | None,
 ) -> torch.Tensor:
     """One segment: store its keys and values, attend to all of its sequence. query: [H, n, D]; returns [n, H, D']."""
-    layer: int = module.layer_idx  # pyright: ignore[reportAssignmentType]
     keys, values = forward.cache.store(layer, segment, key, value)
     # the query heads of a group share their keys: folded into rows they need no repeated keys
     folded = query.reshape(keys.shape[0], -1, query.shape[2])

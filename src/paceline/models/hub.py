@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 
-from paceline.cache.base import Branching
+from paceline.cache.base import Branching, KVCache
 from paceline.cache.dense import DenseCache
-from paceline.models.attention import FORWARD, Forward, PassThrough
+from paceline.models.attention import FORWARD, Forward, InFlight, PassThrough
 from paceline.models.base import LanguageModel, Scores, weights_name
 from paceline.models.taps import decoder_layers, tapped
 from paceline.step import Step
@@ -36,8 +36,11 @@ class HubModel(LanguageModel):
         self._nothing = PassThrough()
         self._keeps_rows = "logits_to_keep" in inspect.signature(model.forward).parameters
 
-    def new_cache(self) -> DenseCache:
+    def new_cache(self) -> KVCache:
         return DenseCache()
+
+    def _forward(self, step: Step, cache: DenseCache) -> InFlight:
+        return Forward(step, cache)
 
     @torch.inference_mode()
     def score(self, step: Step, cache: DenseCache, taps: Iterable[int] = ()) -> Scores:  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -52,7 +55,7 @@ class HubModel(LanguageModel):
         everything = step.wanted_rows == tuple(range(len(step.tokens)))
         if self._keeps_rows and not everything:
             arguments["logits_to_keep"] = wants
-        forward = Forward(step, cache)
+        forward = self._forward(step, cache)
         token = FORWARD.set(forward)
         try:
             wanted = tuple(taps)

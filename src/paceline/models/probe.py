@@ -2,8 +2,8 @@
 
 A few random tokens are run through a prompt in two chunks, a draft, a commit and the step after it, two sequences at once,
 and every row is compared with what the untouched model says about that text alone. Roads are tried from the best down: trees
-in the flat step, trees by an additive mask, chains, replay, replay token by token. An architecture that no road serves is
-refused by name.
+in the flat step, on a GPU over pages first, trees by an additive mask, chains, replay, replay token by token. An architecture
+that no road serves is refused by name.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from paceline.cache.base import Branching
+from paceline.kernels.device import served
 from paceline.kernels.prepacked import prepack
 from paceline.models.attention import NAME
 from paceline.models.base import LanguageModel, ModelError
@@ -79,6 +80,8 @@ def probed(model: Any, identity: Identity) -> LanguageModel:
 
 def _roads(model: Any, identity: Identity) -> Iterator[Callable[[], LanguageModel]]:
     common = (model, identity.name, identity.context_length)
+    if served(model.device):
+        yield lambda: _paged(model, identity)
     yield lambda: _flat(model, identity)
     if _free_of_slots(model):
         yield partial(StatefulModel, *common, Branching.TREE, identity.eos_token_ids)
@@ -90,6 +93,14 @@ def _roads(model: Any, identity: Identity) -> Iterator[Callable[[], LanguageMode
 def _flat(model: Any, identity: Identity) -> HubModel:
     model.set_attn_implementation(NAME)
     return HubModel(model, identity.name, identity.context_length, identity.eos_token_ids)
+
+
+def _paged(model: Any, identity: Identity) -> HubModel:
+    # imports Triton
+    from paceline.models.paged import PagedModel
+
+    model.set_attn_implementation(NAME)
+    return PagedModel(model, identity.name, identity.context_length, identity.eos_token_ids)
 
 
 def _free_of_slots(model: Any) -> bool:

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from paceline.draws import drawn, happens
+from paceline.kernels.device import served
 from paceline.sampling import Context, choose, probabilities, target_scores
 from paceline.sequence import Sequence
 from paceline.step import Verdict
@@ -174,6 +175,8 @@ def follow_choices(sequences: Many[Sequence], trees: Many[DraftTree], logits: Ma
     """Walk from the root to the child that carries the token plain decoding picks, as far as there is one; one verdict each."""
     if all(sequence.params.plain_greedy for sequence in sequences):
         return [_followed(tree, choice) for tree, choice in zip(trees, _greedy_choices(logits), strict=True)]
+    if served(logits[0].device):
+        return [_followed(tree, choice) for tree, choice in zip(trees, _device_choices(sequences, trees, logits), strict=True)]
     return _level_by_level(sequences, trees, logits)
 
 
@@ -184,6 +187,25 @@ def _greedy_choices(logits: Many[torch.Tensor]) -> list[Callable[[int], int]]:
         return [lambda node, rows=rows.numpy(): int(rows[node].argmax()) for rows in logits]
     chosen = iter(torch.cat(list(logits)).argmax(-1).tolist())
     return [list(islice(chosen, len(rows))).__getitem__ for rows in logits]
+
+
+def _device_choices(
+    sequences: Many[Sequence], trees: Many[DraftTree], logits: Many[torch.Tensor]
+) -> Iterator[Callable[[int], int]]:
+    """Per sequence, node -> the target's token there: every node is sampled at once, since waiting takes longer than sampling."""
+    # imports Triton
+    from paceline.kernels.fused_sampling import Choices
+
+    contexts = [
+        Context(sequence, tuple(tree.tokens[at] for at in tree.path(node)))
+        for sequence, tree in zip(sequences, trees, strict=True)
+        for node in range(tree.candidates)
+    ]
+    choices = Choices(torch.cat([rows[: tree.candidates] for tree, rows in zip(trees, logits, strict=True)]), contexts)
+    first = 0
+    for tree in trees:
+        yield lambda node, first=first: choices(first + node)
+        first += tree.candidates
 
 
 def _followed(tree: DraftTree, choice: Callable[[int], int]) -> Verdict:
