@@ -15,11 +15,15 @@ from models.test_families import ROUTED, TOLERANCE, largest_error
 from paceline import LLM, SamplingParams, sampling
 from paceline.cache.paged import PagedCache
 from paceline.kernels import device, fused_sampling
-from paceline.models import paged
+from paceline.models import paged, paged_attention
 from paceline.models.attention import NAME
+from paceline.models.base import Scores
 from paceline.models.hub import HubModel
-from paceline.models.paged import PagedModel, window_of
+from paceline.models.paged import PagedModel
+from paceline.models.paged_attention import window_of
 from paceline.models.probe import Identity, probed
+from paceline.models.recording import Recording
+from paceline.step import Step, Verdict
 from paceline.tree import DraftTree
 from stepping import accept, missing, score, sequence
 from tiny import CONTEXT, save_tiny, tiny_model
@@ -42,6 +46,7 @@ def test_every_family_of_the_flat_step_is_what_it_is_alone(kind: str) -> None:
     model.set_attn_implementation(NAME)
     road = PagedModel(model, kind, CONTEXT)
     assert largest_error(road, reference) < TOLERANCE
+    assert road._recordings, "the last step, which reads no prompt, went through buffers that stay"
     assert road.attention_calls == reference.config.num_hidden_layers
 
 
@@ -52,7 +57,7 @@ def test_the_probe_prefers_pages_and_falls_back_to_slabs(monkeypatch: pytest.Mon
     def unknown(*_: object) -> int:
         raise NotImplementedError("a layer's attention is neither causal nor a sliding window")
 
-    monkeypatch.setattr(paged, "window_of", unknown)
+    monkeypatch.setattr(paged_attention, "window_of", unknown)
     assert type(probed(tiny_model("mistral"), identity)) is HubModel
     monkeypatch.setattr(device, "SERVED", {"cuda"})
     assert type(probed(tiny_model("llama"), identity)) is HubModel
@@ -75,6 +80,74 @@ def test_windows_are_read_from_a_layers_rule() -> None:
     for rule in (chunked, dilated):
         with pytest.raises(NotImplementedError, match="neither causal nor a sliding window"):
             window_of(rule, 128)
+
+
+def road_over(kind: str) -> PagedModel:
+    model = tiny_model(kind)
+    model.set_attn_implementation(NAME)
+    return PagedModel(model, kind, CONTEXT)
+
+
+def decoded(road: PagedModel, cache: PagedCache, taps: tuple[int, ...] = (), steps: int = 5) -> list[Scores]:
+    """Three sequences of unlike length, a draft for each, some of it accepted; the first step reads the prompts."""
+    owners = [sequence(key, range(5, 8 + 3 * key)) for key in range(3)]
+    found = []
+    for turn in range(steps):
+        trees = [DraftTree((owner.root, 11, 12, 13, 14), (-1, 0, 0, 1, 2)) for owner in owners]
+        trees[turn % 3] = DraftTree.root(owners[turn % 3].root)
+        feeds = [missing(cache, owner, tree) for owner, tree in zip(owners, trees, strict=True)]
+        found.append(score(road, cache, feeds, taps))
+        verdicts = [accept(tree, (2, 4) if len(tree) > 1 else (), 20 + turn) for tree in trees]
+        cache.commit(verdicts)
+        for owner, verdict in zip(owners, verdicts, strict=True):
+            owner.commit(verdict.tokens, ())
+    return found
+
+
+def test_steps_in_buffers_that_stay_are_what_they_are_in_their_own() -> None:
+    """Buckets are larger than the steps in them: what pads them must not show, nor what earlier steps left there."""
+    recorded, fresh = road_over("mistral"), road_over("mistral")
+    fresh._recordable = False
+    pairs = list(zip(*(decoded(road, road.new_cache(), (0, 1, 2)) for road in (recorded, fresh)), strict=True))
+    assert len(recorded._recordings) == 1, "eleven rows of three sequences, whatever lies in them"
+    for ours, theirs in pairs:
+        assert (ours.logits - theirs.logits).abs().max() < TOLERANCE
+        assert {*ours.taps} == {*theirs.taps} == {0, 1, 2}
+        assert all((ours.taps[layer] - theirs.taps[layer]).abs().max() < TOLERANCE for layer in ours.taps)
+    # what a later step writes over is nobody's by then
+    again = decoded(road_over("mistral"), PagedCache(64, 64, grows=True))
+    assert torch.equal(again[1].logits, pairs[1][0].logits)
+
+
+def test_what_cannot_be_recorded_runs_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = [scores.logits for scores in decoded(road_over("llama"), PagedCache(64, 64))]
+    road, calls = road_over("llama"), []
+
+    def refused(*_: object) -> None:
+        calls.append(1)
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    monkeypatch.setattr(Recording, "__call__", refused)
+    for scores, logits in zip(decoded(road, road.new_cache()), expected, strict=True):
+        assert (scores.logits - logits).abs().max() < TOLERANCE
+    assert len(calls) == 1
+
+
+def test_recordings_are_few_and_go_when_pages_move(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(paged, "_RECORDINGS", 2)
+    road, cache = road_over("llama"), PagedCache(1, 4, grows=True)
+    made = []
+    for key in range(5):
+        owner = sequence(key, range(5, 12 + 8 * key))
+        cache.stage(step := Step.of([missing(cache, owner, upto=len(owner.tokens) - 1)]))
+        road.score(step, cache)
+        cache.commit([Verdict()])
+        tree = DraftTree.chain(owner.root, range(20, 21 + key), "test")
+        score(road, cache, [missing(cache, owner, tree)])
+        assert road._recorded == (cache, cache.moves)
+        made.append(len(road._recordings))
+    assert cache.moves > 1
+    assert max(made) == 2
 
 
 @pytest.fixture(scope="module")
@@ -115,6 +188,8 @@ def test_drafts_leave_the_text_as_it_is(
     assert [answer.token_ids for answer in llm.generate(prompts, params)] == expected
     llm.use(draft)
     assert [answer.token_ids for answer in llm.generate(prompts, params)] == expected
+    assert isinstance(llm.target, PagedModel)
+    assert llm.target._recordings, "steps that read no prompt were recorded"
 
 
 @pytest.mark.parametrize("penalty", [1.0, 1.2])

@@ -64,7 +64,7 @@ class PagedCache(KVCache):
             raise ValueError("a page holds a power of two of slots")
         if narrow is not None and narrow not in NARROW:
             raise ValueError("a narrow cache is in float8_e4m3fn or int8")
-        self.page_size = page_size
+        self.page_size, self.moves = page_size, 0
         self._pool, self._narrow, self._grows = PagePool(pages), narrow, grows
         self._layers: dict[int, LayerPages] = {}
         self._held: dict[int, _Held] = {}
@@ -110,7 +110,8 @@ class PagedCache(KVCache):
         self._staged = step
 
     def _grow(self, more: int) -> None:
-        """So many more pages: every layer's pool is copied into a larger one."""
+        """So many more pages: every layer's pool is copied into a larger one, and `moves` counts that it was."""
+        self.moves += 1
         self._pool.extend(more)
         for place, layer in self._layers.items():
             grown = {}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -46,28 +47,35 @@ class HubModel(LanguageModel):
     def score(self, step: Step, cache: DenseCache, taps: Iterable[int] = ()) -> Scores:  # pyright: ignore[reportIncompatibleMethodOverride]
         device = self._device
         wants = step.wants.to(device)
-        arguments: dict[str, Any] = {
-            "input_ids": step.token_ids[None].to(device),
-            "position_ids": step.positions[None].to(device),
-            "past_key_values": self._nothing,
-            "use_cache": True,
-        }
         everything = step.wanted_rows == tuple(range(len(step.tokens)))
-        if self._keeps_rows and not everything:
-            arguments["logits_to_keep"] = wants
+        keep = wants if self._keeps_rows and not everything else None
         forward = self._forward(step, cache)
+        token_ids, positions = step.token_ids[None].to(device), step.positions[None].to(device)
+        logits, captured = self.run(token_ids, positions, forward, tuple(taps), keep)
+        if keep is None and not everything:
+            logits = logits[wants]
+        return Scores(logits.float(), {layer: hidden[0, wants] for layer, hidden in captured.items()})
+
+    def run(
+        self,
+        token_ids: torch.Tensor,
+        positions: torch.Tensor,
+        forward: InFlight,
+        taps: tuple[int, ...] = (),
+        keep: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
+        """The model itself. token_ids, positions: int64 [1, T]. keep: the rows whose logits are wanted, of a model that can tell.
+
+        Returns logits [T or rows kept, V] in its own dtype, and the taps, layer -> [1, T, hidden].
+        """
+        arguments: dict[str, Any] = {"past_key_values": self._nothing, "use_cache": True}
+        if keep is not None:
+            arguments["logits_to_keep"] = keep
         token = FORWARD.set(forward)
         try:
-            wanted = tuple(taps)
-            if wanted:
-                with tapped(decoder_layers(self.model), wanted) as captured:
-                    logits = self.model(**arguments).logits[0]
-            else:
-                captured = {}
-                logits = self.model(**arguments).logits[0]
+            with tapped(decoder_layers(self.model), taps) if taps else nullcontext({}) as captured:
+                logits = self.model(input_ids=token_ids, position_ids=positions, **arguments).logits[0]
         finally:
             FORWARD.reset(token)
         self.attention_calls = forward.attention_calls
-        if not self._keeps_rows and not everything:
-            logits = logits[wants]
-        return Scores(logits.float(), {layer: hidden[0, wants] for layer, hidden in captured.items()})
+        return logits, captured

@@ -6,107 +6,79 @@ whole flat step in two launches, whatever its segments. Nothing in between waits
 
 from __future__ import annotations
 
+from array import array
+from collections.abc import Iterable, Sequence as Many
 from typing import Any
 
 import torch
-from transformers.masking_utils import causal_mask_function
 
 from paceline.cache.paged import PagedCache
-from paceline.kernels.step_tables import StepTables
-from paceline.kernels.tree_attention import Tiling, tree_attention
-from paceline.models.attention import Rule
+from paceline.kernels.step_tables import Extent, StepTables
+from paceline.models.base import Scores
 from paceline.models.hub import HubModel
+from paceline.models.paged_attention import Layers, PagedForward
+from paceline.models.recording import Recording, Result
 from paceline.step import Step
 
 _PAGE, _PAGES = 64, 64
 """Slots of a page, as many as the kernel's block of keys; pages of a pool at first, which grows."""
+_RECORDED_ROWS, _RECORDINGS = 64, 64
+"""Rows of the largest step that is recorded, and how many recordings are kept."""
 
 
 class PagedModel(HubModel):
-    """Raises NotImplementedError from `score` where a layer's rule is neither causal nor a sliding window: the probe then takes
-    the dense road."""
+    """Steps of decoding are recorded and replayed, if the model can be; those that read prompts are not.
+
+    Raises NotImplementedError from `score` where a layer's rule is neither causal nor a sliding window: the probe then takes the
+    dense road.
+    """
 
     def __init__(self, model: Any, name: str, context_length: int, eos_token_ids: frozenset[int] = frozenset()) -> None:
         super().__init__(model, name, context_length, eos_token_ids)
-        self._windows: dict[int, int] = {}
+        self._layers = Layers(context_length)
+        self._recordable = True
+        self._recorded: tuple[PagedCache, int] | None = None
+        """The cache that recordings are of, and how often its pages had moved by then."""
+        self._recordings: dict[tuple[Extent, tuple[int, ...]], Recording] = {}
 
     def new_cache(self) -> PagedCache:
         return PagedCache(_PAGES, _PAGE, grows=True)
 
     def _forward(self, step: Step, cache: PagedCache) -> PagedForward:  # pyright: ignore[reportIncompatibleMethodOverride]
-        return PagedForward(step, cache, self._windows, self.context_length)
+        blocks = [cache.blocks(segment.sequence.key) for segment in step.segments]
+        return PagedForward(cache, self._layers, lambda share: StepTables.of(step, blocks, cache.page_size, share, self._device))
 
+    @torch.inference_mode()
+    def score(self, step: Step, cache: PagedCache, taps: Iterable[int] = ()) -> Scores:  # pyright: ignore[reportIncompatibleMethodOverride]
+        wanted, rows = tuple(taps), len(step.tokens)
+        if not self._recordable or rows > _RECORDED_ROWS or len(step.wanted_rows) < rows or len(self._layers.shares) != 1:
+            return super().score(step, cache, wanted)  # pyright: ignore[reportArgumentType]
+        blocks = [cache.blocks(segment.sequence.key) for segment in step.segments]
+        try:
+            logits, captured = self._recording(step, cache, blocks, wanted)(step, blocks)
+        except RuntimeError:
+            # a model that asks the device what to do next, as most mixtures of experts do, cannot be recorded
+            self._recordable = False
+            self._recordings.clear()
+            return super().score(step, cache, wanted)  # pyright: ignore[reportArgumentType]
+        found = {layer: hidden[0, :rows].clone() for layer, hidden in captured.items()}
+        return Scores(logits[:rows].to(torch.float32, copy=True), found)
 
-class PagedForward:
-    """One forward in flight: its tables are made once and read by every layer. windows: layer -> how many positions a row sees,
-    0 for all; filled by the first forward of a model, since it needs the rule itself."""
+    def _recording(self, step: Step, cache: PagedCache, blocks: Many[array[int]], taps: tuple[int, ...]) -> Recording:
+        if self._recorded is None or self._recorded[0] is not cache or self._recorded[1] != cache.moves:
+            self._recordings.clear()
+            self._recorded = cache, cache.moves
+        (share,) = self._layers.shares
+        place = Extent.of(step, blocks, share).bucketed(), taps
+        # the one used last stands last
+        recording = self._recordings.pop(place, None)
+        if recording is None:
+            if len(self._recordings) == _RECORDINGS:
+                del self._recordings[next(iter(self._recordings))]
 
-    def __init__(self, step: Step, cache: PagedCache, windows: dict[int, int], longest: int) -> None:
-        self.step, self.cache = step, cache
-        self.attention_calls = 0
-        self._windows, self._longest = windows, longest
-        self._tables: dict[int, StepTables] = {}
+            def run(token_ids: torch.Tensor, positions: torch.Tensor, tables: StepTables) -> Result:
+                return self.run(token_ids, positions, PagedForward(cache, self._layers, lambda _: tables), taps)
 
-    def attended(
-        self,
-        layer: int,
-        query: torch.Tensor,
-        keys: torch.Tensor,
-        values: torch.Tensor,
-        rule: Rule | None,
-        scale: float,
-        softcap: float | None,
-        sinks: torch.Tensor | None,
-    ) -> torch.Tensor:
-        """All rows of one layer. query: [H, T, D]; keys: [K, T, D]; values: [K, T, D']. Returns [T, H, D']."""
-        if layer not in self._windows:
-            self._windows[layer] = window_of(rule, self._longest)
-        heads, kv_heads = query.shape[0], keys.shape[0]
-        # of one model's layers the tiling is always the same, as it must be
-        tiling = Tiling(rows=max(Tiling.rows, 1 << (heads // kv_heads - 1).bit_length()))
-        tables = self._tables_for(tiling.rows_per_tile(heads, kv_heads), query.device)
-        self.cache.write(layer, tables.destinations, keys.transpose(0, 1), values.transpose(0, 1))
-        pages = self.cache.layer(layer)
-        rows = query.transpose(0, 1)
-        return tree_attention(
-            rows if rows.stride(2) == 1 else rows.contiguous(),
-            pages.keys,
-            pages.values,
-            tables,
-            scale=scale,
-            tiling=tiling,
-            window=self._windows[layer],
-            softcap=softcap,
-            sinks=sinks,
-            key_scales=pages.key_scales,
-            value_scales=pages.value_scales,
-        )
-
-    def _tables_for(self, rows_per_tile: int, device: torch.device) -> StepTables:
-        if rows_per_tile not in self._tables:
-            blocks = [self.cache.blocks(segment.sequence.key) for segment in self.step.segments]
-            self._tables[rows_per_tile] = StepTables.of(self.step, blocks, self.cache.page_size, rows_per_tile, device)
-        return self._tables[rows_per_tile]
-
-
-def window_of(rule: Rule | None, longest: int) -> int:
-    """How many positions a row sees by a layer's rule, its own included; 0 where it sees all up to `longest`.
-
-    Raises NotImplementedError where what it sees is no such window.
-    """
-    if rule is None or rule is causal_mask_function:
-        return 0
-    window = len(_seen(rule, longest - 1))
-    around = {near + shift for near in (0, window, 2 * window, longest // 2, longest // 3, longest) for shift in (-2, -1, 0, 1)}
-    for position in sorted(at for at in around if 0 <= at < longest):
-        if _seen(rule, position) != range(max(position - window + 1, 0), position + 1):
-            raise NotImplementedError("a layer's attention is neither causal nor a sliding window")
-    return window if window < longest else 0
-
-
-def _seen(rule: Rule, position: int) -> range | list[int]:
-    """The positions up to its own that a row there may look at; a range where nothing lies between them."""
-    zero = torch.zeros((), dtype=torch.int64)
-    allowed = rule(zero, zero, torch.tensor([[position]]), torch.arange(position + 1)[None]).expand(1, position + 1)
-    found = allowed[0].nonzero()[:, 0].tolist()
-    return range(found[0], found[-1] + 1) if found and found[-1] - found[0] + 1 == len(found) else found
+            recording = Recording(run, place[0], cache.page_size, share, self._device)
+        self._recordings[place] = recording
+        return recording

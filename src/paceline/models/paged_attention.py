@@ -1,0 +1,99 @@
+"""Attention over pages: how a flat ragged step passes through an untouched model into the kernel that reads pages.
+
+What `attention.py` does segment by segment with masks the kernel does for all rows at once; it knows causal attention and
+sliding windows, so a layer's rule has to be one of these.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from transformers.masking_utils import causal_mask_function
+
+from paceline.cache.paged import PagedCache
+from paceline.kernels.step_tables import StepTables
+from paceline.kernels.tree_attention import Tiling, tree_attention
+from paceline.models.attention import Rule
+
+
+@dataclass
+class Layers:
+    """What the first forward learns of a model's attention: it needs the rules themselves.
+
+    windows: layer -> how many positions a row sees, 0 for all. shares: rows that share a tile of the kernel, of all layers.
+    """
+
+    longest: int
+    windows: dict[int, int] = field(default_factory=dict)
+    shares: set[int] = field(default_factory=set)
+
+
+class PagedForward:
+    """One forward in flight. tables: rows that share a tile -> where those of the step find their keys."""
+
+    def __init__(self, cache: PagedCache, layers: Layers, tables: Callable[[int], StepTables]) -> None:
+        self.attention_calls = 0
+        self._cache, self._layers, self._tables = cache, layers, functools.cache(tables)
+
+    def attended(
+        self,
+        layer: int,
+        query: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        rule: Rule | None,
+        scale: float,
+        softcap: float | None,
+        sinks: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """All rows of one layer. query: [H, T, D]; keys: [K, T, D]; values: [K, T, D']. Returns [T, H, D']."""
+        if layer not in self._layers.windows:
+            self._layers.windows[layer] = window_of(rule, self._layers.longest)
+        heads, kv_heads = query.shape[0], keys.shape[0]
+        # of one layer the tiling is always the same, as it must be
+        tiling = Tiling(rows=max(Tiling.rows, 1 << (heads // kv_heads - 1).bit_length()))
+        share = tiling.rows_per_tile(heads, kv_heads)
+        self._layers.shares.add(share)
+        tables = self._tables(share)
+        self._cache.write(layer, tables.destinations, keys.transpose(0, 1), values.transpose(0, 1))
+        pages = self._cache.layer(layer)
+        rows = query.transpose(0, 1)
+        return tree_attention(
+            rows if rows.stride(2) == 1 else rows.contiguous(),
+            pages.keys,
+            pages.values,
+            tables,
+            scale=scale,
+            tiling=tiling,
+            window=self._layers.windows[layer],
+            softcap=softcap,
+            sinks=sinks,
+            key_scales=pages.key_scales,
+            value_scales=pages.value_scales,
+        )
+
+
+def window_of(rule: Rule | None, longest: int) -> int:
+    """How many positions a row sees by a layer's rule, its own included; 0 where it sees all up to `longest`.
+
+    Raises NotImplementedError where what it sees is no such window.
+    """
+    if rule is None or rule is causal_mask_function:
+        return 0
+    window = len(_seen(rule, longest - 1))
+    around = {near + shift for near in (0, window, 2 * window, longest // 2, longest // 3, longest) for shift in (-2, -1, 0, 1)}
+    for position in sorted(at for at in around if 0 <= at < longest):
+        if _seen(rule, position) != range(max(position - window + 1, 0), position + 1):
+            raise NotImplementedError("a layer's attention is neither causal nor a sliding window")
+    return window if window < longest else 0
+
+
+def _seen(rule: Rule, position: int) -> range | list[int]:
+    """The positions up to its own that a row there may look at; a range where nothing lies between them."""
+    zero = torch.zeros((), dtype=torch.int64)
+    allowed = rule(zero, zero, torch.tensor([[position]]), torch.arange(position + 1)[None]).expand(1, position + 1)
+    found = allowed[0].nonzero()[:, 0].tolist()
+    return range(found[0], found[-1] + 1) if found and found[-1] - found[0] + 1 == len(found) else found

@@ -1,0 +1,71 @@
+"""Recording: the forward of a step in buffers that stay where they are, recorded once as a CUDA graph and replayed.
+
+A forward of a few rows is some hundred launches, and launching them takes the host longer than the device takes to run them. A
+graph launches all at once, but only over the same memory. So one recording serves every step that fits its bucket: the step is
+written into its buffers, what pads them attends to nothing and writes to the page that is nobody's. Where there is no CUDA the
+forward runs each time, over the same buffers.
+
+Source: CUDA graphs for decoding in fixed buckets of rows, as in gpt-fast and nano-vllm.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Sequence as Many
+
+import torch
+
+from paceline.kernels.step_tables import Extent, StepTables
+from paceline.step import Step
+
+Result = tuple[torch.Tensor, dict[int, torch.Tensor]]
+"""Logits [T, V] and taps, layer -> [1, T, hidden]."""
+Run = Callable[[torch.Tensor, torch.Tensor, StepTables], Result]
+"""The forward: token ids and positions, int64 [1, T] each, and the tables of the step."""
+
+
+class Recording:
+    """Of steps within one extent. Calling it raises RuntimeError where the forward cannot be recorded.
+
+    What it returns is overwritten by its next call, and by that of any other.
+    """
+
+    def __init__(self, run: Run, extent: Extent, page_size: int, rows_per_tile: int, device: torch.device) -> None:
+        self._run, self._device = run, device
+        self._inputs = torch.zeros(2, 1, extent.rows, dtype=torch.int64, device=device)
+        self._tables = StepTables(extent, page_size, rows_per_tile, device)
+        self._graph: torch.cuda.CUDAGraph | None = None
+        self._result: Result | None = None
+
+    def __call__(self, step: Step, blocks: Many[array[int]]) -> Result:
+        """All rows of the bucket, those of the step first. blocks: per segment the pages of its sequence."""
+        self._load(step, blocks)
+        if self._device.type != "cuda":
+            return self._forward()
+        if self._graph is None:
+            self._graph = self._recorded()
+        self._graph.replay()
+        assert self._result is not None
+        return self._result
+
+    def _load(self, step: Step, blocks: Many[array[int]]) -> None:
+        self._tables.load(step, blocks)
+        host = torch.zeros(self._inputs.shape, dtype=torch.int64, pin_memory=self._inputs.is_cuda)
+        host[0, 0, : len(step.tokens)] = step.token_ids
+        host[1, 0, : len(step.tokens)] = step.positions
+        self._inputs.copy_(host, non_blocking=True)
+
+    def _forward(self) -> Result:
+        return self._run(self._inputs[0], self._inputs[1], self._tables)
+
+    def _recorded(self) -> torch.cuda.CUDAGraph:
+        """The graph; the forward runs by itself first, which compiles its kernels and makes what they write to."""
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            self._forward()
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            self._result = self._forward()
+        return graph
