@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -117,6 +118,19 @@ def test_steps_in_buffers_that_stay_are_what_they_are_in_their_own() -> None:
     # what a later step writes over is nobody's by then
     again = decoded(road_over("mistral"), PagedCache(64, 64, grows=True))
     assert torch.equal(again[1].logits, pairs[1][0].logits)
+
+
+def test_rows_that_are_told_come_in_their_own_order() -> None:
+    """All rows are wanted, and those of committed tokens behind those of trees: no step of decoding."""
+    road, found = road_over("llama"), []
+    for recordable in (True, False):
+        cache, road._recordable = road.new_cache(), recordable
+        owners = [sequence(key, range(5, 9 + key)) for key in range(2)]
+        score(road, cache, [missing(cache, owner, upto=2) for owner in owners])
+        cache.commit([Verdict()] * 2)
+        feeds = [missing(cache, owner, DraftTree.root(owner.root)) for owner in owners]
+        found.append(score(road, cache, [replace(feed, told=True) for feed in feeds]).logits)
+    assert torch.equal(*found)
 
 
 def test_what_cannot_be_recorded_runs_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -26,25 +27,28 @@ NAME = "paceline"
 Rule = Callable[[Any, Any, Any, Any], torch.Tensor]
 
 
+@dataclass(frozen=True)
+class AttentionOptions:
+    """How a layer attends. rule: which positions a row may look at; None for all up to its own. softcap: scores become softcap *
+    tanh(score / softcap). sinks: [H], a logit per head that joins the softmax and has no value."""
+
+    rule: Rule | None
+    scale: float
+    softcap: float | None = None
+    sinks: torch.Tensor | None = None
+
+
 class InFlight(Protocol):
     """One forward in flight, as the seam sees it."""
 
     attention_calls: int
 
     def attended(
-        self,
-        layer: int,
-        query: torch.Tensor,
-        keys: torch.Tensor,
-        values: torch.Tensor,
-        rule: Rule | None,
-        scale: float,
-        softcap: float | None,
-        sinks: torch.Tensor | None,
+        self, layer: int, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, options: AttentionOptions
     ) -> torch.Tensor:
-        """Store the fresh rows of one layer and attend for all of them. query: [H, T, D]; keys: [K, T, D]; values: [K, T, D'].
+        """Store the fresh rows of one layer and attend for all of them.
 
-        rule: the layer's own, on positions. sinks: [H]. Returns [T, H, D'].
+        query: [H, T, D]; keys: [K, T, D]; values: [K, T, D']. Returns [T, H, D'].
         """
         ...
 
@@ -58,24 +62,16 @@ class Forward:
         self._masks: dict[tuple[Rule | None, int, int], torch.Tensor | None] = {}
 
     def attended(
-        self,
-        layer: int,
-        query: torch.Tensor,
-        keys: torch.Tensor,
-        values: torch.Tensor,
-        rule: Rule | None,
-        scale: float,
-        softcap: float | None,
-        sinks: torch.Tensor | None,
+        self, layer: int, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, options: AttentionOptions
     ) -> torch.Tensor:
         segments = self.step.segments
         if len(segments) == 1:
-            return _attended(self, layer, segments[0], query, keys, values, rule, scale, softcap, sinks)
+            return _attended(self, layer, segments[0], query, keys, values, options)
         parts = []
         for segment in segments:
             rows = slice(segment.low, segment.high)
             fresh = (query[:, rows], keys[:, rows], values[:, rows])
-            parts.append(_attended(self, layer, segment, *fresh, rule, scale, softcap, sinks))
+            parts.append(_attended(self, layer, segment, *fresh, options))
         return torch.cat(parts)
 
     def mask(self, rule: Rule | None, segment: Segment, query: torch.Tensor) -> torch.Tensor | None:
@@ -146,7 +142,7 @@ def attend(
     forward.attention_calls += 1
     layer: int = module.layer_idx  # pyright: ignore[reportAssignmentType]
     scale = float(query.shape[3] ** -0.5 if scaling is None else scaling)
-    return forward.attended(layer, query[0], key[0], value[0], rule, scale, softcap, s_aux)[None], None
+    return forward.attended(layer, query[0], key[0], value[0], AttentionOptions(rule, scale, softcap, s_aux))[None], None
 
 
 def _attended(
@@ -156,48 +152,39 @@ def _attended(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
-    rule: Rule | None,
-    scale: float,
-    softcap: float | None,
-    sinks: torch.Tensor | None,
+    options: AttentionOptions,
 ) -> torch.Tensor:
     """One segment: store its keys and values, attend to all of its sequence. query: [H, n, D]; returns [n, H, D']."""
     keys, values = forward.cache.store(layer, segment, key, value)
     # the query heads of a group share their keys: folded into rows they need no repeated keys
     folded = query.reshape(keys.shape[0], -1, query.shape[2])
-    mask = forward.mask(rule, segment, folded)
-    if softcap is None and sinks is None:
-        mixed = scaled_dot_product_attention(folded[None], keys[None], values[None], attn_mask=mask, scale=scale)
+    mask = forward.mask(options.rule, segment, folded)
+    if options.softcap is None and options.sinks is None:
+        mixed = scaled_dot_product_attention(folded[None], keys[None], values[None], attn_mask=mask, scale=options.scale)
     else:
-        mixed = _explicit(folded, keys, values, mask, scale, softcap, sinks)
+        mixed = _explicit(folded, keys, values, mask, options)
     return mixed.reshape(query.shape[0], segment.rows, -1).transpose(0, 1)
 
 
 def _explicit(
-    folded: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    mask: torch.Tensor | None,
-    scaling: float,
-    softcap: float | None,
-    sinks: torch.Tensor | None,
+    folded: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor | None, options: AttentionOptions
 ) -> torch.Tensor:
     """Attention written out, for score capping (Gemma 2) and sink logits that join the softmax (GPT-OSS).
 
     folded: [K, G*n, D]; mask: [G*n, end], additive.
     """
-    scores = folded @ keys.mT * scaling
-    if softcap is not None:
-        scores = softcap * torch.tanh(scores / softcap)
+    scores = folded @ keys.mT * options.scale
+    if options.softcap is not None:
+        scores = options.softcap * torch.tanh(scores / options.softcap)
     if mask is not None:
         scores = scores + mask
-    if sinks is not None:
-        rows = scores.shape[1] * scores.shape[0] // sinks.shape[0]
-        column = sinks.to(scores.dtype).repeat_interleave(rows).view(scores.shape[0], scores.shape[1], 1)
+    if options.sinks is not None:
+        rows = scores.shape[1] * scores.shape[0] // options.sinks.shape[0]
+        column = options.sinks.to(scores.dtype).repeat_interleave(rows).view(scores.shape[0], scores.shape[1], 1)
         scores = torch.cat([scores, column], -1)
     # half precision loses too much in a softmax over a long context
     weights = scores.softmax(-1, dtype=torch.float32).to(values.dtype)
-    return (weights if sinks is None else weights[..., :-1]) @ values
+    return (weights if options.sinks is None else weights[..., :-1]) @ values
 
 
 AttentionInterface.register(NAME, attend)

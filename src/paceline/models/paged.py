@@ -51,7 +51,8 @@ class PagedModel(HubModel):
     @torch.inference_mode()
     def score(self, step: Step, cache: PagedCache, taps: Iterable[int] = ()) -> Scores:  # pyright: ignore[reportIncompatibleMethodOverride]
         wanted, rows = tuple(taps), len(step.tokens)
-        if not self._recordable or rows > _RECORDED_ROWS or len(step.wanted_rows) < rows or len(self._layers.shares) != 1:
+        decoding = rows <= _RECORDED_ROWS and step.wanted_rows == tuple(range(rows))
+        if not self._recordable or not decoding or len(self._layers.shares) != 1:
             return super().score(step, cache, wanted)  # pyright: ignore[reportArgumentType]
         blocks = [cache.blocks(segment.sequence.key) for segment in step.segments]
         try:

@@ -16,7 +16,7 @@ from transformers.masking_utils import causal_mask_function
 from paceline.cache.paged import PagedCache
 from paceline.kernels.step_tables import StepTables
 from paceline.kernels.tree_attention import Tiling, tree_attention
-from paceline.models.attention import Rule
+from paceline.models.attention import AttentionOptions, Rule
 
 
 @dataclass
@@ -39,19 +39,11 @@ class PagedForward:
         self._cache, self._layers, self._tables = cache, layers, functools.cache(tables)
 
     def attended(
-        self,
-        layer: int,
-        query: torch.Tensor,
-        keys: torch.Tensor,
-        values: torch.Tensor,
-        rule: Rule | None,
-        scale: float,
-        softcap: float | None,
-        sinks: torch.Tensor | None,
+        self, layer: int, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, options: AttentionOptions
     ) -> torch.Tensor:
         """All rows of one layer. query: [H, T, D]; keys: [K, T, D]; values: [K, T, D']. Returns [T, H, D']."""
         if layer not in self._layers.windows:
-            self._layers.windows[layer] = window_of(rule, self._layers.longest)
+            self._layers.windows[layer] = window_of(options.rule, self._layers.longest)
         heads, kv_heads = query.shape[0], keys.shape[0]
         # of one layer the tiling is always the same, as it must be
         tiling = Tiling(rows=max(Tiling.rows, 1 << (heads // kv_heads - 1).bit_length()))
@@ -66,11 +58,11 @@ class PagedForward:
             pages.keys,
             pages.values,
             tables,
-            scale=scale,
+            scale=options.scale,
             tiling=tiling,
             window=self._layers.windows[layer],
-            softcap=softcap,
-            sinks=sinks,
+            softcap=options.softcap,
+            sinks=options.sinks,
             key_scales=pages.key_scales,
             value_scales=pages.value_scales,
         )
