@@ -7,32 +7,60 @@ good than it looks (the optimizer's curse: Smith and Winkler, Management Science
 from __future__ import annotations
 
 from collections.abc import Sequence as Many
+from dataclasses import dataclass
 
 from paceline.step import Verdict
 from paceline.tree import DraftTree
 
 _RECENT = 0.98
-"""What a step leaves of the steps before: some fifty count."""
+"""What a step with its drafts leaves of the steps before: some fifty count."""
 _FORGIVEN = 0.995
-"""What a step without drafts leaves of them: so that what was given up because of it is tried again."""
+"""What a step without them leaves: so that what was given up because of it is tried again."""
 _DOUBT = 4.0
 """Tokens that must have been expected before it is held that too much is."""
 
 
-class Expectation:
-    def __init__(self) -> None:
-        self._hits = self._expected = 0.0
+@dataclass
+class _Record:
+    """Tokens of one drafter that came true, and how many were expected to, of late."""
 
-    @property
-    def truth(self) -> float:
-        """The share, at most 1."""
-        return min((self._hits + _DOUBT) / (self._expected + _DOUBT), 1.0)
+    hits: float = 0.0
+    expected: float = 0.0
+
+
+class Expectation:
+    """By drafter: one that promises too much must not be made good by another that keeps more."""
+
+    def __init__(self) -> None:
+        self._records: dict[str, _Record] = {}
+
+    def truth(self, source: str) -> float:
+        """The share for one drafter, at most 1."""
+        record = self._records.get(source)
+        return min((record.hits + _DOUBT) / (record.expected + _DOUBT), 1.0) if record else 1.0
+
+    def chances(self, tree: DraftTree) -> Many[float]:
+        """Per candidate, how likely it comes true, given what its drafter kept of late: never likelier than its parent."""
+        truths = {source: self.truth(source) for source in self._records}
+        found = [1.0]
+        for node in range(1, tree.candidates):
+            found.append(min(tree.chances[node] * truths.get(tree.sources[node], 1.0), found[tree.parents[node]]))
+        return found
 
     def observe(self, trees: Many[DraftTree], verdicts: Many[Verdict]) -> None:
         """See what came of what the target looked at, in a step of decoding."""
-        drafted = any(len(tree) > 1 for tree in trees)
-        fading = _RECENT if drafted else _FORGIVEN
-        self._hits, self._expected = fading * self._hits, fading * self._expected
-        if drafted:
-            self._expected += sum(sum(tree.chances) - 1.0 for tree in trees)
-            self._hits += sum(verdict.accepted for verdict in verdicts)
+        drafted = {source for tree in trees if len(tree) > 1 for source in tree.sources[1 : tree.candidates]}
+        for source in drafted:
+            self._records.setdefault(source, _Record())
+        for source, record in self._records.items():
+            fading = _RECENT if source in drafted else _FORGIVEN
+            record.hits *= fading
+            record.expected *= fading
+        for tree, verdict in zip(trees, verdicts, strict=True):
+            if verdict.accepted > len(verdict.path):
+                # a stop cut what came true
+                continue
+            for node in range(1, tree.candidates):
+                self._records[tree.sources[node]].expected += tree.chances[node]
+            for node in verdict.path:
+                self._records[tree.sources[node]].hits += 1.0

@@ -25,6 +25,8 @@ class ForwardCurve:
         self._rows: list[int] = []
         self._seconds: list[float] = []
         self._pace = 1.0
+        self._table: list[float] = []
+        """Seconds by rows up to `_LARGEST`, before the pace: policies ask dozens of times a step."""
 
     def __bool__(self) -> bool:
         return bool(self._rows)
@@ -42,6 +44,13 @@ class ForwardCurve:
         else:
             self._rows.insert(at, rows)
             self._seconds.insert(at, seconds / self._pace)
+        if len(self._rows) < 3:
+            self._table = [0.0] * (_LARGEST + 1)
+        # what lies before the first point follows from the first two, what lies behind the last from that
+        first = self._rows[at - 1] if at > 1 and len(self._rows) > 2 else 0
+        last = self._rows[at + 1] if at + 1 < len(self._rows) and len(self._rows) > 2 else _LARGEST
+        for size in range(first, min(last, _LARGEST) + 1):
+            self._table[size] = self._shape(size)
 
     def see(self, rows: int, seconds: float) -> None:
         """A step's forward took so long. The machine as a whole is followed soon, the shape of the curve slowly."""
@@ -51,22 +60,24 @@ class ForwardCurve:
         ratio = min(max(seconds / self(rows), 1 / _ODD), _ODD)
         self._pace *= 1.0 + _FOLLOW * (ratio - 1.0)
         if rows <= _LARGEST:
-            shape = self(rows) / self._pace * (1.0 + _CORRECT * (ratio - 1.0))
-            self.put(rows, shape * self._pace)
+            self.put(rows, self(rows) * (1.0 + _CORRECT * (ratio - 1.0)))
 
     def __call__(self, rows: int) -> float:
         """Seconds of a forward of `rows` rows; 0.0 where nothing was ever measured."""
-        if not self._rows:
-            return 0.0
+        if rows < len(self._table):
+            return self._table[rows] * self._pace
+        return self._shape(rows) * self._pace if self._rows else 0.0
+
+    def _shape(self, rows: int) -> float:
+        """Seconds before the pace, from the points around."""
         at = bisect_left(self._rows, rows)
         if at < len(self._rows) and self._rows[at] == rows:
-            return self._seconds[at] * self._pace
+            return self._seconds[at]
         if len(self._rows) == 1:
-            known, seconds = self._rows[0], self._seconds[0] * self._pace
-            return seconds * (1.0 + _SLOPE * (rows - 1)) / (1.0 + _SLOPE * (known - 1))
+            return self._seconds[0] * (1.0 + _SLOPE * (rows - 1)) / (1.0 + _SLOPE * (self._rows[0] - 1))
         if at == len(self._rows):
-            return self._seconds[-1] * self._pace * rows / self._rows[-1]
+            return self._seconds[-1] * rows / self._rows[-1]
         low = max(at - 1, 0)
         high = low + 1
         share = (rows - self._rows[low]) / (self._rows[high] - self._rows[low])
-        return max(self._seconds[low] + share * (self._seconds[high] - self._seconds[low]), 1e-9) * self._pace
+        return max(self._seconds[low] + share * (self._seconds[high] - self._seconds[low]), 1e-9)

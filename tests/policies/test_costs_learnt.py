@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given, settings, strategies as st
 
 from fakes import ChainDrafter, TableModel
 from paceline.costs import Costs
@@ -28,6 +29,19 @@ def test_a_single_point_leaves_a_cautious_guess() -> None:
     assert ForwardCurve()(5) == 0.0
     made = curve({1: 1.0})
     assert 1.0 < made(4) < made(8) < 2.0
+
+
+@given(st.lists(st.tuples(st.integers(1, 80), st.floats(0.1, 9.0)), min_size=1, max_size=12), st.booleans())
+@settings(derandomize=True, deadline=None, max_examples=200, database=None)
+def test_what_a_curve_keeps_ready_is_what_follows_from_its_points(points: list[tuple[int, float]], steps: bool) -> None:
+    made = ForwardCurve()
+    for at, (rows, seconds) in enumerate(points):
+        if steps and at > 2:
+            made.see(rows, seconds)
+        else:
+            made.put(rows, seconds)
+    for rows in range(90):
+        assert made(rows) == pytest.approx(made._shape(rows) * made._pace)
 
 
 def test_a_curve_follows_a_machine_that_slows_down_without_losing_its_shape() -> None:

@@ -231,3 +231,27 @@ def test_confidence_stops_drafts_and_leaves_doubtful_nodes_out() -> None:
     assert policy.budgets(MODEL, [sequence()], [DraftTree.root(3)]) == [Budget(6, 6, 0.4)]
     tree = DraftTree((9, 1, 2, 3, 4), (-1, 0, 1, 0, 3), confidences=(1.0, 0.9, 0.3, 0.2, 0.9))
     assert policy.trimmed([sequence()], [tree])[0].tokens == (9, 1)
+
+
+def test_what_one_drafter_promises_in_vain_is_not_made_good_by_another() -> None:
+    policy = adaptive_with({1: 1.0, 8: 1.8})
+    boastful = DraftTree.chain(3, [5, 5], "ngram", confidences=[0.9, 0.9])
+    modest = DraftTree.chain(3, [5, 5], "suffix", confidences=[0.5, 0.5])
+    for _ in range(60):
+        policy.observe([sequence()], [boastful], [Verdict((), (7,), 0)], STEP)
+        policy.observe([sequence()], [modest], [Verdict((1, 2), (5, 5, 7), 2)], STEP)
+    expectation = policy._expectation
+    assert expectation.truth("ngram") < 0.2
+    assert expectation.truth("suffix") == expectation.truth("never seen") == 1.0
+    both = DraftTree((3, 5, 6), (-1, 0, 1), sources=("", "ngram", "suffix"), confidences=(1.0, 0.9, 0.9))
+    assert expectation.chances(both)[2] == expectation.chances(both)[1] < 0.2, "no node is likelier than its parent"
+    policy.budgets(LOOKUP, [sequence()], [DraftTree.root(3)])
+    assert len(policy.trimmed([sequence()], [boastful])[0]) == 1
+    assert len(policy.trimmed([sequence()], [modest])[0]) > 1
+
+
+def test_what_a_stop_cut_says_nothing_of_drafts() -> None:
+    policy = adaptive_with({1: 1.0, 8: 1.2})
+    tree = DraftTree.chain(3, [5, 5, 5], "ngram", confidences=[0.9] * 3)
+    policy.observe([sequence()], [tree], [Verdict((1,), (5,), 3, "stop")], STEP)
+    assert policy._expectation.truth("ngram") == 1.0

@@ -97,7 +97,7 @@ class AdaptivePolicy(Policy):
         """Budgets for the depth, and the sequences, with the most expected tokens per second."""
         decision, found = self._decisions.setdefault(part.name, Decision()), any(len(tree) > 1 for tree in trees)
         if not decision.stands(sequences, found):
-            decision.take(*self._best(part, sequences, trees), sequences, found)
+            decision.take(*self._best(part, sequences, self.trimmed(sequences, trees) if found else trees), sequences, found)
         depth, chosen = decision.depth, decision.chosen
         if not chosen:
             if self._decoding_s >= self._no_trial_before_s.get(part.name, 0.0):
@@ -114,17 +114,16 @@ class AdaptivePolicy(Policy):
         return granted
 
     def _best(self, part: Part, sequences: Many[Sequence], trees: Many[DraftTree]) -> tuple[int, Many[int]]:
-        """The depth, and the places of the sequences, with the most expected tokens per second; depth 0 for none."""
-        if any(len(tree) > 1 for tree in trees):
-            # of what look-ups found only that much would be looked at
-            trees = self.trimmed(sequences, trees)
+        """The depth, and the places of the sequences, with the most expected tokens per second; depth 0 for none.
+
+        trees: what the target would look at of what look-ups found.
+        """
         rows = sum(map(len, trees))
-        before = [_levels(tree, part.budget.depth) for tree in trees]
+        before = [self._levels(tree, part.budget.depth) for tree in trees]
         # what the trees so far are expected to emit, the target's own token of every sequence included
-        truth = self._expectation.truth
-        tokens = len(trees) + truth * sum(map(sum, before))
+        tokens, truth = len(trees) + sum(map(sum, before)), self._expectation.truth(part.name)
         gains = [
-            list(accumulate(map(_more, accumulate(self._chain(sequence, part), _times), levels)))
+            list(accumulate(map(_more, [truth * chance for chance in accumulate(self._chain(sequence, part), _times)], levels)))
             for sequence, levels in zip(sequences, before, strict=True)
         ]
         readings = [self._reading_s(part, sequence) / self._steps_left(sequence) for sequence in sequences]
@@ -135,7 +134,7 @@ class AdaptivePolicy(Policy):
             order = sorted(everyone, key=lambda at, level=level: -gains[at][level - 1]) if len(everyone) > 1 else everyone
             gained, added, reading_s, top = 0.0, 0, 0.0, 0.0
             for count, at in enumerate(order, 1):
-                gained += truth * gains[at][level - 1]
+                gained += gains[at][level - 1]
                 # of two drafts for one sequence the better nodes will be looked at, not all
                 added += max(1 + level * part.width - len(trees[at]), 0)
                 reading_s += readings[at]
@@ -195,16 +194,26 @@ class AdaptivePolicy(Policy):
         other_s = self._other_s + drafted * self._more_s
         return self.costs.forward_s(rows, self._batch) + (self._batch + _STEP_ITSELF) * other_s + 1e-9
 
+    def _levels(self, tree: DraftTree, depth: int) -> list[float]:
+        """Per depth from 1 on, the probability that some node of that depth comes true."""
+        levels = [0.0] * depth
+        if len(tree) > 1:
+            for chance, level in zip(self._expectation.chances(tree), tree.depth, strict=False):
+                if 0 < level <= depth:
+                    levels[level - 1] += chance
+        return levels
+
     def trimmed(self, sequences: Many[Sequence], trees: Many[DraftTree]) -> list[DraftTree]:
-        nodes = [(chance, -node, at) for at, tree in enumerate(trees) for node, chance in enumerate(tree.chances) if node]
+        held = map(self._expectation.chances, trees)
+        nodes = [(chance, -node, at) for at, chances in enumerate(held) for node, chance in enumerate(chances) if node]
         nodes.sort(reverse=True)
         tokens = float(max(self._batch, len(trees)))
         rows = int(tokens) + sum(tree.probes for tree in trees)
-        best, count, truth = 0.0, 0, self._expectation.truth
-        fixed_s = self._time(rows, True) - self.costs.curve(rows) + self._drafted_s
+        best, count, curve = 0.0, 0, self.costs.curve
+        fixed_s = self._time(rows, True) - curve(rows) + self._drafted_s
         for kept, chance in enumerate([0.0, *[chance for chance, _, _ in nodes]]):
-            tokens += truth * chance
-            rate = tokens / (self.costs.curve(rows + kept) + fixed_s)
+            tokens += chance
+            rate = tokens / (curve(rows + kept) + fixed_s)
             if rate > best:
                 best, count = rate if kept else _CLEARLY * rate, kept
         if count == len(nodes):
@@ -245,16 +254,6 @@ class AdaptivePolicy(Policy):
     def release(self, key: int) -> None:
         self._accounts.release(key)
         self._visits.pop(key, None)
-
-
-def _levels(tree: DraftTree, depth: int) -> list[float]:
-    """Per depth from 1 on, the probability that some node of that depth comes true."""
-    levels = [0.0] * depth
-    if len(tree) > 1:
-        for chance, level in zip(tree.chances, tree.depth, strict=False):
-            if 0 < level <= depth:
-                levels[level - 1] += chance
-    return levels
 
 
 def _times(left: float, right: float) -> float:
