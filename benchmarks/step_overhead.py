@@ -64,7 +64,7 @@ class ScriptedTarget(LanguageModel):
     """Wants the script's next word at every position: a look-up of a row that lies ready, and nothing else."""
 
     name, weights, context_length = "scripted", "fp32", 2**20
-    branching, eos_token_ids = Branching.TREE, frozenset()
+    branching, eos_token_ids, weights_bytes = Branching.TREE, frozenset(), 0
 
     def __init__(self, vocab_size: int, length: int) -> None:
         self.vocab_size = vocab_size
