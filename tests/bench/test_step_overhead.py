@@ -10,11 +10,7 @@ from pathlib import Path
 
 def test_it_measures_every_case_and_writes_a_record(tmp_path: Path) -> None:
     script, out = Path(__file__).parents[2] / "benchmarks" / "step_overhead.py", tmp_path / "record.json"
-    done = subprocess.run(
-        [sys.executable, str(script), "--steps", "4", "--turns", "1", "--out", str(out)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    command = [sys.executable, str(script), "--steps", "4", "--turns", "1", "--out", str(out)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert json.loads(out.read_text())["argv"]
