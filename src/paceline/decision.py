@@ -1,7 +1,8 @@
 """Decision: how deep one costly drafter goes, and for whom. It stands for a while, since deciding takes time too.
 
 That nobody asks it stands longer each time, while the batch is about as large: what is learnt meanwhile is little. A draft for
-some stands for a few steps, while the batch is the same. Neither outlives a look-up that found something, or found nothing.
+some stands for a few steps, while the batch is the same. Neither outlives what is out of the ordinary: a look-up that found
+something, or a prompt that is read beside it.
 """
 
 from __future__ import annotations
@@ -29,20 +30,20 @@ class Decision:
     _left: int = 0
     _rest: int = 0
 
-    def stands(self, sequences: Many[Sequence], found: bool) -> bool:
-        """Whether it is still the decision for this batch. found: whether look-ups found anything in this step."""
+    def stands(self, sequences: Many[Sequence], odd: bool) -> bool:
+        """Whether it is still the decision for this batch. odd: whether this step is out of the ordinary."""
         self._left -= 1
         if self._left < 0:
             return False
         if not self.chosen:
             return len(sequences) > _SHRUNK * len(self._keys)
-        return not found and [sequence.key for sequence in sequences] == self._keys
+        return not odd and [sequence.key for sequence in sequences] == self._keys
 
-    def take(self, depth: int, chosen: Many[int], sequences: Many[Sequence], found: bool) -> None:
+    def take(self, depth: int, chosen: Many[int], sequences: Many[Sequence], odd: bool) -> None:
         """Decide anew."""
         self.depth, self.chosen = depth, chosen
         self._keys = [sequence.key for sequence in sequences]
-        if found:
+        if odd:
             self._left = 0
         elif chosen:
             self._left, self._rest = _REPEATED, 0

@@ -80,6 +80,7 @@ class Speculative:
         """Draft, score, verify, cut and commit once for a batch: one target forward, prefill chunks included."""
         began = perf_counter()
         drafting = [item for item in work if item.reaches_root]
+        self.policy.begin(sum([item.count for item in work]))
         drafts, asked_s = self._drafted(drafting)
         grown = {item.sequence.key: draft.tree for item, draft in zip(drafting, drafts, strict=True)}
         step = Step.of([_feed(item, grown.get(item.sequence.key)) for item in work])

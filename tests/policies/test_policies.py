@@ -233,6 +233,24 @@ def test_confidence_stops_drafts_and_leaves_doubtful_nodes_out() -> None:
     assert policy.trimmed([sequence()], [tree])[0].tokens == (9, 1)
 
 
+def test_rows_beside_a_prompt_are_drafted_only_as_far_as_they_cost_less_than_the_time_they_save() -> None:
+    """There the step is long whatever is drafted, so that any token would raise its rate; and rows cost in full."""
+    policy = adaptive_with({1: 1.0, 8: 1.1, 16: 2.0, 48: 18.0}, 0.01)
+    for _ in range(30):
+        policy.acceptance.observe(1, DraftTree.chain(3, [5] * 4, "model"), [5] * 4 + [7])
+        policy.observe([sequence(1)], [DraftTree.root(3)], [Verdict((), (7,), 0)], STEP)
+    doubtful = DraftTree.chain(3, [5] * 4, "model", confidences=[0.9, 0.4, 0.4, 0.4])
+    depths, kept = [], []
+    for rows in (1, 40):
+        policy.begin(rows)
+        depths.append(policy.budgets(MODEL, [sequence(1)], [DraftTree.root(3)])[0].depth)
+        kept.append(len(policy.trimmed([sequence(1)], [doubtful])[0]))
+    assert depths[0] >= depths[1] > 0
+    assert kept == [5, 2]
+    policy.begin(1)
+    assert policy.budgets(MODEL, [sequence(1)], [DraftTree.root(3)])[0].depth == depths[0], "what was decided there ends there"
+
+
 def test_what_one_drafter_promises_in_vain_is_not_made_good_by_another() -> None:
     policy = adaptive_with({1: 1.0, 8: 1.8})
     boastful = DraftTree.chain(3, [5, 5], "ngram", confidences=[0.9, 0.9])

@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
 from itertools import accumulate
+from math import inf
 
 from pydantic import BaseModel
 
@@ -81,11 +82,15 @@ class AdaptivePolicy(Policy):
         self._trial: tuple[int, str, float] | None = None
         """Request and drafter of the trial in this step, and seconds that it costs beyond what it was granted for if the target
         does not look at it."""
-        self._batch = 0
+        self._batch = self._fed = 0
+        """Sequences that may be drafted for in this step, and rows that it feeds whatever is drafted."""
         self._drafted_s = 0.0
         self._other_s, self._more_s = _OTHER_S, 0.0
         """Seconds of a step without drafts beside its forward, and how many more it takes with some beside the drafters, both as
         `_OTHER_S`."""
+
+    def begin(self, rows: int) -> None:
+        self._fed = rows
 
     def budgets(self, part: Part, sequences: Many[Sequence], trees: Many[DraftTree]) -> list[Budget]:
         self._batch = len(sequences)
@@ -95,7 +100,8 @@ class AdaptivePolicy(Policy):
 
     def _deep(self, part: Part, sequences: Many[Sequence], trees: Many[DraftTree]) -> list[Budget]:
         """Budgets for the depth, and the sequences, with the most expected tokens per second."""
-        decision, found = self._decisions.setdefault(part.name, Decision()), any(len(tree) > 1 for tree in trees)
+        decision = self._decisions.setdefault(part.name, Decision())
+        found = self._fed > self._batch or any(len(tree) > 1 for tree in trees)
         if not decision.stands(sequences, found):
             decision.take(*self._best(part, sequences, self.trimmed(sequences, trees) if found else trees), sequences, found)
         depth, chosen = decision.depth, decision.chosen
@@ -118,7 +124,8 @@ class AdaptivePolicy(Policy):
 
         trees: what the target would look at of what look-ups found.
         """
-        rows = sum(map(len, trees))
+        # rows of prompts come before those of drafts
+        rows = sum(map(len, trees)) + max(self._fed - len(trees), 0)
         before = [self._levels(tree, part.budget.depth) for tree in trees]
         # what the trees so far are expected to emit, the target's own token of every sequence included
         tokens, truth = len(trees) + sum(map(sum, before)), self._expectation.truth(part.name)
@@ -127,12 +134,12 @@ class AdaptivePolicy(Policy):
             for sequence, levels in zip(sequences, before, strict=True)
         ]
         readings = [self._reading_s(part, sequence) / self._steps_left(sequence) for sequence in sequences]
-        drafted = rows > len(trees)
-        best, depth, chosen = _CLEARLY * tokens / self._time(rows, drafted), 0, ()
-        falling, everyone = 0.0, list(range(len(gains)))
+        drafted = any(len(tree) > 1 for tree in trees)
+        best, depth, chosen = self._clearly(tokens, self._time(rows, drafted)), 0, ()
+        falling, everyone = -inf, list(range(len(gains)))
         for level in range(1, part.budget.depth + 1):
             order = sorted(everyone, key=lambda at, level=level: -gains[at][level - 1]) if len(everyone) > 1 else everyone
-            gained, added, reading_s, top = 0.0, 0, 0.0, 0.0
+            gained, added, reading_s, top = 0.0, 0, 0.0, -inf
             for count, at in enumerate(order, 1):
                 gained += gains[at][level - 1]
                 # of two drafts for one sequence the better nodes will be looked at, not all
@@ -142,10 +149,10 @@ class AdaptivePolicy(Policy):
                     # powers of two are close enough
                     continue
                 seconds = self._time(rows + added, True) + self.costs.draft_s(part.name, level, count) + reading_s
-                rate = (tokens + gained) / seconds
-                top = max(top, rate)
-                if rate > best:
-                    best, depth, chosen = rate, level, order[:count]
+                worth = self._worth(tokens + gained, seconds)
+                top = max(top, worth)
+                if worth > best:
+                    best, depth, chosen = worth, level, order[:count]
             if top < falling:
                 # what a level adds only shrinks, and what it costs does not
                 break
@@ -194,6 +201,20 @@ class AdaptivePolicy(Policy):
         other_s = self._other_s + drafted * self._more_s
         return self.costs.forward_s(rows, self._batch) + (self._batch + _STEP_ITSELF) * other_s + 1e-9
 
+    def _worth(self, tokens: float, seconds: float) -> float:
+        """What so many tokens in such a step are worth: more is better.
+
+        Tokens a second; but a step that reads prompts takes long whatever is drafted, and what is not drafted in it can be in the
+        next, where rows are cheap: there it is the time that tokens usually take, less this one.
+        """
+        if self._fed > self._batch:
+            return tokens * self._accounts.token_s - seconds
+        return tokens / seconds
+
+    def _clearly(self, tokens: float, seconds: float) -> float:
+        """What drafts must be worth where none give so many tokens in such a step."""
+        return self._worth(tokens, seconds) * (1.0 if self._fed > self._batch else _CLEARLY)
+
     def _levels(self, tree: DraftTree, depth: int) -> list[float]:
         """Per depth from 1 on, the probability that some node of that depth comes true."""
         levels = [0.0] * depth
@@ -208,14 +229,15 @@ class AdaptivePolicy(Policy):
         nodes = [(chance, -node, at) for at, chances in enumerate(held) for node, chance in enumerate(chances) if node]
         nodes.sort(reverse=True)
         tokens = float(max(self._batch, len(trees)))
-        rows = int(tokens) + sum(tree.probes for tree in trees)
-        best, count, curve = 0.0, 0, self.costs.curve
+        rows = max(self._fed, int(tokens)) + sum(tree.probes for tree in trees)
+        best, count, curve = -inf, 0, self.costs.curve
         fixed_s = self._time(rows, True) - curve(rows) + self._drafted_s
         for kept, chance in enumerate([0.0, *[chance for chance, _, _ in nodes]]):
             tokens += chance
-            rate = tokens / (curve(rows + kept) + fixed_s)
-            if rate > best:
-                best, count = rate if kept else _CLEARLY * rate, kept
+            seconds = curve(rows + kept) + fixed_s
+            worth = self._worth(tokens, seconds)
+            if worth > best:
+                best, count = worth if kept else self._clearly(tokens, seconds), kept
         if count == len(nodes):
             return list(trees)
         kept_nodes: list[list[int]] = [list(range(tree.candidates, len(tree))) for tree in trees]

@@ -22,6 +22,9 @@ class Policy(ABC):
     def __init__(self) -> None:
         self.costs, self.acceptance = Costs(), Acceptance()
 
+    def begin(self, rows: int) -> None:
+        """A step begins that feeds so many rows before anything is drafted; more than one per sequence where it reads prompts."""
+
     @abstractmethod
     def budgets(self, part: Part, sequences: Many[Sequence], trees: Many[DraftTree]) -> list[Budget]:
         """How much this part may draft for each sequence in this step. trees: what the parts before it proposed."""
