@@ -208,7 +208,9 @@ class AdaptivePolicy(Policy):
         next, where rows are cheap: there it is the time that tokens usually take, less this one.
         """
         if self._fed > self._batch:
-            return tokens * self._accounts.token_s - seconds
+            # what was learnt of another batch may be worth more than a step of this one without drafts
+            token_s = min(self._accounts.token_s, self._time(self._batch, False) / self._batch)
+            return tokens * token_s - seconds
         return tokens / seconds
 
     def _clearly(self, tokens: float, seconds: float) -> float:
