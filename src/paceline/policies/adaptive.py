@@ -208,8 +208,8 @@ class AdaptivePolicy(Policy):
         next, where rows are cheap: there it is the time that tokens usually take, less this one.
         """
         if self._fed > self._batch:
-            # what was learnt of another batch may be worth more than a step of this one without drafts
-            token_s = min(self._accounts.token_s, self._time(self._batch, False) / self._batch)
+            # what was learnt, if anything was, may be of another batch: a token is worth no more than without drafts
+            token_s = min(self._accounts.token_s or inf, self._time(self._batch, False) / self._batch)
             return tokens * token_s - seconds
         return tokens / seconds
 
