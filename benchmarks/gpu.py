@@ -23,6 +23,7 @@ from torch.nn.functional import linear, rms_norm, silu
 
 from paceline import __version__
 from paceline.cache.paged import PagedCache
+from paceline.models.recording import captured
 from paceline.params import SamplingParams
 from paceline.sampling import Context
 from paceline.sequence import Sequence
@@ -90,20 +91,6 @@ class Decoder:
         return linear(rms_norm(hidden, (HIDDEN,), self.norm), self.head).float()
 
 
-def captured(call: Callable[[], Any]) -> torch.cuda.CUDAGraph:
-    """`call` as a graph; it runs first by itself, which compiles its kernels and makes what they write to."""
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for _ in range(2):
-            call()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        call()
-    return graph
-
-
 def seconds(call: Callable[[], Any]) -> float:
     """Median of single calls, by the device's clock; what an earlier call left in the L2 cache is overwritten before each."""
     for _ in range(5):
@@ -163,7 +150,7 @@ class Bench:
         """A staged step and its tables."""
         step = Step.of(feeds)
         cache.stage(step)
-        blocks = [cache.blocks(segment.sequence.key) for segment in step.segments]
+        blocks = cache.blocks_of(step)
         extent = self.extents.of(step, blocks, self.share)
         tables = self.tables(extent.bucketed() if bucket else extent, cache.page_size, self.share, self.device)
         tables.load(step, blocks)

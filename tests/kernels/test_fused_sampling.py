@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence as Many
 from typing import Any
 
 import pytest
@@ -19,7 +20,7 @@ import triton
 import triton.language as tl
 
 from paceline.kernels import fused_sampling
-from paceline.kernels.fused_sampling import SamplingRows, choose, choose_on_device, fits
+from paceline.kernels.fused_sampling import Choices, SamplingRows, choose_on_device, fits
 
 # `conftest` asks for the interpreter, unless who runs the tests has a GPU and says otherwise
 DEVICE = torch.device("cuda" if os.environ["TRITON_INTERPRET"] == "0" else "cpu")
@@ -124,6 +125,12 @@ def test_what_it_cannot_decide_it_refuses() -> None:
     assert asked(not_numbers, contexts(1)) == [-1]
     assert asked(torch.zeros(1, 5), contexts(1, **nucleus)) == [-1], "three fifths of the mass are 0.6 up to rounding"
     assert asked(torch.zeros(1, 5000), contexts(1, **nucleus)) == [-1], "the nucleus is larger than what was sorted"
+
+
+def choose(logits: torch.Tensor, contexts: Many[Context]) -> list[int]:
+    """The tokens of all rows."""
+    choices = Choices(logits, contexts)
+    return [choices(row) for row in range(len(contexts))]
 
 
 def test_refused_rows_are_decided_on_the_host() -> None:

@@ -79,6 +79,10 @@ class PagedCache(KVCache):
         """The pages of a sequence in the order of its slots, staged ones included; not to be kept over the next step."""
         return self._held[key].blocks
 
+    def blocks_of(self, step: Step) -> list[array[int]]:
+        """Those of every sequence of a staged step, segment by segment."""
+        return [self.blocks(segment.sequence.key) for segment in step.segments]
+
     def layer(self, layer: int) -> LayerPages:
         """A layer's pages, for a kernel to read. Raises KeyError before the first write."""
         return self._layers[layer]

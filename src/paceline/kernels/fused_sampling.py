@@ -205,9 +205,3 @@ class Choices:
         if self._chosen[row] < 0:
             self._chosen[row] = sampling.choose(self._logits[row : row + 1], [self._contexts[row]])[0]
         return self._chosen[row]
-
-
-def choose(logits: torch.Tensor, contexts: Many[Context]) -> list[int]:
-    """The tokens of all rows. Raises LogitsError where a row to sample from holds no number."""
-    choices = Choices(logits, contexts)
-    return [choices(row) for row in range(len(contexts))]

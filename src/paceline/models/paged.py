@@ -45,7 +45,7 @@ class PagedModel(HubModel):
         return PagedCache(_PAGES, _PAGE, grows=True)
 
     def _forward(self, step: Step, cache: PagedCache) -> PagedForward:  # pyright: ignore[reportIncompatibleMethodOverride]
-        blocks = [cache.blocks(segment.sequence.key) for segment in step.segments]
+        blocks = cache.blocks_of(step)
         return PagedForward(cache, self._layers, lambda share: StepTables.of(step, blocks, cache.page_size, share, self._device))
 
     @torch.inference_mode()
@@ -54,7 +54,7 @@ class PagedModel(HubModel):
         decoding = rows <= _RECORDED_ROWS and step.wanted_rows == tuple(range(rows))
         if not self._recordable or not decoding or len(self._layers.shares) != 1:
             return super().score(step, cache, wanted)  # pyright: ignore[reportArgumentType]
-        blocks = [cache.blocks(segment.sequence.key) for segment in step.segments]
+        blocks = cache.blocks_of(step)
         try:
             logits, captured = self._recording(step, cache, blocks, wanted)(step, blocks)
         except RuntimeError:

@@ -43,7 +43,7 @@ class Recording:
         if self._device.type != "cuda":
             return self._forward()
         if self._graph is None:
-            self._graph = self._recorded()
+            self._graph = captured(self._keep)
         self._graph.replay()
         assert self._result is not None
         return self._result
@@ -55,17 +55,21 @@ class Recording:
         host[1, 0, : len(step.tokens)] = step.positions
         self._inputs.copy_(host, non_blocking=True)
 
+    def _keep(self) -> None:
+        self._result = self._forward()
+
     def _forward(self) -> Result:
         return self._run(self._inputs[0], self._inputs[1], self._tables)
 
-    def _recorded(self) -> torch.cuda.CUDAGraph:
-        """The graph; the forward runs by itself first, which compiles its kernels and makes what they write to."""
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            self._forward()
-        torch.cuda.current_stream().wait_stream(stream)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            self._result = self._forward()
-        return graph
+
+def captured(call: Callable[[], object]) -> torch.cuda.CUDAGraph:
+    """`call` as a graph; it runs by itself first, which compiles its kernels and makes what they write to."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        call()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        call()
+    return graph

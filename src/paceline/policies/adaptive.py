@@ -15,10 +15,11 @@ goodput under load, SmartSpec (Liu et al., arXiv:2406.14066), section 4.
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Many
+from collections.abc import Callable, Sequence as Many
 from dataclasses import dataclass
 from itertools import accumulate
 from math import inf
+from operator import mul, truediv
 
 from pydantic import BaseModel
 
@@ -101,7 +102,7 @@ class AdaptivePolicy(Policy):
     def _deep(self, part: Part, sequences: Many[Sequence], trees: Many[DraftTree]) -> list[Budget]:
         """Budgets for the depth, and the sequences, with the most expected tokens per second."""
         decision = self._decisions.setdefault(part.name, Decision())
-        found = self._fed > self._batch or any(len(tree) > 1 for tree in trees)
+        found = self._reads or any(len(tree) > 1 for tree in trees)
         if not decision.stands(sequences, found):
             decision.take(*self._best(part, sequences, self.trimmed(sequences, trees) if found else trees), sequences, found)
         depth, chosen = decision.depth, decision.chosen
@@ -115,7 +116,7 @@ class AdaptivePolicy(Policy):
             key = sequences[at].key
             granted[at] = Budget(depth * part.width, depth)
             self._visits.setdefault(key, {})[part.name] = _Visit(self._steps, len(sequences[at].tokens))
-            self._deepened[key] = list(accumulate(self._chain(sequences[at], part)[:depth], _times))
+            self._deepened[key] = self._chain(sequences[at], part)[:depth]
         self._drafted_s += self.costs.draft_s(part.name, depth, len(chosen))
         return granted
 
@@ -130,12 +131,13 @@ class AdaptivePolicy(Policy):
         # what the trees so far are expected to emit, the target's own token of every sequence included
         tokens, truth = len(trees) + sum(map(sum, before)), self._expectation.truth(part.name)
         gains = [
-            list(accumulate(map(_more, [truth * chance for chance in accumulate(self._chain(sequence, part), _times)], levels)))
+            list(accumulate(map(_more, [truth * chance for chance in self._chain(sequence, part)], levels)))
             for sequence, levels in zip(sequences, before, strict=True)
         ]
         readings = [self._reading_s(part, sequence) / self._steps_left(sequence) for sequence in sequences]
         drafted = any(len(tree) > 1 for tree in trees)
-        best, depth, chosen = self._clearly(tokens, self._time(rows, drafted)), 0, ()
+        worth, clearly = self._worth()
+        best, depth, chosen = clearly * worth(tokens, self._time(rows, drafted)), 0, ()
         falling, everyone = -inf, list(range(len(gains)))
         for level in range(1, part.budget.depth + 1):
             order = sorted(everyone, key=lambda at, level=level: -gains[at][level - 1]) if len(everyone) > 1 else everyone
@@ -149,10 +151,10 @@ class AdaptivePolicy(Policy):
                     # powers of two are close enough
                     continue
                 seconds = self._time(rows + added, True) + self.costs.draft_s(part.name, level, count) + reading_s
-                worth = self._worth(tokens + gained, seconds)
-                top = max(top, worth)
-                if worth > best:
-                    best, depth, chosen = worth, level, order[:count]
+                value = worth(tokens + gained, seconds)
+                top = max(top, value)
+                if value > best:
+                    best, depth, chosen = value, level, order[:count]
             if top < falling:
                 # what a level adds only shrinks, and what it costs does not
                 break
@@ -167,7 +169,7 @@ class AdaptivePolicy(Policy):
         depth = min(_TRIED_LEVELS, part.budget.depth)
         at = min(range(len(sequences)), key=lambda at: self._visit(part, sequences[at]).step)
         asking_s = self._reading_s(part, sequences[at]) + self.costs.draft_s(part.name, depth, 1)
-        gain_s = self._accounts.token_s * sum(accumulate(self._chain(sequences[at], part)[:depth], _times))
+        gain_s = self._accounts.token_s * sum(self._chain(sequences[at], part)[:depth])
         rows_s = self._time(rows + depth, True) - self._time(rows, False)
         # what is expected of a trial pays for most of it, if not all, if only the target looks at it
         cost_s = max(asking_s - max(gain_s - rows_s, 0.0), _LEAST_COST * asking_s)
@@ -194,28 +196,30 @@ class AdaptivePolicy(Policy):
         return max(left, _FEWEST_LEFT) / _TOKENS_PER_STEP
 
     def _chain(self, sequence: Sequence, part: Part) -> list[float]:
-        return self.acceptance.of_chain(sequence.key, part.name, part.budget.depth)
+        """Per depth, how likely a token of this drafter comes true with all before it."""
+        return list(accumulate(self.acceptance.of_chain(sequence.key, part.name, part.budget.depth), mul))
 
     def _time(self, rows: int, drafted: bool) -> float:
         """Seconds of a step whose forward has so many rows, its drafters not counted; a little more than none."""
         other_s = self._other_s + drafted * self._more_s
         return self.costs.forward_s(rows, self._batch) + (self._batch + _STEP_ITSELF) * other_s + 1e-9
 
-    def _worth(self, tokens: float, seconds: float) -> float:
-        """What so many tokens in such a step are worth: more is better.
+    @property
+    def _reads(self) -> bool:
+        """Whether this step reads prompts."""
+        return self._fed > self._batch
+
+    def _worth(self) -> tuple[Callable[[float, float], float], float]:
+        """What so many tokens in a step of so many seconds are worth, more is better; and by how much drafts must be better.
 
         Tokens a second; but a step that reads prompts takes long whatever is drafted, and what is not drafted in it can be in the
         next, where rows are cheap: there it is the time that tokens usually take, less this one.
         """
-        if self._fed > self._batch:
-            # what was learnt, if anything was, may be of another batch: a token is worth no more than without drafts
-            token_s = min(self._accounts.token_s or inf, self._time(self._batch, False) / self._batch)
-            return tokens * token_s - seconds
-        return tokens / seconds
-
-    def _clearly(self, tokens: float, seconds: float) -> float:
-        """What drafts must be worth where none give so many tokens in such a step."""
-        return self._worth(tokens, seconds) * (1.0 if self._fed > self._batch else _CLEARLY)
+        if not self._reads:
+            return truediv, _CLEARLY
+        # what was learnt, if anything was, may be of another batch: a token is worth no more than without drafts
+        token_s = min(self._accounts.token_s or inf, self._time(self._batch, False) / self._batch)
+        return lambda tokens, seconds: tokens * token_s - seconds, 1.0
 
     def _levels(self, tree: DraftTree, depth: int) -> list[float]:
         """Per depth from 1 on, the probability that some node of that depth comes true."""
@@ -233,13 +237,13 @@ class AdaptivePolicy(Policy):
         tokens = float(max(self._batch, len(trees)))
         rows = max(self._fed, int(tokens)) + sum(tree.probes for tree in trees)
         best, count, curve = -inf, 0, self.costs.curve
+        worth, clearly = self._worth()
         fixed_s = self._time(rows, True) - curve(rows) + self._drafted_s
         for kept, chance in enumerate([0.0, *[chance for chance, _, _ in nodes]]):
             tokens += chance
-            seconds = curve(rows + kept) + fixed_s
-            worth = self._worth(tokens, seconds)
-            if worth > best:
-                best, count = worth if kept else self._clearly(tokens, seconds), kept
+            value = worth(tokens, curve(rows + kept) + fixed_s)
+            if value > best:
+                best, count = value if kept else clearly * value, kept
         if count == len(nodes):
             return list(trees)
         kept_nodes: list[list[int]] = [list(range(tree.candidates, len(tree))) for tree in trees]
@@ -278,10 +282,6 @@ class AdaptivePolicy(Policy):
     def release(self, key: int) -> None:
         self._accounts.release(key)
         self._visits.pop(key, None)
-
-
-def _times(left: float, right: float) -> float:
-    return left * right
 
 
 def _more(chance: float, known: float) -> float:
