@@ -12,9 +12,10 @@ import torch
 from paceline.kernels.native import arithmetic, drafting, rows
 from paceline.kernels.native.compiled import SOURCES
 from paceline.kernels.native.formats import GROUP, Packed, padded
-from paceline.kernels.native.memory import float_of, floats, put
+from paceline.kernels.native.memory import float_of, floats, half_copied, put, put_half
 from paceline.kernels.native.products import product_address
 from paceline.kernels.native.tiles import STORE
+from paceline.kernels.native.transposition import turned
 from paceline.kernels.native.vectors import PANEL
 
 import numba  # isort: skip  (after `vectors`)
@@ -37,7 +38,10 @@ from numba import types  # isort: skip
     QUANTIZED,
     PART_BEGIN,
     SHARE,
-) = range(16)
+    FILLED,
+    TURNED,
+    HALVED,
+) = range(19)
 
 _f = np.float32
 
@@ -51,7 +55,7 @@ def _many(sources: str) -> Any:
         elif which == 1:
             arithmetic.layer_norm(a, count, b, c, number, out)
         elif which == 2:
-            arithmetic.soft_max(a, count)
+            put(floats(out), 0, arithmetic.soft_max(a, count, number))
         elif which == 3:
             arithmetic.soft_capped(a, count, number)
         elif which == 4:
@@ -79,9 +83,17 @@ def _many(sources: str) -> Any:
         elif which == 14:
             for part in range(rows.parts_of(count) + 1):
                 put_word(out + 4 * part, rows.part_begin(count, part))
-        else:
+        elif which == 15:
             for thread in range(more + 1):
                 put_word(out + 4 * thread, rows.share(count, thread, more, b != 0))
+        elif which == 16:
+            arithmetic.filled(a, count, more, number)
+        elif which == 17:
+            turned(a, b, count, more, out)
+        else:
+            for k in range(count):
+                put_half(b + 2 * k, floats(a)[k])
+                half_copied(c + 2 * k, b + 2 * k)
 
     eight = [types.int64] * 6 + [types.float32, types.int64]
     return numba.cfunc(types.void(*eight), cache=True, nogil=True, error_model="numpy")(call)

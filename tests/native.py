@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sys
 from collections.abc import Iterable, Iterator, Sequence as Many
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,6 +12,8 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 
 from paceline.kernels.native.threads import most_threads
 from paceline.models.load import load_model
@@ -34,6 +37,19 @@ def checkpoint(folder: Path, kind: str = "llama", seed: int = 0, **over: Any) ->
                 parameter.add_(torch.randn(parameter.shape, generator=noise) * 0.4)
     reference.save_pretrained(folder)
     return folder, reference
+
+
+def with_half_keys(reference: Any) -> Any:
+    """transformers' own model; what attention reads of keys and values is rounded to float16, as a cache of halves holds it."""
+
+    def attention(module: Any, query: Any, key: Any, value: Any, mask: Any, **options: Any) -> Any:
+        eager = sys.modules[type(module).__module__].eager_attention_forward
+        return eager(module, query, key.half().float(), value.half().float(), mask, **options)
+
+    AttentionInterface.register("half_keys", attention)
+    AttentionMaskInterface.register("half_keys", ALL_MASK_ATTENTION_FUNCTIONS["eager"])
+    reference.config._attn_implementation = "half_keys"
+    return reference
 
 
 def rewritten(folder: Path, **tensors: torch.Tensor | None) -> Path:

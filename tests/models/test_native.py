@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from models.test_families import largest_error
-from native import FORMATS, checkpoint, native, rewritten
+from native import FORMATS, checkpoint, native, rewritten, with_half_keys
 from paceline.kernels.native.formats import FORMATS as FORMS, represented
 from paceline.models.base import LanguageModel, ModelError
 from paceline.models.load import load_model
@@ -21,6 +21,8 @@ from stepping import alone, missing, score, sequence
 
 TOLERANCE = 1e-4
 """Largest difference of a logit; logits are spread over tens."""
+HALVES_TOLERANCE = 3e-3
+"""The same where keys and values are rounded to halves: the last bits before decide which way a few of them go."""
 
 _BOTH = ["sliding_attention", "full_attention"]
 _ROPE: dict[str, Any] = {"rope_theta": 10000.0, "original_max_position_embeddings": 32}
@@ -233,14 +235,14 @@ def test_weights_that_are_not_numbers_are_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision_files_keep_their_precision(tmp_path: Path, dtype: torch.dtype) -> None:
-    """The weights are those of the file, number for number; all else is float32, as on the other road."""
+    """The weights are those of the file, number for number; keys and values are float16, all else float32."""
     folder, reference = checkpoint(tmp_path)
     halves = {name: tensor.to(dtype) for name, tensor in load_file(folder / "model.safetensors").items()}
     rewritten(folder, **halves)
     reference.load_state_dict({name: tensor.float() for name, tensor in halves.items()}, strict=False)
     model = native(folder)
     assert model.weights == {torch.float16: "fp16", torch.bfloat16: "bf16"}[dtype]
-    assert same(model, reference)
+    assert largest_error(model, with_half_keys(reference)) < HALVES_TOLERANCE
 
 
 @pytest.mark.parametrize("weights", FORMATS)
@@ -248,7 +250,8 @@ def test_half_precision_files_keep_their_precision(tmp_path: Path, dtype: torch.
 def test_a_format_is_the_model_of_the_weights_it_stands_for(
     tmp_path: Path, kind: str, over: dict[str, Any], weights: str
 ) -> None:
-    """`weights` chooses what the target is: the same network over rounded matrices, and nothing else rounded."""
+    """`weights` chooses what the target is: the same network over rounded matrices, and nothing else rounded but keys and
+    values, to halves, where weights are less than float32."""
     folder, reference = checkpoint(tmp_path, kind, **over)
     model, form = native(folder, weights), FORMS[weights]
     with torch.no_grad():
@@ -259,8 +262,10 @@ def test_a_format_is_the_model_of_the_weights_it_stands_for(
             embedding = reference.get_input_embeddings().weight
             embedding.copy_(represented(embedding, form))
     assert model.weights == weights
+    if weights != "fp32":
+        with_half_keys(reference)
     # whole activations are an arithmetic of their own: there logits spread over tens differ by less than one
-    assert largest_error(model, reference) < (1.0 if form.quantizes else TOLERANCE)
+    assert largest_error(model, reference) < (1.0 if form.quantizes else TOLERANCE if weights == "fp32" else HALVES_TOLERANCE)
 
 
 @pytest.mark.parametrize("kind", ["llama", "gemma2", "stablelm"])

@@ -1,9 +1,9 @@
 """Panels: dense slabs per sequence, laid out so that compiled attention reads keys and values as it reads packed weights.
 
 Keys are [layers, K, capacity / panel, D, panel] (panel slots side by side), values [layers, K, padded D / panel, capacity,
-panel]; float32. Slots [0, length) hold the committed prefix in order, slots behind it are scratch for the staged rows. Unwritten
-slots are zero, never garbage: a probability of zero times whatever lies there must be zero. All filling and moving is numpy's,
-on one thread: after a parallel operation torch's threads spin for milliseconds on the cores that the kernels need.
+panel]; float32 or float16. Slots [0, length) hold the committed prefix in order, slots behind it are scratch for the staged rows.
+Unwritten slots are zero, never garbage: a probability of zero times whatever lies there must be zero. All filling and moving is
+numpy's, on one thread: after a parallel operation torch's threads spin for milliseconds on the cores that the kernels need.
 """
 
 from __future__ import annotations
@@ -19,31 +19,32 @@ from paceline.cache.base import Branching, KVCache, check_starts, kept_slots
 from paceline.cache.slabs import AHEAD, capacity_for
 from paceline.step import Step, Verdict
 
-_LINE = 16
-"""Numbers to a cache line."""
+_LINE_BYTES = 64
+_FLOAT32 = np.dtype(np.float32)
 
 
 @dataclass(frozen=True)
 class Shape:
-    """layers: L. heads: key heads K. size: of a head, D. panel: slots or numbers side by side."""
+    """layers: L. heads: key heads K. size: of a head, D. panel: slots or numbers side by side. dtype: float32 or float16."""
 
     layers: int
     heads: int
     size: int
     panel: int
+    dtype: np.dtype = _FLOAT32
 
     def keys(self, capacity: int) -> torch.Tensor:
-        return _zeros(self.layers, self.heads, capacity // self.panel, self.size, self.panel)
+        return _zeros(self.dtype, self.layers, self.heads, capacity // self.panel, self.size, self.panel)
 
     def values(self, capacity: int) -> torch.Tensor:
-        return _zeros(self.layers, self.heads, -(-self.size // self.panel), capacity, self.panel)
+        return _zeros(self.dtype, self.layers, self.heads, -(-self.size // self.panel), capacity, self.panel)
 
 
-def _zeros(*shape: int) -> torch.Tensor:
+def _zeros(dtype: np.dtype, *shape: int) -> torch.Tensor:
     # pages that nobody has written to are zero and take no time; aligned loads need cache lines, which numpy does not promise
-    count = prod(shape)
-    numbers = np.zeros(count + _LINE, np.float32)
-    start = -(numbers.ctypes.data // numbers.itemsize) % _LINE
+    count, line = prod(shape), _LINE_BYTES // dtype.itemsize
+    numbers = np.zeros(count + line, dtype)
+    start = -(numbers.ctypes.data // dtype.itemsize) % line
     return torch.from_numpy(numbers[start : start + count]).reshape(shape)
 
 

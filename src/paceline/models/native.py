@@ -1,8 +1,8 @@
 """NativeModel: a Llama-form model run from packed weights, one compiled call per step.
 
 A second road beside the transformers adapter, behind the same contract. A row's logits have the same bits whatever rides beside
-it and on any number of threads, so that verifying equals decoding in every format, int4 included. Activations, keys and values
-are float32; under whole-number formats embeddings keep the checkpoint's precision.
+it and on any number of threads, so that verifying equals decoding in every format, int4 included. Activations are float32, keys
+and values too where weights are, else float16; under whole-number formats embeddings keep the checkpoint's precision.
 """
 
 from __future__ import annotations
@@ -54,14 +54,14 @@ class NativeModel(LanguageModel):
         self.eos_token_ids = frozenset(token for token in eos_token_ids if token < form.vocabulary)
         self.branching = Branching.TREE
         self.packed = weights
-        self._shape = Shape(len(form.layers), form.key_heads, form.head_size, PANEL)
+        self._shape = Shape(len(form.layers), form.key_heads, form.head_size, PANEL, _DTYPES[weights.kv_format])
         self._scratch = Scratch(weights)
         self._step, self._draft = step_part(), draft_part()
         calls = np.zeros(1, layout.CALL)
         self._call, self._call_at = calls[0], calls.ctypes.data
         self._arrays = StepArrays(self._call)
         self._chains = Chains(self._call_at, self._step, self.vocab_size)
-        self._call["product"] = product_address("fp32")
+        self._call["product"] = product_address(weights.kv_format)
         for field in ("model", "layers", "norms", "matrices"):
             self._call[field] = getattr(weights, field).ctypes.data
 
@@ -209,6 +209,8 @@ def _announced() -> Iterator[None]:
     finally:
         timer.cancel()
 
+
+_DTYPES = {"fp32": np.dtype(np.float32), "fp16": np.dtype(np.float16)}
 
 _PATIENCE_S = 1.5
 """Reading them takes less."""

@@ -73,6 +73,11 @@ class Weights:
         return_free_memory()
 
     @property
+    def kv_format(self) -> str:
+        """The format of keys and values: half precision wherever weights have less than float32."""
+        return "fp32" if self.format == "fp32" else "fp16"
+
+    @property
     def widths(self) -> list[int]:
         """Outputs of a layer's matrices, padded to panels."""
         return [int(matrix["panels"]) * PANEL for matrix in self.matrices[: layout.MATRICES]]
@@ -117,6 +122,7 @@ class Weights:
         for field in ("embedding_scale", "logit_cap"):
             record[field] = getattr(form, field)
         record["layers"] = layers
+        record["kv_bytes"] = FORMATS[self.kv_format].bits // 8
         record["activation"] = layout.SILU if form.activation == "silu" else layout.GELU_TANH
         record["embedding"] = self._embedding.data_ptr()
         record["embedding_kind"] = layout.EMBEDDING_KINDS.index(_STORED[self._embedding.dtype])

@@ -11,7 +11,9 @@ from torch.nn import functional
 from compiled import (
     ADDED,
     EXPONENTIAL,
+    FILLED,
     GELU,
+    HALVED,
     LAYER_NORM,
     PART_BEGIN,
     QUANTIZED,
@@ -22,11 +24,13 @@ from compiled import (
     SILU,
     SOFT_CAP,
     SOFT_MAX,
+    TURNED,
     call,
     laid_out,
 )
 from paceline.kernels.native.formats import FORMATS, GROUP, Packed
 from paceline.kernels.native.tiles import MOST_ROWS
+from paceline.kernels.native.vectors import LANES
 
 LENGTHS = [1, 3, 16, 31, 64, 100, 257]
 
@@ -72,16 +76,51 @@ def test_norms(count: int, size: float) -> None:
 @pytest.mark.parametrize("size", [0.1, 5.0, 80.0])
 def test_softmax_and_caps(count: int, size: float) -> None:
     row = numbers(count, size=size)
-    shares = row.clone()
-    call(SOFT_MAX, shares, count=count)
-    assert torch.allclose(shares.double(), row.double().softmax(0), rtol=1e-4, atol=1e-7)
-    assert abs(float(shares.sum()) - 1) < 1e-5
+    weights, total = row.clone(), torch.empty(1)
+    call(SOFT_MAX, weights, count=count, number=0.5, out=total)
+    assert float(weights.max()) == 1.0
+    assert torch.allclose(weights.double() / total, (0.5 * row.double()).softmax(0), rtol=1e-4, atol=1e-7)
+    assert float(weights.double().sum() / total) == pytest.approx(1, abs=1e-5)
     capped = row.clone()
     call(SOFT_CAP, capped, count=count, number=12.0)
     assert torch.allclose(capped.double(), 12 * (row.double() / 12).tanh(), rtol=1e-5, atol=1e-5)
     scaled = row.clone()
     call(SCALED, scaled, count=count, number=0.25)
     assert torch.equal(scaled, row * 0.25)
+
+
+@pytest.mark.parametrize("count", LENGTHS)
+def test_scores_that_are_not_seen_weigh_nothing(count: int) -> None:
+    """A row filled up to whole registers has the sum it would have without."""
+    row, total = torch.full((count + 64,), torch.nan), torch.empty(1)
+    row[:count] = numbers(count)
+    call(FILLED, row, count=count, more=count + 64, number=-3e38)
+    call(SOFT_MAX, row, count=count + 64, number=1.0, out=total)
+    assert float(row[count:].max()) < 1e-37
+    weights = (numbers(count).double() - numbers(count).max()).exp()
+    assert float(total) == pytest.approx(float(weights.sum()), rel=1e-5)
+
+
+@pytest.mark.parametrize("rows", range(1, MOST_ROWS + 1))
+@pytest.mark.parametrize("blocks", [1, 3])
+def test_rows_are_turned(rows: int, blocks: int) -> None:
+    """Whatever the number of rows, with a stride; and nothing is written further behind the end than a register."""
+    source = numbers((LANES * blocks + 5) * rows).view(rows, -1)
+    target = torch.full(((LANES * blocks + 1) * rows + LANES,), -7.0)
+    call(TURNED, source, source.stride(0) * 4, count=rows, more=blocks, out=target)
+    size = LANES * blocks * rows
+    assert torch.equal(target[:size].view(-1, rows), source[:, : LANES * blocks].T)
+    assert bool((target[size + LANES - 1 :] == -7.0).all())
+
+
+def test_halves_are_the_nearest_and_never_infinite() -> None:
+    inputs = torch.cat([numbers(1000, size=30.0), torch.tensor([0.0, 1e-7, 65519.0, 65520.0, 1e30, -1e30, math.inf, -math.inf])])
+    halves, copies = torch.zeros(len(inputs), dtype=torch.float16), torch.zeros(len(inputs), dtype=torch.float16)
+    call(HALVED, inputs, halves, copies, count=len(inputs))
+    assert torch.equal(halves, inputs.clamp(-65504, 65504).half())
+    assert torch.equal(copies, halves)
+    call(HALVED, torch.tensor([math.nan]), halves, copies, count=1)
+    assert bool(halves[0].isnan())
 
 
 @pytest.mark.parametrize("count", LENGTHS)

@@ -95,18 +95,16 @@ def soft_capped(row, count, cap):
 
 
 @_loops
-def soft_max(row, count):
-    """row = exp(row - max) / sum, in place."""
+def soft_max(row, count, factor):
+    """row = exp(factor * (row - max)), in place; what it has to be divided by is returned. factor: above 0."""
     x = floats(row)
     top = largest(row, count)
     total = _f(0)
     for t in range(count):
-        value = exponential(x[t] - top)
+        value = exponential((x[t] - top) * factor)
         put(x, t, value)
         total += value
-    scale = _f(1) / total
-    for t in range(count):
-        put(x, t, x[t] * scale)
+    return total
 
 
 @_loops
@@ -114,6 +112,14 @@ def scaled(row, count, factor):
     x = floats(row)
     for t in range(count):
         put(x, t, x[t] * factor)
+
+
+@_loops
+def filled(row, begin, end, value):
+    """row[begin:end] = value."""
+    x = floats(row)
+    for t in range(begin, end):
+        put(x, t, value)
 
 
 @_loops

@@ -1,10 +1,10 @@
 """Attention of a flat ragged batch of trees, over keys and values that lie in panels, with the tiles of `products`.
 
-Scores are a product of queries with panels of keys (PANEL keys side by side), outputs a product of probabilities with panels
-of values. Row by row: every score is one sum over the head in order, the softmax runs over the row's own keys from the first
-it sees to itself, and every output is one sum over keys in the order of their POSITIONS. A tree's node finds its ancestors at
-scattered slots; they are gathered by position first and their part of the sum continues that of the prefix. So a node has the
-same bits as the same token decoded alone.
+Scores are a product of queries with panels of keys (PANEL keys side by side), outputs a product of weights with panels of
+values, divided by the sum of the weights. Row by row: every score is one sum over the head in order, the weights are the
+exponentials of the row's own scores, from the first key it sees to itself, and every output is one sum over keys in the order of
+their POSITIONS. A tree's node finds its ancestors at scattered slots; they are gathered by position first and their part of the
+sum continues that of the prefix. So a node has the same bits as the same token decoded alone.
 
 Source: tree attention after SpecInfer (arXiv:2305.09781), section 4.2; grouped queries, Ainslie et al. (arXiv:2305.13245).
 """
@@ -15,19 +15,22 @@ import numpy as np
 
 from paceline.kernels.native import arithmetic
 from paceline.kernels.native.formats import padded
-from paceline.kernels.native.memory import floats, helper, put
+from paceline.kernels.native.memory import floats, half_copied, helper, prefetched, put
 from paceline.kernels.native.products import call_product
 from paceline.kernels.native.rows import up
-from paceline.kernels.native.tiles import CONTINUE, MOST_ROWS, STORE
-from paceline.kernels.native.vectors import PANEL
+from paceline.kernels.native.tiles import AHEAD, CONTINUE, MOST_ROWS, STORE
+from paceline.kernels.native.transposition import turned
+from paceline.kernels.native.vectors import LANES, PANEL
 
 _f = np.float32
+_LEAST = _f(-3e38)
+"""The score of a key that is not seen."""
 
 
 def scratch_bytes(head_size: int, longest: int) -> int:
-    """Bytes one thread needs: queries, outputs, a tile of scores and one of probabilities, a gathered tail."""
+    """Bytes one thread needs: queries, outputs, a tile of scores and one of weights with their sums, a gathered tail."""
     width = padded(head_size, PANEL)
-    return 4 * (2 * MOST_ROWS * width + 2 * MOST_ROWS * (longest + PANEL) + 2 * longest * width + PANEL * width)
+    return 4 * (2 * MOST_ROWS * width + 2 * MOST_ROWS * (longest + PANEL) + PANEL + 2 * longest * width + PANEL * width)
 
 
 @helper
@@ -36,19 +39,20 @@ def attend(product, model, layer, segment, parents, index, key_head, first, last
 
     At most MOST_ROWS of them. projected: the flat rows of queries, keys and values, already rotated, `stride` floats apart.
     """
-    head_size, group = model.head_size, model.heads // model.key_heads
+    head_size, group, kv_bytes = model.head_size, model.heads // model.key_heads, model.kv_bytes
     width = up(head_size, PANEL)
     count = last - first
     queries = scratch
     outputs = queries + 4 * MOST_ROWS * width
     scores = outputs + 4 * MOST_ROWS * width
-    shares = scores + 4 * MOST_ROWS * (longest + PANEL)
-    tail = shares + 4 * MOST_ROWS * (longest + PANEL)
+    weights = scores + 4 * MOST_ROWS * (longest + PANEL)
+    totals = weights + 4 * MOST_ROWS * (longest + PANEL)
+    tail = totals + 4 * PANEL
     score_stride = longest + PANEL
     tree = segment.start + segment.chain
     plane = index * model.key_heads + key_head
-    keys = segment.keys + 4 * plane * segment.capacity * head_size
-    values = segment.values + 4 * plane * segment.capacity * width
+    keys = segment.keys + kv_bytes * plane * segment.capacity * head_size
+    values = segment.values + kv_bytes * plane * segment.capacity * width
     _transposed(projected, stride, segment.low, key_head * group, group, head_size, first, last, queries)
     # what any of these rows may see at its own slot
     low, high = tree, 0
@@ -57,7 +61,7 @@ def attend(product, model, layer, segment, parents, index, key_head, first, last
         low = min(low, max(position + 1 - layer.window, 0) if layer.window > 0 else 0)
         high = max(high, min(position + 1, tree))
     low = low // PANEL * PANEL
-    panel = 4 * head_size * PANEL
+    panel = kv_bytes * head_size * PANEL
     if high > low:
         call_product(
             product,
@@ -72,28 +76,27 @@ def attend(product, model, layer, segment, parents, index, key_head, first, last
             up(high, PANEL) // PANEL,
             STORE,
         )
+    _fetch(values + kv_bytes * low * PANEL)
     for query in range(first, last):
         row = query // group
         if row >= segment.chain and (query == first or query % group == 0):
             members = min(last, (row + 1) * group) - query
             _tail_scores(
-                product, segment, parents, row, query - first, members, count, queries, keys, head_size, scores, score_stride,
-                tail,
+                product, segment, parents, row, query - first, members, count, queries, keys, head_size, kv_bytes, scores,
+                score_stride, tail,
             )  # fmt: skip
         position = _position(segment, parents, row)
         begin = max(position + 1 - layer.window, 0) if layer.window > 0 else 0
         line = scores + 4 * (query - first) * score_stride
-        seen = line + 4 * begin
-        number = position + 1 - begin
-        arithmetic.scaled(seen, number, layer.score_scale)
-        if layer.score_cap > 0:
-            arithmetic.soft_capped(seen, number, layer.score_cap)
-        arithmetic.soft_max(seen, number)
-        _shared_out(line, begin, position + 1, low, high, query - first, count, shares)
+        put(floats(totals), query - first, _weighed(layer, line + 4 * begin, position + 1 - begin))
+        arithmetic.filled(line, low, begin, _f(0))
+        arithmetic.filled(line, position + 1, high, _f(0))
+    _fetch(keys + kv_bytes * segment.capacity * head_size)
     if high > low:
+        turned(scores + 4 * low, 4 * score_stride, count, up(high - low, LANES) // LANES, weights)
         call_product(
-            product, count, shares, values + 4 * low * PANEL, 4 * segment.capacity * PANEL, high - low, outputs, 4 * width, 0,
-            width // PANEL, STORE,
+            product, count, weights, values + kv_bytes * low * PANEL, kv_bytes * segment.capacity * PANEL, high - low, outputs,
+            4 * width, 0, width // PANEL, STORE,
         )  # fmt: skip
     else:
         for k in range(count * width):
@@ -103,14 +106,21 @@ def attend(product, model, layer, segment, parents, index, key_head, first, last
         if row >= segment.chain and (query == first or query % group == 0):
             members = min(last, (row + 1) * group) - query
             _tail_outputs(
-                product, layer, segment, parents, row, query - first, members, values, width, scores, score_stride, shares, tail,
-                outputs,
+                product, segment, parents, row, query - first, members, values, width, kv_bytes, scores, score_stride,
+                weights, tail, outputs,
             )  # fmt: skip
         head = key_head * group + query % group
         target = floats(attended + 4 * ((segment.low + row) * model.heads + head) * head_size)
-        source = floats(outputs + 4 * (query - first) * width)
+        source, total = floats(outputs + 4 * (query - first) * width), floats(totals)[query - first]
         for k in range(head_size):
-            put(target, k, source[k])
+            put(target, k, source[k] / total)
+
+
+@helper
+def _fetch(numbers):
+    """Ask for the beginning of what is read next: a product fetches ahead of itself only."""
+    for line in range(0, AHEAD, 64):
+        prefetched(numbers + line)
 
 
 @helper
@@ -137,33 +147,43 @@ def _transposed(projected, stride, low, head, group, head_size, first, last, que
 
 
 @helper
-def _shared_out(line, begin, end, low, high, column, count, shares):
-    """Write one query's probabilities of the slots [low, high) into its column of [high - low, count]; 0 where it sees none."""
-    source, target = floats(line), floats(shares + 4 * column)
-    first, last = min(max(begin, low), high), min(end, high)
-    for slot in range(low, first):
-        put(target, (slot - low) * count, _f(0))
-    for slot in range(first, last):
-        put(target, (slot - low) * count, source[slot])
-    for slot in range(max(first, last), high):
-        put(target, (slot - low) * count, _f(0))
+def _weighed(layer, seen, number):
+    """Make the scores of what one query sees weights, whose sum is returned."""
+    # what a vector loop leaves over is worked on number by number: so there is nothing left over
+    whole, factor = up(number, PANEL), layer.score_scale
+    if layer.score_cap > 0:
+        arithmetic.scaled(seen, whole, factor)
+        arithmetic.soft_capped(seen, whole, layer.score_cap)
+        factor = _f(1)
+    arithmetic.filled(seen, number, whole, _LEAST)
+    return arithmetic.soft_max(seen, whole, factor)
 
 
 @helper
-def _tail_scores(product, segment, parents, row, column, members, count, queries, keys, head_size, scores, stride, tail):
+def _copied(target, place, source, from_, kv_bytes):
+    """Copy one number of a key or value from one array to another."""
+    if kv_bytes == 2:
+        half_copied(target + 2 * place, source + 2 * from_)
+    else:
+        put(floats(target), place, floats(source)[from_])
+
+
+@helper
+def _tail_scores(
+    product, segment, parents, row, column, members, count, queries, keys, head_size, kv_bytes, scores, stride, tail
+):
     """Scores of one node's queries with its ancestors in the tree and itself, behind those with the prefix."""
     tree = segment.start + segment.chain
     position = _position(segment, parents, row)
     number = position + 1 - tree
-    own = floats(tail)
     node = row
     # [panels, head_size, PANEL], as the keys of the slab
     for t in range(number - 1, -1, -1):
         slot = segment.start + node
-        source = floats(keys + 4 * (slot // PANEL * head_size * PANEL + slot % PANEL))
+        source = slot // PANEL * head_size * PANEL + slot % PANEL
         place = t // PANEL * head_size * PANEL + t % PANEL
         for k in range(head_size):
-            put(own, place + k * PANEL, source[k * PANEL])
+            _copied(tail, place + k * PANEL, keys, source + k * PANEL, kv_bytes)
         node = parents[segment.low + node]
     wanted = tail + 4 * up(number, PANEL) * head_size
     source, target = floats(queries), floats(wanted)
@@ -172,28 +192,28 @@ def _tail_scores(product, segment, parents, row, column, members, count, queries
             put(target, k * members + member, source[k * count + column + member])
     result = scores + 4 * (column * stride + tree)
     panels = up(number, PANEL) // PANEL
-    call_product(product, members, wanted, tail, 4 * head_size * PANEL, head_size, result, 4 * stride, 0, panels, STORE)
+    call_product(product, members, wanted, tail, kv_bytes * head_size * PANEL, head_size, result, 4 * stride, 0, panels, STORE)
 
 
 @helper
-def _tail_outputs(product, layer, segment, parents, row, column, members, values, width, scores, stride, shares, tail, outputs):
+def _tail_outputs(
+    product, segment, parents, row, column, members, values, width, kv_bytes, scores, stride, weights, tail, outputs
+):
     """Continue one node's outputs over its ancestors in the tree and itself."""
     tree = segment.start + segment.chain
     position = _position(segment, parents, row)
-    begin = max(position + 1 - layer.window, 0) if layer.window > 0 else 0
     number = position + 1 - tree
-    own = floats(tail)
     node = row
     # [width / PANEL, number, PANEL], as the values of the slab
     for t in range(number - 1, -1, -1):
         slot = segment.start + node
         for panel in range(width // PANEL):
-            source = floats(values + 4 * (panel * segment.capacity + slot) * PANEL)
+            source = (panel * segment.capacity + slot) * PANEL
             for k in range(PANEL):
-                put(own, (panel * number + t) * PANEL + k, source[k])
+                _copied(tail, (panel * number + t) * PANEL + k, values, source + k, kv_bytes)
         node = parents[segment.low + node]
-    for member in range(members):
-        line = scores + 4 * (column + member) * stride
-        _shared_out(line, begin, position + 1, tree, position + 1, member, members, shares)
+    turned(scores + 4 * (column * stride + tree), 4 * stride, members, up(number, LANES) // LANES, weights)
     result = outputs + 4 * column * width
-    call_product(product, members, shares, tail, 4 * number * PANEL, number, result, 4 * width, 0, width // PANEL, CONTINUE)
+    call_product(
+        product, members, weights, tail, kv_bytes * number * PANEL, number, result, 4 * width, 0, width // PANEL, CONTINUE
+    )

@@ -37,7 +37,7 @@ from paceline.kernels.native.layout import (
     SEGMENT,
     SILU,
 )
-from paceline.kernels.native.memory import PART, barrier, brain_at, carray, floats, half_at, helper, pointer, put
+from paceline.kernels.native.memory import PART, barrier, brain_at, carray, floats, half_at, helper, pointer, put, put_half
 from paceline.kernels.native.rows import laid_out, multiplied, normed, share, up
 from paceline.kernels.native.tiles import ADD, MOST_ROWS, STORE
 from paceline.kernels.native.vectors import PANEL
@@ -70,18 +70,26 @@ def placed(model, norms, layer, index, segment, row, position, line):
         if norm.kind != NO_NORM:
             normed(norm, at, size, at)
         arithmetic.rotated(at, half, cosine, sine)
-    slot = segment.start + row
+    slot, kv_bytes = segment.start + row, model.kv_bytes
     for head in range(key_heads):
         plane = index * key_heads + head
         source = floats(line + 4 * (heads + head) * size)
-        panel = slot // PANEL * size * PANEL + slot % PANEL
-        target = floats(segment.keys + 4 * (plane * segment.capacity * size + panel))
+        place = plane * segment.capacity * size + slot // PANEL * size * PANEL + slot % PANEL
         for k in range(size):
-            put(target, k * PANEL, source[k])
+            stored(segment.keys, place + k * PANEL, source[k], kv_bytes)
         source = floats(line + 4 * (heads + key_heads + head) * size)
         for k in range(size):
             place = plane * segment.capacity * width + (k // PANEL * segment.capacity + slot) * PANEL + k % PANEL
-            put(floats(segment.values), place, source[k])
+            stored(segment.values, place, source[k], kv_bytes)
+
+
+@helper
+def stored(numbers, place, value, kv_bytes):
+    """Store a number of a key or value; numbers: address of the first."""
+    if kv_bytes == 2:
+        put_half(numbers + 2 * place, value)
+    else:
+        put(floats(numbers), place, value)
 
 
 @helper

@@ -61,6 +61,7 @@ MODEL = np.dtype(
         ("activation", "i8"),
         ("embedding", "i8"),  # [V, hidden] in embedding_kind
         ("embedding_kind", "i8"),
+        ("kv_bytes", "i8"),  # of a number of a key or value: 4 for float32, 2 for float16
         ("embedding_scale", "f4"),
         ("logit_cap", "f4"),
     ],
@@ -75,8 +76,8 @@ SEGMENT = np.dtype(
         ("rows", "i8"),
         ("start", "i8"),
         ("chain", "i8"),
-        ("keys", "i8"),  # float32 [layers, key_heads, capacity / PANEL, head_size, PANEL]
-        ("values", "i8"),  # float32 [layers, key_heads, padded head_size / PANEL, capacity, PANEL]
+        ("keys", "i8"),  # [layers, key_heads, capacity / PANEL, head_size, PANEL]
+        ("values", "i8"),  # [layers, key_heads, padded head_size / PANEL, capacity, PANEL]
         ("capacity", "i8"),
     ],
     align=True,
@@ -105,7 +106,7 @@ SCRATCH = np.dtype(
 CALL = np.dtype(
     [
         ("threads", "i8"),
-        ("product", "i8"),  # that of fp32, for attention
+        ("product", "i8"),  # of the format of keys and values
         ("model", "i8"),  # addresses of records, with their counts
         ("layers", "i8"),
         ("norms", "i8"),
@@ -133,7 +134,7 @@ DRAFT = np.dtype(
         ("deepest", "i8"),  # D
         ("vocabulary", "i8"),  # tokens that may be drafted
         ("logits_width", "i8"),
-        ("level_bytes", "i8"),  # from the logits of one level to those of the next: 0 where they are not kept
+        ("level_bytes", "i8"),  # from the logits of one level to those of the next: 0 where they are not kv_bytes
         ("choice", "i8"),  # of tokens where there is a temperature; greedy ones are LIKELIEST
         ("owners", "i8"),  # int64 [S]: whose a row is; 0, 1, ... at first
         ("depths", "i8"),  # int64 [S]

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from llvmlite import ir
 
-from paceline.kernels.native.vectors import F16, F32, I32, I64, MACHINE, external
+from paceline.kernels.native.vectors import F16, F32, I32, I64, MACHINE, external, prefetch
 
 from numba.np import numpy_support  # isort: skip
 import numba.extending  # isort: skip  (after `vectors`)
@@ -23,6 +23,7 @@ carray: Any = numpy_support.carray
 HELPER: dict[str, Any] = {"nogil": True, "error_model": "numpy", "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
 """Options of functions that are called from kernels only: wrappers for Python would take longer to compile than they do."""
 helper = numba.njit(**HELPER)
+_LARGEST_HALF = 65504.0
 PART = types.void(types.int64, types.int64)
 """What one thread runs: (thread, address of a record that says what to do)."""
 
@@ -84,6 +85,22 @@ def half_at(context, address):
 
 
 @intrinsic
+def put_half(context, address, value):
+    """Store a float32 as the nearest float16. What is too large for one becomes the largest, what is no number stays none."""
+
+    def generate(context, builder, signature, arguments):
+        value = arguments[1]
+        for relation, bound in ((">", _LARGEST_HALF), ("<", -_LARGEST_HALF)):
+            limit = ir.Constant(F32, bound)
+            value = builder.select(builder.fcmp_ordered(relation, value, limit), limit, value)
+        place = builder.inttoptr(arguments[0], F16.as_pointer())
+        builder.store(builder.fptrunc(value, F16), place).align = 2
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.float32), generate
+
+
+@intrinsic
 def brain_at(context, address):
     """The bfloat16 at an address, as float32."""
 
@@ -94,6 +111,31 @@ def brain_at(context, address):
         return builder.bitcast(builder.shl(builder.zext(value, I32), ir.Constant(I32, 16)), F32)
 
     return types.float32(types.int64), generate
+
+
+@intrinsic
+def half_copied(context, target, source):
+    """Copy the float16 at one address to another."""
+
+    def generate(context, builder, signature, arguments):
+        target, source = (builder.inttoptr(address, F16.as_pointer()) for address in arguments)
+        value = builder.load(source, typ=F16)
+        value.align = 2
+        builder.store(value, target).align = 2
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64), generate
+
+
+@intrinsic
+def prefetched(context, address):
+    """Ask for the cache line at an address, to be read later."""
+
+    def generate(context, builder, signature, arguments):
+        prefetch(builder, arguments[0])
+        return context.get_dummy_value()
+
+    return types.void(types.int64), generate
 
 
 @intrinsic

@@ -42,7 +42,7 @@ from paceline.kernels.native.vectors import (
 )  # fmt: skip
 
 STORE, ADD, CONTINUE = 0, 1, 2
-_AHEAD = 8192
+AHEAD = 8192
 """Bytes by which a tile prefetches its panel: the latency of memory at the speed it is read, measured (ADR 0004)."""
 _SPARE = 5
 """Registers left for weights and broadcast activations."""
@@ -203,7 +203,7 @@ class _Body:
 
     def _prefetch(self, offset: Any) -> None:
         """Fetch what lies so far behind `offset` that it arrives when it is needed."""
-        builder, place, reach = self.builder, self.builder.add(self.panel, constant(_AHEAD)), self.form.bytes_together
+        builder, place, reach = self.builder, self.builder.add(self.panel, constant(AHEAD)), self.form.bytes_together
         if self._next is not None:
             parts = VECTORS // self.vectors
             place, offset, reach = self._next, builder.udiv(offset, constant(parts)), -(-reach // parts)
