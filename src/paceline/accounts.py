@@ -43,7 +43,7 @@ class Account:
 
 
 class Accounts:
-    """Of all look-ups and requests. token_s: seconds that a token takes, of late; whoever has the accounts keeps it."""
+    """Of all look-ups and requests. token_s: seconds that a token is worth; whoever has the accounts keeps it."""
 
     def __init__(self, costs: Costs) -> None:
         self._costs, self.token_s = costs, 0.0
@@ -79,17 +79,20 @@ class Accounts:
         ask_s = self._costs.draft_s(part.name, part.budget.depth, 1)
         return int(min(max(ask_s / (_TRIAL_SHARE * self.token_s + 1e-9), _SHORTEST_PAUSE), _LONGEST_PAUSE))
 
-    def book(self, sequences: Many[Sequence], trees: Many[DraftTree], known: dict[int, list[float]], now: int) -> None:
+    def book(
+        self, sequences: Many[Sequence], trees: Many[DraftTree], known: dict[int, list[float]], beside_s: float, now: int
+    ) -> None:
         """Account for every look-up that was asked: the time of the tokens it saves, less rows, less asking.
 
         trees: what the target looked at. known: by request, per depth, how likely what a costly drafter was asked for all the
-        same comes true. now: the step to come.
+        same comes true. beside_s: what the step took longer, rows and asking aside, because something was drafted in it. now: the
+        step to come.
         """
         if not self._asked:
             return
         looked_at = {sequence.key: tree for sequence, tree in zip(sequences, trees, strict=True)}
         rows = sum(map(len, trees))
-        extra = rows - len(trees)
+        extra, beside_s = rows - len(trees), beside_s / (sum([len(tree) > 1 for tree in trees]) or 1)
         row_s = (self._costs.curve(rows) - self._costs.curve(len(trees))) / extra if extra else 0.0
         for key, part in self._asked:
             tree = looked_at.get(key)
@@ -98,7 +101,7 @@ class Accounts:
             gain_s = -self._costs.draft_s(part.name, part.budget.depth, 1)
             if len(tree) > 1:
                 mine = [node for node in range(1, tree.candidates) if tree.sources[node] == part.name]
-                gain_s += self.token_s * _brought(tree, mine, known.get(key)) - row_s * len(mine)
+                gain_s += self.token_s * _brought(tree, mine, known.get(key)) - row_s * len(mine) - beside_s
             self._accounts[part.name][key].book(gain_s, now, self._longest_pause(part))
             usual = self._usual.get(part.name, 0.0)
             self._usual[part.name] = usual + _LEARN * (gain_s - usual)

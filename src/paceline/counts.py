@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from heapq import heappop, heappush
-from itertools import repeat
 
 import numpy as np
 
@@ -93,5 +92,4 @@ def likeliest(
         parents.append(parent)
         held.append(confidence)
         depth.append(depth[parent] + 1)
-    sources = ("", *repeat(source, len(tokens) - 1))
-    return DraftTree(tuple(tokens), tuple(parents), sources=sources, confidences=tuple(held))
+    return DraftTree.grown(source, tokens, parents, held)

@@ -56,6 +56,8 @@ class Expectation:
             fading = _RECENT if source in drafted else _FORGIVEN
             record.hits *= fading
             record.expected *= fading
+        if not drafted:
+            return
         for tree, verdict in zip(trees, verdicts, strict=True):
             if verdict.accepted > len(verdict.path):
                 # a stop cut what came true

@@ -125,11 +125,19 @@ class Speculative:
         asked_s = 0.0
         drafts = [_Draft(DraftTree.root(item.sequence.root)) for item in drafting]
         sequences = [item.sequence for item in drafting]
+        # nearly always nobody names drafters, and then there is nobody to leave out
+        unnamed = all(sequence.drafters is None for sequence in sequences)
         for part in self.drafter.parts if drafting else ():
-            served = [place for place, sequence in enumerate(sequences) if self._serves(part, sequence)]
-            if not served:
+            if unnamed and part.name in self.on_request:
                 continue
-            granted = self._granted(part, [sequences[at] for at in served], [drafts[at].tree for at in served])
+            if unnamed and part.suits_all:
+                served = range(len(sequences))
+                granted = self.policy.budgets(part.part, sequences, [draft.tree for draft in drafts])
+            else:
+                served = [place for place, sequence in enumerate(sequences) if self._serves(part, sequence)]
+                if not served:
+                    continue
+                granted = self._granted(part, [sequences[at] for at in served], [drafts[at].tree for at in served])
             asked = []
             for at, budget in zip(served, granted, strict=True):
                 # most steps of a policy that drafts nothing for anyone end here

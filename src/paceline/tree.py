@@ -125,9 +125,7 @@ class DraftTree:
         """The tree of one node: plain decoding."""
         # every step of every sequence makes some, and there is nothing to check: six times as fast as the constructor
         tree = object.__new__(cls)
-        tree.__dict__.update(
-            tokens=(token,), parents=(-1,), kind=Proposal.POINT, proposals={}, sources=("",), confidences=(UNKNOWN,), probes=0
-        )
+        tree.__dict__.update(_ROOT, tokens=(token,), proposals={})
         return tree
 
     @classmethod
@@ -156,6 +154,22 @@ class DraftTree:
         )
 
     @classmethod
+    def grown(cls, source: str, tokens: Many[int], parents: Many[int], confidences: Many[float]) -> DraftTree:
+        """A POINT tree of N nodes that `source` grew one by one, below a node that was there and beside no equal.
+
+        It is not looked over again, which would take as long as to look its tokens up.
+        """
+        return cls._sound(
+            tokens=tuple(tokens),
+            parents=tuple(parents),
+            kind=Proposal.POINT,
+            proposals={},
+            sources=("", *[source] * (len(tokens) - 1)),
+            confidences=tuple(confidences),
+            probes=0,
+        )
+
+    @classmethod
     def of_paths(
         cls, root: int, paths: Many[Many[int]], source: str, nodes: int, confidences: Many[Many[float]] | None = None
     ) -> DraftTree:
@@ -177,8 +191,7 @@ class DraftTree:
                     parents.append(node)
                     held.append(confidences[place][level] if confidences else UNKNOWN)
                 node = child
-        sources = ("", *[source] * (len(tokens) - 1))
-        return cls(tuple(tokens), tuple(parents), sources=sources, confidences=tuple(held))
+        return cls.grown(source, tokens, parents, held)
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -329,6 +342,22 @@ class DraftTree:
             confidences=tuple(union.confidences),
             probes=len(union.tokens) - candidates,
         )
+
+
+_ROOT: dict[str, Any] = {
+    "parents": (-1,),
+    "kind": Proposal.POINT,
+    "sources": ("",),
+    "confidences": (UNKNOWN,),
+    "probes": 0,
+    # what is derived of a shape, for this one known beforehand
+    "depth": (0,),
+    "children": ({},),
+    "siblings": ((),),
+    "chances": (1.0,),
+    "is_chain": True,
+}
+"""What all trees of one node share; nobody writes to it."""
 
 
 class _Union:

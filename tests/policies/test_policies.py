@@ -273,3 +273,31 @@ def test_what_a_stop_cut_says_nothing_of_drafts() -> None:
     tree = DraftTree.chain(3, [5, 5, 5], "ngram", confidences=[0.9] * 3)
     policy.observe([sequence()], [tree], [Verdict((1,), (5,), 3, "stop")], STEP)
     assert policy._expectation.truth("ngram") == 1.0
+
+
+def test_what_a_token_saves_is_what_it_takes_in_this_batch() -> None:
+    """Alone, a look-up that is right every other time pays; among eight, where a token takes an eighth, it does not."""
+    policy = adaptive_with({1: 1.0, 8: 1.2, 16: 2.4})
+    tree = DraftTree.chain(3, [5], "ngram", confidences=[0.5])
+
+    def brought(batch: int) -> float:
+        sequences = [sequence(key) for key in range(batch)]
+        for _ in range(3):
+            policy.budgets(LOOKUP, sequences, [DraftTree.root(3)] * batch)
+            policy.observe(sequences, [tree] * batch, [Verdict((), (7,), 0)] * batch, STEP)
+        return policy._accounts._accounts["ngram"][batch - 1].gain_s
+
+    assert brought(1) > 0.0 > brought(8)
+
+
+def test_look_ups_answer_for_what_drafts_take_beside_them() -> None:
+    """A verdict over drafts takes longer than one over roots; whoever proposed them is charged with that."""
+    dear, cheap = (adaptive_with({1: 1.0, 8: 1.2}) for _ in range(2))
+    tree = DraftTree.chain(3, [5], "ngram", confidences=[0.5])
+    for policy, beside_s in ((dear, 2.0), (cheap, 0.0)):
+        for step in range(600):
+            drafted = tree if step % 2 else DraftTree.root(3)
+            policy.budgets(LOOKUP, [sequence()], [DraftTree.root(3)])
+            timings = Timings(0.0, 1.0, 0.01 + beside_s * (step % 2), 0.0)
+            policy.observe([sequence()], [drafted], [Verdict((), (7,), 0)], timings)
+    assert cheap._accounts._usual["ngram"] > 0.0 > dear._accounts._usual["ngram"]

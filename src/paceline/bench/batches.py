@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence as Many
-from itertools import cycle, islice
 from statistics import median
 from typing import Any
 
-from paceline.bench.contest import Rules, answer
-from paceline.bench.ours import EngineDecoder
+from paceline.bench.contest import Rules
+from paceline.bench.ours import EngineDecoder, Flow
 
 
 def batch_rows(
@@ -18,34 +17,37 @@ def batch_rows(
     rules: Rules,
     advance: Callable[[], None] = lambda: None,
 ) -> list[dict[str, Any]]:
-    """One row per decoder, the first of which is plain: `size` requests at once, prompts repeated where there are fewer.
+    """One row per decoder, the first of which is plain: `size` requests always in flight, each that ends replaced by the next.
 
-    tokens_per_s counts the tokens of all requests over the time until the last one ended.
+    tokens_per_s counts the tokens of all requests, over the time in which the batch had settled and was full: at its end, where
+    places stay empty, there is nothing to be had from speculation but that some texts end before others.
     """
-    asked = list(islice(cycle(prompts), size))
-    times: dict[str, list[float]] = {decoder.name: [] for decoder in decoders}
-    texts: dict[str, list[list[int]]] = {}
+    flows: dict[str, list[Flow]] = {decoder.name: [] for decoder in decoders}
     for turn in range(rules.repeats + 1):
         for decoder in decoders:
             decoder.begin()
-            decoded = decoder.decode_batch(asked, rules.max_tokens)
-            texts[decoder.name] = [answer(one.token_ids, rules.ends) for one in decoded]
+            flow = decoder.decode_flow(prompts, size, rules.max_tokens)
             if turn:
-                times[decoder.name].append(max(one.total_s for one in decoded))
+                flows[decoder.name].append(flow)
             advance()
     plain = decoders[0].name
-    rates = {name: sum(map(len, texts[name])) / median(times[name]) for name in times}
+    rates = {name: median(flow.tokens / flow.seconds for flow in found) for name, found in flows.items()}
     return [
         {
             "mode": name,
             "batch": size,
-            "tokens": sum(map(len, texts[name])),
-            "total_s": median(times[name]),
+            "tokens": found[-1].tokens,
+            "seconds": found[-1].seconds,
             "tokens_per_s": rates[name],
             "plain_tokens_per_s": rates[plain],
             "ratio": rates[name] / rates[plain],
-            "equal_prompts": sum(a == b for a, b in zip(texts[name], texts[plain], strict=True)),
-            "prompts": size,
+            **_equal(found[-1].token_ids, flows[plain][-1].token_ids),
         }
-        for name in times
+        for name, found in flows.items()
     ]
+
+
+def _equal(texts: dict[int, list[int]], plain: dict[int, list[int]]) -> dict[str, int]:
+    """Requests that ended here and in plain decoding, and how many of them emitted the same."""
+    both = texts.keys() & plain.keys()
+    return {"prompts": len(both), "equal_prompts": sum(texts[number] == plain[number] for number in both)}

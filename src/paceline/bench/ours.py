@@ -3,17 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Many
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from itertools import cycle
 from time import perf_counter
 
 from paceline.bench.contest import Decoded
 from paceline.costs import Costs
-from paceline.engine.engine import Engine
+from paceline.engine.engine import Engine, Progress
 from paceline.params import SamplingParams
 
 _PARTS = ("draft", "forward", "verify", "commit")
 PLAIN = "plain"
 """The name of decoding without drafts, this engine's and every peer's."""
+
+
+ROUNDS = 3
+"""Requests that end in a flow, in multiples of those in flight. The first round fills it and is not timed."""
+
+
+@dataclass(frozen=True)
+class Flow:
+    """Decoding with requests always in flight. token_ids: number of a request -> what it emitted, of those that ended. tokens,
+    seconds: what all emitted, and the time, since as many had ended as are in flight."""
+
+    token_ids: dict[int, list[int]]
+    tokens: int
+    seconds: float
 
 
 class EngineDecoder:
@@ -23,37 +38,52 @@ class EngineDecoder:
     def __init__(self, name: str, engine: Engine, temperature: float = 0.0) -> None:
         self.name, self._engine, self._temperature = name, engine, temperature
         self.held_bytes = 0
-        self._at_first = Costs()
 
     def begin(self) -> None:
         self._engine.speculative.drafter.forget()
 
     def decode(self, prompt: Many[int], max_tokens: int) -> Decoded:
-        (decoded,) = self.decode_batch([prompt], max_tokens)
-        costs, before = self._engine.speculative.costs, self._at_first
-        spent = {part: getattr(costs.spent, f"{part}_s") - getattr(before.spent, f"{part}_s") for part in _PARTS}
-        # scheduling, stops and text
-        spent["other"] = decoded.total_s - decoded.first_s - sum(spent.values())
-        return replace(decoded, steps=costs.steps - before.steps, spent_s=spent)
-
-    def decode_batch(self, prompts: Many[Many[int]], max_tokens: int) -> list[Decoded]:
-        """Decode all at once; every time counts from the common start. Raises RequestError."""
-        params = SamplingParams(max_tokens=max_tokens, temperature=self._temperature, seed=0)
-        speculative = self._engine.speculative
-        firsts: dict[int, tuple[float, int]] = {}
-        ends: dict[int, float] = {}
+        costs = self._engine.speculative.costs
+        first_s, first_tokens, at_first = 0.0, 0, Costs()
         began = perf_counter()
-        sequences = [self._engine.add(prompt, params) for prompt in prompts]
-        while progress := self._engine.step():
-            now = perf_counter() - began
-            for sequence in (one.sequence for one in progress):
-                if sequence.generated_tokens and sequence.key not in firsts:
-                    firsts[sequence.key] = (now, sequence.generated_tokens)
-                    self._at_first = replace(speculative.costs)
-                if sequence.finish_reason is not None:
-                    ends[sequence.key] = now
-            self.held_bytes = max(self.held_bytes, speculative.cache.held_bytes)
-        return [
-            Decoded(list(sequence.generated), *firsts[sequence.key], ends[sequence.key], sequence.speculation)
-            for sequence in sequences
-        ]
+        sequence = self._engine.add(prompt, self._params(max_tokens))
+        while sequence.finish_reason is None:
+            self._step()
+            if sequence.generated_tokens and not first_tokens:
+                first_s, first_tokens, at_first = perf_counter() - began, sequence.generated_tokens, replace(costs)
+        total_s = perf_counter() - began
+        spent = {part: getattr(costs.spent, f"{part}_s") - getattr(at_first.spent, f"{part}_s") for part in _PARTS}
+        # scheduling, stops and text
+        spent["other"] = total_s - first_s - sum(spent.values())
+        steps = costs.steps - at_first.steps
+        return Decoded(list(sequence.generated), first_s, first_tokens, total_s, sequence.speculation, steps, spent)
+
+    def decode_flow(self, prompts: Many[Many[int]], at_once: int, max_tokens: int) -> Flow:
+        """Keep `at_once` requests in flight, each prompt in its turn over and over, until `ROUNDS` times as many have ended.
+
+        Raises RequestError.
+        """
+        params, left = self._params(max_tokens), cycle(prompts)
+        numbers: dict[int, int] = {}
+        ended: dict[int, list[int]] = {}
+        began, tokens = 0.0, 0
+        while len(ended) < ROUNDS * at_once:
+            while len(numbers) - len(ended) < at_once:
+                numbers[self._engine.add(next(left), params).key] = len(numbers)
+            for one in self._step():
+                tokens += len(one.outcome.verdict.tokens)
+                if one.finished:
+                    ended[numbers[one.sequence.key]] = list(one.sequence.generated)
+            if not began and len(ended) >= at_once:
+                began, tokens = perf_counter(), 0
+        seconds = perf_counter() - began
+        self._engine.abort_all()
+        return Flow(ended, tokens, seconds)
+
+    def _params(self, max_tokens: int) -> SamplingParams:
+        return SamplingParams(max_tokens=max_tokens, temperature=self._temperature, seed=0)
+
+    def _step(self) -> list[Progress]:
+        progress = self._engine.step()
+        self.held_bytes = max(self.held_bytes, self._engine.speculative.cache.held_bytes)
+        return progress

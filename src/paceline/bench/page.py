@@ -122,7 +122,8 @@ def _batches(record: dict[str, Any]) -> list[str]:
         for row in record["batches"]
         if row["mode"] != PLAIN
     ]  # fmt: skip
-    return _table(("task", "mode", "batch", "tokens/s of all", "plain tokens/s of all", "ratio", "same text as plain"), rows)
+    table = _table(("task", "mode", "batch", "tokens/s of all", "plain tokens/s of all", "ratio", "same text as plain"), rows)
+    return ["So many requests always in flight, one that ends replaced by the next:", "", *table] if rows else []
 
 
 def _verify(record: dict[str, Any]) -> list[str]:

@@ -59,6 +59,11 @@ class Drafter(ABC):
         """The drafters that are asked one after another, each knowing what its predecessors proposed; itself alone."""
         return (self,)
 
+    @property
+    def suits_all(self) -> bool:
+        """Whether it could propose something for any sequence, so that `suits` need not be asked for each."""
+        return type(self).suits is Drafter.suits
+
     def suits(self, sequence: Sequence) -> bool:
         """Whether it could propose anything for this sequence in this step; one that could not is not asked."""
         return True

@@ -74,12 +74,7 @@ class DatastoreDrafter(Drafter):
             self._sums, draft, held,
         )  # fmt: skip
         tokens, parents = draft[:taken].T.tolist()
-        return DraftTree(
-            (text[-1], *tokens),
-            (-1, *parents),
-            sources=("", *[self.name] * taken),
-            confidences=(1.0, *held[:taken].tolist()),
-        )
+        return DraftTree.grown(self.name, (text[-1], *tokens), (-1, *parents), (1.0, *held[:taken].tolist()))
 
     @property
     def held_bytes(self) -> int:

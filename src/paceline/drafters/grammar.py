@@ -49,13 +49,8 @@ class GrammarDrafter(Drafter):
         forced = sequence.constraint.forced(room) if sequence.constraint is not None else ()
         if not forced:
             return DraftTree.root(sequence.root)
-        return DraftTree(
-            (sequence.root, *forced),
-            tuple(range(-1, len(forced))),
-            sources=("", *[self.name] * len(forced)),
-            # nothing else can be chosen
-            confidences=(1.0,) * (len(forced) + 1),
-        )
+        # nothing else can be chosen
+        return DraftTree.chain(sequence.root, forced, self.name, confidences=(1.0,) * len(forced))
 
 
 def build(options: Options, surroundings: Surroundings) -> GrammarDrafter:

@@ -124,8 +124,7 @@ class NgramDrafter(StatefulDrafter[Occurrences]):
             parents.append(parent)
             held.append(confidence)
             leaf.append(True)
-        sources = ("", *[self.name] * (len(drafted) - 1))
-        return DraftTree(tuple(drafted), tuple(parents), sources=sources, confidences=tuple(held))
+        return DraftTree.grown(self.name, drafted, parents, held)
 
     def _begun(self, sequence: Sequence) -> Occurrences:
         return Occurrences(self.options.min, self.options.max)

@@ -103,8 +103,7 @@ class RecycleDrafter(Drafter):
                         tokens.append(token)
                         parents.append(parent)
                         held.append(share)
-        sources = ("", *[self.name] * (len(tokens) - 1))
-        return DraftTree(tuple(tokens), tuple(parents), sources=sources, confidences=tuple(held))
+        return DraftTree.grown(self.name, tokens, parents, held)
 
     def observe(self, sequences: Many[Sequence], trees: Many[DraftTree], verdicts: Many[Verdict], scores: Scores) -> None:
         rows = zip(sequences, trees, scores.of(trees), strict=True)

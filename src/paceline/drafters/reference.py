@@ -78,12 +78,8 @@ class ReferenceDrafter(StatefulDrafter[Alignment]):
             ends = sorted(sequence.stop_ids)[: min(_ENDS, budget.nodes - size)]
         if not size and not ends:
             return DraftTree.root(sequence.root)
-        return DraftTree(
-            (sequence.root, *span, *ends),
-            (*parents, *[size] * len(ends)),
-            sources=("", *[self.name] * (size + len(ends))),
-            confidences=(1.0, *held, *[_END / len(ends) for _ in ends]),
-        )
+        confidences = (1.0, *held, *[_END / len(ends) for _ in ends])
+        return DraftTree.grown(self.name, (sequence.root, *span, *ends), (*parents, *[size] * len(ends)), confidences)
 
     def _reference(self, sequence: Sequence) -> Reference:
         if sequence.reference:

@@ -99,13 +99,7 @@ class SuffixDrafter(StatefulDrafter[SuffixAutomaton]):
             context = sequence.tokens[-LONGEST_MATCH:]
             # the request's own text wins where both expect as much
             best = max(best, *(told.draft(bounds, context) for told in past.generations), key=lambda found: found.score)
-        size = len(best.tokens)
-        return DraftTree(
-            (sequence.root, *best.tokens),
-            (-1, *best.parents),
-            sources=("", *[self.name] * size),
-            confidences=(1.0, *best.shares),
-        )
+        return DraftTree.grown(self.name, (sequence.root, *best.tokens), (-1, *best.parents), (1.0, *best.shares))
 
     def _bounds(self, budget: Budget) -> Bounds:
         options = self.options

@@ -76,6 +76,8 @@ class AdaptivePolicy(Policy):
         """Tokens of an answer, of late."""
         self._decisions: dict[str, Decision] = {}
         self._steps, self._decoding_s, self._trials_s = 0, 0.0, 0.0
+        self._token_s = 0.0
+        """Seconds that a token took, of late."""
         self._no_trial_before_s: dict[str, float] = {}
         """Costly drafter -> the time spent decoding until which it is not worth asking whether it may be tried."""
         self._deepened: dict[int, list[float]] = {}
@@ -102,9 +104,10 @@ class AdaptivePolicy(Policy):
     def _deep(self, part: Part, sequences: Many[Sequence], trees: Many[DraftTree]) -> list[Budget]:
         """Budgets for the depth, and the sequences, with the most expected tokens per second."""
         decision = self._decisions.setdefault(part.name, Decision())
-        found = self._reads or any(len(tree) > 1 for tree in trees)
-        if not decision.stands(sequences, found):
-            decision.take(*self._best(part, sequences, self.trimmed(sequences, trees) if found else trees), sequences, found)
+        reads, found = self._reads, any(len(tree) > 1 for tree in trees)
+        if not decision.stands(sequences, found, reads):
+            looked_at = self.trimmed(sequences, trees) if found else trees
+            decision.take(*self._best(part, sequences, looked_at), sequences, found, reads)
         depth, chosen = decision.depth, decision.chosen
         if not chosen:
             if self._decoding_s >= self._no_trial_before_s.get(part.name, 0.0):
@@ -217,9 +220,14 @@ class AdaptivePolicy(Policy):
         """
         if not self._reads:
             return truediv, _CLEARLY
-        # what was learnt, if anything was, may be of another batch: a token is worth no more than without drafts
-        token_s = min(self._accounts.token_s or inf, self._time(self._batch, False) / self._batch)
+        token_s = self._worth_of_token_s()
         return lambda tokens, seconds: tokens * token_s - seconds, 1.0
+
+    def _worth_of_token_s(self) -> float:
+        """Seconds that a token takes, of late: what it is worth to have one more."""
+        # what was learnt, if anything was, may be of another batch: a token is worth no more than without drafts
+        batch = max(self._batch, 1)
+        return min(self._token_s or inf, self._time(batch, False) / batch)
 
     def _levels(self, tree: DraftTree, depth: int) -> list[float]:
         """Per depth from 1 on, the probability that some node of that depth comes true."""
@@ -249,7 +257,10 @@ class AdaptivePolicy(Policy):
         kept_nodes: list[list[int]] = [list(range(tree.candidates, len(tree))) for tree in trees]
         for _, node, at in nodes[:count]:
             kept_nodes[at].append(-node)
-        return [tree.only(sorted(kept)) for tree, kept in zip(trees, kept_nodes, strict=True)]
+        # most trees are kept as they are
+        return [
+            tree if len(kept) == len(tree) - 1 else tree.only(sorted(kept)) for tree, kept in zip(trees, kept_nodes, strict=True)
+        ]
 
     def observe(self, sequences: Many[Sequence], trees: Many[DraftTree], verdicts: Many[Verdict], timings: Timings) -> None:
         if not trees:
@@ -269,14 +280,15 @@ class AdaptivePolicy(Policy):
         step_s = timings.asked_s + self.costs.forward_s(sum(map(len, trees)), len(trees)) + other
         self._decoding_s += step_s
         token_s = step_s / (sum(len(verdict.tokens) for verdict in verdicts) or len(verdicts))
-        before = self._accounts.token_s or token_s
-        self._accounts.token_s = before + _SMOOTH * (token_s - before)
+        before = self._token_s or token_s
+        self._token_s = before + _SMOOTH * (token_s - before)
+        self._accounts.token_s = self._worth_of_token_s()
         for sequence, tree, verdict in zip(sequences, trees, verdicts, strict=True):
             if verdict.finish is not None:
                 self._length += _SMOOTH * (sequence.generated_tokens - self._length)
             if self._trial and sequence.key == self._trial[0] and self._trial[1] not in tree.sources:
                 self._trials_s += self._trial[2]
-        self._accounts.book(sequences, trees, self._deepened, self._steps)
+        self._accounts.book(sequences, trees, self._deepened, (len(trees) + _STEP_ITSELF) * self._more_s, self._steps)
         self._deepened, self._drafted_s, self._trial = {}, 0.0, None
 
     def release(self, key: int) -> None:
