@@ -23,12 +23,10 @@ def batch_rows(
     places stay empty, there is nothing to be had from speculation but that some texts end before others.
     """
     flows: dict[str, list[Flow]] = {decoder.name: [] for decoder in decoders}
-    for turn in range(rules.repeats + 1):
+    for _ in range(rules.repeats):
         for decoder in decoders:
             decoder.begin()
-            flow = decoder.decode_flow(prompts, size, rules.max_tokens)
-            if turn:
-                flows[decoder.name].append(flow)
+            flows[decoder.name].append(decoder.decode_flow(prompts, size, rules.max_tokens))
             advance()
     plain = decoders[0].name
     rates = {name: median(flow.tokens / flow.seconds for flow in found) for name, found in flows.items()}

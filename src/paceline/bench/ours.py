@@ -17,8 +17,8 @@ PLAIN = "plain"
 """The name of decoding without drafts, this engine's and every peer's."""
 
 
-ROUNDS = 3
-"""Requests that end in a flow, in multiples of those in flight. The first round fills it and is not timed."""
+_TIMED = 16
+"""Requests that end in the time that is measured of a flow: so many, or as many as are in flight."""
 
 
 @dataclass(frozen=True)
@@ -59,15 +59,15 @@ class EngineDecoder:
         return Decoded(list(sequence.generated), first_s, first_tokens, total_s, sequence.speculation, steps, spent)
 
     def decode_flow(self, prompts: Many[Many[int]], at_once: int, max_tokens: int) -> Flow:
-        """Keep `at_once` requests in flight, each prompt in its turn over and over, until `ROUNDS` times as many have ended.
+        """Keep `at_once` requests in flight, each prompt in its turn over and over, and measure while they are.
 
-        Raises RequestError.
+        As many as are in flight end before that, unmeasured: then they have come apart as far as they will. Raises RequestError.
         """
         params, left = self._params(max_tokens), cycle(prompts)
         numbers: dict[int, int] = {}
         ended: dict[int, list[int]] = {}
         began, tokens = 0.0, 0
-        while len(ended) < ROUNDS * at_once:
+        while len(ended) < at_once + max(at_once, _TIMED):
             while len(numbers) - len(ended) < at_once:
                 numbers[self._engine.add(next(left), params).key] = len(numbers)
             for one in self._step():

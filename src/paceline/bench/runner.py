@@ -155,7 +155,7 @@ class _Run:
 
     def _batched(self, task: Prepared, size: int) -> list[dict[str, Any]]:
         decoders = list(self.ours.values())
-        with self.watch(f"decoding {task.name}, batch {size}", (self.rules.repeats + 1) * len(decoders)) as advance:
+        with self.watch(f"decoding {task.name}, batch {size}", self.rules.repeats * len(decoders)) as advance:
             return [{"task": task.name, **row} for row in batch_rows(decoders, task.prompts, size, self.rules, advance)]
 
     def _verify_cost(self) -> dict[str, Any]:
