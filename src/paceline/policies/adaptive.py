@@ -111,7 +111,7 @@ class AdaptivePolicy(Policy):
         depth, chosen = decision.depth, decision.chosen
         if not chosen:
             if self._decoding_s >= self._no_trial_before_s.get(part.name, 0.0):
-                depth, chosen = self._tried(part, sequences, sum(map(len, trees)))
+                depth, chosen = self._tried(part, sequences, self._rows(trees))
             if not chosen:
                 return [NOTHING] * len(sequences)
         granted = [NOTHING] * len(sequences)
@@ -128,8 +128,7 @@ class AdaptivePolicy(Policy):
 
         trees: what the target would look at of what look-ups found.
         """
-        # rows of prompts come before those of drafts
-        rows = sum(map(len, trees)) + max(self._fed - len(trees), 0)
+        rows = self._rows(trees)
         before = [self._levels(tree, part.budget.depth) for tree in trees]
         # what the trees so far are expected to emit, the target's own token of every sequence included
         tokens, truth = len(trees) + sum(map(sum, before)), self._expectation.truth(part.name)
@@ -206,6 +205,10 @@ class AdaptivePolicy(Policy):
         """Seconds of a step whose forward has so many rows, its drafters not counted; a little more than none."""
         other_s = self._other_s + drafted * self._more_s
         return self.costs.forward_s(rows, self._batch) + (self._batch + _STEP_ITSELF) * other_s + 1e-9
+
+    def _rows(self, trees: Many[DraftTree]) -> int:
+        """Rows of a step over these trees: those of prompts come before those of drafts."""
+        return sum(map(len, trees)) + max(self._fed - len(trees), 0)
 
     @property
     def _reads(self) -> bool:

@@ -134,7 +134,7 @@ DRAFT = np.dtype(
         ("deepest", "i8"),  # D
         ("vocabulary", "i8"),  # tokens that may be drafted
         ("logits_width", "i8"),
-        ("level_bytes", "i8"),  # from the logits of one level to those of the next: 0 where they are not kv_bytes
+        ("level_bytes", "i8"),  # from the logits of one level to those of the next: 0 where they are not kept
         ("choice", "i8"),  # of tokens where there is a temperature; greedy ones are LIKELIEST
         ("owners", "i8"),  # int64 [S]: whose a row is; 0, 1, ... at first
         ("depths", "i8"),  # int64 [S]
