@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence as Many
 from dataclasses import dataclass
+from itertools import islice
 
 from paceline.tree import DraftTree
 
@@ -70,11 +71,14 @@ class Acceptance:
         """The tree with the probability that each token is right once its parent is, in place of its drafter's word."""
         if len(tree) == 1:
             return tree
-        factors = {source: self._factor(key, source) for source in {*tree.sources[1:]}}
+        factors: dict[str, float] = {}
         confidences = [1.0]
-        for node in range(1, len(tree)):
-            rate = self._rate(tree, node)
-            confidences.append(min(factors[tree.sources[node]] * rate.hits / rate.trials, 0.999))
+        for source, depth, held in islice(zip(tree.sources, tree.depth, tree.confidences, strict=True), 1, None):
+            factor = factors.get(source)
+            if factor is None:
+                factor = factors[source] = self._factor(key, source)
+            rate = self._rate(source, depth, held)
+            confidences.append(min(factor * rate.hits / rate.trials, 0.999))
         return tree.rated(confidences)
 
     def of_chain(self, key: int, source: str, depth: int) -> list[float]:
@@ -89,18 +93,19 @@ class Acceptance:
         """See what was emitted behind the root of a tree as one drafter proposed it, confidences and all."""
         record = None
         for node, hit in _judged(tree, emitted):
+            source, depth = tree.sources[node], tree.depth[node]
             if record is None:
-                record = self._requests.setdefault((key, tree.sources[node]), _Record())
+                record = self._requests.setdefault((key, source), _Record())
                 record.hits *= _FADING
                 record.expected *= _FADING
-            rate = self._rate(tree, node)
+            rate = self._rate(source, depth, tree.confidences[node])
             record.expected += rate.hits / rate.trials
             record.hits += hit
             rate.see(hit)
-            levels = self._levels.setdefault(tree.sources[node], [])
-            while len(levels) < min(tree.depth[node], _DEEPEST):
+            levels = self._levels.setdefault(source, [])
+            while len(levels) < min(depth, _DEEPEST):
                 levels.append(_Rate(_PRIOR * _FIRST, _PRIOR, _SHORT_MEMORY))
-            levels[min(tree.depth[node], _DEEPEST) - 1].see(hit)
+            levels[min(depth, _DEEPEST) - 1].see(hit)
 
     def release(self, key: int) -> None:
         """Forget a request; what it taught about its drafters stays."""
@@ -111,9 +116,14 @@ class Acceptance:
         record = self._requests.get((key, source))
         return record.factor if record is not None else 1.0
 
-    def _rate(self, tree: DraftTree, node: int) -> _Rate:
-        confidence = min(max(tree.confidences[node], 0.0), 1.0)
-        place = (tree.sources[node], min(tree.depth[node], _DEEPEST), min(int(confidence * _CLASSES), _CLASSES - 1))
+    def _rate(self, source: str, depth: int, held: float) -> _Rate:
+        # asked for every node of every draft, twice: `min` and `max` would take most of the time
+        confidence = 0.0 if held < 0.0 else held if held < 1.0 else 1.0
+        place = (
+            source,
+            depth if depth < _DEEPEST else _DEEPEST,
+            int(confidence * _CLASSES) if confidence < 1.0 else _CLASSES - 1,
+        )
         rate = self._rates.get(place)
         if rate is None:
             rate = self._rates[place] = _Rate(_PRIOR * confidence, _PRIOR)
@@ -122,6 +132,12 @@ class Acceptance:
 
 def _judged(tree: DraftTree, emitted: Many[int]) -> Iterator[tuple[int, bool]]:
     """Every node whose parent came true, and whether it did."""
+    if tree.is_chain:
+        for node, (drafted, token) in enumerate(zip(tree.tokens[1 : tree.candidates], emitted, strict=False), 1):
+            yield node, drafted == token
+            if drafted != token:
+                return
+        return
     at = 0
     for token in emitted:
         right = tree.children[at].get(token)

@@ -66,6 +66,11 @@ class Accounts:
                 granted.append(part.budget)
         return granted
 
+    @property
+    def asked(self) -> bool:
+        """Whether any look-up is asked in this step."""
+        return bool(self._asked)
+
     def _opened(self, key: int, part: Part, now: int) -> Account:
         begun = self._begun[part.name] = self._begun.get(part.name, 0) + 1
         hopeless = self._usual.get(part.name, 0.0) < 0.0 and begun % _HOPEFUL

@@ -10,7 +10,6 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence as Many
-from sys import getsizeof
 
 import numpy as np
 
@@ -40,8 +39,8 @@ _GLANCE = 4
 """It is then looked at once in so many tokens."""
 _FIRST, _GROWTH = 2, 8
 """Tokens drafted at most where nothing is matched yet, and with each that is."""
-_SHORT = 1024
-"""Of a reference of up to so many tokens a list per token says where it stands: sorted tables would take longer to make."""
+_SCANNED = 1024
+"""A reference of up to so many tokens is scanned where a longer one is indexed: an index would take longer to make."""
 _WORTH = 0.15
 """Tokens are drafted as far as all of them come true together at least so often."""
 
@@ -49,14 +48,12 @@ _WORTH = 0.15
 class Reference:
     """Token ids to follow, and where in them each token, and each three in a row, stands.
 
-    The index takes some twenty bytes a token, of a short one up to a hundred, and is made when it is first asked for.
+    The index of a long one takes some twenty bytes a token and is made when it is first asked for.
     """
 
     def __init__(self, tokens: Many[int]) -> None:
         self.tokens = tokens
         self._tables: dict[int, tuple[array[int], array[int]]] = {}
-        self._behind: dict[int, list[int]] = {}
-        """Of a short one: token -> the places behind it that something follows, in rising order."""
 
     def find(self, ending: Many[int], edit: int, shortest: int = 1) -> tuple[int, int, bool] | None:
         """Where a text goes on that ends so and was edited at `edit`: behind the longest match, the nearest ahead.
@@ -64,7 +61,7 @@ class Reference:
         Returns that place, the length of the match and whether it is near; None where the last `shortest` tokens (1 or 3)
         stand nowhere but at the end.
         """
-        if len(self.tokens) <= _SHORT and ending[-1] not in (self._behind or self.tokens):
+        if len(self.tokens) <= _SCANNED and ending[-1] not in self.tokens:
             return None
         for n in (3, 1):
             if n < shortest or len(ending) < n:
@@ -83,10 +80,8 @@ class Reference:
 
     def _places(self, ngram: Many[int], edit: int) -> Many[int]:
         """A few places behind an n-gram, those around an edit."""
-        if len(self.tokens) <= _SHORT:
-            places: Many[int] = self._lists.get(ngram[-1], ())
-            if len(ngram) > 1:
-                places = [place for place in places if self._stands(ngram, place)]
+        if len(self.tokens) <= _SCANNED:
+            places: Many[int] = self._scanned(ngram)
             low, high = 0, len(places)
         else:
             keys, places = self._table(len(ngram))
@@ -100,18 +95,14 @@ class Reference:
         at = bisect_left(places, edit, low, high)
         return places[max(at - _PLACES // 2, low) : min(at + _PLACES, high)]
 
-    @property
-    def _lists(self) -> dict[int, list[int]]:
-        """`_behind`, made where it was not yet."""
-        if not self._behind:
-            for place, token in enumerate(self.tokens[:-1], 1):
-                self._behind.setdefault(token, []).append(place)
-        return self._behind
-
-    def _stands(self, ngram: Many[int], place: int) -> bool:
-        """Whether an n-gram of three, whose last token does, stands before a place."""
-        tokens = self.tokens
-        return place > 2 and tokens[place - 2] == ngram[-2] and tokens[place - 3] == ngram[-3]
+    def _scanned(self, ngram: Many[int]) -> list[int]:
+        """All places behind an n-gram that something follows, in rising order."""
+        tokens, size, places, at = self.tokens, len(ngram), list[int](), 0
+        for _ in range(tokens.count(ngram[-1])):
+            at = tokens.index(ngram[-1], at) + 1
+            if size <= at < len(tokens) and all(tokens[at - back] == ngram[-back] for back in range(2, size + 1)):
+                places.append(at)
+        return places
 
     def _matched(self, ending: Many[int], place: int) -> int:
         """How many tokens before `place` are the last ones of a text."""
@@ -135,8 +126,7 @@ class Reference:
     @property
     def held_bytes(self) -> int:
         """Bytes of the index."""
-        lists = sum(map(getsizeof, self._behind.values())) + getsizeof(self._behind)
-        return lists + sum(part.itemsize * len(part) for table in self._tables.values() for part in table)
+        return sum(part.itemsize * len(part) for table in self._tables.values() for part in table)
 
 
 class Alignment:

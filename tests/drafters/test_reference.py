@@ -116,7 +116,7 @@ def test_an_index_finds_what_a_scan_finds(tokens: list[int], ending: list[int], 
     shortest = data.draw(st.sampled_from([1, 3]))
     scanned = Reference(tokens).find(ending, edit, shortest)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(alignment, "_SHORT", 0)
+        patch.setattr(alignment, "_SCANNED", 0)
         indexed = Reference(tokens).find(ending, edit, shortest)
     assert scanned == indexed
     if scanned is not None:

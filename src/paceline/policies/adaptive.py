@@ -81,7 +81,8 @@ class AdaptivePolicy(Policy):
         self._no_trial_before_s: dict[str, float] = {}
         """Costly drafter -> the time spent decoding until which it is not worth asking whether it may be tried."""
         self._deepened: dict[int, list[float]] = {}
-        """Request -> per depth, how likely the draft of this step that a costly drafter was asked for comes true."""
+        """Request -> per depth, how likely the draft of this step that a costly drafter was asked for comes true; noted where
+        a look-up was asked too."""
         self._trial: tuple[int, str, float] | None = None
         """Request and drafter of the trial in this step, and seconds that it costs beyond what it was granted for if the target
         does not look at it."""
@@ -119,7 +120,8 @@ class AdaptivePolicy(Policy):
             key = sequences[at].key
             granted[at] = Budget(depth * part.width, depth)
             self._visits.setdefault(key, {})[part.name] = _Visit(self._steps, len(sequences[at].tokens))
-            self._deepened[key] = self._chain(sequences[at], part)[:depth]
+            if self._accounts.asked:
+                self._deepened[key] = self._chain(sequences[at], part)[:depth]
         self._drafted_s += self.costs.draft_s(part.name, depth, len(chosen))
         return granted
 
