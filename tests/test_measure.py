@@ -98,3 +98,15 @@ def test_a_slow_machine_is_not_kept_waiting(folder: Path, monkeypatch: pytest.Mo
     measure.measure(speculative, 4096, "a")
     assert list(speculative.costs.curve.points) == [1, 2]
     assert not speculative.costs.drafts
+
+
+def test_a_disturbance_is_no_shape() -> None:
+    """Every size is slow in some of its turns, one in all of them: more rows never take less, and the fastest turn counts."""
+    seen: dict[int, int] = {}
+
+    def forward(rows: int) -> float:
+        seen[rows] = seen.get(rows, 0) + 1
+        return 0.1 * rows * (3.0 if rows == 2 or seen[rows] % 4 else 1.0)
+
+    assert measure._forwards(forward, (1, 2, 3, 4)) == pytest.approx({1: 0.1, 2: 0.3, 3: 0.3, 4: 0.4})
+    assert len(set(seen.values())) == 1
