@@ -33,16 +33,15 @@ class Expectation:
 
     def __init__(self) -> None:
         self._records: dict[str, _Record] = {}
+        self._truths: dict[str, float] = {}
 
     def truth(self, source: str) -> float:
         """The share for one drafter, at most 1."""
-        record = self._records.get(source)
-        return min((record.hits + _DOUBT) / (record.expected + _DOUBT), 1.0) if record else 1.0
+        return self._truths.get(source, 1.0)
 
     def chances(self, tree: DraftTree) -> Many[float]:
         """Per candidate, how likely it comes true, given what its drafter kept of late: never likelier than its parent."""
-        truths = {source: self.truth(source) for source in self._records}
-        found = [1.0]
+        truths, found = self._truths, [1.0]
         for node in range(1, tree.candidates):
             found.append(min(tree.chances[node] * truths.get(tree.sources[node], 1.0), found[tree.parents[node]]))
         return found
@@ -56,9 +55,7 @@ class Expectation:
             fading = _RECENT if source in drafted else _FORGIVEN
             record.hits *= fading
             record.expected *= fading
-        if not drafted:
-            return
-        for tree, verdict in zip(trees, verdicts, strict=True):
+        for tree, verdict in zip(trees, verdicts, strict=True) if drafted else ():
             if verdict.accepted > len(verdict.path):
                 # a stop cut what came true
                 continue
@@ -66,3 +63,5 @@ class Expectation:
                 self._records[tree.sources[node]].expected += tree.chances[node]
             for node in verdict.path:
                 self._records[tree.sources[node]].hits += 1.0
+        for source, record in self._records.items():
+            self._truths[source] = min((record.hits + _DOUBT) / (record.expected + _DOUBT), 1.0)

@@ -68,6 +68,12 @@ class ForwardCurve:
             return self._table[rows] * self._pace
         return self._shape(rows) * self._pace if self._rows else 0.0
 
+    def span(self, rows: int, count: int) -> list[float]:
+        """Seconds of forwards of `rows` rows and of up to `count` more."""
+        if rows + count < len(self._table):
+            return [seconds * self._pace for seconds in self._table[rows : rows + count + 1]]
+        return [self(size) for size in range(rows, rows + count + 1)]
+
     def _shape(self, rows: int) -> float:
         """Seconds before the pace, from the points around."""
         at = bisect_left(self._rows, rows)

@@ -151,6 +151,7 @@ class DraftTree:
             confidences=(1.0, *confidences) if confidences else (UNKNOWN,) * (size + 1),
             probes=0,
             is_chain=True,
+            depth=tuple(range(size + 1)),
         )
 
     @classmethod

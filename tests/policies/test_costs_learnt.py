@@ -42,6 +42,7 @@ def test_what_a_curve_keeps_ready_is_what_follows_from_its_points(points: list[t
             made.put(rows, seconds)
     for rows in range(90):
         assert made(rows) == pytest.approx(made._shape(rows) * made._pace)
+        assert made.span(rows, 7) == [made(rows + more) for more in range(8)]
 
 
 def test_a_curve_follows_a_machine_that_slows_down_without_losing_its_shape() -> None:

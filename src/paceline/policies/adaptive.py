@@ -249,12 +249,12 @@ class AdaptivePolicy(Policy):
         nodes.sort(reverse=True)
         tokens = float(max(self._batch, len(trees)))
         rows = max(self._fed, int(tokens)) + sum(tree.probes for tree in trees)
-        best, count, curve = -inf, 0, self.costs.curve
+        best, count, forwards = -inf, 0, self.costs.curve.span(rows, len(nodes))
         worth, clearly = self._worth()
-        fixed_s = self._time(rows, True) - curve(rows) + self._drafted_s
-        for kept, chance in enumerate([0.0, *[chance for chance, _, _ in nodes]]):
+        fixed_s = self._time(rows, True) - forwards[0] + self._drafted_s
+        for kept, (chance, forward_s) in enumerate(zip([0.0, *[chance for chance, _, _ in nodes]], forwards, strict=True)):
             tokens += chance
-            value = worth(tokens, curve(rows + kept) + fixed_s)
+            value = worth(tokens, forward_s + fixed_s)
             if value > best:
                 best, count = value if kept else clearly * value, kept
         if count == len(nodes):
