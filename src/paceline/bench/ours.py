@@ -17,18 +17,22 @@ PLAIN = "plain"
 """The name of decoding without drafts, this engine's and every peer's."""
 
 
-_TIMED = 16
-"""Requests that end in the time that is measured of a flow: so many, or as many as are in flight."""
+_FURTHER = 16
+"""Requests that end in a flow beside as many as are in flight: so many, or as many again."""
 
 
 @dataclass(frozen=True)
 class Flow:
-    """Decoding with requests always in flight. token_ids: number of a request -> what it emitted, of those that ended. tokens,
-    seconds: what all emitted, and the time, since as many had ended as are in flight."""
+    """Decoding with requests always in flight. token_ids: number of a request -> what it emitted, of those that ended. seconds:
+    until the last of them had."""
 
     token_ids: dict[int, list[int]]
-    tokens: int
     seconds: float
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of what ended."""
+        return sum(map(len, self.token_ids.values()))
 
 
 class EngineDecoder:
@@ -59,26 +63,23 @@ class EngineDecoder:
         return Decoded(list(sequence.generated), first_s, first_tokens, total_s, sequence.speculation, steps, spent)
 
     def decode_flow(self, prompts: Many[Many[int]], at_once: int, max_tokens: int) -> Flow:
-        """Keep `at_once` requests in flight, each prompt in its turn over and over, and measure while they are.
+        """Keep `at_once` requests in flight, each prompt in its turn over and over, until enough have ended. Raises RequestError.
 
-        As many as are in flight end before that, unmeasured: then they have come apart as far as they will. Raises RequestError.
+        Only what ended counts: what is in flight at the end has been begun on either side.
         """
         params, left = self._params(max_tokens), cycle(prompts)
         numbers: dict[int, int] = {}
         ended: dict[int, list[int]] = {}
-        began, tokens = 0.0, 0
-        while len(ended) < at_once + max(at_once, _TIMED):
+        began = perf_counter()
+        while len(ended) < at_once + max(at_once, _FURTHER):
             while len(numbers) - len(ended) < at_once:
                 numbers[self._engine.add(next(left), params).key] = len(numbers)
             for one in self._step():
-                tokens += len(one.outcome.verdict.tokens)
                 if one.finished:
                     ended[numbers[one.sequence.key]] = list(one.sequence.generated)
-            if not began and len(ended) >= at_once:
-                began, tokens = perf_counter(), 0
         seconds = perf_counter() - began
         self._engine.abort_all()
-        return Flow(ended, tokens, seconds)
+        return Flow(ended, seconds)
 
     def _params(self, max_tokens: int) -> SamplingParams:
         return SamplingParams(max_tokens=max_tokens, temperature=self._temperature, seed=0)
