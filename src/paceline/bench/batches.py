@@ -19,7 +19,7 @@ def batch_rows(
 ) -> list[dict[str, Any]]:
     """One row per decoder, the first of which is plain: `size` requests always in flight, each that ends replaced by the next.
 
-    tokens_per_s counts the tokens of those that ended, over a time in which the batch was full: where places stay empty there is
+    tokens_per_s counts the tokens of all, over a time in which the batch was full: where places stay empty there is
     nothing to be had from speculation but that some texts end before others.
     """
     flows: dict[str, list[Flow]] = {decoder.name: [] for decoder in decoders}

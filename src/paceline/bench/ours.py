@@ -24,15 +24,11 @@ _FURTHER = 16
 @dataclass(frozen=True)
 class Flow:
     """Decoding with requests always in flight. token_ids: number of a request -> what it emitted, of those that ended. seconds:
-    until the last of them had."""
+    until the last of them had. tokens: what all emitted by then, those in flight too."""
 
     token_ids: dict[int, list[int]]
+    tokens: int
     seconds: float
-
-    @property
-    def tokens(self) -> int:
-        """Tokens of what ended."""
-        return sum(map(len, self.token_ids.values()))
 
 
 class EngineDecoder:
@@ -65,21 +61,22 @@ class EngineDecoder:
     def decode_flow(self, prompts: Many[Many[int]], at_once: int, max_tokens: int) -> Flow:
         """Keep `at_once` requests in flight, each prompt in its turn over and over, until enough have ended. Raises RequestError.
 
-        Only what ended counts: what is in flight at the end has been begun on either side.
+        What is in flight at the end counts as far as it came: of texts of one length all end at once when nothing is drafted.
         """
         params, left = self._params(max_tokens), cycle(prompts)
         numbers: dict[int, int] = {}
         ended: dict[int, list[int]] = {}
-        began = perf_counter()
+        began, tokens = perf_counter(), 0
         while len(ended) < at_once + max(at_once, _FURTHER):
             while len(numbers) - len(ended) < at_once:
                 numbers[self._engine.add(next(left), params).key] = len(numbers)
             for one in self._step():
+                tokens += len(one.outcome.verdict.tokens)
                 if one.finished:
                     ended[numbers[one.sequence.key]] = list(one.sequence.generated)
         seconds = perf_counter() - began
         self._engine.abort_all()
-        return Flow(ended, seconds)
+        return Flow(ended, tokens, seconds)
 
     def _params(self, max_tokens: int) -> SamplingParams:
         return SamplingParams(max_tokens=max_tokens, temperature=self._temperature, seed=0)
