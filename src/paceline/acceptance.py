@@ -93,19 +93,19 @@ class Acceptance:
         """See what was emitted behind the root of a tree as one drafter proposed it, confidences and all."""
         record = None
         for node, hit in _judged(tree, emitted):
-            source, depth = tree.sources[node], tree.depth[node]
+            source, level = tree.sources[node], min(tree.depth[node], _DEEPEST)
             if record is None:
                 record = self._requests.setdefault((key, source), _Record())
                 record.hits *= _FADING
                 record.expected *= _FADING
-            rate = self._rate(source, depth, tree.confidences[node])
+            rate = self._rate(source, level, tree.confidences[node])
             record.expected += rate.hits / rate.trials
             record.hits += hit
             rate.see(hit)
             levels = self._levels.setdefault(source, [])
-            while len(levels) < min(depth, _DEEPEST):
+            while len(levels) < level:
                 levels.append(_Rate(_PRIOR * _FIRST, _PRIOR, _SHORT_MEMORY))
-            levels[min(depth, _DEEPEST) - 1].see(hit)
+            levels[level - 1].see(hit)
 
     def release(self, key: int) -> None:
         """Forget a request; what it taught about its drafters stays."""

@@ -97,7 +97,7 @@ class Accounts:
             return
         looked_at = {sequence.key: tree for sequence, tree in zip(sequences, trees, strict=True)}
         rows = sum(map(len, trees))
-        extra, beside_s = rows - len(trees), beside_s / (sum([len(tree) > 1 for tree in trees]) or 1)
+        extra, drafted = rows - len(trees), sum([len(tree) > 1 for tree in trees])
         row_s = (self._costs.curve(rows) - self._costs.curve(len(trees))) / extra if extra else 0.0
         for key, part in self._asked:
             tree = looked_at.get(key)
@@ -106,7 +106,7 @@ class Accounts:
             gain_s = -self._costs.draft_s(part.name, part.budget.depth, 1)
             if len(tree) > 1:
                 mine = [node for node in range(1, tree.candidates) if tree.sources[node] == part.name]
-                gain_s += self.token_s * _brought(tree, mine, known.get(key)) - row_s * len(mine) - beside_s
+                gain_s += self.token_s * _brought(tree, mine, known.get(key)) - row_s * len(mine) - beside_s / drafted
             self._accounts[part.name][key].book(gain_s, now, self._longest_pause(part))
             usual = self._usual.get(part.name, 0.0)
             self._usual[part.name] = usual + _LEARN * (gain_s - usual)

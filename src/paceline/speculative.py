@@ -125,19 +125,12 @@ class Speculative:
         asked_s = 0.0
         drafts = [_Draft(DraftTree.root(item.sequence.root)) for item in drafting]
         sequences = [item.sequence for item in drafting]
-        # nearly always nobody names drafters, and then there is nobody to leave out
-        unnamed = all(sequence.drafters is None for sequence in sequences)
+        named = any(sequence.drafters is not None for sequence in sequences)
         for part in self.drafter.parts if drafting else ():
-            if unnamed and part.name in self.on_request:
+            served = self._served(part, sequences, named)
+            if not served:
                 continue
-            if unnamed and part.suits_all:
-                served = range(len(sequences))
-                granted = self.policy.budgets(part.part, sequences, [draft.tree for draft in drafts])
-            else:
-                served = [place for place, sequence in enumerate(sequences) if self._serves(part, sequence)]
-                if not served:
-                    continue
-                granted = self._granted(part, [sequences[at] for at in served], [drafts[at].tree for at in served])
+            granted = self._granted(part, [sequences[at] for at in served], [drafts[at].tree for at in served])
             asked = []
             for at, budget in zip(served, granted, strict=True):
                 # most steps of a policy that drafts nothing for anyone end here
@@ -164,6 +157,15 @@ class Speculative:
             for at, tree in zip(free, kept, strict=True):
                 drafts[at].tree = tree
         return drafts, asked_s
+
+    def _served(self, part: Drafter, sequences: Many[Sequence], named: bool) -> Many[int]:
+        """Places of the sequences for which a part may draft. named: whether any of them names its drafters."""
+        # nearly always none does, and then there is nobody to ask
+        if not named and part.name in self.on_request:
+            return ()
+        if not named and part.suits_all:
+            return range(len(sequences))
+        return [place for place, sequence in enumerate(sequences) if self._serves(part, sequence)]
 
     def _serves(self, part: Drafter, sequence: Sequence) -> bool:
         """Whether a part may draft for a sequence, and has anything to draft from."""
