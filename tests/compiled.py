@@ -11,7 +11,7 @@ import torch
 
 from paceline.kernels.native import arithmetic, drafting, rows
 from paceline.kernels.native.compiled import SOURCES
-from paceline.kernels.native.formats import GROUP, Packed, padded
+from paceline.kernels.native.formats import GROUP, Format, Packed, padded
 from paceline.kernels.native.memory import float_of, floats, half_copied, put, put_half
 from paceline.kernels.native.products import product_address
 from paceline.kernels.native.tiles import STORE
@@ -79,7 +79,7 @@ def _many(sources: str) -> Any:
         elif which == 12:
             put_word(out, drafting._drawn(a, count, number, more))
         elif which == 13:
-            rows._quantized(a, count, padded_inputs(count), more, out, b, c)
+            rows._quantized(int(number), a, count, padded_inputs(count), more, out, b, c)
         elif which == 14:
             for part in range(rows.parts_of(count) + 1):
                 put_word(out + 4 * part, rows.part_begin(count, part))
@@ -141,18 +141,19 @@ def laid_out(activations: torch.Tensor, packed: Packed) -> torch.Tensor:
     count, inputs = activations.shape
     full = torch.zeros(count, packed.padded_inputs)
     full[:, :inputs] = activations
-    if not packed.form.quantizes:
+    bits = packed.form.activation_bits
+    if not bits:
         return full.T.contiguous()
     groups = full.view(count, -1, GROUP)
-    scales = groups.abs().amax(-1) / 127
-    inverse = torch.where(scales > 0, 1 / scales, 0.0)
+    scales = groups.abs().amax(-1) / (2 ** (bits - 1) - 1)
+    inverse = torch.where(scales >= 2.0**-126, 1 / scales, 0.0)
     whole = (groups * inverse[..., None] + 0.5).floor().to(torch.int32)
     parts = []
     for group in range(groups.shape[1]):
-        bytes_ = whole[:, group].view(count, GROUP // 4, 4).transpose(0, 1).to(torch.int8).contiguous()
-        sums = 128 * whole[:, group].sum(-1, dtype=torch.int32)
-        parts += [torch.stack([scales[:, group], sums.view(torch.float32)]).view(torch.int8).flatten(), bytes_.flatten()]
-    return torch.cat(parts)
+        words = whole[:, group].to(torch.int8 if bits == 8 else torch.int16).view(torch.int32)
+        head = torch.stack([scales[:, group].view(torch.int32), whole[:, group].sum(-1, dtype=torch.int32)])
+        parts.append(torch.cat([head, words.T]).flatten())
+    return torch.cat(parts).view(torch.int8)
 
 
 def multiplied(
@@ -180,13 +181,11 @@ def multiplied(
     return outputs
 
 
-def as_read(activations: torch.Tensor, packed: Packed) -> torch.Tensor:
-    """float32 [R, K]: what a format makes of activations before it multiplies them."""
-    if not packed.form.quantizes:
+def as_read(activations: torch.Tensor, form: Format) -> torch.Tensor:
+    """float32 [..., K]: what a format makes of activations before it multiplies them."""
+    if not form.scaled:
         return activations
-    count, inputs = activations.shape
-    full = torch.zeros(count, padded(inputs, GROUP))
-    full[:, :inputs] = activations
-    groups = full.view(count, -1, GROUP)
-    scales = groups.abs().amax(-1, keepdim=True) / 127
-    return ((groups / scales.clamp(min=1e-30)).round() * scales).view(count, -1)[:, :inputs]
+    inputs = activations.shape[-1]
+    groups = torch.nn.functional.pad(activations, (0, padded(inputs, GROUP) - inputs)).unflatten(-1, (-1, GROUP))
+    scales = groups.abs().amax(-1, keepdim=True) / (2 ** (form.activation_bits - 1) - 1)
+    return ((groups / scales.clamp(min=1e-30)).round() * scales).flatten(-2)[..., :inputs]

@@ -6,31 +6,29 @@ import os
 import platform
 import subprocess
 import sys
+from pathlib import Path
 
 import llvmlite.binding as llvm
 import pytest
 
+_TESTS = str(Path(__file__).parents[1])
 _AVX2 = "+sse,+sse2,+sse3,+ssse3,+sse4.1,+sse4.2,+popcnt,+avx,+avx2,+bmi,+bmi2,+f16c,+fma,+lzcnt,+movbe,+64bit,+cmov,+cx8,+fxsr"
 
 PRODUCT = """
-import ctypes, torch
+import sys, torch
+sys.path.insert(0, {tests!r})
+from compiled import as_read, multiplied
 from paceline.kernels.native.formats import FORMATS, pack, represented
-from paceline.kernels.native.products import product_address
 from paceline.kernels.native.tiles import MOST_ROWS
-from paceline.kernels.native.vectors import LANES
-assert LANES == 8
+from paceline.kernels.native.vectors import LANES, MULTIPLIES_BYTES, PAIR_PRODUCTS
+assert (LANES, MULTIPLIES_BYTES, bool(PAIR_PRODUCTS)) == ({lanes}, False, {pairs})
 weight, rows = torch.randn(100, 64), torch.randn(MOST_ROWS, 64)
-for name in ("fp32", "int4"):
+for name in ("fp32", "int8", "int4", "w8a8"):
     packed = pack(weight, FORMATS[name])
-    product = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 10)(product_address(name))
-    def times(some):
-        tile, out = some.t().contiguous(), torch.zeros(len(some), packed.panels * 32)
-        place = (packed.data.data_ptr(), packed.data.shape[1], 64, out.data_ptr(), 4 * out.shape[1], 0, packed.panels, 0)
-        product(len(some), tile.data_ptr(), *place)
-        return out[:, :100]
-    alone = torch.cat([times(row[None]) for row in rows])
-    assert torch.equal(times(rows), alone)
-    assert torch.allclose(alone, rows @ represented(weight, FORMATS[name]).t(), atol=1e-4)
+    alone = torch.cat([multiplied(packed, row[None]) for row in rows])
+    assert torch.equal(multiplied(packed, rows), alone)
+    wanted = as_read(rows, packed.form) @ represented(weight, FORMATS[name]).t()
+    assert torch.allclose(alone[:, :100], wanted, atol=2e-2 if name == "w8a8" else 2e-3 if name != "fp32" else 1e-4), name
 """
 
 REFUSED = """
@@ -49,7 +47,13 @@ class TestNarrow:
     def test_avx2_gives_every_row_its_own_bits(self) -> None:
         if not llvm.get_host_cpu_features().get("avx2"):
             pytest.skip("this processor has no AVX2")
-        narrowed(PRODUCT, "haswell", _AVX2)
+        narrowed(PRODUCT.format(tests=_TESTS, lanes=8, pairs=True), "haswell", _AVX2)
+
+    def test_wide_registers_without_products_of_pairs_do(self) -> None:
+        """As on the first processors with AVX-512, and as NEON does it."""
+        if not llvm.get_host_cpu_features().get("avx512f"):
+            pytest.skip("this processor has no AVX-512")
+        narrowed(PRODUCT.format(tests=_TESTS, lanes=16, pairs=False), "knl", _AVX2 + ",+avx512f,+avx512cd")
 
     def test_without_fused_multiply_add_transformers_runs_the_model(self) -> None:
         assert narrowed(REFUSED, "x86-64", "+sse,+sse2,+cmov,+cx8,+fxsr,+64bit").strip() == "HubModel"

@@ -183,7 +183,7 @@ class Weights:
             packed.panels,
             inputs,
             form.row_bytes(inputs),
-            form.quantizes,
+            form.activation_bits,
             paired,
             place,
         )

@@ -154,16 +154,21 @@ def test_sums(count: int) -> None:
 
 @pytest.mark.parametrize("count", [1, 31, 32, 33, 70, 96])
 @pytest.mark.parametrize("height", [1, 5, MOST_ROWS])
-def test_whole_activations_lie_as_the_tiles_read_them(count: int, height: int) -> None:
+@pytest.mark.parametrize("name", ["w8a8", "int8"])
+def test_whole_activations_lie_as_the_tiles_read_them(count: int, height: int, name: str) -> None:
     rows = torch.randn(height, count, generator=torch.Generator().manual_seed(count)) * torch.logspace(-4, 4, height)[:, None]
     rows[0, : count // 2] = 0
-    packed = Packed(FORMATS["w8a8"], 1, count, torch.empty(0))
+    # too small for a scale that has an inverse
+    rows[-1, count // 2 :] = 1e-38
+    form = FORMATS[name]
+    packed = Packed(form, 1, count, torch.empty(0))
     wanted = laid_out(rows, packed)
-    out = torch.full((height * FORMATS["w8a8"].row_bytes(packed.padded_inputs),), 77, dtype=torch.int8)
+    out = torch.full((height * form.row_bytes(packed.padded_inputs),), 77, dtype=torch.int8)
     own = torch.full((packed.padded_inputs,), torch.nan)
     assert len(out) == len(wanted)
     for place in range(height):
-        call(QUANTIZED, rows[place].contiguous(), place, height, count=count, more=own.data_ptr(), out=out)
+        row = rows[place].contiguous()
+        call(QUANTIZED, row, place, height, count=count, more=own.data_ptr(), number=form.activation_bits, out=out)
     assert torch.equal(out, wanted)
     assert packed.padded_inputs % GROUP == 0
 

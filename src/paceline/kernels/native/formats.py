@@ -2,8 +2,9 @@
 
 A matrix [N, K] is stored as panels of PANEL outputs. Within a panel the inputs follow one another, each with one weight per
 output side by side, so that a register holds the same input of LANES outputs. `int8` and `int4` keep one float16 scale per output
-and group of 32 inputs, in front of the group (as Q8_0 does; the largest magnitude maps to 127, or 7). `w8a8` holds
-the same numbers as `int8` and multiplies them with activations that are quantised alike, in whole numbers.
+and group of 32 inputs, in front of the group (as Q8_0 does; the largest magnitude maps to 127, or 7). Activations that meet them
+become whole numbers too, of 16 bits with a float32 scale per row and group, so that a group's products are summed exactly and two
+at a time (ADR 0011). `w8a8` holds the same numbers as `int8` and leaves activations 8 bits.
 """
 
 from __future__ import annotations
@@ -21,21 +22,27 @@ GROUP = 32
 
 @dataclass(frozen=True)
 class Format:
-    """bits: of one weight, scale aside. together: inputs that share a word of word_bytes. scaled: whether groups have scales.
+    """bits: of one weight, scale aside. together: inputs that share a word of word_bytes.
 
-    quantizes: whether activations become whole numbers too, with one scale per row and group.
+    activation_bits: of the whole numbers that activations become, with one scale per row and group; 0: they stay float32, and
+    weights have no scales. excess: how much more than its weight a word holds.
     """
 
     name: str
     bits: int
     together: int
     word_bytes: int
-    scaled: bool = False
-    quantizes: bool = False
+    activation_bits: int = 0
+    excess: int = 0
+
+    @property
+    def scaled(self) -> bool:
+        """Whether groups have scales: whole numbers are multiplied."""
+        return self.activation_bits > 0
 
     def row_bytes(self, inputs: int) -> int:
-        """Bytes of one row of activations: float32, or bytes with a scale and a sum per group."""
-        return inputs // GROUP * (GROUP + 8) if self.quantizes else 4 * inputs
+        """Bytes of one row of activations: float32, or whole numbers with a scale and a sum per group."""
+        return inputs // GROUP * (GROUP * self.activation_bits // 8 + 8) if self.scaled else 4 * inputs
 
     @property
     def bytes_together(self) -> int:
@@ -61,9 +68,9 @@ FORMATS = {
         Format("fp32", 32, 1, 4),
         Format("fp16", 16, 1, 2),
         Format("bf16", 16, 2, 4),
-        Format("int8", 8, 1, 1, scaled=True),
-        Format("int4", 4, 8, 4, scaled=True),
-        Format("w8a8", 8, 4, 4, scaled=True, quantizes=True),
+        Format("int8", 8, 2, 2, activation_bits=16),
+        Format("int4", 4, 8, 4, activation_bits=16, excess=8),
+        Format("w8a8", 8, 4, 4, activation_bits=8, excess=128),
     )
 }
 
@@ -148,19 +155,23 @@ def _words(values: torch.Tensor, form: Format) -> torch.Tensor:
         case "fp16":
             return values.half()
         case "bf16":
-            pairs = values.bfloat16().unflatten(-2, (GROUP // 2, 2))
-            return pairs.transpose(-1, -2).contiguous()
+            return _side_by_side(values.bfloat16(), 2)
         case "int8":
-            return values.to(torch.int8)
+            return _side_by_side(values.to(torch.int8), 2)
         case "int4":
-            nibbles = (values + 8).to(torch.int64).unflatten(-2, (GROUP // 8, 8))
-            shifts = 4 * torch.arange(8).view(8, 1)
+            # nibble i holds input 2 i, and nibble i + 4 the one behind it: each shift brings a pair into the halves of a lane
+            nibbles = (values + form.excess).to(torch.int64).unflatten(-2, (GROUP // 8, 8))
+            shifts = torch.tensor([0, 16, 4, 20, 8, 24, 12, 28]).view(8, 1)
             return (nibbles << shifts).sum(-2).to(torch.int32)
         case "w8a8":
-            # unsigned, as the instruction wants them: 128 too much each, which is taken off again by the sum of activations
-            fours = (values + 128).to(torch.uint8).unflatten(-2, (GROUP // 4, 4))
-            return fours.transpose(-1, -2).contiguous()
+            # unsigned, as the instruction wants them: what is too much is taken off again by the sum of activations
+            return _side_by_side((values + form.excess).to(torch.uint8), 4)
     raise ValueError(f"nothing packs the format {form.name!r}")
+
+
+def _side_by_side(values: torch.Tensor, together: int) -> torch.Tensor:
+    """values: [..., GROUP, PANEL]. [..., GROUP / together, PANEL, together]: so many inputs of an output share a word."""
+    return values.unflatten(-2, (GROUP // together, together)).transpose(-1, -2).contiguous()
 
 
 def _bytes(values: torch.Tensor) -> torch.Tensor:

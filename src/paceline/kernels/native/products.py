@@ -26,8 +26,8 @@ _ARGUMENTS = 10
 SIGNATURE = types.void(*[types.int64] * _ARGUMENTS)
 """(rows, activations, weights, panel_bytes, inputs, outputs, stride, low, high, mode) over the panels [low, high).
 
-rows: 1 to MOST_ROWS. activations: address of float32 [inputs, rows]. weights, outputs: addresses at panel 0. stride: bytes
-between rows of outputs. mode: of `tiles`.
+rows: 1 to MOST_ROWS. activations: address of [inputs, rows], as `rows.py` lays them out. weights, outputs: addresses at panel 0.
+stride: bytes between rows of outputs. mode: of `tiles`.
 """
 
 

@@ -79,8 +79,8 @@ def laid_out(matrix, norm, rows, source, stride, chosen, count, scratch, thread,
             if norm.kind != NO_NORM:
                 normed(norm, address, count, own)
                 address = own
-            if matrix.quantizes:
-                _quantized(address, count, matrix.inputs, own, tile, row - begin, end - begin)
+            if matrix.activation_bits > 0:
+                _quantized(matrix.activation_bits, address, count, matrix.inputs, own, tile, row - begin, end - begin)
             else:
                 _interleaved(address, count, matrix.inputs, tile, row - begin, end - begin)
     if together:
@@ -100,22 +100,27 @@ def _interleaved(row, count, inputs, tile, place, height):
 
 
 @helper
-def _quantized(row, count, inputs, own, tile, place, height):
-    """One row as whole numbers with a scale per group of inputs: per group, of all rows of the tile in turn, the float32 scale,
-    128 times the sum (what unsigned weights add too much), and the bytes, four inputs at a time.
+def _quantized(bits, row, count, inputs, own, tile, place, height):
+    """One row as whole numbers with a scale per group of inputs. Per group, of all rows of the tile in turn: the float32 scale,
+    the int32 sum, and the words, each of four numbers of 8 bits or two of 16.
 
     own: where the row is laid if zeros must follow it.
     """  # fmt: skip
     if count < inputs:
-        source, target = floats(row), floats(own)
+        unpadded, target = floats(row), floats(own)
         for k in range(count):
-            put(target, k, source[k])
+            put(target, k, unpadded[k])
         for k in range(count, inputs):
             put(target, k, _f(0))
         row = own
     for group in range(inputs // GROUP):
-        at = tile + group * height * (8 + GROUP) + 4 * place
-        quantized_group(row + 4 * group * GROUP, at, at + 4 * height, at + 8 * height, 4 * height)
+        source = row + 4 * group * GROUP
+        if bits == 8:
+            at = tile + group * height * (8 + GROUP) + 4 * place
+            quantized_group(8, source, at, at + 4 * height, at + 8 * height, 4 * height)
+        else:
+            at = tile + group * height * (8 + 2 * GROUP) + 4 * place
+            quantized_group(16, source, at, at + 4 * height, at + 8 * height, 4 * height)
 
 
 @helper

@@ -26,6 +26,8 @@ from paceline.kernels.native.vectors import (
     LANES,
     MACHINE,
     MULTIPLIES_BYTES,
+    PAIR_PRODUCTS,
+    PAIRS,
     VECTOR,
     VECTORS,
     WORDS,
@@ -81,7 +83,7 @@ def emit_tile(module: Any, form: Format, rows: int, vectors: int, first: int) ->
     ]
     start = _begun(builder, places, mode)
     body = _Body(builder, form, rows, vectors, first, panel, panel_bytes)
-    loops = body.whole if form.quantizes else body.scaled if form.scaled else body.plain
+    loops = body.whole if form.scaled else body.plain
     sums = loops(activations, inputs, start)
     _ended(builder, places, mode, sums)
     builder.ret_void()
@@ -115,8 +117,14 @@ def _ended(builder: Any, places: list[list[Any]], mode: Any, sums: list[Any]) ->
 
 
 _WORDS = {
-    name: ir.VectorType(kind, LANES) for name, kind in {"fp32": F32, "fp16": F16, "bf16": I32, "int8": I8, "int4": I32}.items()
+    "fp32": VECTOR,
+    "fp16": ir.VectorType(F16, LANES),
+    "bf16": WORDS,
+    "int8": ir.VectorType(I8, 2 * LANES),
+    "int4": WORDS,
+    "w8a8": WORDS,
 }
+"""What a register's share of a panel's words is."""
 
 
 class _Body:
@@ -137,59 +145,61 @@ class _Body:
             loop.next = self._multiplied(activations, self.builder.mul(loop.index, constant(unroll)), offset, loop.carried)
         return loop.carried
 
-    def scaled(self, activations: Any, inputs: Any, start: list[Any]) -> list[Any]:
-        """Per group of inputs a sum over its whole numbers, which is scaled and added to the sum of the groups before."""
-        builder, form = self.builder, self.form
-        running = [builder.alloca(VECTOR) for _ in start]
-        for place, value in zip(running, start, strict=True):
-            builder.store(value, place)
-        with counted(builder, builder.udiv(inputs, constant(GROUP))) as group:
-            offset = builder.mul(group.index, constant(form.group_bytes))
-            first = builder.mul(group.index, constant(GROUP))
-            with counted(builder, self._turns(inputs), [ZERO] * len(start)) as loop:
-                inner = builder.add(offset, constant(form.scale_bytes))
-                inner = builder.add(inner, builder.mul(loop.index, constant(form.bytes_together)))
-                index = builder.add(first, builder.mul(loop.index, constant(form.together)))
-                loop.next = self._multiplied(activations, index, inner, loop.carried)
-            for vector in range(self.vectors):
-                scale = self._scale(vector, offset)
-                for row in range(self.rows):
-                    place = running[row * self.vectors + vector]
-                    builder.store(fused(builder, loop.carried[row * self.vectors + vector], scale, builder.load(place)), place)
-        return [builder.load(place) for place in running]
-
     def whole(self, activations: Any, inputs: Any, start: list[Any]) -> list[Any]:
-        """As `scaled`, with activations in whole numbers: sums of a group are exact, whatever their order."""
+        """Per group of inputs a sum over whole numbers, exact in whatever order, which is scaled and added to that of the groups
+        before.
+        """
         builder, form, rows = self.builder, self.form, self.rows
+        steps = form.together * form.activation_bits // 32
         running = [builder.alloca(VECTOR) for _ in start]
         for place, value in zip(running, start, strict=True):
             builder.store(value, place)
         with counted(builder, builder.udiv(inputs, constant(GROUP))) as group:
             offset = builder.mul(group.index, constant(form.group_bytes))
-            scales = builder.add(activations, builder.mul(group.index, constant(rows * (8 + GROUP))))
-            excess = [load(builder, builder.add(scales, constant(4 * (rows + row))), I32, 4) for row in range(rows)]
-            begin = [splat(builder, builder.neg(value)) for value in excess for _ in range(self.vectors)]
+            scales = builder.add(activations, builder.mul(group.index, constant(rows * form.row_bytes(GROUP))))
+            begin = [self._without_excess(scales, row) for row in range(rows) for _ in range(self.vectors)]
             with counted(builder, self._turns(inputs), begin) as loop:
-                inner = builder.add(offset, constant(form.scale_bytes))
-                inner = builder.add(inner, builder.mul(loop.index, constant(form.bytes_together)))
-                words = [load(builder, self._at(vector, inner, 4), WORDS, 4 * LANES) for vector in range(self.vectors)]
-                self._prefetch(inner)
-                fours = builder.add(scales, builder.mul(builder.add(loop.index, constant(2)), constant(4 * rows)))
-                following = []
-                for row in range(rows):
-                    four = splat(builder, load(builder, builder.add(fours, constant(4 * row)), I32, 4))
-                    for vector in range(self.vectors):
-                        following.append(four_products(builder, loop.carried[row * self.vectors + vector], words[vector], four))
-                loop.next = following
-            sums = loop.carried
+                words = self._words(builder.add(offset, self._word_place(loop.index)))
+                first = builder.mul(builder.mul(loop.index, constant(steps)), constant(4 * rows))
+                factors = builder.add(builder.add(scales, constant(8 * rows)), first)
+                loop.next = self._products(factors, words, steps, loop.carried)
             for row in range(rows):
                 size = splat(builder, load(builder, builder.add(scales, constant(4 * row)), F32, 4))
                 for vector in range(self.vectors):
                     scale = builder.fmul(self._scale(vector, offset), size)
                     at = running[row * self.vectors + vector]
-                    value = builder.sitofp(sums[row * self.vectors + vector], VECTOR)
+                    value = builder.sitofp(loop.carried[row * self.vectors + vector], VECTOR)
                     builder.store(fused(builder, value, scale, builder.load(at)), at)
         return [builder.load(place) for place in running]
+
+    def _without_excess(self, scales: Any, row: int) -> Any:
+        """What a row's sums over a group begin with, so that the excess of every weight is taken off in the end."""
+        if self.form.excess == 0:
+            return repeated(0)
+        total = load(self.builder, self.builder.add(scales, constant(4 * (self.rows + row))), I32, 4)
+        return splat(self.builder, self.builder.mul(total, I32(-self.form.excess)))
+
+    def _word_place(self, turn: Any) -> Any:
+        """Where the words of a turn lie behind the beginning of their group."""
+        return self.builder.add(constant(self.form.scale_bytes), self.builder.mul(turn, constant(self.form.bytes_together)))
+
+    def _products(self, factors: Any, words: list[Any], steps: int, sums: list[Any]) -> list[Any]:
+        """The sums after the inputs that share these words. factors: address of a word of each row, per step."""
+        builder = self.builder
+        for step in range(steps):
+            weights = [whole_numbers(builder, self.form, word, step) for word in words]
+            following = []
+            for row in range(self.rows):
+                place = builder.add(factors, constant(4 * (step * self.rows + row)))
+                factor = splat(builder, load(builder, place, I32, 4))
+                for vector in range(self.vectors):
+                    following.append(self._added(sums[row * self.vectors + vector], weights[vector], factor))
+            sums = following
+        return sums
+
+    def _added(self, sums: Any, weights: Any, factor: Any) -> Any:
+        together = four_products if self.form.activation_bits == 8 else pair_products
+        return together(self.builder, sums, weights, factor)
 
     def _turns(self, inputs: Any) -> Any:
         """Words of a group, one after another: GROUP / together, found out from the panel's size.
@@ -219,14 +229,17 @@ class _Body:
         half = load(self.builder, self._at(vector, offset, 2), ir.VectorType(F16, LANES), 2 * LANES)
         return self.builder.fpext(half, VECTOR)
 
+    def _words(self, offset: Any) -> list[Any]:
+        """The words that lie at an offset of the panel; those further on are fetched."""
+        kind, size = _WORDS[self.form.name], self.form.word_bytes
+        words = [load(self.builder, self._at(vector, offset, size), kind, size * LANES) for vector in range(self.vectors)]
+        self._prefetch(offset)
+        return words
+
     def _multiplied(self, activations: Any, index: Any, offset: Any, sums: list[Any]) -> list[Any]:
         """The sums after the `together` inputs from `index` on, whose weights lie at `offset` in every panel."""
         builder, form = self.builder, self.form
-        words = [
-            load(builder, self._at(vector, offset, form.word_bytes), _WORDS[form.name], form.word_bytes * LANES)
-            for vector in range(self.vectors)
-        ]
-        self._prefetch(offset)
+        words = self._words(offset)
         for step in range(form.together):
             weights = [widened(builder, form, word, step) for word in words]
             row_bytes = 4 * self.rows
@@ -250,11 +263,19 @@ def widened(builder: Any, form: Format, word: Any, step: int) -> Any:
         case "bf16":
             high = builder.shl(word, repeated(16)) if step == 0 else builder.and_(word, repeated(-65536))
             return builder.bitcast(high, VECTOR)
+    raise ValueError(f"no tile widens the format {form.name!r}")
+
+
+def whole_numbers(builder: Any, form: Format, word: Any, step: int) -> Any:
+    """The `step`-th weights of each lane's word, as they are multiplied: two of 16 bits or four unsigned ones of 8."""
+    match form.name:
         case "int8":
-            return builder.sitofp(word, VECTOR)
+            return builder.bitcast(builder.sext(word, PAIRS), WORDS)
         case "int4":
-            return _nibble(builder, word, step)
-    raise ValueError(f"no tile reads the format {form.name!r}")
+            return builder.and_(builder.lshr(word, repeated(4 * step)), repeated(0x000F000F))
+        case "w8a8":
+            return word
+    raise ValueError(f"no tile multiplies whole numbers of the format {form.name!r}")
 
 
 def four_products(builder: Any, sums: Any, unsigned: Any, signed: Any) -> Any:
@@ -271,12 +292,13 @@ def four_products(builder: Any, sums: Any, unsigned: Any, signed: Any) -> Any:
     return sums
 
 
-def _nibble(builder: Any, word: Any, step: int) -> Any:
-    if LANES == 16:
-        # a table of sixteen floats in one register, which looks at the low four bits of each lane only
-        table = ir.Constant(VECTOR, [float(value - 8) for value in range(16)])
-        index = builder.lshr(word, repeated(4 * step)) if step else word
-        name = "llvm.x86.avx512.permvar.sf.512"
-        return builder.call(external(builder, name, VECTOR, [VECTOR, index.type]), [table, index])
-    unsigned = builder.and_(builder.lshr(word, repeated(4 * step)), repeated(15))
-    return builder.sitofp(builder.sub(unsigned, repeated(8)), VECTOR)
+def pair_products(builder: Any, sums: Any, left: Any, right: Any) -> Any:
+    """Per 32-bit lane: the sum plus the products of two pairs of 16-bit numbers."""
+    if PAIR_PRODUCTS:
+        callee = external(builder, PAIR_PRODUCTS, WORDS, [PAIRS, PAIRS])
+        # with the addition LLVM makes one instruction of it where there is one (VNNI)
+        return builder.add(sums, builder.call(callee, [builder.bitcast(left, PAIRS), builder.bitcast(right, PAIRS)]))
+    for shift in (16, 0):
+        first, second = (builder.ashr(builder.shl(pair, repeated(shift)), repeated(16)) for pair in (left, right))
+        sums = builder.add(sums, builder.mul(first, second))
+    return sums

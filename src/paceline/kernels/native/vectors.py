@@ -56,6 +56,18 @@ FUSES = bool(MACHINE.features & {"fma", "avx512f", "neon"})
 MULTIPLIES_BYTES = bool(MACHINE.features & {"avx512vnni", "avxvnni"})
 """Whether one instruction multiplies four pairs of bytes and adds them up."""
 
+
+def _pair_products() -> str:
+    if MACHINE.lanes == 16:
+        return "llvm.x86.avx512.pmaddw.d.512" if "avx512bw" in MACHINE.features else ""
+    if MACHINE.lanes == 8:
+        return "llvm.x86.avx2.pmadd.wd"
+    return "llvm.x86.sse2.pmadd.wd" if "sse2" in MACHINE.features else ""
+
+
+PAIR_PRODUCTS = _pair_products()
+"""LLVM's name of the instruction that multiplies two pairs of 16-bit numbers per lane and adds them up; empty without one."""
+
 if MACHINE.lanes == 16:
     # LLVM splits 512-bit vectors on processors that it thinks prefer 256; read by Numba when it is first imported
     os.environ.setdefault("NUMBA_CPU_NAME", llvm.get_host_cpu_name())
@@ -63,6 +75,7 @@ if MACHINE.lanes == 16:
 
 VECTOR = ir.VectorType(F32, LANES)
 WORDS = ir.VectorType(I32, LANES)
+PAIRS = ir.VectorType(I16, 2 * LANES)
 ZERO = ir.Constant(VECTOR, [0.0] * LANES)
 
 
