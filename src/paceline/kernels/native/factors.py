@@ -1,0 +1,82 @@
+"""Factors: what words of packed weights become in registers, and how whole numbers are multiplied there."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import ir
+
+from paceline.kernels.native.formats import Format
+from paceline.kernels.native.vectors import (
+    F16,
+    I8,
+    LANES,
+    MULTIPLIES_BYTES,
+    PAIR_PRODUCTS,
+    PAIRS,
+    VECTOR,
+    WORDS,
+    external,
+    repeated,
+)
+
+WORDS_OF = {
+    "fp32": VECTOR,
+    "fp16": ir.VectorType(F16, LANES),
+    "bf16": WORDS,
+    "int8": ir.VectorType(I8, 2 * LANES),
+    "int4": WORDS,
+    "w8a8": WORDS,
+}
+"""What a register's share of a panel's words is."""
+
+
+def widened(builder: Any, form: Format, word: Any, step: int) -> Any:
+    """Float32 weights of one input: the `step`-th of those that share a word."""
+    match form.name:
+        case "fp32":
+            return word
+        case "fp16":
+            return builder.fpext(word, VECTOR)
+        case "bf16":
+            high = builder.shl(word, repeated(16)) if step == 0 else builder.and_(word, repeated(-65536))
+            return builder.bitcast(high, VECTOR)
+    raise ValueError(f"no tile widens the format {form.name!r}")
+
+
+def whole_numbers(builder: Any, form: Format, word: Any, step: int) -> Any:
+    """The `step`-th weights of each lane's word, as they are multiplied: two of 16 bits or four unsigned ones of 8."""
+    match form.name:
+        case "int8":
+            return builder.bitcast(builder.sext(word, PAIRS), WORDS)
+        case "int4":
+            return builder.and_(builder.lshr(word, repeated(4 * step)), repeated(0x000F000F))
+        case "w8a8":
+            return word
+    raise ValueError(f"no tile multiplies whole numbers of the format {form.name!r}")
+
+
+def four_products(builder: Any, sums: Any, unsigned: Any, signed: Any) -> Any:
+    """Per 32-bit lane: the sum plus the products of four unsigned with four signed bytes."""
+    if MULTIPLIES_BYTES:
+        bits = 32 * LANES
+        kind = ir.VectorType(I8, 4 * LANES)
+        callee = external(builder, f"llvm.x86.avx512.vpdpbusd.{bits}", WORDS, [WORDS, kind, kind])
+        return builder.call(callee, [sums, builder.bitcast(unsigned, kind), builder.bitcast(signed, kind)])
+    for byte in range(4):
+        left = builder.and_(builder.lshr(unsigned, repeated(8 * byte)), repeated(255))
+        right = builder.ashr(builder.shl(signed, repeated(24 - 8 * byte)), repeated(24))
+        sums = builder.add(sums, builder.mul(left, right))
+    return sums
+
+
+def pair_products(builder: Any, sums: Any, left: Any, right: Any) -> Any:
+    """Per 32-bit lane: the sum plus the products of two pairs of 16-bit numbers."""
+    if PAIR_PRODUCTS:
+        callee = external(builder, PAIR_PRODUCTS, WORDS, [PAIRS, PAIRS])
+        # with the addition LLVM makes one instruction of it where there is one (VNNI)
+        return builder.add(sums, builder.call(callee, [builder.bitcast(left, PAIRS), builder.bitcast(right, PAIRS)]))
+    for shift in (16, 0):
+        first, second = (builder.ashr(builder.shl(pair, repeated(shift)), repeated(16)) for pair in (left, right))
+        sums = builder.add(sums, builder.mul(first, second))
+    return sums
