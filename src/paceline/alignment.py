@@ -37,8 +37,9 @@ _GIVEN_UP, _LOST = 0.6, 8
 three in a row to be followed again."""
 _GLANCE = 4
 """It is then looked at once in so many tokens."""
-_FIRST, _GROWTH = 2, 8
-"""Tokens drafted at most where nothing is matched yet, and with each that is."""
+_FIRST, _GUESSED, _GROWTH = 1, 2, 8
+"""Tokens drafted at most in the beginning, where rows beside a prompt cost in full; behind an edit while nothing is matched; and
+with each token that is."""
 _SCANNED = 1024
 """A reference of up to so many tokens is scanned where a longer one is indexed: an index would take longer to make."""
 _WORTH = 0.15
@@ -211,7 +212,8 @@ class Alignment:
             return []
         factor, known = min(self._factor, 1.0), self._matched + self._trust
         found, chance = [], 1.0
-        for depth in range(min(longest, left, self._matched * _GROWTH or _FIRST)):
+        most = self._matched * _GROWTH or (_FIRST if self._trust else _GUESSED)
+        for depth in range(min(longest, left, most)):
             # behind a guess that came true as behind a match near the edit
             held = known + depth + _NEARNESS * (not known and depth > 0)
             confidence = factor * _LIKELY[min(held, _LAST)]
