@@ -63,10 +63,11 @@ def four_products(builder: Any, sums: Any, unsigned: Any, signed: Any) -> Any:
         kind = ir.VectorType(I8, 4 * LANES)
         callee = external(builder, f"llvm.x86.avx512.vpdpbusd.{bits}", WORDS, [WORDS, kind, kind])
         return builder.call(callee, [sums, builder.bitcast(unsigned, kind), builder.bitcast(signed, kind)])
-    for byte in range(4):
-        left = builder.and_(builder.lshr(unsigned, repeated(8 * byte)), repeated(255))
-        right = builder.ashr(builder.shl(signed, repeated(24 - 8 * byte)), repeated(24))
-        sums = builder.add(sums, builder.mul(left, right))
+    halves, byte = builder.bitcast(signed, PAIRS), ir.Constant(PAIRS, [8] * 2 * LANES)
+    for odd in (False, True):
+        left = builder.and_(builder.lshr(unsigned, repeated(8)) if odd else unsigned, repeated(0x00FF00FF))
+        right = builder.ashr(halves if odd else builder.shl(halves, byte), byte)
+        sums = pair_products(builder, sums, left, builder.bitcast(right, WORDS))
     return sums
 
 
