@@ -12,6 +12,9 @@ import pytest
 
 os.environ.setdefault("TRITON_INTERPRET", "1")
 
+# Hypothesis looks for who holds its random numbers, and finds nobody once the command line has frozen what there is
+import hypothesis.internal.observability  # noqa: F401  # isort: skip
+
 # after the environment is set: what follows may import Triton
 from paceline.tree import DraftTree  # isort: skip
 

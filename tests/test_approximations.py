@@ -61,7 +61,7 @@ def test_what_cannot_be_built_is_refused_in_one_sentence(llm: LLM, spec: str, re
         llm.use(spec)
 
 
-@pytest.mark.parametrize("fast", [True, False])
-def test_auto_holds_its_draft_in_bytes_where_that_is_fast(llm: LLM, monkeypatch: pytest.MonkeyPatch, fast: bool) -> None:
-    monkeypatch.setattr(compose, "multiplies_bytes", lambda: fast)
-    assert automatic(llm.path).endswith("@w8a8") is fast
+@pytest.mark.parametrize("packed", [True, False])
+def test_auto_holds_its_draft_in_bytes_where_weights_are_packed(llm: LLM, monkeypatch: pytest.MonkeyPatch, packed: bool) -> None:
+    monkeypatch.setattr(compose, "packs_weights", lambda: packed)
+    assert automatic(llm.path).endswith("@int8") is packed

@@ -3,7 +3,7 @@
 Under `match` it chooses with the very noise the target will choose with (coupled draws), so that two models that agree on the
 distribution agree on the token; for a rule that tests draws it draws, and shows what from. `tree=static` has the shape that is
 best for the acceptance measured so far, by rank among siblings; `tree=dynamic` grows where the model is sure; `samples=k` goes on
-from k tokens. A model with another tokenizer drafts the tokens that both have, or, with `bridge=text`, text. `model:PATH@w8a8`
+from k tokens. A model with another tokenizer drafts the tokens that both have, or, with `bridge=text`, text. `model:PATH@int8`
 holds its weights in that format: a draft need not be exact.
 Its cache obeys the one invariant: it holds a prefix of the committed text and is fed what it lacks; what it drafted stays cached
 and counts as far as it came true. Past its own context it drafts less, then nothing.

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 
-from paceline.kernels.native.vectors import MULTIPLIES_BYTES
 from paceline.models.base import DTYPES, LanguageModel, ModelError
 from paceline.models.checkpoint import Checkpoint, inspected
 from paceline.models.embedded import DEFAULT, embedded_path
@@ -96,9 +95,9 @@ def load_model(path: str | Path, *, weights: str | None = None, native: bool = T
         return probed(model, identity)
 
 
-def multiplies_bytes() -> bool:
-    """Whether `w8a8` is the fastest format here: packed weights, on a processor that multiplies bytes."""
-    return MULTIPLIES_BYTES and runs_here() and not torch.cuda.is_available()
+def packs_weights() -> bool:
+    """Whether models of the Llama form are held in packed weights here."""
+    return runs_here() and not torch.cuda.is_available()
 
 
 def context_length(config: Any) -> int:
