@@ -32,7 +32,7 @@ def origin() -> dict[str, Any]:
 
 def commit() -> str | None:
     """The commit of the source tree this runs from, and whether it was changed since; None outside of one."""
-    folder = Path(__file__).parent
+    folder = Path(__file__).parents[1]
     try:
         head = _git(folder, "rev-parse", "HEAD")
         return f"{head} with changes" if _git(folder, "status", "--porcelain", "--", ".") else head
