@@ -173,6 +173,17 @@ def test_whole_activations_lie_as_the_tiles_read_them(count: int, height: int, n
     assert packed.padded_inputs % GROUP == 0
 
 
+@pytest.mark.parametrize("name", ["w8a8", "int8"])
+@pytest.mark.parametrize("odd", [torch.nan, torch.inf])
+def test_what_is_no_number_makes_its_group_none(name: str, odd: float) -> None:
+    form, row = FORMATS[name], torch.ones(2 * GROUP)
+    row[GROUP + 3] = odd
+    out = torch.zeros(form.row_bytes(2 * GROUP) // 4)
+    call(QUANTIZED, row, 0, 1, count=2 * GROUP, number=form.activation_bits, out=out)
+    assert out[0].isfinite()
+    assert not out[len(out) // 2].isfinite()
+
+
 @pytest.mark.parametrize("rows", [1, MOST_ROWS, MOST_ROWS + 1, 3 * MOST_ROWS - 1, 100])
 def test_tiles_part_all_rows_evenly(rows: int) -> None:
     parts = -(-rows // MOST_ROWS)

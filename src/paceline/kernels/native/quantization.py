@@ -40,11 +40,10 @@ def quantized_group(context, bits, source, scale, sum_, words, stride):
 def _quantize(builder: Any, bits: int, source: Any, scale: Any, sum_: Any, words: Any, stride: Any) -> None:
     kinds = f"v{GROUP}f32"
     numbers = load(builder, source, _NUMBERS, 4)
-    sizes = builder.call(external(builder, f"llvm.fabs.{kinds}", _NUMBERS, [_NUMBERS]), [numbers])
-    largest = builder.call(
-        external(builder, f"llvm.vector.reduce.fmax.{kinds}", F32, [_NUMBERS]), [sizes], fastmath=("nnan", "nsz")
-    )
-    size = builder.fdiv(largest, F32(2 ** (bits - 1) - 1))
+    # as whole numbers sizes are in the same order, and what is no number is the largest: then the scale is none either
+    sizes = builder.and_(builder.bitcast(numbers, _WHOLE), ir.Constant(_WHOLE, [0x7FFFFFFF] * GROUP))
+    largest = builder.call(external(builder, f"llvm.vector.reduce.umax.v{GROUP}i32", I32, [_WHOLE]), [sizes])
+    size = builder.fdiv(builder.bitcast(largest, F32), F32(2 ** (bits - 1) - 1))
     some = builder.fcmp_ordered(">=", size, F32(_SMALLEST))
     inverse = builder.select(some, builder.fdiv(F32(1.0), size), F32(0.0))
     halves = ir.Constant(_NUMBERS, [0.5] * GROUP)
