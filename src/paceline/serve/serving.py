@@ -6,6 +6,8 @@ import asyncio
 import contextlib
 import logging
 import signal
+import socket
+import time
 from collections.abc import Callable, Generator
 from pathlib import Path
 
@@ -33,6 +35,19 @@ class _Server(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
         yield
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen until what is in flight has ended: uvicorn would not, and cut off whom it has not accepted yet."""
+        patience_s = self.config.timeout_graceful_shutdown or 0
+        in_flight, until = {*self.server_state.tasks}, time.monotonic() + patience_s
+        while in_flight and not self.force_exit and time.monotonic() < until:
+            _, in_flight = await asyncio.wait(in_flight, timeout=_LOOKED_S)
+        self.config.timeout_graceful_shutdown = max(round(until - time.monotonic()), 1)
+        await super().shutdown(sockets)
+
+
+_LOOKED_S = 0.1
+"""Between two looks at whether a second signal has come."""
 
 
 async def serve(settings: Settings, started: Callable[[str, EngineService], None]) -> None:
