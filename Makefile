@@ -66,7 +66,7 @@ check: setup
 docs: setup
 	$(BIN)/python docs/generate.py
 
-# a quarter of an hour of a quiet machine; peers run where `pip install -e '.[peers]'` was done before (llama.cpp is compiled by it)
+# half an hour of a quiet machine; peers run where `pip install -e '.[peers]'` was done before (llama.cpp is compiled by it)
 MODEL_DRAFT := --draft 'model:"paceline-14m-draft",depth=5@int8'
 GROWN := --grow 16x768 --tasks e2e,sql --context 320 --max-tokens 64 --draft auto $(MODEL_DRAFT) --limit 4 --repeats 3
 

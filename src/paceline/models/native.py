@@ -1,8 +1,9 @@
 """NativeModel: a Llama-form model run from packed weights, one compiled call per step.
 
 A second road beside the transformers adapter, behind the same contract. A row's logits have the same bits whatever rides beside
-it and on any number of threads, so that verifying equals decoding in every format, int4 included. Activations are float32, keys
-and values too where weights are, else float16; under whole-number formats embeddings keep the checkpoint's precision.
+it and on any number of threads, so that verifying equals decoding in every format, int4 included. Activations are float32, but
+whole numbers where they meet such weights; keys and values are float32 where weights are, else float16. Under formats of whole
+numbers embeddings keep the checkpoint's precision.
 """
 
 from __future__ import annotations

@@ -107,20 +107,19 @@ def _quantized(bits, row, count, inputs, own, tile, place, height):
     own: where the row is laid if zeros must follow it.
     """  # fmt: skip
     if count < inputs:
-        unpadded, target = floats(row), floats(own)
+        source, target = floats(row), floats(own)
         for k in range(count):
-            put(target, k, unpadded[k])
+            put(target, k, source[k])
         for k in range(count, inputs):
             put(target, k, _f(0))
         row = own
     for group in range(inputs // GROUP):
-        source = row + 4 * group * GROUP
+        numbers = row + 4 * group * GROUP
+        at = tile + group * height * (8 + GROUP * bits // 8) + 4 * place
         if bits == 8:
-            at = tile + group * height * (8 + GROUP) + 4 * place
-            quantized_group(8, source, at, at + 4 * height, at + 8 * height, 4 * height)
+            quantized_group(8, numbers, at, at + 4 * height, at + 8 * height, 4 * height)
         else:
-            at = tile + group * height * (8 + 2 * GROUP) + 4 * place
-            quantized_group(16, source, at, at + 4 * height, at + 8 * height, 4 * height)
+            quantized_group(16, numbers, at, at + 4 * height, at + 8 * height, 4 * height)
 
 
 @helper
