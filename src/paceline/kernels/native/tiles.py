@@ -25,6 +25,7 @@ from paceline.kernels.native.vectors import (
     I64,
     LANES,
     MACHINE,
+    PAGES,
     VECTOR,
     VECTORS,
     ZERO,
@@ -39,8 +40,11 @@ from paceline.kernels.native.vectors import (
 )  # fmt: skip
 
 STORE, ADD, CONTINUE = 0, 1, 2
-AHEAD = 8192
-"""Bytes by which a tile prefetches its panel: the latency of memory at the speed it is read, measured (ADR 0004)."""
+_PAGE = 4096
+AHEAD = max(8192, PAGES * _PAGE)
+"""Bytes by which a tile prefetches its panel: the latency of memory at the speed it is read, measured (ADR 0004). All pages that
+are fetched in turn have arrived when the first of them is read.
+"""
 _SPARE = 5
 """Registers left for weights and broadcast activations."""
 
@@ -109,6 +113,21 @@ def _ended(builder: Any, places: list[list[Any]], mode: Any, sums: list[Any]) ->
         with stores:
             for value, place in zip(sums, flat, strict=True):
                 store(builder, value, place, 4)
+
+
+def _in_turn(builder: Any, address: Any) -> Any:
+    """Where to prefetch instead of `address`, for a walk over memory to fetch lines of PAGES neighbouring pages in turn.
+
+    A permutation of the lines of those pages: the lowest bits of a line's number become the page's.
+    """
+    if PAGES == 1:
+        return address
+    lines = _PAGE // 64
+    line = builder.lshr(address, constant(6))
+    page = builder.mul(builder.and_(line, constant(PAGES - 1)), constant(_PAGE))
+    within = builder.mul(builder.and_(builder.udiv(line, constant(PAGES)), constant(lines - 1)), constant(64))
+    window = builder.and_(address, constant(-PAGES * _PAGE))
+    return builder.or_(window, builder.or_(page, within))
 
 
 class _Body:
@@ -202,7 +221,7 @@ class _Body:
             parts = VECTORS // self.vectors
             place, offset, reach = self._next, builder.udiv(offset, constant(parts)), -(-reach // parts)
         for line in range(0, reach, 64):
-            prefetch(builder, builder.add(place, builder.add(offset, constant(line))))
+            prefetch(builder, _in_turn(builder, builder.add(place, builder.add(offset, constant(line)))))
 
     def _at(self, vector: int, offset: Any, element_bytes: int) -> Any:
         """Address of a vector of elements at a byte offset of the panel."""

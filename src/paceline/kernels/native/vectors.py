@@ -68,6 +68,12 @@ def _pair_products() -> str:
 PAIR_PRODUCTS = _pair_products()
 """LLVM's name of the instruction that multiplies two pairs of 16-bit numbers per lane and adds them up; empty without one."""
 
+_AMD = ("amdfam", "bdver", "btver", "znver")
+PAGES = 4 if "sse2" in MACHINE.features and not llvm.get_host_cpu_name().startswith(_AMD) else 1
+"""Pages of memory that are prefetched in turn, a power of two. Intel's prefetchers work by pages: four at once are read half as
+fast again as one (ADR 0004). On AMD's Zen 5 one stream was the fastest.
+"""
+
 if MACHINE.lanes == 16:
     # LLVM splits 512-bit vectors on processors that it thinks prefer 256; read by Numba when it is first imported
     os.environ.setdefault("NUMBA_CPU_NAME", llvm.get_host_cpu_name())
