@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,7 @@ from paceline.bench.contest import DecoderFailed, answer
 from paceline.bench.errors import BenchError
 from paceline.bench.peers import PEERS, chosen
 from paceline.bench.peers.base import Material, PeerDecoder, guarded
+from paceline.bench.peers.host import HostedPeer
 from tiny import save_tiny
 
 
@@ -25,7 +28,7 @@ def test_every_mode_says_what_plain_decoding_says(tmp_path: Path, name: str) -> 
     ends = llm.target.eos_token_ids
     prompt = llm.encode("the thin thing in the inn and the thin thing in the")
     expected = answer(llm.generate([prompt], SamplingParams(max_tokens=24))[0].token_ids, ends)
-    peer = PEERS[name].load(Material(target, draft, tmp_path, "fp32", 128, ends, 1))
+    peer = HostedPeer(name, Material(target, draft, tmp_path, "fp32", 128, ends, 1))
     try:
         for mode, load in peer.modes().items():
             decoded = PeerDecoder(peer, mode, load).decode(prompt, 24)
@@ -53,3 +56,22 @@ def test_whatever_a_peer_raises_is_one_line() -> None:
         guarded(broken)
     assert str(failed.value).startswith("first second long")
     assert len(str(failed.value)) < 300
+
+
+def test_a_peer_that_crashes_ends_alone_and_its_row_says_how(tmp_path: Path) -> None:
+    target = save_tiny(tmp_path / "target", 3)
+    peer = HostedPeer("transformers", Material(target, None, tmp_path, "fp32", 64, frozenset(), 1))
+    decoder = PeerDecoder(peer, "plain", peer.modes()["plain"])
+    assert len(decoder.decode([1, 2, 3], 4).token_ids) == 4
+    os.kill(peer.process_id, signal.SIGSEGV)
+    for _ in range(2):
+        with pytest.raises(DecoderFailed, match="SIGSEGV"):
+            decoder.decode([1, 2, 3], 4)
+    peer.close()
+
+
+def test_a_peer_that_cannot_load_says_why_and_leaves_no_process(tmp_path: Path) -> None:
+    with pytest.raises(DecoderFailed, match="nowhere"):
+        HostedPeer("transformers", Material(tmp_path / "nowhere", None, tmp_path, "fp32", 64, frozenset(), 1))
+    with pytest.raises(ChildProcessError):
+        os.waitpid(-1, os.WNOHANG)

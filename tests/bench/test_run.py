@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from paceline.bench import runner
 from paceline.bench.page import main as write_page
 from paceline.bench.peers import PEERS
 from paceline.cli import main
@@ -121,10 +122,10 @@ def test_transformers_runs_beside_and_says_the_same(monkeypatch, capsys, models,
 
 
 def test_a_peer_that_fails_is_named_with_its_reason(monkeypatch, capsys, models, tasks) -> None:
-    def broken(self, material):
+    def broken(name, material):
         raise RuntimeError("out of\nluck")
 
-    monkeypatch.setattr(type(PEERS["transformers"]), "load", broken)
+    monkeypatch.setattr(runner, "HostedPeer", broken)
     call = (models[0], "--draft", "ngram", "--tasks", tasks, "--peers", "transformers", "--limit", "1", *FEW)
     assert run(monkeypatch, *call) == 0
     assert "transformers failed: out of luck" in capsys.readouterr().out

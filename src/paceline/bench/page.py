@@ -81,8 +81,7 @@ def _memory(memory: dict[str, Any]) -> list[str]:
     if memory["peak_resident_bytes"] is None:
         return []
     parts = [memory[name] / 1e6 for name in ("peak_resident_bytes", "weights_bytes", "kv_bytes")]
-    whole = ", peers included" if memory["holds_peers"] else ""
-    return [f"- Peak resident memory {parts[0]:.0f} MB{whole}; weights {parts[1]:.0f} MB, keys and values {parts[2]:.0f} MB"]
+    return [f"- Peak resident memory {parts[0]:.0f} MB; weights {parts[1]:.0f} MB, keys and values {parts[2]:.0f} MB"]
 
 
 def _speeds(record: dict[str, Any]) -> list[str]:

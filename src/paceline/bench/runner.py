@@ -18,8 +18,8 @@ from paceline.bench.curves import FORWARDS, PREFILL, ROWS, VERIFY_CONTEXT, verif
 from paceline.bench.grow import grown
 from paceline.bench.origin import origin, peak_resident_bytes
 from paceline.bench.ours import PLAIN, EngineDecoder
-from paceline.bench.peers import PEERS
 from paceline.bench.peers.base import Material, Peer, PeerDecoder, guarded
+from paceline.bench.peers.host import HostedPeer
 from paceline.bench.prompts import Prepared, Preparer
 from paceline.bench.report import against_peers, speedups, task_rows, with_total
 from paceline.bench.settings import Settings
@@ -76,8 +76,6 @@ class _Run:
         self.failures: dict[str, str] = {}
         self.theirs: dict[str, PeerDecoder] = {}
         self._load_peers()
-        # what was loaded may have opened thread pools of its own choice, and with them changed this one
-        torch.set_num_threads(self.threads)
 
     def _load_peers(self) -> None:
         weights = self.target.weights if self.target.weights in WEIGHTS else "fp32"
@@ -86,7 +84,7 @@ class _Run:
         for name in self.settings.peers:
             with self.watch(f"loading {name}", 1):
                 try:
-                    peer = self.peers[name] = guarded(lambda name=name: PEERS[name].load(material))
+                    peer = self.peers[name] = guarded(lambda name=name: HostedPeer(name, material))
                 except DecoderFailed as error:
                     self.failures[name] = str(error)
                     continue
@@ -195,7 +193,6 @@ class _Run:
             "peak_resident_bytes": peak_resident_bytes(),
             "weights_bytes": self.target.weights_bytes,
             "kv_bytes": max(decoder.held_bytes for decoder in self.ours.values()),
-            "holds_peers": bool(self.peers),
         }
 
 

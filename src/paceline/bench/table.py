@@ -167,9 +167,6 @@ def _footing(record: dict[str, Any]) -> str:
     line = f"medians of {record['settings']['repeats']} repeats in turns; {threads(record)}, "
     line += f"{record['machine']['processor']}, torch {versions['torch']}, paceline {versions['paceline']}"
     if memory["peak_resident_bytes"] is not None:
-        whole = ", peers included" if memory["holds_peers"] else ""
-        line += (
-            f"; peak resident {memory['peak_resident_bytes'] / 1e6:.0f} MB{whole} (weights {memory['weights_bytes'] / 1e6:.0f},"
-        )
+        line += f"; peak resident {memory['peak_resident_bytes'] / 1e6:.0f} MB (weights {memory['weights_bytes'] / 1e6:.0f},"
         line += f" keys and values {memory['kv_bytes'] / 1e6:.0f})"
     return line

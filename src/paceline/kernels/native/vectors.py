@@ -75,8 +75,8 @@ fast again as one (ADR 0004). On AMD's Zen 5 one stream was the fastest.
 """
 
 if MACHINE.lanes == 16:
-    # LLVM splits 512-bit vectors on processors that it thinks prefer 256, and sums of products of pairs where it does not know the
-    # one instruction to be fast; read by Numba when it is first imported
+    # LLVM splits 512-bit vectors on processors that it thinks prefer 256, and sums of products of pairs where it does not list
+    # the one instruction as fast; read by Numba when it is first imported
     os.environ.setdefault("NUMBA_CPU_NAME", llvm.get_host_cpu_name())
     os.environ.setdefault("NUMBA_CPU_FEATURES", llvm.get_host_cpu_features().flatten() + ",-prefer-256-bit,+fast-dpwssd")
 

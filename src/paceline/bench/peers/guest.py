@@ -1,0 +1,82 @@
+"""Guest: what runs in a peer's process, `python -m paceline.bench.peers.guest NAME ORDERS ANSWERS`: it does as `host` orders.
+
+ORDERS, ANSWERS: the descriptors of the pipe. It ends when the pipe does.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from paceline.bench.contest import DecoderFailed
+from paceline.bench.peers import PEERS
+from paceline.bench.peers.base import Material, Mode, Peer, guarded
+
+
+class Guest:
+    """One peer, loaded when it is told to."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._peer: Peer | None = None
+        self._loaders: dict[str, Callable[[], Mode]] = {}
+        self._modes: dict[str, Mode] = {}
+        self._forward: Callable[[int], float] | None = None
+
+    def answer(self, order: dict[str, Any]) -> dict[str, Any]:
+        """The answer to one order; `error`, on one line, for whatever goes wrong."""
+        do = getattr(self, f"_{order.pop('do')}")
+        try:
+            return guarded(lambda: do(**order))
+        except DecoderFailed as error:
+            return {"error": str(error)}
+
+    def close(self) -> None:
+        if self._peer is not None:
+            self._peer.close()
+
+    def _load(self, target: str, draft: str | None, work: str, ends: list[int], threads: int, **others: Any) -> dict[str, Any]:
+        torch.set_num_threads(threads)
+        paths = {"target": Path(target), "draft": None if draft is None else Path(draft), "work": Path(work)}
+        self._peer = PEERS[self._name].load(Material(**paths, ends=frozenset(ends), threads=threads, **others))
+        self._loaders = self._peer.modes()
+        return {"version": self._peer.version, "weights": self._peer.weights, "modes": list(self._loaders)}
+
+    def _open(self, mode: str) -> dict[str, Any]:
+        self._modes[mode] = self._loaders[mode]()
+        return {}
+
+    def _decode(self, mode: str, prompt: list[int], max_tokens: int) -> dict[str, Any]:
+        decoded = self._modes[mode](prompt, max_tokens)
+        told = asdict(decoded)
+        return {"decoded": {field: told[field] for field in ("token_ids", "first_s", "first_tokens", "total_s")}}
+
+    def _forward_behind(self, context: int) -> dict[str, Any]:
+        assert self._peer is not None
+        self._forward = self._peer.forward(context)
+        return {"able": self._forward is not None}
+
+    def _rows(self, rows: int) -> dict[str, Any]:
+        assert self._forward is not None
+        return {"seconds": self._forward(rows)}
+
+
+def main() -> None:
+    name, orders, answers = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+    guest = Guest(name)
+    with os.fdopen(orders, encoding="utf-8") as lines, os.fdopen(answers, "w", encoding="utf-8") as out:
+        for line in lines:
+            out.write(json.dumps(guest.answer(json.loads(line))) + "\n")
+            out.flush()
+    guest.close()
+
+
+if __name__ == "__main__":
+    main()

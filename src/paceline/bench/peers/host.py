@@ -1,0 +1,110 @@
+"""Host: a peer in a process of its own, asked over a pipe; one JSON object a line each way, nothing is unpickled.
+
+So a peer's threads, its memory and its crashes are its own: none of them disturbs what the others are measured by. It takes its
+times itself, so the pipe costs it nothing. What a library prints goes nowhere near the pipe.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Sequence as Many
+from dataclasses import asdict
+from typing import Any
+
+from paceline.bench.contest import Decoded, DecoderFailed
+from paceline.bench.peers.base import Material, Mode, Peer
+
+_END_S = 10.0
+"""How long a peer may take to end when it is told to."""
+
+
+class HostedPeer(Peer):
+    """A peer behind its pipe. Raises DecoderFailed for whatever happens on the other side, its end included."""
+
+    def __init__(self, name: str, material: Material) -> None:
+        asked, told = os.pipe(), os.pipe()
+        command = [sys.executable, "-m", "paceline.bench.peers.guest", name, str(asked[0]), str(told[1])]
+        self._process = subprocess.Popen(
+            command, pass_fds=(asked[0], told[1]), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+        os.close(asked[0])
+        os.close(told[1])
+        self._orders, self._answers = os.fdopen(asked[1], "w", encoding="utf-8"), os.fdopen(told[0], encoding="utf-8")
+        self.name = name
+        try:
+            self._known = self._ask("load", **_as_json(material))
+        except BaseException:
+            self.close()
+            raise
+        self.version, self.weights = self._known["version"], self._known["weights"]
+
+    @property
+    def process_id(self) -> int:
+        return self._process.pid
+
+    def modes(self) -> dict[str, Callable[[], Mode]]:
+        return {mode: lambda mode=mode: self._mode(mode) for mode in self._known["modes"]}
+
+    def forward(self, context: int) -> Callable[[int], float] | None:
+        if not self._ask("forward_behind", context=context)["able"]:
+            return None
+        return lambda rows: self._ask("rows", rows=rows)["seconds"]
+
+    def close(self) -> None:
+        for end in (self._orders, self._answers):
+            # a peer that is gone does not take what is still to be written
+            try:
+                end.close()
+            except OSError:
+                continue
+        try:
+            self._process.wait(_END_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def _mode(self, mode: str) -> Mode:
+        self._ask("open", mode=mode)
+
+        def decode(prompt: Many[int], max_tokens: int) -> Decoded:
+            return Decoded(**self._ask("decode", mode=mode, prompt=list(prompt), max_tokens=max_tokens)["decoded"])
+
+        return decode
+
+    def _ask(self, what: str, **fields: Any) -> dict[str, Any]:
+        try:
+            self._orders.write(json.dumps({"do": what, **fields}) + "\n")
+            self._orders.flush()
+            line = self._answers.readline()
+        except OSError:
+            line = ""
+        if not line:
+            raise DecoderFailed(self._ended())
+        answer = json.loads(line)
+        if "error" in answer:
+            raise DecoderFailed(answer["error"])
+        return answer
+
+    def _ended(self) -> str:
+        try:
+            code = self._process.wait(_END_S)
+        except subprocess.TimeoutExpired:
+            return "its process does not answer"
+        how = f"with exit code {code}" if code >= 0 else f"by {signal.Signals(-code).name}"
+        return f"its process was ended {how}"
+
+
+def _as_json(material: Material) -> dict[str, Any]:
+    """The fields of a Material as `guest` reads them."""
+    fields = asdict(material)
+    return {
+        **fields,
+        "target": str(material.target),
+        "draft": None if material.draft is None else str(material.draft),
+        "work": str(material.work),
+        "ends": sorted(material.ends),
+    }
