@@ -219,7 +219,9 @@ class Weights:
 def _alternating(gate_up: torch.Tensor) -> torch.Tensor:
     """A panel of gates, then the panel of what they gate, and so on; padded so that both end on a panel."""
     inner = gate_up.shape[0] // 2
-    wide = padded(inner, PANEL)
-    parts = gate_up.new_zeros(2, wide, *gate_up.shape[1:])
-    parts[:, :inner] = gate_up.unflatten(0, (2, inner))
-    return parts.unflatten(1, (-1, PANEL)).transpose(0, 1).flatten(0, 2).contiguous()
+    whole, rest = divmod(inner, PANEL)
+    panels = gate_up.new_zeros(padded(inner, PANEL) // PANEL, 2, PANEL, *gate_up.shape[1:])
+    for half, part in enumerate(gate_up.split(inner)):
+        panels[:whole, half] = part[: whole * PANEL].unflatten(0, (whole, PANEL))
+        panels[whole:, half, :rest] = part[whole * PANEL :]
+    return panels.flatten(0, 2)

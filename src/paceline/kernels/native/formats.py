@@ -101,13 +101,14 @@ def pack(weight: torch.Tensor, form: Format, arena: Arena | None = None) -> Pack
     """weight: [N, K] of any floating type. Worked on in slices, so that little more than the result is held."""
     outputs, inputs = weight.shape
     data = (arena or Arena()).empty(padded(outputs, PANEL) // PANEL, form.panel_bytes(inputs))
-    for first in range(0, data.shape[0], _SLICE):
-        data[first : first + _SLICE] = _panels(weight[first * PANEL : (first + _SLICE) * PANEL], form)
+    together = max(_SLICE // (PANEL * inputs), 1)
+    for first in range(0, data.shape[0], together):
+        data[first : first + together] = _panels(weight[first * PANEL : (first + together) * PANEL], form)
     return Packed(form, outputs, inputs, data)
 
 
-_SLICE = 32
-"""Panels packed at a time."""
+_SLICE = 2**18
+"""Numbers packed at a time, unless one panel has more: what is made of them on the way takes ten times their bytes."""
 
 
 def _panels(weight: torch.Tensor, form: Format) -> torch.Tensor:
