@@ -66,7 +66,8 @@ check: setup
 docs: setup
 	$(BIN)/python docs/generate.py
 
-# half an hour of a quiet machine; peers run where `pip install -e '.[peers]'` was done before (llama.cpp is compiled by it)
+# half an hour to an hour of a quiet machine; peers run where `pip install -e '.[peers]'` was done before (llama.cpp is compiled
+# by it; on processors with AMX it has been seen to crash on 8-bit weights, CFLAGS=-mno-amx-int8 CXXFLAGS=-mno-amx-int8 avoids it)
 MODEL_DRAFT := --draft 'model:"paceline-14m-draft",depth=5@int8'
 GROWN := --grow 16x768 --tasks e2e,sql --context 320 --max-tokens 64 --draft auto $(MODEL_DRAFT) --limit 4 --repeats 3
 

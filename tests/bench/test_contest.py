@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from paceline.bench.contest import Decoded, DecoderFailed, Rules, Tally, answer, contest
+from paceline.bench.curves import verify_curve
 
 
 class Fake:
@@ -72,3 +73,19 @@ def test_an_answer_ends_before_its_end() -> None:
     assert answer([4, 2, 5], frozenset({2})) == [4]
     assert answer([4, 5], frozenset({2})) == [4, 5]
     assert answer([2], frozenset({2})) == []
+
+
+def test_a_forward_that_fails_leaves_the_curve_and_the_others_go_on() -> None:
+    asked: list[int] = []
+
+    def breaks(rows: int) -> float:
+        asked.append(rows)
+        if len(asked) == 3:
+            raise DecoderFailed("its process was ended")
+        return 1.0
+
+    failures: dict[str, str] = {}
+    curves = verify_curve({"steady": lambda rows: rows / 1e3, "breaks": breaks}, (1, 2), 2, failures)
+    assert curves == {"steady": {1: 1.0, 2: 2.0}}
+    assert failures == {"breaks": "its process was ended"}
+    assert asked == [1, 2, 1]

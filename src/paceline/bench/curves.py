@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence as Many
 from statistics import median
 
+from paceline.bench.contest import DecoderFailed
+
 ROWS = (1, 2, 4, 8, 16, 32, 64)
 VERIFY_CONTEXT, PREFILL = 256, 512
 """Tokens cached before a verify, and the length of a prompt to prefill, both cut to what the model can hold."""
@@ -16,15 +18,28 @@ FORWARDS = 9
 
 
 def verify_curve(
-    forwards: dict[str, Callable[[int], float]], rows: Many[int], repeats: int, advance: Callable[[], None] = lambda: None
+    forwards: dict[str, Callable[[int], float]],
+    rows: Many[int],
+    repeats: int,
+    failures: dict[str, str],
+    advance: Callable[[], None] = lambda: None,
 ) -> dict[str, dict[int, float]]:
-    """Median milliseconds by rows of each forward, measured in turns after one warm-up each; name -> rows -> ms."""
+    """Median milliseconds by rows of each forward, measured in turns after one warm-up each; name -> rows -> ms.
+
+    One that fails is left out from then on, and `failures` says why, by name.
+    """
     seen: dict[str, dict[int, list[float]]] = {name: {n: [] for n in rows} for name in forwards}
     for turn in range(repeats + 1):
         for n in rows:
             for name, forward in forwards.items():
-                seconds = forward(n)
+                advance()
+                if name in failures:
+                    continue
+                try:
+                    seconds = forward(n)
+                except DecoderFailed as error:
+                    failures[name] = str(error)
+                    continue
                 if turn:
                     seen[name][n].append(seconds * 1e3)
-                advance()
-    return {name: {n: median(times) for n, times in by_rows.items()} for name, by_rows in seen.items()}
+    return {name: {n: median(times) for n, times in by_rows.items()} for name, by_rows in seen.items() if name not in failures}

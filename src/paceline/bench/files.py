@@ -36,9 +36,9 @@ def written(record: dict[str, Any], folder: Path) -> Path:
 
 
 def records(folder: Path) -> dict[Path, dict[str, Any]]:
-    """Every record of `paceline bench` in a folder, by file."""
+    """Every record of `paceline bench` in a folder, by file; then those in its folders, one for each other machine."""
     found = {}
-    for file in sorted(folder.glob("*.json")):
+    for file in [*sorted(folder.glob("*.json")), *sorted(folder.glob("*/*.json"))]:
         content = json.loads(file.read_text(encoding="utf-8"))
         if isinstance(content, dict) and content.get("kind") == "paceline bench":
             found[file] = content

@@ -16,18 +16,20 @@ from paceline.bench.ours import PLAIN
 from paceline.bench.plots import plot
 
 
-def page(runs: dict[Path, dict[str, Any]], plots: dict[Path, list[str]]) -> str:
-    """The page as Markdown. plots: per record, its pictures as links relative to the page."""
+def page(runs: dict[str, dict[str, Any]], plots: dict[str, list[str]]) -> str:
+    """The page as Markdown. runs: by file, relative to the folder of records. plots: per file, its pictures as links relative to
+    the page.
+    """
     lines = [
         "# Benchmarks",
         "",
-        "Generated from `benchmarks/*.json` by `make bench`; edit nothing here. Every ratio was measured in one process, modes"
-        " taking turns, medians of the repeats, and stands beside both of its terms. Rates are tokens per second, greedy, one"
-        " request at a time; decoding leaves out the time until the first token.",
+        "Generated from `benchmarks/*.json` by `make bench`; edit nothing here. Every ratio was measured in one run, modes"
+        " taking turns, each peer in a process of its own, medians of the repeats, and stands beside both of its terms. Rates are"
+        " tokens per second, greedy, one request at a time; decoding leaves out the time until the first token.",
         "",
     ]
     for file, record in runs.items():
-        lines += _run(record, file.name, plots.get(file, []))
+        lines += _run(record, file, plots.get(file, []))
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -39,7 +41,7 @@ def _run(record: dict[str, Any], file: str, plots: list[str]) -> list[str]:
         wide = f" of width {grown['width']}" if grown["width"] else ""
         size += f", **grown** from {grown['from']} to {grown['layers']} layers{wide}: the same function and text, at this size"
     return [
-        f"## {title(record)}",
+        f"## {title(record)}{_elsewhere(file)}",
         "",
         f"- Model: {model['name']}, {size}",
         f"- Machine: {machine['processor']}, {machine['cores']} cores, {machine['system']}; {threads(record)}",
@@ -56,6 +58,11 @@ def _run(record: dict[str, Any], file: str, plots: list[str]) -> list[str]:
         *_lost(record),
         *(line for link in plots for line in (f"![{Path(link).stem}]({link})", "")),
     ]
+
+
+def _elsewhere(file: str) -> str:
+    folder = Path(file).parent.name
+    return f", {folder}" if folder else ""
 
 
 def _row(*cells: object) -> str:
@@ -80,8 +87,10 @@ def _peers(record: dict[str, Any]) -> list[str]:
 def _memory(memory: dict[str, Any]) -> list[str]:
     if memory["peak_resident_bytes"] is None:
         return []
+    # records of before peers had processes of their own say so
+    whole = ", peers included" if memory.get("holds_peers") else ""
     parts = [memory[name] / 1e6 for name in ("peak_resident_bytes", "weights_bytes", "kv_bytes")]
-    return [f"- Peak resident memory {parts[0]:.0f} MB; weights {parts[1]:.0f} MB, keys and values {parts[2]:.0f} MB"]
+    return [f"- Peak resident memory {parts[0]:.0f} MB{whole}; weights {parts[1]:.0f} MB, keys and values {parts[2]:.0f} MB"]
 
 
 def _speeds(record: dict[str, Any]) -> list[str]:
@@ -167,11 +176,13 @@ def _lost(record: dict[str, Any]) -> list[str]:
 
 
 def main(source: Path, docs: Path) -> None:
-    """Write benchmarks.md and images/bench-*.png under `docs`."""
-    images = docs / "images"
-    images.mkdir(parents=True, exist_ok=True)
-    runs = records(source)
-    plots = {file: [os.path.relpath(png, docs) for png in plot(record, images / file.stem)] for file, record in runs.items()}
+    """Write benchmarks.md and its plots, under images, in `docs`. What lies in a folder of `source` is of another machine."""
+    runs = {str(file.relative_to(source)): record for file, record in records(source).items()}
+    plots = {}
+    for file, record in runs.items():
+        place = (docs / "images" / file).with_suffix("")
+        place.parent.mkdir(parents=True, exist_ok=True)
+        plots[file] = [os.path.relpath(png, docs) for png in plot(record, place)]
     (docs / "benchmarks.md").write_text(page(runs, plots), encoding="utf-8")
 
 

@@ -161,6 +161,7 @@ class _Run:
         context = max(min(VERIFY_CONTEXT, self.longest - max(ROWS)), 0)
         rows = [n for n in ROWS if context + n <= self.longest]
         forwards: dict[str, Callable[[int], float]] = {"paceline": ModelForward(self.target, context, max(ROWS))}
+        failures: dict[str, str] = {}
         for name, peer in self.peers.items():
             try:
                 forward = guarded(lambda peer=peer: peer.forward(context))
@@ -168,9 +169,10 @@ class _Run:
                     guarded(lambda forward=forward: forward(rows[-1]))
                     forwards[name] = forward
             except DecoderFailed as error:
-                self.failures[f"{name}, verify cost"] = str(error)
+                failures[name] = str(error)
         with self.watch("verify cost", (FORWARDS + 1) * len(rows) * len(forwards)) as advance:
-            curves = verify_curve(forwards, rows, FORWARDS, advance)
+            curves = verify_curve(forwards, rows, FORWARDS, failures, advance)
+        self.failures |= {f"{name}, verify cost": why for name, why in failures.items()}
         return {
             "context_tokens": context,
             "ms": curves,
