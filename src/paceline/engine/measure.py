@@ -56,8 +56,9 @@ class ModelForward:
         self._model, self._cache, self._context = model, model.new_cache(), context
         self._tokens = some_tokens(context + rows, model.vocab_size)
         self._sequences = [Sequence(key, self._tokens, SamplingParams(), 0) for key in _KEYS[:batch]]
-        if context:
-            model.logits_after([(sequence, self._tokens[:context]) for sequence in self._sequences], self._cache)
+        # one after another: all at once would take room for as many rows, which the model keeps
+        for sequence in self._sequences if context else ():
+            model.logits_after([(sequence, self._tokens[:context])], self._cache)
 
     def __call__(self, rows: int, batch: int = 1) -> float:
         """Seconds of one forward, its logits for every row; the cache is as before."""
