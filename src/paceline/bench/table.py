@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import zip_longest
 from typing import Any
 
 from rich import box
@@ -51,6 +52,7 @@ def show(console: Console, record: dict[str, Any]) -> None:
     if record["acceptance_by_depth"]:
         _print(console, _acceptance(record))
     _print(console, _verify(record))
+    console.print(_first_tokens(record), highlight=False, soft_wrap=True)
     _print(console, _steps(record))
     console.print(_footing(record), style="dim", highlight=False, soft_wrap=True)
 
@@ -66,11 +68,12 @@ def _print(console: Console, table: Table) -> None:
     console.print(table)
 
 
-def _table(title: str, left: int, *columns: str) -> Table:
-    """The first `left` columns hold words, the others numbers."""
+def _table(title: str, words: int | tuple[int, ...], *columns: str) -> Table:
+    """words: which columns hold words, or how many of the first ones; they are folded where room is short, numbers never."""
     table = Table(title=title, header_style="dim", box=box.SIMPLE)
     for place, column in enumerate(columns):
-        table.add_column(column, justify="left" if place < left else "right", no_wrap=place >= left)
+        of_words = place < words if isinstance(words, int) else place in words
+        table.add_column(column, justify="left" if of_words else "right", no_wrap=not of_words, overflow="fold")
     return table
 
 
@@ -108,7 +111,7 @@ def _speeds(record: dict[str, Any]) -> Table:
 
 
 def _against(record: dict[str, Any]) -> Table:
-    table = _table("against peers: decoding, tokens/s", 2, "task", "peer", "ours", "rate", "theirs", "rate", "ratio")
+    table = _table("against peers: decoding, tokens/s", (0, 1, 2, 4), "task", "peer", "ours", "rate", "theirs", "rate", "ratio")
     for entry in record["against_peers"]:
         for kind in ("decode_plain", "decode_best"):
             if kind in entry:
@@ -133,15 +136,19 @@ def _batches(record: dict[str, Any]) -> Table:
 
 
 def _verify(record: dict[str, Any]) -> Table:
-    cost, prefill = record["verify_cost"], record["prefill"]
-    title = f"a forward by rows behind {cost['context_tokens']} tokens: median ms, over one row; prefill of {prefill['tokens']}"
+    cost = record["verify_cost"]
+    title = f"a forward by rows behind {cost['context_tokens']} tokens: median ms, over one row"
     table = _table(title, 1, "rows", *(cell for name in cost["ms"] for cell in (name, "")))
     for n in next(iter(cost["ms"].values())):
         pairs = ((f"{cost['ms'][name][n]:.2f}", f"{cost['relative'][name][n]:.2f}") for name in cost["ms"])
         table.add_row(str(n), *(cell for pair in pairs for cell in pair))
-    firsts = (prefill["ms"].get(PLAIN if name == "paceline" else f"{name} {PLAIN}") for name in cost["ms"])
-    table.add_row("prefill", *(cell for first in firsts for cell in (_number(first), "")))
     return table
+
+
+def _first_tokens(record: dict[str, Any]) -> str:
+    prefill = record["prefill"]
+    times = ", ".join(f"{name} {ms:.1f} ms" for name, ms in prefill["ms"].items())
+    return f"first token behind a prompt of {prefill['tokens']}: {times}\n"
 
 
 def _steps(record: dict[str, Any]) -> Table:
@@ -156,9 +163,9 @@ def _steps(record: dict[str, Any]) -> Table:
 
 def _acceptance(record: dict[str, Any]) -> Table:
     task, modes = list(record["acceptance_by_depth"].items())[-1]
-    table = _table(f"acceptance by depth, {task}", 1, "mode", *map(str, range(1, max(map(len, modes.values())) + 1)))
-    for mode, shares in modes.items():
-        table.add_row(mode, *(f"{share:.2f}" for share in shares))
+    table = _table(f"acceptance by depth, {task}", tuple(range(1, len(modes) + 1)), "depth", *modes)
+    for depth, shares in enumerate(zip_longest(*modes.values()), 1):
+        table.add_row(str(depth), *(_number(share, ".2f") for share in shares))
     return table
 
 
