@@ -24,8 +24,9 @@ def page(runs: dict[str, dict[str, Any]], plots: dict[str, list[str]]) -> str:
         "# Benchmarks",
         "",
         "Generated from `benchmarks/*.json` by `make bench`; edit nothing here. Every ratio was measured in one run, modes"
-        " taking turns, each peer in a process of its own, medians of the repeats, and stands beside both of its terms. Rates are"
-        " tokens per second, greedy, one request at a time; decoding leaves out the time until the first token.",
+        " taking turns, medians of the repeats, and stands beside both of its terms. Peers run in processes of their own,"
+        " except in records whose memory includes them. Rates are tokens per second, greedy, one request at a time; decoding"
+        " leaves out the time until the first token. Runs named after a folder are of another machine.",
         "",
     ]
     for file, record in runs.items():
