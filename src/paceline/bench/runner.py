@@ -166,7 +166,6 @@ class _Run:
             try:
                 forward = guarded(lambda peer=peer: peer.forward(context))
                 if forward is not None:
-                    guarded(lambda forward=forward: forward(rows[-1]))
                     forwards[name] = forward
             except DecoderFailed as error:
                 failures[name] = str(error)

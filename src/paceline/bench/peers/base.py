@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
+from pydantic import TypeAdapter
+
 from paceline.bench.contest import Decoded, DecoderFailed
 
 Result = TypeVar("Result")
@@ -33,6 +35,10 @@ class Material:
     context: int
     ends: frozenset[int]
     threads: int
+
+
+MATERIAL = TypeAdapter(Material)
+"""To JSON, and from it."""
 
 
 class Peer(ABC):

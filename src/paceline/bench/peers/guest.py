@@ -10,14 +10,13 @@ import os
 import sys
 from collections.abc import Callable
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from paceline.bench.contest import DecoderFailed
 from paceline.bench.peers import PEERS
-from paceline.bench.peers.base import Material, Mode, Peer, guarded
+from paceline.bench.peers.base import MATERIAL, Mode, Peer, guarded
 
 
 class Guest:
@@ -42,10 +41,10 @@ class Guest:
         if self._peer is not None:
             self._peer.close()
 
-    def _load(self, target: str, draft: str | None, work: str, ends: list[int], threads: int, **others: Any) -> dict[str, Any]:
-        torch.set_num_threads(threads)
-        paths = {"target": Path(target), "draft": None if draft is None else Path(draft), "work": Path(work)}
-        self._peer = PEERS[self._name].load(Material(**paths, ends=frozenset(ends), threads=threads, **others))
+    def _load(self, material: dict[str, Any]) -> dict[str, Any]:
+        given = MATERIAL.validate_python(material)
+        torch.set_num_threads(given.threads)
+        self._peer = PEERS[self._name].load(given)
         self._loaders = self._peer.modes()
         return {"version": self._peer.version, "weights": self._peer.weights, "modes": list(self._loaders)}
 

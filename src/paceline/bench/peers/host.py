@@ -12,11 +12,10 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Sequence as Many
-from dataclasses import asdict
 from typing import Any
 
 from paceline.bench.contest import Decoded, DecoderFailed
-from paceline.bench.peers.base import Material, Mode, Peer
+from paceline.bench.peers.base import MATERIAL, Material, Mode, Peer
 
 _END_S = 10.0
 """How long a peer may take to end when it is told to."""
@@ -36,7 +35,7 @@ class HostedPeer(Peer):
         self._orders, self._answers = os.fdopen(asked[1], "w", encoding="utf-8"), os.fdopen(told[0], encoding="utf-8")
         self.name = name
         try:
-            self._known = self._ask("load", **_as_json(material))
+            self._known = self._ask("load", material=MATERIAL.dump_python(material, mode="json"))
         except BaseException:
             self.close()
             raise
@@ -96,15 +95,3 @@ class HostedPeer(Peer):
             return "its process does not answer"
         how = f"with exit code {code}" if code >= 0 else f"by {signal.Signals(-code).name}"
         return f"its process was ended {how}"
-
-
-def _as_json(material: Material) -> dict[str, Any]:
-    """The fields of a Material as `guest` reads them."""
-    fields = asdict(material)
-    return {
-        **fields,
-        "target": str(material.target),
-        "draft": None if material.draft is None else str(material.draft),
-        "work": str(material.work),
-        "ends": sorted(material.ends),
-    }
