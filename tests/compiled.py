@@ -11,7 +11,7 @@ import torch
 
 from paceline.kernels.native import arithmetic, drafting, rows
 from paceline.kernels.native.compiled import SOURCES
-from paceline.kernels.native.formats import GROUP, Format, Packed, padded
+from paceline.kernels.native.formats import BLOCK, GROUP, Format, Packed
 from paceline.kernels.native.memory import float_of, floats, half_copied, put, put_half
 from paceline.kernels.native.products import product_address
 from paceline.kernels.native.tiles import STORE
@@ -79,10 +79,12 @@ def _many(sources: str) -> Any:
         elif which == 12:
             put_word(out, drafting._drawn(a, count, number, more))
         elif which == 13:
-            rows._quantized(int(number), a, count, padded_inputs(count), more, out, b, c)
+            bits = int(number)
+            rows._quantized(bits, a, count, padded_inputs(count, BLOCK if bits == 8 else GROUP), more, out, b, c)
         elif which == 14:
-            for part in range(rows.parts_of(count) + 1):
-                put_word(out + 4 * part, rows.part_begin(count, part))
+            parts = rows.parts_of(count, more)
+            for part in range(parts + 1):
+                put_word(out + 4 * part, rows.part_begin(count, parts, part))
         elif which == 15:
             for thread in range(more + 1):
                 put_word(out + 4 * thread, rows.share(count, thread, more, b != 0))
@@ -105,8 +107,8 @@ def put_word(at, word):
 
 
 @numba.njit(inline="always")
-def padded_inputs(count):
-    return (count + GROUP - 1) // GROUP * GROUP
+def padded_inputs(count, multiple):
+    return (count + multiple - 1) // multiple * multiple
 
 
 @cache
@@ -144,13 +146,18 @@ def laid_out(activations: torch.Tensor, packed: Packed) -> torch.Tensor:
     bits = packed.form.activation_bits
     if not bits:
         return full.T.contiguous()
-    groups = full.view(count, -1, GROUP)
+    groups = full.view(count, -1, packed.form.group(packed.padded_inputs))
     scales = groups.abs().amax(-1) / (2 ** (bits - 1) - 1)
     inverse = torch.where(scales >= 2.0**-126, 1 / scales, 0.0)
     whole = (groups * inverse[..., None] + 0.5).floor().to(torch.int32)
+    if bits == 8:
+        blocks = whole.to(torch.int8).view(count, -1, BLOCK).transpose(0, 1).flatten()
+        head = torch.stack([scales[:, 0].view(torch.int32), whole[:, 0].sum(-1, dtype=torch.int32)])
+        spare = torch.full((count * (BLOCK - 8),), 77, dtype=torch.int8)
+        return torch.cat([blocks, head.flatten().view(torch.int8), spare])
     parts = []
     for group in range(groups.shape[1]):
-        words = whole[:, group].to(torch.int8 if bits == 8 else torch.int16).view(torch.int32)
+        words = whole[:, group].to(torch.int16).view(torch.int32)
         head = torch.stack([scales[:, group].view(torch.int32), whole[:, group].sum(-1, dtype=torch.int32)])
         parts.append(torch.cat([head, words.T]).flatten())
     return torch.cat(parts).view(torch.int8)
@@ -165,7 +172,7 @@ def multiplied(
     panels: tuple[int, int] | None = None,
     inputs: int | None = None,
 ) -> torch.Tensor:
-    """float32 [R, padded N]: the product of rows [R, K], at most MOST_ROWS, with packed weights.
+    """float32 [R, padded N]: the product of rows [R, K], at most `highest_tile`, with packed weights.
 
     panels: which outputs to compute; all unless given. inputs: how many are read, padding included unless given.
     """
@@ -186,6 +193,7 @@ def as_read(activations: torch.Tensor, form: Format) -> torch.Tensor:
     if not form.scaled:
         return activations
     inputs = activations.shape[-1]
-    groups = torch.nn.functional.pad(activations, (0, padded(inputs, GROUP) - inputs)).unflatten(-1, (-1, GROUP))
+    full = form.padded(inputs)
+    groups = torch.nn.functional.pad(activations, (0, full - inputs)).unflatten(-1, (-1, form.group(full)))
     scales = groups.abs().amax(-1, keepdim=True) / (2 ** (form.activation_bits - 1) - 1)
     return ((groups / scales.clamp(min=1e-30)).round() * scales).flatten(-2)[..., :inputs]

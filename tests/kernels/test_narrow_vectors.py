@@ -20,8 +20,8 @@ sys.path.insert(0, {tests!r})
 from compiled import as_read, multiplied
 from paceline.kernels.native.formats import FORMATS, pack, represented
 from paceline.kernels.native.tiles import MOST_ROWS
-from paceline.kernels.native.vectors import LANES, MULTIPLIES_BYTES, PAIR_PRODUCTS
-assert (LANES, MULTIPLIES_BYTES, bool(PAIR_PRODUCTS)) == ({lanes}, False, {pairs})
+from paceline.kernels.native.vectors import LANES, MATRIX_UNIT, MULTIPLIES_BYTES, PAIR_PRODUCTS
+assert (LANES, MULTIPLIES_BYTES, bool(PAIR_PRODUCTS), MATRIX_UNIT) == ({lanes}, {fours}, {pairs}, False)
 weight, rows = torch.randn(100, 64), torch.randn(MOST_ROWS, 64)
 for name in ("fp32", "int8", "int4", "w8a8"):
     packed = pack(weight, FORMATS[name])
@@ -47,13 +47,20 @@ class TestNarrow:
     def test_avx2_gives_every_row_its_own_bits(self) -> None:
         if not llvm.get_host_cpu_features().get("avx2"):
             pytest.skip("this processor has no AVX2")
-        narrowed(PRODUCT.format(tests=_TESTS, lanes=8, pairs=True), "haswell", _AVX2)
+        narrowed(PRODUCT.format(tests=_TESTS, lanes=8, fours=False, pairs=True), "haswell", _AVX2)
 
     def test_wide_registers_without_products_of_pairs_do(self) -> None:
         """As on the first processors with AVX-512, and as NEON does it."""
         if not llvm.get_host_cpu_features().get("avx512f"):
             pytest.skip("this processor has no AVX-512")
-        narrowed(PRODUCT.format(tests=_TESTS, lanes=16, pairs=False), "knl", _AVX2 + ",+avx512f,+avx512cd")
+        narrowed(PRODUCT.format(tests=_TESTS, lanes=16, fours=False, pairs=False), "knl", _AVX2 + ",+avx512f,+avx512cd")
+
+    def test_vectors_multiply_bytes_where_the_matrix_unit_is_not_to_be_used(self) -> None:
+        features = llvm.get_host_cpu_features()
+        if not (features.get("amx-int8") and features.get("avx512vnni")):
+            pytest.skip("this processor has no AMX: the other tests of products run on its vectors")
+        without = features.flatten().replace("+amx-int8", "-amx-int8")
+        narrowed(PRODUCT.format(tests=_TESTS, lanes=16, fours=True, pairs=True), llvm.get_host_cpu_name(), without)
 
     def test_without_fused_multiply_add_transformers_runs_the_model(self) -> None:
         assert narrowed(REFUSED, "x86-64", "+sse,+sse2,+cmov,+cx8,+fxsr,+64bit").strip() == "HubModel"

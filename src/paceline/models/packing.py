@@ -11,7 +11,7 @@ import torch
 from paceline.kernels.native import layout
 from paceline.kernels.native.arena import Arena
 from paceline.kernels.native.formats import FORMATS, Packed, pack, padded
-from paceline.kernels.native.products import product_address
+from paceline.kernels.native.products import highest_tile, panels_together, product_address
 from paceline.kernels.native.vectors import PANEL
 from paceline.models.forms import Form, Unsuited
 from paceline.models.free_memory import return_free_memory
@@ -166,7 +166,10 @@ class Weights:
         return tensor
 
     def _matrix(self, weight: torch.Tensor, bias: torch.Tensor | None = None, paired: bool = False) -> tuple[int, ...]:
-        packed: Packed = pack(weight, self._format, self._arena)
+        try:
+            packed: Packed = pack(weight, self._format, self._arena)
+        except ValueError as error:
+            raise Unsuited(f"one of its matrices cannot be packed: {error}") from error
         self._kept.append(packed.data)
         place = 0
         if bias is not None:
@@ -183,6 +186,8 @@ class Weights:
             packed.panels,
             inputs,
             form.row_bytes(inputs),
+            highest_tile(form),
+            panels_together(form, data.shape[1]),
             form.activation_bits,
             paired,
             place,

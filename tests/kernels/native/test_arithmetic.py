@@ -29,6 +29,7 @@ from compiled import (
     laid_out,
 )
 from paceline.kernels.native.formats import FORMATS, GROUP, Packed
+from paceline.kernels.native.matrix_unit import HIGHEST
 from paceline.kernels.native.tiles import MOST_ROWS
 from paceline.kernels.native.vectors import LANES
 
@@ -153,7 +154,7 @@ def test_sums(count: int) -> None:
 
 
 @pytest.mark.parametrize("count", [1, 31, 32, 33, 70, 96])
-@pytest.mark.parametrize("height", [1, 5, MOST_ROWS])
+@pytest.mark.parametrize("height", [1, 5, MOST_ROWS, HIGHEST])
 @pytest.mark.parametrize("name", ["w8a8", "int8"])
 def test_whole_activations_lie_as_the_tiles_read_them(count: int, height: int, name: str) -> None:
     rows = torch.randn(height, count, generator=torch.Generator().manual_seed(count)) * torch.logspace(-4, 4, height)[:, None]
@@ -170,28 +171,32 @@ def test_whole_activations_lie_as_the_tiles_read_them(count: int, height: int, n
         row = rows[place].contiguous()
         call(QUANTIZED, row, place, height, count=count, more=own.data_ptr(), number=form.activation_bits, out=out)
     assert torch.equal(out, wanted)
-    assert packed.padded_inputs % GROUP == 0
+    assert packed.padded_inputs % form.multiple == 0
 
 
 @pytest.mark.parametrize("name", ["w8a8", "int8"])
 @pytest.mark.parametrize("odd", [torch.nan, torch.inf])
-def test_what_is_no_number_makes_its_group_none(name: str, odd: float) -> None:
+def test_what_is_no_number_makes_what_shares_its_scale_none(name: str, odd: float) -> None:
     form, row = FORMATS[name], torch.ones(2 * GROUP)
     row[GROUP + 3] = odd
     out = torch.zeros(form.row_bytes(2 * GROUP) // 4)
     call(QUANTIZED, row, 0, 1, count=2 * GROUP, number=form.activation_bits, out=out)
-    assert out[0].isfinite()
-    assert not out[len(out) // 2].isfinite()
+    if form.scaled_once:
+        assert not out[2 * GROUP // 4].isfinite()
+    else:
+        assert out[0].isfinite()
+        assert not out[len(out) // 2].isfinite()
 
 
+@pytest.mark.parametrize("highest", [MOST_ROWS, HIGHEST])
 @pytest.mark.parametrize("rows", [1, MOST_ROWS, MOST_ROWS + 1, 3 * MOST_ROWS - 1, 100])
-def test_tiles_part_all_rows_evenly(rows: int) -> None:
-    parts = -(-rows // MOST_ROWS)
+def test_tiles_part_all_rows_evenly(rows: int, highest: int) -> None:
+    parts = -(-rows // highest)
     begins = torch.zeros(parts + 1, dtype=torch.int32)
-    call(PART_BEGIN, count=rows, out=begins)
+    call(PART_BEGIN, count=rows, more=highest, out=begins)
     heights = begins.diff()
     assert (int(begins[0]), int(begins[-1])) == (0, rows)
-    assert 0 < int(heights.min()) <= int(heights.max()) <= min(MOST_ROWS, int(heights.min()) + 1)
+    assert 0 < int(heights.min()) <= int(heights.max()) <= min(highest, int(heights.min()) + 1)
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3, 7])

@@ -8,11 +8,17 @@ import torch
 from compiled import as_read, multiplied
 from native import FORMATS
 from paceline.kernels.native.formats import FORMATS as FORMS, GROUP, Packed, pack, represented
+from paceline.kernels.native.matrix_unit import HIGHEST
+from paceline.kernels.native.products import highest_tile
 from paceline.kernels.native.tiles import ADD, CONTINUE, MOST_ROWS, STORE
 from paceline.kernels.native.vectors import PANEL
 
 SIZES = [(PANEL, GROUP), (3 * PANEL, 2 * GROUP), (2 * PANEL + 5, 3 * GROUP + 7), (1, 1), (PANEL - 1, 100), (5 * PANEL, 40)]
 """Outputs and inputs: one panel, an odd number of panels, and sizes that are no multiples of anything."""
+
+
+def highest(name: str) -> int:
+    return highest_tile(FORMS[name])
 
 
 def numbers(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -29,7 +35,7 @@ def matrix(name: str, outputs: int, inputs: int) -> tuple[Packed, torch.Tensor]:
 @pytest.mark.parametrize(("outputs", "inputs"), SIZES)
 def test_a_product_is_that_of_the_represented_weights(name: str, outputs: int, inputs: int) -> None:
     packed, weight = matrix(name, outputs, inputs)
-    for count in range(1, MOST_ROWS + 1):
+    for count in range(1, highest(name) + 1):
         rows = numbers(count, inputs, seed=count)
         got = multiplied(packed, rows)
         read = as_read(rows, packed.form).double()
@@ -43,20 +49,29 @@ def test_a_product_is_that_of_the_represented_weights(name: str, outputs: int, i
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_a_row_has_the_same_bits_in_any_company(name: str) -> None:
+@pytest.mark.parametrize("mode", [STORE, ADD, CONTINUE])
+def test_a_row_has_the_same_bits_in_any_company(name: str, mode: int) -> None:
     packed, _ = matrix(name, 3 * PANEL, 5 * GROUP + 3)
-    rows = numbers(MOST_ROWS, packed.inputs) * torch.logspace(-3, 3, MOST_ROWS)[:, None]
-    alone = torch.cat([multiplied(packed, rows[row : row + 1]) for row in range(MOST_ROWS)])
-    for count in range(1, MOST_ROWS + 1):
-        for first in {0, MOST_ROWS - count}:
-            assert torch.equal(multiplied(packed, rows[first : first + count]), alone[first : first + count])
+    most = highest(name)
+    rows = numbers(most, packed.inputs) * torch.logspace(-3, 3, most)[:, None]
+    there = numbers(most, packed.panels * PANEL, seed=3)
+
+    def products(first: int, count: int) -> torch.Tensor:
+        part = slice(first, first + count)
+        return multiplied(packed, rows[part], outputs=there[part].clone(), mode=mode)
+
+    alone = torch.cat([products(row, 1) for row in range(most)])
+    for count in range(1, most + 1):
+        for first in {0, most - count}:
+            assert torch.equal(products(first, count), alone[first : first + count])
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_panels_come_one_by_one_or_together(name: str) -> None:
+@pytest.mark.parametrize("count", [5, MOST_ROWS])
+def test_panels_come_one_by_one_or_together(name: str, count: int) -> None:
     packed, _ = matrix(name, 5 * PANEL, 2 * GROUP)
-    rows = numbers(5, packed.inputs)
-    whole, parts = multiplied(packed, rows), torch.full((5, 5 * PANEL), 7.0)
+    rows = numbers(count, packed.inputs)
+    whole, parts = multiplied(packed, rows), torch.full((count, 5 * PANEL), 7.0)
     for low, high in ((2, 3), (0, 2), (3, 5), (4, 4)):
         before = parts.clone()
         multiplied(packed, rows, outputs=parts, panels=(low, high))
@@ -66,10 +81,11 @@ def test_panels_come_one_by_one_or_together(name: str) -> None:
     assert torch.equal(parts, whole)
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", [name for name in FORMATS if not FORMS[name].scaled_once])
 @pytest.mark.parametrize("count", [1, 7, MOST_ROWS])
 def test_a_sum_may_be_left_off_and_continued(name: str, count: int) -> None:
-    """Bit for bit: attention over a prefix and then over a tree is one sum. The cut is at a group, where a scale ends."""
+    """Bit for bit: attention over a prefix and then over a tree is one sum. The cut is at a group, where a scale ends; one scale
+    for all inputs leaves nothing to cut."""
     weight = numbers(2 * PANEL, 4 * GROUP)
     rows = numbers(count, 4 * GROUP, seed=1)
     whole = multiplied(pack(weight, FORMS[name]), rows)
@@ -91,9 +107,10 @@ def test_float32_sums_are_continued_at_any_input() -> None:
 
 
 @pytest.mark.parametrize("name", FORMATS)
-@pytest.mark.parametrize("count", [1, 5, MOST_ROWS])
+@pytest.mark.parametrize("count", [1, 5, MOST_ROWS, HIGHEST])
 def test_a_product_is_added_in_one_rounding(name: str, count: int) -> None:
     packed, _ = matrix(name, 2 * PANEL, 2 * GROUP)
+    count = min(count, highest(name))
     rows, there = numbers(count, packed.inputs), numbers(count, 2 * PANEL, seed=2)
     wanted = there + multiplied(packed, rows)
     assert torch.equal(multiplied(packed, rows, outputs=there.clone(), mode=ADD), wanted)
@@ -121,9 +138,18 @@ def test_formats_round_as_far_as_their_bits_reach(name: str, share: float) -> No
     assert bool(((represented(weight, FORMS[name]) - weight).abs() <= share * largest + 1e-12).all())
 
 
-def test_weights_mean_the_same_whatever_activations_become() -> None:
+def test_w8a8_has_one_scale_per_output() -> None:
     weight = numbers(5, 70)
-    assert torch.equal(represented(weight, FORMS["int8"]), represented(weight, FORMS["w8a8"]))
+    weight[:, 3] = torch.tensor([4.0, 5.0, 6.0, 7.0, -8.0])
+    meant = represented(weight, FORMS["w8a8"])
+    steps = meant / (weight.abs().amax(-1, keepdim=True) / 127).half().float()
+    assert torch.allclose(steps, steps.round(), atol=1e-4)
+    assert bool(((meant - weight).abs() <= weight.abs().amax(-1, keepdim=True) / 250).all())
+
+
+def test_more_bytes_than_32_bits_can_sum_are_refused() -> None:
+    with pytest.raises(ValueError, match="133153 inputs are more than the 133144 that w8a8 can sum"):
+        pack(torch.zeros(1, 133153), FORMS["w8a8"])
 
 
 @pytest.mark.parametrize("name", ["int8", "int4"])

@@ -9,5 +9,8 @@ from __future__ import annotations
 from hashlib import sha256
 from pathlib import Path
 
-SOURCES = sha256(b"".join(file.read_bytes() for file in sorted(Path(__file__).parent.glob("*.py")))).hexdigest()[:16]
-"""A digest of the files of this folder."""
+from paceline.kernels.native.vectors import MATRIX_UNIT
+
+_FILES = [file.read_bytes() for file in sorted(Path(__file__).parent.glob("*.py"))]
+SOURCES = sha256(b"".join([*_FILES, bytes([MATRIX_UNIT])])).hexdigest()[:16]
+"""A digest of the files of this folder, and of what the system decides about and not the processor."""

@@ -4,7 +4,8 @@ A matrix [N, K] is stored as panels of PANEL outputs. Within a panel the inputs 
 output side by side, so that a register holds the same input of LANES outputs. `int8` and `int4` keep one float16 scale per output
 and group of 32 inputs, in front of the group (as Q8_0 does; the largest magnitude maps to 127, or 7). Activations that meet them
 become whole numbers too, of 16 bits with a float32 scale per row and group, so that a group's products are summed exactly and two
-at a time (ADR 0011). `w8a8` holds the same numbers as `int8` and leaves activations 8 bits.
+at a time (ADR 0011). `w8a8` has one float16 scale per output, and one float32 scale per row of activations, which become 8
+bits: a sum over all inputs is exact and scaled once, so that a processor's matrix unit can make it (ADR 0012).
 """
 
 from __future__ import annotations
@@ -17,15 +18,19 @@ from paceline.kernels.native.arena import Arena
 from paceline.kernels.native.vectors import PANEL
 
 GROUP = 32
-"""Inputs that share a scale; every K is padded with zeros to a multiple of it."""
+"""Inputs that share a scale in `int8` and `int4`; every K is padded with zeros to a multiple of it."""
+BLOCK = 64
+"""Bytes of a row of activations that lie side by side in `w8a8`, and what K is padded to there."""
+_MOST_INPUTS = (2**31 - 1) // 127**2
+"""So many products of two bytes can be summed in 32 bits."""
 
 
 @dataclass(frozen=True)
 class Format:
     """bits: of one weight, scale aside. together: inputs that share a word of word_bytes.
 
-    activation_bits: of the whole numbers that activations become, with one scale per row and group; 0: they stay float32, and
-    weights have no scales. excess: how much more than its weight a word holds.
+    activation_bits: of the whole numbers that activations become; 0: they stay float32, and weights have no scales.
+    multiple: what K is padded to. excess: how much more than its weight a word holds.
     """
 
     name: str
@@ -33,15 +38,30 @@ class Format:
     together: int
     word_bytes: int
     activation_bits: int = 0
+    multiple: int = GROUP
     excess: int = 0
 
     @property
     def scaled(self) -> bool:
-        """Whether groups have scales: whole numbers are multiplied."""
+        """Whether there are scales: whole numbers are multiplied."""
         return self.activation_bits > 0
+
+    @property
+    def scaled_once(self) -> bool:
+        """Whether one scale serves all inputs, not a group of them."""
+        return self.activation_bits == 8
+
+    def padded(self, inputs: int) -> int:
+        return padded(inputs, self.multiple)
+
+    def group(self, inputs: int) -> int:
+        """How many of the padded inputs share a scale."""
+        return inputs if self.scaled_once else GROUP
 
     def row_bytes(self, inputs: int) -> int:
         """Bytes of one row of activations: float32, or whole numbers with a scale and a sum per group."""
+        if self.scaled_once:
+            return inputs + BLOCK
         return inputs // GROUP * (GROUP * self.activation_bits // 8 + 8) if self.scaled else 4 * inputs
 
     @property
@@ -53,13 +73,14 @@ class Format:
     def scale_bytes(self) -> int:
         return 2 * PANEL if self.scaled else 0
 
-    @property
-    def group_bytes(self) -> int:
-        """Bytes of one group of GROUP inputs of a panel, its scales included."""
-        return self.scale_bytes + GROUP // self.together * self.bytes_together
+    def group_bytes(self, group: int) -> int:
+        """Bytes of one group of inputs of a panel, its scales included."""
+        return self.scale_bytes + group // self.together * self.bytes_together
 
     def panel_bytes(self, inputs: int) -> int:
-        return padded(inputs, GROUP) // GROUP * self.group_bytes
+        """inputs: padded."""
+        group = self.group(inputs)
+        return inputs // group * self.group_bytes(group)
 
 
 FORMATS = {
@@ -70,7 +91,7 @@ FORMATS = {
         Format("bf16", 16, 2, 4),
         Format("int8", 8, 2, 2, activation_bits=16),
         Format("int4", 4, 8, 4, activation_bits=16, excess=8),
-        Format("w8a8", 8, 4, 4, activation_bits=8, excess=128),
+        Format("w8a8", 8, 4, 4, activation_bits=8, multiple=BLOCK, excess=128),
     )
 }
 
@@ -94,13 +115,18 @@ class Packed:
 
     @property
     def padded_inputs(self) -> int:
-        return padded(self.inputs, GROUP)
+        return self.form.padded(self.inputs)
 
 
 def pack(weight: torch.Tensor, form: Format, arena: Arena | None = None) -> Packed:
-    """weight: [N, K] of any floating type. Worked on in slices, so that little more than the result is held."""
+    """weight: [N, K] of any floating type. Worked on in slices, so that little more than the result is held.
+
+    Raises ValueError where so many inputs cannot be summed exactly.
+    """
     outputs, inputs = weight.shape
-    data = (arena or Arena()).empty(padded(outputs, PANEL) // PANEL, form.panel_bytes(inputs))
+    if form.scaled_once and inputs > _MOST_INPUTS:
+        raise ValueError(f"{inputs} inputs are more than the {_MOST_INPUTS} that {form.name} can sum")
+    data = (arena or Arena()).empty(padded(outputs, PANEL) // PANEL, form.panel_bytes(form.padded(inputs)))
     together = max(_SLICE // (PANEL * inputs), 1)
     for first in range(0, data.shape[0], together):
         data[first : first + together] = _panels(weight[first * PANEL : (first + together) * PANEL], form)
@@ -115,10 +141,10 @@ def _panels(weight: torch.Tensor, form: Format) -> torch.Tensor:
     """weight: [N, K]. uint8 [panels, panel_bytes]."""
     outputs, inputs = weight.shape
     panels = padded(outputs, PANEL) // PANEL
-    full = torch.zeros(panels * PANEL, padded(inputs, GROUP))
+    full = torch.zeros(panels * PANEL, form.padded(inputs))
     full[:outputs, :inputs] = weight
-    # [panels, groups, GROUP, PANEL]: inputs outside, outputs inside
-    grouped = full.view(panels, PANEL, -1, GROUP).permute(0, 2, 3, 1).contiguous()
+    # [panels, groups, group, PANEL]: inputs outside, outputs inside
+    grouped = full.view(panels, PANEL, -1, form.group(full.shape[1])).permute(0, 2, 3, 1).contiguous()
     if not form.scaled:
         return _bytes(_words(grouped, form)).reshape(panels, -1)
     whole, scales = _quantized(grouped, form)
@@ -130,9 +156,9 @@ def represented(weight: torch.Tensor, form: Format) -> torch.Tensor:
     """float32 [N, K]: what the packed weights stand for; the target that `--weights` names."""
     if form.scaled:
         outputs, inputs = weight.shape
-        full = torch.zeros(outputs, padded(inputs, GROUP))
+        full = torch.zeros(outputs, form.padded(inputs))
         full[:, :inputs] = weight
-        whole, scales = _quantized(full.view(outputs, -1, GROUP, 1), form)
+        whole, scales = _quantized(full.view(outputs, -1, form.group(full.shape[1]), 1), form)
         return (whole * scales.float()).view(outputs, -1)[:, :inputs].contiguous()
     return weight.to(_PLAIN[form.name]).float()
 
@@ -141,7 +167,7 @@ _PLAIN = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 
 def _quantized(groups: torch.Tensor, form: Format) -> tuple[torch.Tensor, torch.Tensor]:
-    """groups: float32 [..., GROUP, outputs]. Whole numbers as float32 of the same shape, float16 scales [..., 1, outputs]."""
+    """groups: float32 [..., group, outputs]. Whole numbers as float32 of the same shape, float16 scales [..., 1, outputs]."""
     largest = 2 ** (form.bits - 1) - 1
     # below the smallest normal float16 a scale would lose its precision
     scales = (groups.abs().amax(-2, keepdim=True) / largest).clamp(min=2.0**-14).half()
@@ -149,7 +175,7 @@ def _quantized(groups: torch.Tensor, form: Format) -> tuple[torch.Tensor, torch.
 
 
 def _words(values: torch.Tensor, form: Format) -> torch.Tensor:
-    """values: [..., GROUP, PANEL], whole numbers where the format has scales. The words, inputs before outputs."""
+    """values: [..., group, PANEL], whole numbers where the format has scales. The words, inputs before outputs."""
     match form.name:
         case "fp32":
             return values
@@ -171,8 +197,8 @@ def _words(values: torch.Tensor, form: Format) -> torch.Tensor:
 
 
 def _side_by_side(values: torch.Tensor, together: int) -> torch.Tensor:
-    """values: [..., GROUP, PANEL]. [..., GROUP / together, PANEL, together]: so many inputs of an output share a word."""
-    return values.unflatten(-2, (GROUP // together, together)).transpose(-1, -2).contiguous()
+    """values: [..., group, PANEL]. [..., group / together, PANEL, together]: so many inputs of an output share a word."""
+    return values.unflatten(-2, (-1, together)).transpose(-1, -2).contiguous()
 
 
 def _bytes(values: torch.Tensor) -> torch.Tensor:

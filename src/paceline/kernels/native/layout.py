@@ -12,6 +12,8 @@ MATRIX = np.dtype(
         ("panels", "i8"),
         ("inputs", "i8"),  # padded
         ("row_bytes", "i8"),  # of one row of activations, laid out
+        ("highest", "i8"),  # rows of its tallest tile
+        ("together", "i8"),  # panels that are read for one tile before the next tile, where there are several
         ("activation_bits", "i8"),  # of the whole numbers that activations become; 0: float32
         ("paired", "i8"),  # whether panels belong together two by two: gates, and what they gate
         ("bias", "i8"),  # float32, or 0

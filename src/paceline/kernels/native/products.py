@@ -8,11 +8,14 @@ Source: own design; the register tiling is that of Goto and van de Geijn, "Anato
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
 from llvmlite import ir
 
+from paceline.kernels.native import matrix_unit
 from paceline.kernels.native.compiled import SOURCES
 from paceline.kernels.native.formats import FORMATS, Format
 from paceline.kernels.native.memory import intrinsic
@@ -26,9 +29,26 @@ _ARGUMENTS = 10
 SIGNATURE = types.void(*[types.int64] * _ARGUMENTS)
 """(rows, activations, weights, panel_bytes, inputs, outputs, stride, low, high, mode) over the panels [low, high).
 
-rows: 1 to MOST_ROWS. activations: address of [inputs, rows], as `rows.py` lays them out. weights, outputs: addresses at panel 0.
-stride: bytes between rows of outputs. mode: of `tiles`.
+rows: 1 to `highest_tile`. activations: address of [inputs, rows], as `rows.py` lays them out. weights, outputs: addresses at
+panel 0. stride: bytes between rows of outputs. mode: of `tiles`.
 """
+
+
+_TOGETHER = 2**20
+"""Bytes of weights that stay in a core's cache while tile after tile is multiplied with them."""
+
+
+def highest_tile(form: Format) -> int:
+    """Rows of the tallest tile of a format."""
+    return matrix_unit.HIGHEST if matrix_unit.suits(form) else MOST_ROWS
+
+
+def panels_together(form: Format, panel_bytes: int) -> int:
+    """Panels that are best multiplied with one tile of rows before the next, where there are several tiles.
+
+    A matrix unit is so fast that its activations have to be in the nearest cache; vectors would rather have the weights there.
+    """
+    return max(_TOGETHER // panel_bytes, 1) if matrix_unit.suits(form) else 1
 
 
 @cache
@@ -63,14 +83,23 @@ def _emitted(context, name, sources, rows, activations, weights, panel_bytes, in
 
     def generate(context, builder, signature, arguments):
         arguments = arguments[2:]
-        after = builder.append_basic_block("product.after")
-        choice = builder.switch(arguments[0], after)
-        for count in range(1, MOST_ROWS + 1):
+        after, more = (builder.append_basic_block(f"product.{name}") for name in ("after", "more"))
+        choice = builder.switch(arguments[0], more)
+        for count in range(1, min(MOST_ROWS + 1, matrix_unit.FEWEST_ROWS) if matrix_unit.suits(form) else MOST_ROWS + 1):
             case = builder.append_basic_block(f"product.{count}")
             choice.add_case(ir.Constant(I64, count), case)
             builder.position_at_end(case)
             _over(builder, form, count, arguments)
             builder.branch(after)
+        builder.position_at_end(more)
+        if matrix_unit.suits(form):
+            fills = builder.icmp_signed(">", arguments[0], constant(matrix_unit.HIGHEST // 2))
+            with builder.if_else(fills) as (tall, short):
+                with tall:
+                    _by_unit(builder, form, True, arguments)
+                with short:
+                    _by_unit(builder, form, False, arguments)
+        builder.branch(after)
         builder.position_at_end(after)
         return context.get_dummy_value()
 
@@ -78,9 +107,27 @@ def _emitted(context, name, sources, rows, activations, weights, panel_bytes, in
 
 
 def _over(builder: Any, form: Format, count: int, arguments: Any) -> None:
-    """A loop over the panels [low, high), each in one tile or, where the rows are too many, in two halves."""
-    _, activations, weights, panel_bytes, inputs, outputs, stride, low, high, mode = arguments
+    """All panels, each in one tile or, where the rows are too many, in two halves."""
     vectors = VECTORS if count <= most_rows(VECTORS) else VECTORS // 2
+    tiles = [emit_tile(builder.module, form, count, vectors, first) for first in range(0, VECTORS, vectors)]
+    with _panels(builder, arguments) as panel:
+        for tile in tiles:
+            builder.call(tile, panel)
+
+
+def _by_unit(builder: Any, form: Format, tall: bool, arguments: Any) -> None:
+    """All panels by the matrix unit. tall: more rows than one of its registers holds."""
+    tile = matrix_unit.emit_matrix_tile(builder.module, form, tall)
+    matrix_unit.configure(builder, arguments[0], tall)
+    with _panels(builder, arguments) as panel:
+        builder.call(tile, [arguments[0], *panel])
+    matrix_unit.unit(builder, "tilerelease")
+
+
+@contextmanager
+def _panels(builder: Any, arguments: Any) -> Iterator[list[Any]]:
+    """A loop over the panels [low, high): the arguments of a tile for one of them."""
+    _, activations, weights, panel_bytes, inputs, outputs, stride, low, high, mode = arguments
     before = builder.block
     head, body, after = (builder.append_basic_block(name) for name in ("panels", "panel", "panels.after"))
     builder.branch(head)
@@ -91,9 +138,7 @@ def _over(builder: Any, form: Format, count: int, arguments: Any) -> None:
     builder.position_at_end(body)
     panel = builder.add(weights, builder.mul(place, panel_bytes))
     result = builder.add(outputs, builder.mul(place, constant(4 * PANEL)))
-    for first in range(0, VECTORS, vectors):
-        tile = emit_tile(builder.module, form, count, vectors, first)
-        builder.call(tile, [activations, panel, panel_bytes, inputs, result, stride, mode])
+    yield [activations, panel, panel_bytes, inputs, result, stride, mode]
     place.add_incoming(builder.add(place, constant(1)), builder.block)
     builder.branch(head)
     builder.position_at_end(after)

@@ -1,7 +1,7 @@
-"""Quantization of activations: a group of inputs as whole numbers with one scale, in vector instructions.
+"""Quantization of activations: a group of inputs, or a whole row, as whole numbers with one scale, in vector instructions.
 
-Source: integer-only products of symmetric whole numbers, Jacob et al. (arXiv:1712.05877); a scale per group after ZeroQuant
-(arXiv:2206.01861).
+Source: integer-only products of symmetric whole numbers, Jacob et al. (arXiv:1712.05877); a scale per row (token) or group after
+ZeroQuant (arXiv:2206.01861).
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from typing import Any
 
 from llvmlite import ir
 
-from paceline.kernels.native.formats import GROUP
+from paceline.kernels.native.formats import BLOCK, GROUP
 from paceline.kernels.native.memory import intrinsic
-from paceline.kernels.native.vectors import F32, I32, constant, external, load, splat, store
+from paceline.kernels.native.vectors import F32, I8, I16, I32, constant, counted, external, load, splat, store
 
 from numba import types  # isort: skip  (after `vectors`, which tells it how wide registers are)
 
@@ -21,40 +21,82 @@ _SMALLEST = 2.0**-126
 """A scale below it has no finite inverse; what it would scale counts as zero."""
 
 
-@intrinsic(prefer_literal=True)
-def quantized_group(context, bits, source, scale, sum_, words, stride):
-    """Quantise GROUP float32 at `source` to 8 or 16 bits: the largest becomes 127 or 32767. All are addresses, but `bits`, known
-    when compiling, and `stride`, the bytes between words.
+@intrinsic
+def quantized_group(context, source, scale, sum_, words, stride):
+    """Quantise GROUP float32 at `source` to 16 bits: the largest becomes 32767. All are addresses, but `stride`, the bytes
+    between words.
 
-    Written: the float32 scale; as int32 the sum of the whole numbers; the words, four of 8 bits or two of 16 each.
+    Written: the float32 scale; as int32 the sum of the whole numbers; the words, two of 16 bits each.
     """
-    width = bits.literal_value
 
     def generate(context, builder, signature, arguments):
-        _quantize(builder, width, *arguments[1:])
+        source, scale, sum_, words, stride = arguments
+        numbers = load(builder, source, _NUMBERS, 4)
+        size, inverse = _scale(builder, _largest(builder, numbers), 2**15 - 1)
+        levels = _levels(builder, numbers, inverse)
+        store(builder, size, scale, 4)
+        store(builder, _sum(builder, levels), sum_, 4)
+        taken = builder.bitcast(builder.trunc(levels, ir.VectorType(I16, GROUP)), ir.VectorType(I32, GROUP // 2))
+        for word in range(GROUP // 2):
+            place = builder.add(words, builder.mul(stride, constant(word)))
+            store(builder, builder.extract_element(taken, I32(word)), place, 4)
         return context.get_dummy_value()
 
-    return types.void(bits, *[types.int64] * 5), generate
+    return types.void(*[types.int64] * 5), generate
 
 
-def _quantize(builder: Any, bits: int, source: Any, scale: Any, sum_: Any, words: Any, stride: Any) -> None:
-    kinds = f"v{GROUP}f32"
-    numbers = load(builder, source, _NUMBERS, 4)
-    # as whole numbers sizes are in the same order, and what is no number is the largest: then the scale is none either
+@intrinsic
+def quantized_row(context, source, inputs, scale, sum_, target, stride):
+    """Quantise a row of float32 at `source`, a multiple of BLOCK, to 8 bits: the largest becomes 127.
+
+    Written: the float32 scale; as int32 the sum of the whole numbers; their bytes, BLOCK side by side and `stride` bytes to the
+    next ones.
+    """
+
+    def generate(context, builder, signature, arguments):
+        source, inputs, scale, sum_, target, stride = arguments
+        with counted(builder, builder.udiv(inputs, constant(GROUP)), [I32(0)]) as loop:
+            numbers = load(builder, builder.add(source, builder.mul(loop.index, constant(4 * GROUP))), _NUMBERS, 4)
+            largest = _largest(builder, numbers)
+            more = builder.icmp_unsigned(">", largest, loop.carried[0])
+            loop.next = [builder.select(more, largest, loop.carried[0])]
+        size, inverse = _scale(builder, loop.carried[0], 2**7 - 1)
+        with counted(builder, builder.udiv(inputs, constant(BLOCK)), [I32(0)]) as loop:
+            total = loop.carried[0]
+            for part in range(BLOCK // GROUP):
+                place = builder.add(builder.mul(loop.index, constant(4 * BLOCK)), constant(4 * GROUP * part))
+                levels = _levels(builder, load(builder, builder.add(source, place), _NUMBERS, 4), inverse)
+                total = builder.add(total, _sum(builder, levels))
+                place = builder.add(builder.mul(loop.index, stride), constant(GROUP * part))
+                store(builder, builder.trunc(levels, ir.VectorType(I8, GROUP)), builder.add(target, place), 1)
+            loop.next = [total]
+        store(builder, size, scale, 4)
+        store(builder, loop.carried[0], sum_, 4)
+        return context.get_dummy_value()
+
+    return types.void(*[types.int64] * 6), generate
+
+
+def _largest(builder: Any, numbers: Any) -> Any:
+    """The largest size, as an int32 of its bits: in these sizes are in the same order, and what is no number is the largest."""
     sizes = builder.and_(builder.bitcast(numbers, _WHOLE), ir.Constant(_WHOLE, [0x7FFFFFFF] * GROUP))
-    largest = builder.call(external(builder, f"llvm.vector.reduce.umax.v{GROUP}i32", I32, [_WHOLE]), [sizes])
-    size = builder.fdiv(builder.bitcast(largest, F32), F32(2 ** (bits - 1) - 1))
+    return builder.call(external(builder, f"llvm.vector.reduce.umax.v{GROUP}i32", I32, [_WHOLE]), [sizes])
+
+
+def _scale(builder: Any, largest: Any, highest: int) -> tuple[Any, Any]:
+    """What a whole number counts where the largest becomes `highest`, and its inverse; none where the largest is no number."""
+    size = builder.fdiv(builder.bitcast(largest, F32), F32(highest))
     some = builder.fcmp_ordered(">=", size, F32(_SMALLEST))
-    inverse = builder.select(some, builder.fdiv(F32(1.0), size), F32(0.0))
+    return size, builder.select(some, builder.fdiv(F32(1.0), size), F32(0.0))
+
+
+def _levels(builder: Any, numbers: Any, inverse: Any) -> Any:
+    """The nearest whole numbers, as int32."""
     halves = ir.Constant(_NUMBERS, [0.5] * GROUP)
     nearest = builder.fadd(builder.fmul(numbers, splat(builder, inverse, GROUP)), halves)
-    nearest = builder.call(external(builder, f"llvm.floor.{kinds}", _NUMBERS, [_NUMBERS]), [nearest])
-    levels = builder.fptosi(nearest, _WHOLE)
-    total = builder.call(external(builder, f"llvm.vector.reduce.add.v{GROUP}i32", I32, [_WHOLE]), [levels])
-    store(builder, size, scale, 4)
-    store(builder, total, sum_, 4)
-    count = GROUP * bits // 32
-    taken = builder.bitcast(builder.trunc(levels, ir.VectorType(ir.IntType(bits), GROUP)), ir.VectorType(I32, count))
-    for word in range(count):
-        place = builder.add(words, builder.mul(stride, constant(word)))
-        store(builder, builder.extract_element(taken, I32(word)), place, 4)
+    nearest = builder.call(external(builder, f"llvm.floor.v{GROUP}f32", _NUMBERS, [_NUMBERS]), [nearest])
+    return builder.fptosi(nearest, _WHOLE)
+
+
+def _sum(builder: Any, levels: Any) -> Any:
+    return builder.call(external(builder, f"llvm.vector.reduce.add.v{GROUP}i32", I32, [_WHOLE]), [levels])

@@ -1,8 +1,8 @@
 """Rows: activations laid out for the tiles, and the products of all rows of a step with one matrix.
 
-Up to MOST_ROWS rows make one tile, more are split into tiles of about equal height; weights are walked outside and tiles inside,
-so that past the first tile they come from cache. For few rows every thread lays them out for itself, which costs less than
-meeting; for many they share the work.
+Up to as many rows as the tallest tile of a format has make one tile, more are split into tiles of about equal height; weights are
+walked outside and tiles inside, so that past the first tile they come from cache. For few rows every thread lays them out for
+itself, which costs less than meeting; for many they share the work.
 """
 
 from __future__ import annotations
@@ -10,12 +10,11 @@ from __future__ import annotations
 import numpy as np
 
 from paceline.kernels.native import arithmetic
-from paceline.kernels.native.formats import GROUP, padded
+from paceline.kernels.native.formats import BLOCK, GROUP, padded
 from paceline.kernels.native.layout import LAYER, NO_NORM, RMS
 from paceline.kernels.native.memory import barrier, floats, helper, put
 from paceline.kernels.native.products import call_product
-from paceline.kernels.native.quantization import quantized_group
-from paceline.kernels.native.tiles import MOST_ROWS
+from paceline.kernels.native.quantization import quantized_group, quantized_row
 from paceline.kernels.native.vectors import PANEL
 
 _f = np.float32
@@ -26,14 +25,13 @@ up = helper(padded)
 
 
 @helper
-def parts_of(rows):
-    return (rows + MOST_ROWS - 1) // MOST_ROWS
+def parts_of(rows, highest):
+    return (rows + highest - 1) // highest
 
 
 @helper
-def part_begin(rows, part):
+def part_begin(rows, parts, part):
     """The first row of a tile; that of the next one ends it."""
-    parts = parts_of(rows)
     return part * (rows // parts) + min(part, rows % parts)
 
 
@@ -53,13 +51,13 @@ def normed(norm, row, count, out):
 
 
 @helper
-def _shared(rows, threads):
-    return threads > 1 and parts_of(rows) >= 2 * threads
+def _shared(parts, threads):
+    return threads > 1 and parts >= 2 * threads
 
 
 @helper
-def _tiles(rows, scratch, thread, threads):
-    return scratch.tiles if _shared(rows, threads) else scratch.tiles + thread * scratch.tiles_bytes
+def _tiles(parts, scratch, thread, threads):
+    return scratch.tiles if _shared(parts, threads) else scratch.tiles + thread * scratch.tiles_bytes
 
 
 @helper
@@ -68,11 +66,12 @@ def laid_out(matrix, norm, rows, source, stride, chosen, count, scratch, thread,
 
     source: address of rows `stride` floats apart. chosen: int64, which of them; empty: the first `rows`.
     """
-    tiles = _tiles(rows, scratch, thread, threads)
+    parts = parts_of(rows, matrix.highest)
+    tiles = _tiles(parts, scratch, thread, threads)
     own = scratch.row + thread * scratch.row_bytes
-    together = _shared(rows, threads)
-    for part in range(thread if together else 0, parts_of(rows), threads if together else 1):
-        begin, end = part_begin(rows, part), part_begin(rows, part + 1)
+    together = _shared(parts, threads)
+    for part in range(thread if together else 0, parts, threads if together else 1):
+        begin, end = part_begin(rows, parts, part), part_begin(rows, parts, part + 1)
         tile = tiles + begin * matrix.row_bytes
         for row in range(begin, end):
             address = source + 4 * stride * (row if len(chosen) == 0 else chosen[row])
@@ -101,8 +100,9 @@ def _interleaved(row, count, inputs, tile, place, height):
 
 @helper
 def _quantized(bits, row, count, inputs, own, tile, place, height):
-    """One row as whole numbers with a scale per group of inputs. Per group, of all rows of the tile in turn: the float32 scale,
-    the int32 sum, and the words, each of four numbers of 8 bits or two of 16.
+    """One row as whole numbers. 16 bits: per group of inputs, of all rows of the tile in turn, the float32 scale, the int32 sum,
+    and the words, each of two numbers. 8 bits: per BLOCK of inputs, of all rows in turn, the bytes; behind them the scales and
+    sums of all rows.
 
     own: where the row is laid if zeros must follow it.
     """  # fmt: skip
@@ -113,24 +113,25 @@ def _quantized(bits, row, count, inputs, own, tile, place, height):
         for k in range(count, inputs):
             put(target, k, _f(0))
         row = own
+    if bits == 8:
+        at = tile + height * inputs + 4 * place
+        quantized_row(row, inputs, at, at + 4 * height, tile + place * BLOCK, height * BLOCK)
+        return
     for group in range(inputs // GROUP):
-        numbers = row + 4 * group * GROUP
-        at = tile + group * height * (8 + GROUP * bits // 8) + 4 * place
-        if bits == 8:
-            quantized_group(8, numbers, at, at + 4 * height, at + 8 * height, 4 * height)
-        else:
-            quantized_group(16, numbers, at, at + 4 * height, at + 8 * height, 4 * height)
+        at = tile + group * height * (8 + 2 * GROUP) + 4 * place
+        quantized_group(row + 4 * group * GROUP, at, at + 4 * height, at + 8 * height, 4 * height)
 
 
 @helper
 def multiplied(matrix, rows, outputs, stride, scratch, thread, threads, mode):
     """This thread's panels of the outputs of all rows, `stride` floats apart."""
     low, high = share(matrix.panels, thread, threads, matrix.paired), share(matrix.panels, thread + 1, threads, matrix.paired)
-    tiles, parts = _tiles(rows, scratch, thread, threads), parts_of(rows)
-    step = max(high - low if parts == 1 else 1, 1)
+    parts = parts_of(rows, matrix.highest)
+    tiles = _tiles(parts, scratch, thread, threads)
+    step = max(high - low if parts == 1 else matrix.together, 1)
     for place in range(low, high, step):
         for part in range(parts):
-            begin, end = part_begin(rows, part), part_begin(rows, part + 1)
+            begin, end = part_begin(rows, parts, part), part_begin(rows, parts, part + 1)
             call_product(
                 matrix.product, end - begin, tiles + begin * matrix.row_bytes, matrix.weights, matrix.panel_bytes, matrix.inputs,
                 outputs + 4 * begin * stride, 4 * stride, place, min(place + step, high), mode,

@@ -1,10 +1,9 @@
 """Tiles: the inner product of a few rows with packed weights, one weight read once and used for every row.
 
 A tile takes R rows of activations and a panel of weights (PANEL outputs side by side, for every input in turn), or half of one
-where more rows leave fewer registers, widens each weight in registers and multiplies it into R rows of float32 accumulators. Each
-output is one sum, taken over the inputs in order, in groups of 32 where the format has scales; it does not depend on R, nor on
-which other panels, rows or threads there are. So a row has the same bits alone, in a draft tree and in a prompt, and verifying
-equals decoding.
+where more rows leave fewer registers, widens each weight in registers and multiplies it into R rows of accumulators. Each output
+is one sum, taken over the inputs in order, in groups where groups have scales; it does not depend on R, nor on which other panels,
+rows or threads there are. So a row has the same bits alone, in a draft tree and in a prompt, and verifying equals decoding.
 
 What a tile does at the end is its mode: STORE the sums, ADD them to what is there (a residual), or CONTINUE a sum that was
 left off (attention over a prefix, then over a tree's own keys).
@@ -12,12 +11,13 @@ left off (attention over a prefix, then over a tree's own keys).
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from llvmlite import ir
 
 from paceline.kernels.native.factors import WORDS_OF, four_products, pair_products, whole_numbers, widened
-from paceline.kernels.native.formats import GROUP, Format
+from paceline.kernels.native.formats import BLOCK, GROUP, Format
 from paceline.kernels.native.vectors import (
     F16,
     F32,
@@ -40,8 +40,8 @@ from paceline.kernels.native.vectors import (
 )  # fmt: skip
 
 STORE, ADD, CONTINUE = 0, 1, 2
-_PAGE = 4096
-AHEAD = max(8192, PAGES * _PAGE)
+PAGE = 4096
+AHEAD = max(8192, PAGES * PAGE)
 """Bytes by which a tile prefetches its panel: the latency of memory at the speed it is read, measured (ADR 0004). All pages that
 are fetched in turn have arrived when the first of them is read.
 """
@@ -82,7 +82,7 @@ def emit_tile(module: Any, form: Format, rows: int, vectors: int, first: int) ->
     ]
     start = _begun(builder, places, mode)
     body = _Body(builder, form, rows, vectors, first, panel, panel_bytes)
-    loops = body.whole if form.scaled else body.plain
+    loops = body.bytewise if form.scaled_once else body.grouped if form.scaled else body.plain
     sums = loops(activations, inputs, start)
     _ended(builder, places, mode, sums)
     builder.ret_void()
@@ -122,11 +122,11 @@ def _in_turn(builder: Any, address: Any) -> Any:
     """
     if PAGES == 1:
         return address
-    lines = _PAGE // 64
+    lines = PAGE // 64
     line = builder.lshr(address, constant(6))
-    page = builder.mul(builder.and_(line, constant(PAGES - 1)), constant(_PAGE))
+    page = builder.mul(builder.and_(line, constant(PAGES - 1)), constant(PAGE))
     within = builder.mul(builder.and_(builder.udiv(line, constant(PAGES)), constant(lines - 1)), constant(64))
-    window = builder.and_(address, constant(-PAGES * _PAGE))
+    window = builder.and_(address, constant(-PAGES * PAGE))
     return builder.or_(window, builder.or_(page, within))
 
 
@@ -148,60 +148,87 @@ class _Body:
             loop.next = self._multiplied(activations, self.builder.mul(loop.index, constant(unroll)), offset, loop.carried)
         return loop.carried
 
-    def whole(self, activations: Any, inputs: Any, start: list[Any]) -> list[Any]:
+    def bytewise(self, activations: Any, inputs: Any, start: list[Any]) -> list[Any]:
+        """One sum of whole numbers over all inputs, exact in whatever order, which is scaled in the end."""
+        builder, rows, turns = self.builder, self.rows, BLOCK // 4
+        scales = builder.add(activations, builder.mul(inputs, constant(rows)))
+        with counted(builder, builder.udiv(inputs, constant(4)), self._without_excess(scales)) as loop:
+            words = self._words(self._word_place(loop.index))
+            block = builder.mul(builder.udiv(loop.index, constant(turns)), constant(rows * BLOCK))
+            within = builder.mul(builder.urem(loop.index, constant(turns)), constant(4))
+            factors = builder.add(activations, builder.add(block, within))
+            loop.next = self._products(
+                [builder.add(factors, constant(row * BLOCK)) for row in range(rows)], words, 0, loop.carried
+            )
+        terms = self._scaled(scales, constant(0), loop.carried)
+        return [fused(builder, value, scale, start[place]) for place, value, scale in terms]
+
+    def grouped(self, activations: Any, inputs: Any, start: list[Any]) -> list[Any]:
         """Per group of inputs a sum over whole numbers, exact in whatever order, which is scaled and added to that of the groups
         before.
         """
         builder, form, rows = self.builder, self.form, self.rows
-        steps = form.together * form.activation_bits // 32
+        steps = form.together // 2
         running = [builder.alloca(VECTOR) for _ in start]
         for place, value in zip(running, start, strict=True):
             builder.store(value, place)
         with counted(builder, builder.udiv(inputs, constant(GROUP))) as group:
-            offset = builder.mul(group.index, constant(form.group_bytes))
+            offset = builder.mul(group.index, constant(form.group_bytes(GROUP)))
             scales = builder.add(activations, builder.mul(group.index, constant(rows * form.row_bytes(GROUP))))
-            begin = [self._without_excess(scales, row) for row in range(rows) for _ in range(self.vectors)]
-            with counted(builder, self._turns(inputs), begin) as loop:
+            with counted(builder, self._turns(inputs), self._without_excess(scales)) as loop:
                 words = self._words(builder.add(offset, self._word_place(loop.index)))
                 first = builder.mul(builder.mul(loop.index, constant(steps)), constant(4 * rows))
                 factors = builder.add(builder.add(scales, constant(8 * rows)), first)
-                loop.next = self._products(factors, words, steps, loop.carried)
-            for row in range(rows):
-                size = splat(builder, load(builder, builder.add(scales, constant(4 * row)), F32, 4))
-                for vector in range(self.vectors):
-                    scale = builder.fmul(self._scale(vector, offset), size)
-                    at = running[row * self.vectors + vector]
-                    value = builder.sitofp(loop.carried[row * self.vectors + vector], VECTOR)
-                    builder.store(fused(builder, value, scale, builder.load(at)), at)
+                sums = loop.carried
+                for step in range(steps):
+                    places = [builder.add(factors, constant(4 * (step * rows + row))) for row in range(rows)]
+                    sums = self._products(places, words, step, sums)
+                loop.next = sums
+            for place, value, scale in self._scaled(scales, offset, loop.carried):
+                builder.store(fused(builder, value, scale, builder.load(running[place])), running[place])
         return [builder.load(place) for place in running]
 
-    def _without_excess(self, scales: Any, row: int) -> Any:
-        """What a row's sums over a group begin with, so that the excess of every weight is taken off in the end."""
+    def _scaled(self, scales: Any, offset: Any, sums: list[Any]) -> Iterator[tuple[int, Any, Any]]:
+        """Per accumulator: its place, its sum of whole numbers as float32, and what that is to be multiplied by.
+
+        scales: address of those of the rows. offset: where those of the outputs lie in the panel.
+        """
+        builder = self.builder
+        for row in range(self.rows):
+            size = splat(builder, load(builder, builder.add(scales, constant(4 * row)), F32, 4))
+            for vector in range(self.vectors):
+                place = row * self.vectors + vector
+                scale = builder.fmul(self._scale(vector, offset), size)
+                yield place, builder.sitofp(sums[place], VECTOR), scale
+
+    def _without_excess(self, scales: Any) -> list[Any]:
+        """What sums over a group begin with, so that the excess of every weight is taken off in the end. The sums of a group's
+        activations lie behind the scales of all rows.
+        """
         if self.form.excess == 0:
-            return repeated(0)
-        total = load(self.builder, self.builder.add(scales, constant(4 * (self.rows + row))), I32, 4)
-        return splat(self.builder, self.builder.mul(total, I32(-self.form.excess)))
+            return [repeated(0)] * (self.rows * self.vectors)
+        start = []
+        for row in range(self.rows):
+            total = load(self.builder, self.builder.add(scales, constant(4 * (self.rows + row))), I32, 4)
+            start += [splat(self.builder, self.builder.mul(total, I32(-self.form.excess)))] * self.vectors
+        return start
 
     def _word_place(self, turn: Any) -> Any:
         """Where the words of a turn lie behind the beginning of their group."""
         return self.builder.add(constant(self.form.scale_bytes), self.builder.mul(turn, constant(self.form.bytes_together)))
 
-    def _products(self, factors: Any, words: list[Any], steps: int, sums: list[Any]) -> list[Any]:
-        """The sums after the inputs that share these words. factors: address of a word of each row, per step."""
-        builder = self.builder
-        for step in range(steps):
-            weights = [whole_numbers(builder, self.form, word, step) for word in words]
-            following = []
-            for row in range(self.rows):
-                place = builder.add(factors, constant(4 * (step * self.rows + row)))
-                factor = splat(builder, load(builder, place, I32, 4))
-                for vector in range(self.vectors):
-                    following.append(self._added(sums[row * self.vectors + vector], weights[vector], factor))
-            sums = following
-        return sums
+    def _products(self, factors: list[Any], words: list[Any], step: int, sums: list[Any]) -> list[Any]:
+        """The sums after the `step`-th inputs of these words. factors: addresses of a word of each row."""
+        builder, following = self.builder, []
+        weights = [whole_numbers(builder, self.form, word, step) for word in words]
+        for row, place in enumerate(factors):
+            factor = splat(builder, load(builder, place, I32, 4))
+            for vector in range(self.vectors):
+                following.append(self._added(sums[row * self.vectors + vector], weights[vector], factor))
+        return following
 
     def _added(self, sums: Any, weights: Any, factor: Any) -> Any:
-        together = four_products if self.form.activation_bits == 8 else pair_products
+        together = four_products if self.form.scaled_once else pair_products
         return together(self.builder, sums, weights, factor)
 
     def _turns(self, inputs: Any) -> Any:

@@ -6,7 +6,9 @@ and not an optimiser's, and so that one text serves AVX-512, AVX2 and NEON. No c
 
 from __future__ import annotations
 
+import ctypes
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -67,6 +69,20 @@ def _pair_products() -> str:
 
 PAIR_PRODUCTS = _pair_products()
 """LLVM's name of the instruction that multiplies two pairs of 16-bit numbers per lane and adds them up; empty without one."""
+
+
+def _matrix_unit() -> bool:
+    """Whether AMX multiplies bytes here: the processor can, and Linux lets this process have its registers."""
+    if not {"amx-tile", "amx-int8"} <= MACHINE.features or MACHINE.lanes != 16 or sys.platform != "linux":
+        return False
+    return ctypes.CDLL(None).syscall(_ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA) == 0
+
+
+_ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA = 158, 0x1023, 18
+MATRIX_UNIT = _matrix_unit()
+"""Whether whole tiles of bytes are multiplied in one instruction. Source: Intel 64 and IA-32 Architectures Software Developer's
+Manual, volume 1, chapter "Programming with Intel AMX"; Linux, Documentation/arch/x86/xstate.rst.
+"""
 
 _AMD = ("amdfam", "bdver", "btver", "znver")
 PAGES = 4 if "sse2" in MACHINE.features and not llvm.get_host_cpu_name().startswith(_AMD) else 1
