@@ -54,6 +54,8 @@ def test_generate_json_is_one_line_with_the_promised_fields(monkeypatch, capsys,
     assert speculation["lossless"] is True
     assert speculation["target"].endswith("(fp32)")
     assert answer["usage"]["completion_tokens"] == len(answer["token_ids"])
+    assert answer["memory"]["peak_resident_bytes"] is None or answer["memory"]["peak_resident_bytes"] > 100e6
+    assert answer["memory"]["weights_bytes"] > 0
     assert run(monkeypatch, *call[:-1], "--json", "--seed", "5") == 0
     assert json.loads(capsys.readouterr().out)["token_ids"] == answer["token_ids"]
 

@@ -1,4 +1,4 @@
-"""The machine: its name, for whoever reads a number that was measured on it, and what memory it has left."""
+"""The machine: its name, for whoever reads a number that was measured on it, memory it has left, and what this process took."""
 
 from __future__ import annotations
 
@@ -25,3 +25,11 @@ def free_bytes() -> int:
         return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (AttributeError, OSError, ValueError):
         return 1 << 30
+
+
+def peak_resident_bytes() -> int | None:
+    """The most memory this process ever held; None where the system does not tell."""
+    status = Path("/proc/self/status")
+    lines = status.read_text().splitlines() if status.exists() else []
+    held = next((line.split()[1] for line in lines if line.startswith("VmHWM:")), None)
+    return int(held) * 1024 if held else None

@@ -80,6 +80,9 @@ def test_the_record_holds_both_terms_of_every_ratio(monkeypatch, capsys, models,
     assert set(rows["raw", "ngram"]["step_ms"]) == {"draft", "forward", "verify", "commit", "other"}
     assert list(record["verify_cost"]["ms"]["paceline"]) == ["1", "2", "4", "8", "16", "32", "64"]
     assert record["prefill"]["ms"]["plain"] > 0
+    assert record["failed"] == {}
+    assert record["memory"]["of_one_answer"]
+    assert record["memory"]["peak_resident_bytes"] is None or record["memory"]["peak_resident_bytes"] > 100e6
     assert {(row["mode"], row["batch"]) for row in record["batches"]} == {(m, 3) for m in ("plain", f"model:{draft}", "ngram")}
     assert all(15 <= row["equal_prompts"] == row["prompts"] <= 21 for row in record["batches"])
     files = {file.name for file in tmp_path.iterdir()}

@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer as Backend
+from transformers import PreTrainedTokenizerFast
 
 from paceline.cache.base import Branching
 from paceline.models import embedded
@@ -284,6 +286,51 @@ def test_tokenizer_goes_both_ways(whole: Path) -> None:
     assert tokenizer.decode(ids) == text
     assert tokenizer.decode(ids, skip_special=False) == "<s>" + text
     assert tokenizer.vocab_size == 262
+
+
+_TEXTS = ("", " ", "the thin café in 東京", "a</s>b <unk>", "  two  spaces\n\ttab ", "\u0000\U0001f600", "x" * 3000)
+
+
+def test_texts_become_what_transformers_makes_of_them(whole: Path) -> None:
+    for path in (whole, *(one.path for one in embedded_models())):
+        tokenizer, reference = Tokenizer(path), PreTrainedTokenizerFast.from_pretrained(str(path))
+        assert "library" not in vars(tokenizer), "read without transformers"
+        for text in _TEXTS:
+            for special in (True, False):
+                ids = reference.encode(text, add_special_tokens=special)
+                assert tokenizer.encode(text, special) == ids
+                assert tokenizer.decode(ids, special) == reference.decode(
+                    ids, skip_special_tokens=special, clean_up_tokenization_spaces=False
+                )
+        assert (tokenizer.vocab_size, tokenizer.vocabulary) == (len(reference), reference.get_vocab())
+
+
+@pytest.mark.parametrize(
+    "settings", [{"add_bos_token": False}, {"bos_token": "<elsewhere>"}, {"additional_special_tokens": ["<x>"]}]
+)
+def test_whatever_may_change_a_text_is_left_to_transformers(folder: Path, settings: dict[str, Any]) -> None:
+    edit(folder / "tokenizer_config.json", **settings)
+    assert "library" in vars(Tokenizer(folder))
+
+
+@pytest.mark.parametrize("settings", [{"eos_token": {"content": "</s>"}}, {"eos_token": 3}, {"tokenizer_class": ["x"]}])
+def test_settings_of_other_types_are_one_sentence(folder: Path, settings: dict[str, Any]) -> None:
+    edit(folder / "tokenizer_config.json", **settings)
+    assert "tokenizer" in refusal(lambda: Tokenizer(folder))
+
+
+def test_files_of_older_tokenizers_are_left_to_transformers(folder: Path) -> None:
+    (folder / "added_tokens.json").write_text('{"<new>": 262}')
+    assert "library" in vars(Tokenizer(folder))
+
+
+@pytest.mark.parametrize("change", [lambda one: one.enable_padding(length=8), lambda one: one.enable_truncation(5)])
+def test_nothing_is_padded_or_cut(whole: Path, folder: Path, change: Callable[[Backend], None]) -> None:
+    held = Backend.from_file(str(folder / "tokenizer.json"))
+    change(held)
+    held.save(str(folder / "tokenizer.json"))
+    for text in _TEXTS:
+        assert Tokenizer(folder).encode(text) == Tokenizer(whole).encode(text)
 
 
 def test_chat_follows_the_model_template(whole: Path, tmp_path: Path) -> None:

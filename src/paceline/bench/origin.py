@@ -1,4 +1,4 @@
-"""Origin: where a number comes from: machine, versions, commit, memory."""
+"""Origin: where a number comes from: machine, versions, commit."""
 
 from __future__ import annotations
 
@@ -43,11 +43,3 @@ def commit() -> str | None:
 def _git(folder: Path, *arguments: str) -> str:
     done = subprocess.run(["git", "-C", str(folder), *arguments], capture_output=True, text=True, check=True)
     return done.stdout.strip()
-
-
-def peak_resident_bytes() -> int | None:
-    """The most memory this process ever held; None where the system does not tell."""
-    status = Path("/proc/self/status")
-    lines = status.read_text().splitlines() if status.exists() else []
-    held = next((line.split()[1] for line in lines if line.startswith("VmHWM:")), None)
-    return int(held) * 1024 if held else None

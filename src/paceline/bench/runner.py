@@ -16,7 +16,8 @@ from paceline.bench.batches import batch_rows
 from paceline.bench.contest import Decoder, DecoderFailed, Rules, contest
 from paceline.bench.curves import FORWARDS, PREFILL, ROWS, VERIFY_CONTEXT, verify_curve
 from paceline.bench.grow import grown
-from paceline.bench.origin import origin, peak_resident_bytes
+from paceline.bench.memory import peak_of_answering
+from paceline.bench.origin import origin
 from paceline.bench.ours import PLAIN, EngineDecoder
 from paceline.bench.peers.base import Material, Peer, PeerDecoder, guarded
 from paceline.bench.peers.host import HostedPeer
@@ -110,8 +111,11 @@ class _Run:
                 tasks.append(preparer(task))
                 advance()
         rows = with_total([row for task in tasks for row in self._contested(task)])
+        held = max(decoder.held_bytes for decoder in self.ours.values())
         batches = [row for task in tasks for size in settings.batches for row in self._batched(task, size)]
         plain = [row for row in rows if row["peer"] is None]
+        verify_cost, prefill = self._verify_cost(), self._prefill()
+        memory = self._memory(max((prompt for task in tasks for prompt in task.prompts), key=len), held)
         parameters = inspected(self.path).parameters
         return {
             "kind": "paceline bench",
@@ -134,14 +138,14 @@ class _Run:
             "tau": _by_task(plain, lambda row: row["tau"]),
             "acceptance_by_depth": _by_task(plain, _acceptance),
             "equal": all(row["equal_prompts"] == row["prompts"] for row in (*plain, *batches)),
-            "verify_cost": self._verify_cost(),
-            "prefill": self._prefill(),
+            "verify_cost": verify_cost,
+            "prefill": prefill,
             "batches": batches,
             "peers": {name: {"version": peer.version, "weights": peer.weights} for name, peer in self.peers.items()},
             "failed": self.failures,
             "not_installed": list(settings.absent),
             "against_peers": against_peers(rows),
-            "memory": self._memory(),
+            "memory": memory,
         }
 
     def _contested(self, task: Prepared) -> list[dict[str, Any]]:
@@ -189,11 +193,26 @@ class _Run:
         self.failures |= {f"{name}, prefill": one.error for name, one in tallies.items() if one.error is not None}
         return {"tokens": tokens, "ms": {name: one.total_s * 1e3 for name, one in tallies.items() if one.error is None}}
 
-    def _memory(self) -> dict[str, Any]:
+    def _memory(self, prompt: tuple[int, ...], kv_bytes: int) -> dict[str, Any]:
+        """Of a process of its own that answers the longest prompt, under the draft that takes most. kv_bytes: one request's."""
+        settings, peaks = self.settings, []
+        text = self.llm.tokenizer.decode(prompt, skip_special=False)
+        shared = [str(self.path), f"--prompt={text}", "--max-tokens", str(settings.max_tokens)]
+        shared += ["--weights", settings.weights] if settings.weights is not None else []
+        with self.watch("memory", len(self.ours)) as advance:
+            for name in self.ours:
+                draft = {PLAIN: "none", "auto": automatic(str(self.source))}.get(name, name)
+                policy = "adaptive" if name == "auto" else "fixed"
+                try:
+                    peaks.append(peak_of_answering([*shared, "--draft", draft, "--policy", policy], self.threads))
+                except DecoderFailed as error:
+                    self.failures[f"memory, {name}"] = str(error)
+                advance()
         return {
-            "peak_resident_bytes": peak_resident_bytes(),
+            "peak_resident_bytes": max((peak for peak in peaks if peak is not None), default=None),
+            "of_one_answer": True,
             "weights_bytes": self.target.weights_bytes,
-            "kv_bytes": max(decoder.held_bytes for decoder in self.ours.values()),
+            "kv_bytes": kv_bytes,
         }
 
 

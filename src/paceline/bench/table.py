@@ -174,6 +174,6 @@ def _footing(record: dict[str, Any]) -> str:
     line = f"medians of {record['settings']['repeats']} repeats in turns; {threads(record)}, "
     line += f"{record['machine']['processor']}, torch {versions['torch']}, paceline {versions['paceline']}"
     if memory["peak_resident_bytes"] is not None:
-        line += f"; peak resident {memory['peak_resident_bytes'] / 1e6:.0f} MB (weights {memory['weights_bytes'] / 1e6:.0f},"
-        line += f" keys and values {memory['kv_bytes'] / 1e6:.0f})"
+        peak, weights, kv = (memory[f"{name}_bytes"] / 1e6 for name in ("peak_resident", "weights", "kv"))
+        line += f"; peak resident of one answer {peak:.0f} MB (weights {weights:.0f}, keys and values {kv:.0f})"
     return line

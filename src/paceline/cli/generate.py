@@ -90,6 +90,7 @@ def generate(
 
 def _answer_json(llm: LLM, completion: Completion, params: SamplingParams, wall_s: float) -> dict[str, Any]:
     from paceline.display import speculation_json
+    from paceline.machine import peak_resident_bytes
 
     speculative = llm.engine.speculative
     return {
@@ -113,6 +114,7 @@ def _answer_json(llm: LLM, completion: Completion, params: SamplingParams, wall_
             "wall_s": round(wall_s, 6),
         },
         "forward_costs": speculative.costs.table(),
+        "memory": {"peak_resident_bytes": peak_resident_bytes(), "weights_bytes": llm.target.weights_bytes},
     }
 
 

@@ -76,13 +76,13 @@ def load_model(path: str | Path, *, weights: str | None = None, native: bool = T
     """
     checkpoint = inspected(resolve(str(path)))
     reason = "packed weights are for processors only"
+    config = stated(checkpoint.config) or _configuration(checkpoint)
+    if native and not torch.cuda.is_available():
+        try:
+            return native_model(checkpoint, config, context_length(config), weights)
+        except Unsuited as refusal:
+            reason = str(refusal)
     with quiet():
-        config = stated(checkpoint.config) or _configuration(checkpoint)
-        if native and not torch.cuda.is_available():
-            try:
-                return native_model(checkpoint, config, context_length(config), weights)
-            except Unsuited as refusal:
-                reason = str(refusal)
         if isinstance(config, StatedConfig):
             config = _configuration(checkpoint)
         if weights is not None and weights not in DTYPES:
@@ -156,7 +156,8 @@ def _configuration(checkpoint: Checkpoint) -> Any:
         own = "needs code of its own, which Paceline never runs" if "auto_map" in checkpoint.config else "is unknown"
         raise ModelError(f"'{checkpoint.path}' has the architecture '{kind}', which {own}")
     try:
-        config = CONFIG_MAPPING[kind].from_dict(_architectural(checkpoint.config))
+        with quiet():
+            config = CONFIG_MAPPING[kind].from_dict(_architectural(checkpoint.config))
     # the constructor of a configuration trusts its arguments
     except Exception as error:
         raise ModelError(f"'{file}' is not a valid '{kind}' configuration: {sentence(error)}") from error

@@ -6,12 +6,13 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from transformers.utils import logging
-
 
 @contextmanager
 def quiet() -> Iterator[None]:
     """Silence inside the block; what the application had set before is put back."""
+    # not needed where the native road reads everything itself, and slow to import
+    from transformers.utils import logging
+
     level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
     logging.disable_progress_bar()

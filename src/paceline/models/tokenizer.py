@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence as Many
+from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 from jinja2.exceptions import TemplateError
+from tokenizers import Tokenizer as Backend
 
 from paceline.models.base import ModelError
 from paceline.models.quiet import quiet, sentence
 
+_DESCRIPTION = "tokenizer.json"
 _PLAIN_CLASSES = {"PreTrainedTokenizerFast", "TokenizersBackend"}
 """Wholly described by tokenizer.json: read without the registry of tokenizers, which is slow to import."""
+_NAMED = ("bos_token", "eos_token", "unk_token", "pad_token")
+_HARMLESS = {*_NAMED, "tokenizer_class", "model_max_length", "clean_up_tokenization_spaces", "chat_template"}
+"""Settings beside which tokenizer.json alone says what becomes of a text: as long as it knows the named tokens."""
 
 
 class Tokenizer:
@@ -22,23 +28,32 @@ class Tokenizer:
 
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path)
-        with quiet():
-            self._tokenizer = _read(self.path)
-            self._decode = _decoder(self._tokenizer)
+        settings = _settings(self.path / "tokenizer_config.json")
+        self._bare = _bare(self.path, settings)
+        if self._bare is None:
+            self._decode = _decoder(self.library)
+        else:
+            self._decode = self._bare.decode
 
-    @property
+    @cached_property
     def library(self) -> Any:
         """The tokenizer of the transformers library behind it, for `models/` alone."""
-        return self._tokenizer
+        with quiet():
+            return _read(self.path)
 
     @property
     def vocab_size(self) -> int:
         """Tokens, added ones included; the model's own vocabulary may be padded beyond it."""
-        return len(self._tokenizer)
+        return len(self.library) if self._bare is None else self._bare.get_vocab_size()
+
+    @property
+    def vocabulary(self) -> dict[str, int]:
+        """Token -> id, added ones included."""
+        return self.library.get_vocab() if self._bare is None else self._bare.get_vocab()
 
     @property
     def has_chat_template(self) -> bool:
-        return bool(self._tokenizer.chat_template)
+        return bool(self.library.chat_template)
 
     def encode(self, text: str, add_special: bool = True) -> list[int]:
         """Token ids; `add_special` adds what this model expects around a text, such as a BOS, once.
@@ -49,7 +64,9 @@ class Tokenizer:
             text.encode("utf-8")
         except UnicodeEncodeError as error:
             raise ModelError("the text is not valid Unicode: it holds half of a surrogate pair or a stray byte") from error
-        return self._tokenizer.encode(text, add_special_tokens=add_special, verbose=False)
+        if self._bare is not None:
+            return self._bare.encode(text, add_special_tokens=add_special).ids
+        return self.library.encode(text, add_special_tokens=add_special, verbose=False)
 
     def decode(self, ids: Many[int], skip_special: bool = True) -> str:
         """The text of some tokens; bytes that are no whole character show as U+FFFD."""
@@ -58,13 +75,13 @@ class Tokenizer:
     @property
     def chat_template(self) -> str | None:
         """The Jinja source of the model's own template; of several the one named "default"."""
-        held = self._tokenizer.chat_template
+        held = self.library.chat_template
         return held.get("default") if isinstance(held, dict) else held
 
     @property
     def special_tokens(self) -> dict[str, str]:
         """Such as {"eos_token": "</s>"}, by the names of tokenizer_config.json."""
-        return {name: str(token) for name, token in self._tokenizer.special_tokens_map.items() if isinstance(token, str)}
+        return {name: str(token) for name, token in self.library.special_tokens_map.items() if isinstance(token, str)}
 
     def chat(
         self, messages: Many[Mapping[str, Any]], tools: Many[Mapping[str, Any]] = (), *, answer_begun: bool = False
@@ -79,7 +96,7 @@ class Tokenizer:
             raise ModelError(f"the model in '{self.path}' has no chat template")
         try:
             with quiet():
-                text = self._tokenizer.apply_chat_template(
+                text = self.library.apply_chat_template(
                     [dict(message) for message in messages],
                     tools=[dict(tool) for tool in tools] or None,
                     tokenize=False,
@@ -94,19 +111,37 @@ class Tokenizer:
     @property
     def fingerprint(self) -> str:
         """A digest of the vocabulary: equal where every token has the same id, as in `same_vocabulary`."""
-        return sha256(json.dumps(sorted(self._tokenizer.get_vocab().items())).encode()).hexdigest()
+        return sha256(json.dumps(sorted(self.vocabulary.items())).encode()).hexdigest()
 
     def same_vocabulary(self, other: Tokenizer) -> bool:
         """True where every token has the same id in both: what a draft model needs to draft for a target."""
-        return self._tokenizer.get_vocab() == other._tokenizer.get_vocab()
+        return self.vocabulary == other.vocabulary
+
+
+def _bare(path: Path, settings: Mapping[str, Any]) -> Backend | None:
+    """The tokenizer of the tokenizers library, where no more is needed to encode and decode: transformers takes a third of a
+    second to import. None where anything else beside it may have a say, or where it cannot be read.
+    """
+    if str(settings.get("tokenizer_class")) not in _PLAIN_CLASSES or not settings.keys() <= _HARMLESS:
+        return None
+    if any((path / name).exists() for name in ("added_tokens.json", "special_tokens_map.json")):
+        return None
+    try:
+        backend = Backend.from_file(str(path / _DESCRIPTION))
+    # the library raises plain Exception; transformers' reader says what is wrong
+    except Exception:
+        return None
+    special = [token.content for token in backend.get_added_tokens_decoder().values() if token.special]
+    named = all(settings.get(name) in (None, *special) for name in _NAMED)
+    return backend if named and backend.padding is None and backend.truncation is None else None
 
 
 def _read(path: Path) -> Any:
     settings = _settings(path / "tokenizer_config.json")
-    names = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "tokenizer_config.json")
+    names = (_DESCRIPTION, "tokenizer.model", "vocab.json", "vocab.txt", "tokenizer_config.json")
     if not any((path / name).is_file() for name in names):
         raise ModelError(f"'{path}' has no tokenizer: tokenizer.json is missing")
-    plain = settings.get("tokenizer_class") in _PLAIN_CLASSES and (path / "tokenizer.json").is_file()
+    plain = str(settings.get("tokenizer_class")) in _PLAIN_CLASSES and (path / _DESCRIPTION).is_file()
     try:
         if plain and "auto_map" not in settings:
             from transformers import PreTrainedTokenizerFast

@@ -1,0 +1,27 @@
+"""Memory: what a process holds that does nothing but answer, as a user's would.
+
+A benchmark's own process grows models, holds every draft at once and measures; its peak says little.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence as Many
+
+from paceline.bench.contest import DecoderFailed
+
+
+def peak_of_answering(options: Many[str], threads: int) -> int | None:
+    """The peak resident bytes of `paceline generate` with these options; None where the system does not tell.
+
+    Raises DecoderFailed where it fails.
+    """
+    call = [sys.executable, "-m", "paceline", "generate", *options, "--json"]
+    environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
+    answer = subprocess.run(call, capture_output=True, text=True, env=environment, stdin=subprocess.DEVNULL, check=False)
+    if answer.returncode:
+        raise DecoderFailed((answer.stderr.strip().splitlines() or ["it says nothing"])[-1])
+    return json.loads(answer.stdout)["memory"]["peak_resident_bytes"]
