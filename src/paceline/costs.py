@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from paceline.draft_curve import DraftCurve, bucket
 from paceline.forward_curve import ForwardCurve
 
 
@@ -47,11 +48,6 @@ class Cost:
         return self.total_s / self.count
 
 
-def _bucket(size: int) -> int:
-    """The power of two at or above `size`: neighbouring shapes cost alike and share their measurements."""
-    return 1 << max(size - 1, 0).bit_length()
-
-
 @dataclass
 class Costs:
     """Measured times. Shapes are bucketed to powers of two, but for rows up to 16, where each one counts."""
@@ -62,8 +58,8 @@ class Costs:
     """Forwards of decoding steps alone, by rows, as if all were of one sequence."""
     sequence_s: float = 0.0
     """Seconds that every further sequence adds to a forward, whatever its rows."""
-    drafts: dict[str, dict[tuple[int, int], float]] = field(default_factory=dict)
-    """Drafter -> (depth, sequences) -> seconds of asking it for so deep a draft, of late."""
+    drafts: dict[str, DraftCurve] = field(default_factory=dict)
+    """Drafter -> seconds of asking it, by depth and sequences."""
     reading: dict[str, float] = field(default_factory=dict)
     """Drafter -> seconds per token of a text that it has not seen yet, paid when it is first asked for a request."""
     steps: int = 0
@@ -72,7 +68,7 @@ class Costs:
 
     def observe(self, rows: int, batch: int, context_tokens: int, timings: Timings, *, decoding: bool) -> None:
         """See what a step took. decoding: no prompt was part of it."""
-        shape = (rows if rows <= 16 else _bucket(rows), _bucket(batch), _bucket(context_tokens))
+        shape = (rows if rows <= 16 else bucket(rows), bucket(batch), bucket(context_tokens))
         cost = self.forwards.setdefault(shape, Cost())
         cost.count += 1
         cost.total_s += timings.forward_s
@@ -87,35 +83,16 @@ class Costs:
 
     def measured(self, part: str, depth: int, batch: int, seconds: float) -> None:
         """Set what such a draft takes, measured on its own."""
-        self.drafts.setdefault(part, {})[depth, _bucket(batch)] = seconds
+        self.drafts.setdefault(part, DraftCurve()).put(depth, batch, seconds)
 
     def drafted(self, part: str, depth: int, batch: int, seconds: float) -> None:
         """See what one drafter took for drafts of up to `depth` levels for `batch` sequences."""
-        before = self.draft_s(part, depth, batch)
-        # reading a whole prompt, once, says nothing of later drafts
-        self.measured(part, depth, batch, before + 0.1 * (min(seconds, 3 * before) - before) if before else seconds)
+        self.drafts.setdefault(part, DraftCurve()).see(depth, batch, seconds)
 
     def draft_s(self, part: str, depth: int, batch: int) -> float:
-        """Seconds that a draft of this depth for `batch` sequences is expected to take; 0.0 where none was measured.
-
-        Between depths and sizes of batch that were measured, time is taken to grow in proportion.
-        """
+        """Seconds that a draft of this depth for `batch` sequences is expected to take; 0.0 where none was measured."""
         known = self.drafts.get(part)
-        if not known:
-            return 0.0
-        size = _bucket(batch)
-        if (exact := known.get((depth, size))) is not None:
-            return exact
-        near = min((b for _, b in known), key=lambda b: (abs(b - size), b))
-        depths = sorted(d for d, b in known if b == near)
-        low = max((d for d in depths if d <= depth), default=depths[0])
-        high = min((d for d in depths if d >= depth), default=depths[-1])
-        if low == high:
-            seconds = known[low, near] * depth / low
-        else:
-            share = (depth - low) / (high - low)
-            seconds = known[low, near] + share * (known[high, near] - known[low, near])
-        return seconds * (size / near if size > near else 1.0)
+        return known(depth, batch) if known else 0.0
 
     def profile(self, wall_s: float) -> dict[str, Spent]:
         """Where `wall_s`, the time in which all steps ran, went by part; `other` is what the parts leave of it."""

@@ -81,9 +81,23 @@ def test_reading_a_prompt_once_does_not_make_drafts_dear() -> None:
     costs = Costs()
     costs.drafted("model", 4, 1, 1.0)
     costs.drafted("model", 4, 1, 500.0)
-    costs.drafted("model", 2, 1, 500.0)
-    assert costs.draft_s("model", 4, 1) < 1.3
-    assert costs.draft_s("model", 2, 1) < 1.0
+    assert costs.draft_s("model", 4, 1) < 1.1
+    assert costs.draft_s("model", 2, 1) < 0.55
+
+
+def test_a_machine_that_changes_its_speed_changes_that_of_all_depths() -> None:
+    """Or a depth that was measured on a slower machine than this one became would never be tried again."""
+    costs = Costs()
+    for depth in (1, 5):
+        costs.measured("model", depth, 1, depth * 2.0)
+    for _ in range(40):
+        costs.drafted("model", 1, 1, 1.0)
+    assert costs.draft_s("model", 1, 1) == pytest.approx(1.0, rel=0.05)
+    assert costs.draft_s("model", 5, 1) == pytest.approx(5.0, rel=0.3)
+    for _ in range(40):
+        costs.drafted("model", 5, 1, 10.0)
+    assert costs.draft_s("model", 5, 1) == pytest.approx(10.0, rel=0.05)
+    assert costs.draft_s("model", 1, 1) == pytest.approx(2.0, rel=0.5)
 
 
 def test_steps_that_decode_teach_the_curve_and_show_their_trees() -> None:

@@ -186,7 +186,7 @@ def _write(file: Path, costs: Costs) -> None:
         "curve": sorted(costs.curve.points.items()),
         "reading": costs.reading,
         "sequence_s": costs.sequence_s,
-        "drafts": [(part, depth, batch, s) for part, known in costs.drafts.items() for (depth, batch), s in known.items()],
+        "drafts": [(part, depth, batch, s) for part, known in costs.drafts.items() for (depth, batch), s in known.points.items()],
     }
     with suppress(OSError):
         file.parent.mkdir(parents=True, exist_ok=True)
