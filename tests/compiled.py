@@ -12,8 +12,9 @@ import torch
 from paceline.kernels.native import arithmetic, drafting, rows
 from paceline.kernels.native.compiled import SOURCES
 from paceline.kernels.native.formats import BLOCK, GROUP, Format, Packed
+from paceline.kernels.native.layout import BYTES, HALVES
 from paceline.kernels.native.memory import float_of, floats, half_copied, put, put_half
-from paceline.kernels.native.products import product_address
+from paceline.kernels.native.products import laid_as, product_address
 from paceline.kernels.native.tiles import STORE
 from paceline.kernels.native.transposition import turned
 from paceline.kernels.native.vectors import PANEL
@@ -35,7 +36,7 @@ from numba import types  # isort: skip
     HASHED,
     LIKELIEST,
     DRAWN,
-    QUANTIZED,
+    NARROWED,
     PART_BEGIN,
     SHARE,
     FILLED,
@@ -79,8 +80,8 @@ def _many(sources: str) -> Any:
         elif which == 12:
             put_word(out, drafting._drawn(a, count, number, more))
         elif which == 13:
-            bits = int(number)
-            rows._quantized(bits, a, count, padded_inputs(count, BLOCK if bits == 8 else GROUP), more, out, b, c)
+            laid = int(number)
+            rows.narrowed(laid, a, count, padded_inputs(count, BLOCK if laid == BYTES else GROUP), more, out, b, c)
         elif which == 14:
             parts = rows.parts_of(count, more)
             for part in range(parts + 1):
@@ -144,6 +145,10 @@ def laid_out(activations: torch.Tensor, packed: Packed) -> torch.Tensor:
     full = torch.zeros(count, packed.padded_inputs)
     full[:, :inputs] = activations
     bits = packed.form.activation_bits
+    if laid_as(packed.form) == HALVES:
+        upper = full.bfloat16()
+        both = torch.stack([upper, (full - upper.float()).bfloat16()], 1)
+        return both.view(count, 2, -1, GROUP).permute(2, 1, 0, 3).contiguous().view(torch.int8).flatten()
     if not bits:
         return full.T.contiguous()
     groups = full.view(count, -1, packed.form.group(packed.padded_inputs))

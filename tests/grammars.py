@@ -68,7 +68,10 @@ def tokenizer() -> Tokenizer:
     """Bytes, three merges and three special tokens, of which `EOS` is one."""
     with TemporaryDirectory() as folder:
         save_tokenizer(Path(folder))
-        return Tokenizer(folder)
+        made = Tokenizer(folder)
+        # read when it is first asked for, and by then the folder is gone
+        _ = made.library
+        return made
 
 
 VOCABULARY = 3 + 256 + 3

@@ -11,7 +11,7 @@ import torch
 from paceline.kernels.native import layout
 from paceline.kernels.native.arena import Arena
 from paceline.kernels.native.formats import FORMATS, Packed, pack, padded
-from paceline.kernels.native.products import highest_tile, panels_together, product_address
+from paceline.kernels.native.products import highest_tile, laid_as, panels_together, product_address
 from paceline.kernels.native.vectors import PANEL
 from paceline.models.forms import Form, Unsuited
 from paceline.models.free_memory import return_free_memory
@@ -188,7 +188,7 @@ class Weights:
             form.row_bytes(inputs),
             highest_tile(form),
             panels_together(form, data.shape[1]),
-            form.activation_bits,
+            laid_as(form),
             paired,
             place,
         )

@@ -15,8 +15,8 @@ from compiled import (
     GELU,
     HALVED,
     LAYER_NORM,
+    NARROWED,
     PART_BEGIN,
-    QUANTIZED,
     RMS_NORM,
     ROTATED,
     SCALED,
@@ -29,7 +29,9 @@ from compiled import (
     laid_out,
 )
 from paceline.kernels.native.formats import FORMATS, GROUP, Packed
+from paceline.kernels.native.layout import FLOATS
 from paceline.kernels.native.matrix_unit import HIGHEST
+from paceline.kernels.native.products import laid_as
 from paceline.kernels.native.tiles import MOST_ROWS
 from paceline.kernels.native.vectors import LANES
 
@@ -155,13 +157,15 @@ def test_sums(count: int) -> None:
 
 @pytest.mark.parametrize("count", [1, 31, 32, 33, 70, 96])
 @pytest.mark.parametrize("height", [1, 5, MOST_ROWS, HIGHEST])
-@pytest.mark.parametrize("name", ["w8a8", "int8"])
-def test_whole_activations_lie_as_the_tiles_read_them(count: int, height: int, name: str) -> None:
+@pytest.mark.parametrize("name", ["w8a8", "int8", "bf16"])
+def test_narrow_activations_lie_as_the_tiles_read_them(count: int, height: int, name: str) -> None:
     rows = torch.randn(height, count, generator=torch.Generator().manual_seed(count)) * torch.logspace(-4, 4, height)[:, None]
     rows[0, : count // 2] = 0
     # too small for a scale that has an inverse
     rows[-1, count // 2 :] = 1e-38
     form = FORMATS[name]
+    if laid_as(form) == FLOATS:
+        pytest.skip("without a matrix unit bfloat16 meets float32")
     packed = Packed(form, 1, count, torch.empty(0))
     wanted = laid_out(rows, packed)
     out = torch.full((height * form.row_bytes(packed.padded_inputs),), 77, dtype=torch.int8)
@@ -169,7 +173,7 @@ def test_whole_activations_lie_as_the_tiles_read_them(count: int, height: int, n
     assert len(out) == len(wanted)
     for place in range(height):
         row = rows[place].contiguous()
-        call(QUANTIZED, row, place, height, count=count, more=own.data_ptr(), number=form.activation_bits, out=out)
+        call(NARROWED, row, place, height, count=count, more=own.data_ptr(), number=laid_as(form), out=out)
     assert torch.equal(out, wanted)
     assert packed.padded_inputs % form.multiple == 0
 
@@ -180,7 +184,7 @@ def test_what_is_no_number_makes_what_shares_its_scale_none(name: str, odd: floa
     form, row = FORMATS[name], torch.ones(2 * GROUP)
     row[GROUP + 3] = odd
     out = torch.zeros(form.row_bytes(2 * GROUP) // 4)
-    call(QUANTIZED, row, 0, 1, count=2 * GROUP, number=form.activation_bits, out=out)
+    call(NARROWED, row, 0, 1, count=2 * GROUP, number=laid_as(form), out=out)
     if form.scaled_once:
         assert not out[2 * GROUP // 4].isfinite()
     else:

@@ -14,12 +14,15 @@ MATRIX = np.dtype(
         ("row_bytes", "i8"),  # of one row of activations, laid out
         ("highest", "i8"),  # rows of its tallest tile
         ("together", "i8"),  # panels that are read for one tile before the next tile, where there are several
-        ("activation_bits", "i8"),  # of the whole numbers that activations become; 0: float32
+        ("laid", "i8"),  # what activations become
         ("paired", "i8"),  # whether panels belong together two by two: gates, and what they gate
         ("bias", "i8"),  # float32, or 0
     ],
     align=True,
 )
+
+FLOATS, GROUPED, BYTES, HALVES = range(4)
+"""Float32; whole numbers of 16 bits, scaled by group of inputs; of 8 bits, scaled by row; bfloat16 and what they leave over."""
 
 NORM = np.dtype(
     [

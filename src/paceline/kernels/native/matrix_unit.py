@@ -1,18 +1,21 @@
-"""Tiles of a matrix unit: Intel's AMX, which multiplies 16 rows of 64 bytes with 16 outputs of 64 inputs in one instruction.
+"""Tiles of a matrix unit: Intel's AMX, which multiplies 16 rows of 64 bytes with 16 outputs of as many in one instruction.
 
-The unit makes sums over all inputs that are the same whole numbers as those of `tiles.py`, and they are scaled by the same two
-roundings; so which of the two a row went through changes no bit of it.
+Of bytes it makes sums over all inputs that are the same whole numbers as those of `tiles.py`, and they are scaled by the same two
+roundings; so which of the two a row went through changes no bit of it. Its sums of bfloat16 are rounded in an order of its own;
+so with `bf16` all rows go through the unit, however few. It takes bfloat16 on both sides: an activation comes as two, the nearest
+and the nearest to what is left over, whose products are added one after the other.
 
 Source: Intel, "Intel 64 and IA-32 Architectures Software Developer's Manual", volume 1, chapter "Programming with Intel AMX".
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from llvmlite import ir
 
-from paceline.kernels.native.formats import BLOCK, Format
+from paceline.kernels.native.formats import BLOCK, GROUP, Format
 from paceline.kernels.native.tiles import ADD, AHEAD, CONTINUE, PAGE
 from paceline.kernels.native.vectors import (
     F16,
@@ -39,20 +42,25 @@ from paceline.kernels.native.vectors import (
     store,
 )  # fmt: skip
 
-FEWEST_ROWS = 6
-"""From so many rows on the unit is faster than vectors, measured (ADR 0012)."""
+_FEWEST_ROWS = 6
+"""From so many rows on the unit is faster with bytes than vectors, measured (ADR 0012)."""
 HIGHEST = 32
 """Rows of the tallest tile: two registers of activations."""
 _REGISTER_ROWS = 16
 _LINE = 64
 """Bytes of a row of the unit's registers, and of a vector."""
 _TURN = _REGISTER_ROWS * VECTORS * _LINE
-"""Bytes of a panel that hold BLOCK inputs."""
+"""Bytes of a panel that are read for one row of the unit's registers: BLOCK inputs of a byte, GROUP of two."""
 
 
 def suits(form: Format) -> bool:
     """Whether the unit multiplies this format here."""
-    return MATRIX_UNIT and form.scaled_once
+    return MATRIX_UNIT and (form.scaled_once or form.name == "bf16")
+
+
+def fewest_rows(form: Format) -> int:
+    """From so many rows on the unit multiplies this format; more than there can be where it never does."""
+    return (_FEWEST_ROWS if form.scaled_once else 1) if suits(form) else HIGHEST + 1
 
 
 def unit(builder: Any, name: str, *arguments: Any) -> None:
@@ -62,7 +70,7 @@ def unit(builder: Any, name: str, *arguments: Any) -> None:
 
 
 def configure(builder: Any, rows: Any, tall: bool) -> None:
-    """Set how many rows and bytes each of the unit's registers has (palette 1), for tiles of FEWEST_ROWS to HIGHEST rows.
+    """Set how many rows and bytes each of the unit's registers has (palette 1), for tiles of up to HIGHEST rows.
 
     tall: whether rows fill more than one register. `tilerelease` ends it.
     """
@@ -72,7 +80,8 @@ def configure(builder: Any, rows: Any, tall: bool) -> None:
     upper, lower = _heights(builder, rows, tall)
     for register in range(8):
         store(builder, I16(_LINE), builder.add(place, constant(16 + 2 * register)), 2)
-    heights = [upper, upper, lower, lower, upper, lower] if tall else [upper] * VECTORS + [upper, I8(_REGISTER_ROWS)]
+    # sums, then activations, then weights
+    heights = [upper, upper, lower, lower, upper, lower] if tall else [upper] * 6
     for register, height in enumerate([*heights, I8(_REGISTER_ROWS), I8(_REGISTER_ROWS)]):
         store(builder, height, builder.add(place, constant(48 + register)), 1)
     unit(builder, "ldtilecfg", builder.inttoptr(place, I8.as_pointer()))
@@ -121,25 +130,49 @@ class _Tile:
         self.builder, self.form, self.tall, self.rows, self.activations = builder, form, tall, rows, activations
         self.panel, self.inputs, self.outputs, self.stride, self.mode = panel, inputs, outputs, stride, mode
         self.words = builder.add(panel, constant(form.scale_bytes))
+        self._ahead: list[Any] = []
+        """Lines that are still to be fetched in this turn."""
         self.sums = builder.ptrtoint(_room(builder, VECTORS * HIGHEST * _LINE), I64)
 
     def emit(self) -> None:
         builder = self.builder
         vectors = VECTORS // 2 if self.tall else VECTORS
+        multiply, each = (self._bytes, BLOCK) if self.form.scaled_once else (self._halves, GROUP)
         for first in range(0, VECTORS, vectors):
-            for register in range(VECTORS):
-                unit(builder, "tilezero", I8(register))
-            with counted(builder, builder.udiv(self.inputs, constant(BLOCK))) as loop:
-                self._multiply(loop.index, range(first, first + vectors))
-            for place, vector in enumerate(range(first, first + vectors)):
-                self._move("tilestored64", place, self._sums_of(vector, constant(0)), _LINE)
-                if self.tall:
-                    self._move("tilestored64", vectors + place, self._sums_of(vector, constant(_REGISTER_ROWS)), _LINE)
+            self._begin(range(first, first + vectors))
+            with counted(builder, builder.udiv(self.inputs, constant(each))) as loop:
+                words = builder.add(self.words, builder.mul(loop.index, constant(_TURN)))
+                self._ahead = self._lines_ahead(words) if first == 0 else []
+                multiply(loop.index, words, range(first, first + vectors))
+            for register, vector, row in self._sums(range(first, first + vectors)):
+                self._move("tilestored64", register, self._sums_of(vector, constant(row)), constant(_LINE))
         with counted(builder, self.rows) as row:
             self._end(row.index)
 
-    def _move(self, name: str, register: int, address: Any, stride: int) -> None:
-        unit(self.builder, name, I8(register), self.builder.inttoptr(address, I8.as_pointer()), constant(stride))
+    def _sums(self, vectors: range) -> Iterator[tuple[int, int, int]]:
+        """The registers of sums: of which vector of outputs, and from which row on."""
+        for part in range(1 + self.tall):
+            for place, vector in enumerate(vectors):
+                yield part * len(vectors) + place, vector, part * _REGISTER_ROWS
+
+    def _begin(self, vectors: range) -> None:
+        """Zeros, or where rounded sums go on what is there; whole numbers are put together with it in the end."""
+        builder = self.builder
+        if self.form.scaled:
+            for register, _, _ in self._sums(vectors):
+                unit(builder, "tilezero", I8(register))
+            return
+        with builder.if_else(builder.icmp_signed("==", self.mode, constant(CONTINUE))) as (goes_on, begins):
+            with goes_on:
+                for register, vector, row in self._sums(vectors):
+                    there = builder.add(self.outputs, builder.mul(self.stride, constant(row)))
+                    self._move("tileloadd64", register, builder.add(there, constant(_LINE * vector)), self.stride)
+            with begins:
+                for register, _, _ in self._sums(vectors):
+                    unit(builder, "tilezero", I8(register))
+
+    def _move(self, name: str, register: int, address: Any, stride: Any) -> None:
+        unit(self.builder, name, I8(register), self.builder.inttoptr(address, I8.as_pointer()), stride)
 
     def _sums_of(self, vector: int, row: Any) -> Any:
         """Where the sums of a row are kept."""
@@ -147,48 +180,86 @@ class _Tile:
             self.sums, self.builder.add(constant(vector * HIGHEST * _LINE), self.builder.mul(row, constant(_LINE)))
         )
 
-    def _multiply(self, turn: Any, vectors: range) -> None:
+    def _bytes(self, turn: Any, words: Any, vectors: range) -> None:
         """The sums after BLOCK more inputs."""
         builder = self.builder
-        rows = builder.add(self.activations, builder.mul(turn, builder.mul(self.rows, constant(BLOCK))))
-        words = builder.add(self.words, builder.mul(turn, constant(_TURN)))
-        factors = [VECTORS, VECTORS + 1] if self.tall else [VECTORS]
-        for place, register in enumerate(factors):
-            self._move("tileloadd64", register, builder.add(rows, constant(place * _REGISTER_ROWS * BLOCK)), BLOCK)
-        if vectors[0] == 0:
-            self._prefetch(words)
+        self._load_rows(builder.add(self.activations, builder.mul(turn, builder.mul(self.rows, constant(BLOCK)))), VECTORS)
         for place, vector in enumerate(vectors):
-            weights = 6 + place % 2
-            self._move("tileloadd64", weights, builder.add(words, constant(vector * _LINE)), VECTORS * _LINE)
-            for part, register in enumerate(factors):
-                unit(builder, "tdpbsud", I8(part * len(vectors) + place), I8(register), I8(weights))
+            self._load_weights(words, vector, 6 + place % 2)
+            self._multiply("tdpbsud", VECTORS, 6 + place % 2, place, len(vectors))
 
-    def _prefetch(self, words: Any) -> None:
-        """Fetch as much as a turn reads, AHEAD bytes further on; lines of neighbouring pages in turn, as tiles of vectors do."""
+    def _halves(self, turn: Any, words: Any, vectors: range) -> None:
+        """The sums after GROUP more inputs: first of the bfloat16, then of what these leave over."""
+        builder, size = self.builder, self.builder.mul(self.rows, constant(2 * GROUP))
+        upper = builder.add(self.activations, builder.mul(turn, builder.mul(size, constant(2))))
+        left_over = builder.add(upper, size)
+        self._load_rows(upper, VECTORS)
+        if not self.tall:
+            self._load_rows(left_over, VECTORS + 1)
+        for place, vector in enumerate(vectors):
+            self._load_weights(words, vector, 6 + place % 2)
+            self._multiply("tdpbf16ps", VECTORS, 6 + place % 2, place, len(vectors))
+            if not self.tall:
+                self._multiply("tdpbf16ps", VECTORS + 1, 6 + place % 2, place, len(vectors))
+        if self.tall:
+            # no register is left for them beside the others
+            self._load_rows(left_over, VECTORS)
+            for place in range(len(vectors)):
+                self._multiply("tdpbf16ps", VECTORS, 6 + place, place, len(vectors))
+
+    def _load_rows(self, rows: Any, register: int) -> None:
+        """Activations, 64 bytes of each row: into one register, or into two where rows fill more than one."""
+        for part in range(1 + self.tall):
+            place = self.builder.add(rows, constant(part * _REGISTER_ROWS * _LINE))
+            self._move("tileloadd64", register + part, place, constant(_LINE))
+
+    def _load_weights(self, words: Any, vector: int, register: int) -> None:
+        """A vector's share of a turn's words, and of what is to be fetched: all lines at once would hold the loads up."""
+        builder = self.builder
+        share = _TURN // _LINE // (VECTORS // 2 if self.tall else VECTORS)
+        for line in self._ahead[:share]:
+            prefetch(builder, line)
+        del self._ahead[:share]
+        self._move("tileloadd64", register, builder.add(words, constant(vector * _LINE)), constant(VECTORS * _LINE))
+
+    def _multiply(self, instruction: str, rows: int, weights: int, place: int, vectors: int) -> None:
+        """Add products of the registers of rows with one of weights to the sums of these rows."""
+        for part in range(1 + self.tall):
+            unit(self.builder, instruction, I8(part * vectors + place), I8(rows + part), I8(weights))
+
+    def _lines_ahead(self, words: Any) -> list[Any]:
+        """As much as a turn reads, AHEAD bytes further on; lines of neighbouring pages in turn, as with tiles of vectors."""
         builder = self.builder
         ahead = builder.add(words, constant(AHEAD))
         part = builder.and_(builder.udiv(ahead, constant(_TURN)), constant(PAGES * PAGE // _TURN - 1))
         window = builder.and_(ahead, constant(-PAGES * PAGE))
         begin = builder.add(window, builder.mul(part, constant(_TURN // PAGES)))
-        for line in range(0, _TURN // PAGES, _LINE):
-            for page in range(PAGES):
-                prefetch(builder, builder.add(begin, constant(page * PAGE + line)))
+        lines = range(0, _TURN // PAGES, _LINE)
+        return [builder.add(begin, constant(page * PAGE + line)) for line in lines for page in range(PAGES)]
 
     def _end(self, row: Any) -> None:
-        """Scale the sums of one row, and do with them what the mode says."""
-        builder, form = self.builder, self.form
-        head = builder.add(self.activations, builder.mul(self.rows, self.inputs))
-        place = builder.add(head, builder.mul(row, constant(4)))
-        size = splat(builder, load(builder, place, F32, 4))
-        total = load(builder, builder.add(place, builder.mul(self.rows, constant(4))), I32, 4)
-        excess = splat(builder, builder.mul(total, I32(form.excess)))
+        """Do with the sums of one row what the mode says, scaled where they are whole numbers."""
+        builder = self.builder
+        size, excess = self._scale_of(row) if self.form.scaled else (None, None)
         out = builder.add(self.outputs, builder.mul(row, self.stride))
         goes_on, adds = (builder.icmp_signed("==", self.mode, constant(mode)) for mode in (CONTINUE, ADD))
         for vector in range(VECTORS):
-            half = load(builder, builder.add(self.panel, constant(2 * LANES * vector)), ir.VectorType(F16, LANES), 2 * LANES)
-            scale = builder.fmul(builder.fpext(half, VECTOR), size)
-            summed = builder.sub(load(builder, self._sums_of(vector, row), WORDS, _LINE), excess)
-            at = builder.add(out, constant(_LINE * vector))
+            at, kept = builder.add(out, constant(_LINE * vector)), self._sums_of(vector, row)
             there = load(builder, at, VECTOR, 4)
-            value = fused(builder, builder.sitofp(summed, VECTOR), scale, builder.select(goes_on, there, ZERO))
+            if self.form.scaled:
+                half = load(builder, builder.add(self.panel, constant(2 * LANES * vector)), ir.VectorType(F16, LANES), 2 * LANES)
+                scale = builder.fmul(builder.fpext(half, VECTOR), size)
+                summed = builder.sitofp(builder.sub(load(builder, kept, WORDS, _LINE), excess), VECTOR)
+                value = fused(builder, summed, scale, builder.select(goes_on, there, ZERO))
+            else:
+                value = load(builder, kept, VECTOR, _LINE)
             store(builder, builder.select(adds, builder.fadd(value, there), value), at, 4)
+
+    def _scale_of(self, row: Any) -> tuple[Any, Any]:
+        """A row's scale, and what its sums have too much; in every lane."""
+        builder = self.builder
+        head = builder.add(self.activations, builder.mul(self.rows, self.inputs))
+        place = builder.add(head, builder.mul(row, constant(4)))
+        total = load(builder, builder.add(place, builder.mul(self.rows, constant(4))), I32, 4)
+        excess = splat(builder, builder.mul(total, I32(self.form.excess)))
+        return splat(builder, load(builder, place, F32, 4)), excess

@@ -18,6 +18,7 @@ from llvmlite import ir
 from paceline.kernels.native import matrix_unit
 from paceline.kernels.native.compiled import SOURCES
 from paceline.kernels.native.formats import FORMATS, Format
+from paceline.kernels.native.layout import BYTES, FLOATS, GROUPED, HALVES
 from paceline.kernels.native.memory import intrinsic
 from paceline.kernels.native.tiles import MOST_ROWS, emit_tile, most_rows
 from paceline.kernels.native.vectors import I64, PANEL, VECTORS, constant
@@ -41,6 +42,13 @@ _TOGETHER = 2**20
 def highest_tile(form: Format) -> int:
     """Rows of the tallest tile of a format."""
     return matrix_unit.HIGHEST if matrix_unit.suits(form) else MOST_ROWS
+
+
+def laid_as(form: Format) -> int:
+    """What activations become for a format, of those of `layout`."""
+    if form.scaled:
+        return BYTES if form.scaled_once else GROUPED
+    return HALVES if matrix_unit.suits(form) else FLOATS
 
 
 def panels_together(form: Format, panel_bytes: int) -> int:
@@ -85,7 +93,7 @@ def _emitted(context, name, sources, rows, activations, weights, panel_bytes, in
         arguments = arguments[2:]
         after, more = (builder.append_basic_block(f"product.{name}") for name in ("after", "more"))
         choice = builder.switch(arguments[0], more)
-        for count in range(1, min(MOST_ROWS + 1, matrix_unit.FEWEST_ROWS) if matrix_unit.suits(form) else MOST_ROWS + 1):
+        for count in range(1, min(MOST_ROWS + 1, matrix_unit.fewest_rows(form))):
             case = builder.append_basic_block(f"product.{count}")
             choice.add_case(ir.Constant(I64, count), case)
             builder.position_at_end(case)

@@ -1,7 +1,8 @@
-"""Quantization of activations: a group of inputs, or a whole row, as whole numbers with one scale, in vector instructions.
+"""Quantization of activations, in vector instructions: a group of inputs, or a row, as whole numbers with one scale, or a row as
+pairs of bfloat16.
 
 Source: integer-only products of symmetric whole numbers, Jacob et al. (arXiv:1712.05877); a scale per row (token) or group after
-ZeroQuant (arXiv:2206.01861).
+ZeroQuant (arXiv:2206.01861); sums of bfloat16 in place of a float32, Henry, Tang and Heinecke (arXiv:1904.06376).
 """
 
 from __future__ import annotations
@@ -75,6 +76,37 @@ def quantized_row(context, source, inputs, scale, sum_, target, stride):
         return context.get_dummy_value()
 
     return types.void(*[types.int64] * 6), generate
+
+
+@intrinsic
+def split_row(context, source, inputs, target, stride):
+    """Split a row of float32 at `source`, a multiple of GROUP, into bfloat16 and, as bfloat16 again, what these leave over:
+    together they have 16 significant bits.
+
+    Written per GROUP: the upper ones at `target`, `stride` bytes behind them what is left over, as many again to the next group.
+    """
+
+    def generate(context, builder, signature, arguments):
+        source, inputs, target, stride = arguments
+        with counted(builder, builder.udiv(inputs, constant(GROUP))) as loop:
+            numbers = load(builder, builder.add(source, builder.mul(loop.index, constant(4 * GROUP))), _NUMBERS, 4)
+            place = builder.add(target, builder.mul(loop.index, builder.mul(stride, constant(2))))
+            upper = _nearest_half(builder, numbers)
+            rest = builder.fsub(numbers, builder.bitcast(builder.shl(upper, ir.Constant(_WHOLE, [16] * GROUP)), _NUMBERS))
+            for half, at in ((upper, place), (_nearest_half(builder, rest), builder.add(place, stride))):
+                store(builder, builder.trunc(half, ir.VectorType(I16, GROUP)), at, 2)
+        return context.get_dummy_value()
+
+    return types.void(*[types.int64] * 4), generate
+
+
+def _nearest_half(builder: Any, numbers: Any) -> Any:
+    """The bits of the nearest bfloat16, to even, as int32; what is no number stays none."""
+    bits = builder.bitcast(numbers, _WHOLE)
+    sixteen, one, most = (ir.Constant(_WHOLE, [value] * GROUP) for value in (16, 1, 0x7FFF))
+    odd = builder.and_(builder.lshr(bits, sixteen), one)
+    nearest = builder.lshr(builder.add(bits, builder.add(odd, most)), sixteen)
+    return builder.select(builder.fcmp_unordered("uno", numbers, numbers), ir.Constant(_WHOLE, [0x7FC0] * GROUP), nearest)
 
 
 def _largest(builder: Any, numbers: Any) -> Any:

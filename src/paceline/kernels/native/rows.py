@@ -11,10 +11,10 @@ import numpy as np
 
 from paceline.kernels.native import arithmetic
 from paceline.kernels.native.formats import BLOCK, GROUP, padded
-from paceline.kernels.native.layout import LAYER, NO_NORM, RMS
+from paceline.kernels.native.layout import BYTES, FLOATS, HALVES, LAYER, NO_NORM, RMS
 from paceline.kernels.native.memory import barrier, floats, helper, put
 from paceline.kernels.native.products import call_product
-from paceline.kernels.native.quantization import quantized_group, quantized_row
+from paceline.kernels.native.quantization import quantized_group, quantized_row, split_row
 from paceline.kernels.native.vectors import PANEL
 
 _f = np.float32
@@ -78,10 +78,10 @@ def laid_out(matrix, norm, rows, source, stride, chosen, count, scratch, thread,
             if norm.kind != NO_NORM:
                 normed(norm, address, count, own)
                 address = own
-            if matrix.activation_bits > 0:
-                _quantized(matrix.activation_bits, address, count, matrix.inputs, own, tile, row - begin, end - begin)
-            else:
+            if matrix.laid == FLOATS:
                 _interleaved(address, count, matrix.inputs, tile, row - begin, end - begin)
+            else:
+                narrowed(matrix.laid, address, count, matrix.inputs, own, tile, row - begin, end - begin)
     if together:
         round_ += 1
         barrier(scratch.counter, round_, threads)
@@ -99,10 +99,10 @@ def _interleaved(row, count, inputs, tile, place, height):
 
 
 @helper
-def _quantized(bits, row, count, inputs, own, tile, place, height):
-    """One row as whole numbers. 16 bits: per group of inputs, of all rows of the tile in turn, the float32 scale, the int32 sum,
-    and the words, each of two numbers. 8 bits: per BLOCK of inputs, of all rows in turn, the bytes; behind them the scales and
-    sums of all rows.
+def narrowed(laid, row, count, inputs, own, tile, place, height):
+    """One row as numbers of fewer bits. GROUPED: per group of inputs, of all rows of the tile in turn, the float32 scale, the
+    int32 sum, and the words, each of two numbers. BYTES: per BLOCK of inputs, of all rows in turn, the bytes; behind them the
+    scales and sums of all rows. HALVES: per group, of all rows in turn, the bfloat16; then what they leave over.
 
     own: where the row is laid if zeros must follow it.
     """  # fmt: skip
@@ -113,13 +113,15 @@ def _quantized(bits, row, count, inputs, own, tile, place, height):
         for k in range(count, inputs):
             put(target, k, _f(0))
         row = own
-    if bits == 8:
+    if laid == BYTES:
         at = tile + height * inputs + 4 * place
         quantized_row(row, inputs, at, at + 4 * height, tile + place * BLOCK, height * BLOCK)
-        return
-    for group in range(inputs // GROUP):
-        at = tile + group * height * (8 + 2 * GROUP) + 4 * place
-        quantized_group(row + 4 * group * GROUP, at, at + 4 * height, at + 8 * height, 4 * height)
+    elif laid == HALVES:
+        split_row(row, inputs, tile + place * 2 * GROUP, height * 2 * GROUP)
+    else:
+        for group in range(inputs // GROUP):
+            at = tile + group * height * (8 + 2 * GROUP) + 4 * place
+            quantized_group(row + 4 * group * GROUP, at, at + 4 * height, at + 8 * height, 4 * height)
 
 
 @helper

@@ -72,16 +72,16 @@ PAIR_PRODUCTS = _pair_products()
 
 
 def _matrix_unit() -> bool:
-    """Whether AMX multiplies bytes here: the processor can, and Linux lets this process have its registers."""
-    if not {"amx-tile", "amx-int8"} <= MACHINE.features or MACHINE.lanes != 16 or sys.platform != "linux":
+    """Whether AMX multiplies here: the processor can, and Linux lets this process have its registers."""
+    if not {"amx-tile", "amx-int8", "amx-bf16"} <= MACHINE.features or MACHINE.lanes != 16 or sys.platform != "linux":
         return False
     return ctypes.CDLL(None).syscall(_ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA) == 0
 
 
 _ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA = 158, 0x1023, 18
 MATRIX_UNIT = _matrix_unit()
-"""Whether whole tiles of bytes are multiplied in one instruction. Source: Intel 64 and IA-32 Architectures Software Developer's
-Manual, volume 1, chapter "Programming with Intel AMX"; Linux, Documentation/arch/x86/xstate.rst.
+"""Whether whole tiles of bytes, or of bfloat16, are multiplied in one instruction. Source: Intel 64 and IA-32 Architectures
+Software Developer's Manual, volume 1, chapter "Programming with Intel AMX"; Linux, Documentation/arch/x86/xstate.rst.
 """
 
 _AMD = ("amdfam", "bdver", "btver", "znver")
