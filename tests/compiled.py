@@ -195,6 +195,9 @@ def multiplied(
 
 def as_read(activations: torch.Tensor, form: Format) -> torch.Tensor:
     """float32 [..., K]: what a format makes of activations before it multiplies them."""
+    if laid_as(form) == HALVES:
+        upper = activations.bfloat16().float()
+        return upper + (activations - upper).bfloat16().float()
     if not form.scaled:
         return activations
     inputs = activations.shape[-1]

@@ -35,6 +35,7 @@ from paceline.kernels.native.vectors import (
     counted,
     external,
     fused,
+    internal,
     load,
     prefetch,
     repeated,
@@ -111,9 +112,7 @@ def emit_matrix_tile(module: Any, form: Format, tall: bool) -> Any:
     known = module.globals.get(name)
     if known:
         return known
-    function = ir.Function(module, ir.FunctionType(ir.VoidType(), [I64] * 8), name)
-    function.linkage = "internal"
-    function.attributes.add("noinline")
+    function = internal(module, name, 8)
     builder = ir.IRBuilder(function.append_basic_block("entry"))
     _Tile(builder, form, tall, *function.args).emit()
     builder.ret_void()

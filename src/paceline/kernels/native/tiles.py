@@ -22,7 +22,6 @@ from paceline.kernels.native.vectors import (
     F16,
     F32,
     I32,
-    I64,
     LANES,
     MACHINE,
     PAGES,
@@ -32,6 +31,7 @@ from paceline.kernels.native.vectors import (
     constant,
     counted,
     fused,
+    internal,
     load,
     prefetch,
     repeated,
@@ -68,9 +68,7 @@ def emit_tile(module: Any, form: Format, rows: int, vectors: int, first: int) ->
     known = module.globals.get(name)
     if known:
         return known
-    function = ir.Function(module, ir.FunctionType(ir.VoidType(), [I64] * 7), name)
-    function.linkage = "internal"
-    function.attributes.add("noinline")
+    function = internal(module, name, 7)
     builder = ir.IRBuilder(function.append_basic_block("entry"))
     activations, panel, panel_bytes, inputs, outputs, stride, mode = function.args
     places = [

@@ -112,6 +112,14 @@ def external(builder: Any, name: str, result: ir.Type, arguments: list[ir.Type])
     return known or ir.Function(builder.module, ir.FunctionType(result, arguments), name)
 
 
+def internal(module: Any, name: str, arguments: int) -> Any:
+    """A function of so many int64 that is still to be defined; called within its module only, and not inlined there."""
+    function = ir.Function(module, ir.FunctionType(ir.VoidType(), [I64] * arguments), name)
+    function.linkage = "internal"
+    function.attributes.add("noinline")
+    return function
+
+
 def load(builder: Any, address: Any, kind: ir.Type, align: int) -> Any:
     value = builder.load(builder.inttoptr(address, kind.as_pointer()), typ=kind)
     value.align = align
