@@ -11,22 +11,17 @@ from collections.abc import Iterator, Sequence as Many
 from dataclasses import dataclass
 from itertools import islice
 
+import numpy as np
+
+from paceline.stopping import CLASSES, DEEPEST, LIKELIEST, class_of
 from paceline.tree import DraftTree
 
-_CLASSES = 10
-"""Classes of confidence, all alike in width."""
-_DEEPEST = 8
-"""Deeper nodes are judged as those of this depth."""
 _PRIOR = 4.0
 """How many observations a drafter's own word counts for."""
 _MEMORY = 400.0
 """Observations of a class remembered before older ones fade."""
-_SHORT_MEMORY = 80.0
-"""Those of a depth, which are to follow from one kind of request to the next."""
 _FADING = 0.93
 """What a step leaves of what a request has shown before: some fifteen steps count."""
-_FIRST = 0.6
-"""How likely a token of a drafter is that was never seen at work."""
 _DOUBT = 1.5
 """Expected hits of a request that must have come in, or failed to, before it is held to differ from others."""
 
@@ -37,12 +32,11 @@ class _Rate:
 
     hits: float
     trials: float
-    memory: float = _MEMORY
 
     def see(self, hit: bool) -> None:
         self.hits += hit
         self.trials += 1.0
-        if self.trials > self.memory:
+        if self.trials > _MEMORY:
             self.hits, self.trials = self.hits / 2, self.trials / 2
 
 
@@ -63,8 +57,8 @@ class Acceptance:
 
     def __init__(self) -> None:
         self._rates: dict[tuple[str, int, int], _Rate] = {}
-        self._levels: dict[str, list[_Rate]] = {}
-        """Source -> rates by depth, whatever the confidence: what is known before a draft is made."""
+        self._chances: dict[str, np.ndarray] = {}
+        """Source -> the same rates as a table, for drafters that end by them."""
         self._requests: dict[tuple[int, str], _Record] = {}
 
     def rated(self, key: int, tree: DraftTree) -> DraftTree:
@@ -76,58 +70,59 @@ class Acceptance:
         for source, depth, held in islice(zip(tree.sources, tree.depth, tree.confidences, strict=True), 1, None):
             factor = factors.get(source)
             if factor is None:
-                factor = factors[source] = self._factor(key, source)
-            rate = self._rate(source, depth, held)
-            confidences.append(min(factor * rate.hits / rate.trials, 0.999))
+                factor = factors[source] = self.factor(key, source)
+            rate = self._rate(_place(source, depth, held), held)
+            confidences.append(min(factor * rate.hits / rate.trials, LIKELIEST))
         return tree.rated(confidences)
 
-    def of_chain(self, key: int, source: str, depth: int) -> list[float]:
-        """Per depth up to `depth`, how likely a token of this drafter comes true once those before it have."""
-        factor, levels = self._factor(key, source), self._levels.get(source, [])
-        rates = [levels[min(level, _DEEPEST) - 1] for level in range(1, min(depth, len(levels)) + 1)]
-        chances = [min(factor * rate.hits / rate.trials, 0.999) for rate in rates]
-        # what was never drafted so deep is taken to go on as it went so far
-        return chances + [chances[-1] if chances else _FIRST] * (depth - len(chances))
+    def factor(self, key: int, source: str) -> float:
+        """How much likelier than usual the tokens of a drafter come true for this request."""
+        record = self._requests.get((key, source))
+        return record.factor if record is not None else 1.0
+
+    def chances(self, source: str) -> np.ndarray:
+        """float32 [DEEPEST, CLASSES]: how likely a token comes true, by level and class of confidence; it is learnt on."""
+        table = self._chances.get(source)
+        if table is None:
+            words = (np.arange(CLASSES, dtype=np.float32) + 0.5) / CLASSES
+            table = self._chances[source] = np.tile(words, (DEEPEST, 1))
+            for (of, level, place), rate in self._rates.items():
+                if of == source:
+                    table[level - 1, place] = rate.hits / rate.trials
+        return table
 
     def observe(self, key: int, tree: DraftTree, emitted: Many[int]) -> None:
         """See what was emitted behind the root of a tree as one drafter proposed it, confidences and all."""
         record = None
         for node, hit in _judged(tree, emitted):
-            source, level = tree.sources[node], min(tree.depth[node], _DEEPEST)
+            source = tree.sources[node]
             if record is None:
                 record = self._requests.setdefault((key, source), _Record())
                 record.hits *= _FADING
                 record.expected *= _FADING
-            rate = self._rate(source, level, tree.confidences[node])
+            place = _place(source, tree.depth[node], tree.confidences[node])
+            rate = self._rate(place, tree.confidences[node])
             record.expected += rate.hits / rate.trials
             record.hits += hit
             rate.see(hit)
-            levels = self._levels.setdefault(source, [])
-            while len(levels) < level:
-                levels.append(_Rate(_PRIOR * _FIRST, _PRIOR, _SHORT_MEMORY))
-            levels[level - 1].see(hit)
+            table = self._chances.get(source)
+            if table is not None:
+                table[place[1] - 1, place[2]] = rate.hits / rate.trials
 
     def release(self, key: int) -> None:
         """Forget a request; what it taught about its drafters stays."""
         for known in [place for place in self._requests if place[0] == key]:
             del self._requests[known]
 
-    def _factor(self, key: int, source: str) -> float:
-        record = self._requests.get((key, source))
-        return record.factor if record is not None else 1.0
-
-    def _rate(self, source: str, depth: int, held: float) -> _Rate:
-        # asked for every node of every draft, twice: `min` and `max` would take most of the time
-        confidence = 0.0 if held < 0.0 else held if held < 1.0 else 1.0
-        place = (
-            source,
-            depth if depth < _DEEPEST else _DEEPEST,
-            int(confidence * _CLASSES) if confidence < 1.0 else _CLASSES - 1,
-        )
+    def _rate(self, place: tuple[str, int, int], held: float) -> _Rate:
         rate = self._rates.get(place)
         if rate is None:
-            rate = self._rates[place] = _Rate(_PRIOR * confidence, _PRIOR)
+            rate = self._rates[place] = _Rate(_PRIOR * min(max(held, 0.0), 1.0), _PRIOR)
         return rate
+
+
+def _place(source: str, depth: int, held: float) -> tuple[str, int, int]:
+    return source, depth if depth < DEEPEST else DEEPEST, class_of(held)
 
 
 def _judged(tree: DraftTree, emitted: Many[int]) -> Iterator[tuple[int, bool]]:

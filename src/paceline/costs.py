@@ -89,7 +89,7 @@ class Costs:
         """See what one drafter took for drafts of up to `depth` levels for `batch` sequences."""
         self.drafts.setdefault(part, DraftCurve()).see(depth, batch, seconds)
 
-    def draft_s(self, part: str, depth: int, batch: int) -> float:
+    def draft_s(self, part: str, depth: float, batch: int) -> float:
         """Seconds that a draft of this depth for `batch` sequences is expected to take; 0.0 where none was measured."""
         known = self.drafts.get(part)
         return known(depth, batch) if known else 0.0

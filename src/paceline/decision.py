@@ -15,7 +15,7 @@ from paceline.sequence import Sequence
 
 _LONGEST_REST = 16
 """Steps for which the decision that nobody asks may stand."""
-_REPEATED = 3
+_REPEATED = 7
 """Further steps in which what was granted once is granted again."""
 _SHRUNK = 0.75
 """Share of a batch that must be left, for what nobody was worth in it to be held worth it by nobody still."""
@@ -23,10 +23,13 @@ _SHRUNK = 0.75
 
 @dataclass
 class Decision:
-    """depth: in levels, 0 for none. chosen: places in the batch of the sequences that are drafted for."""
+    """depth: in levels, 0 for none. chosen: places in the batch of the sequences that are drafted for. least: where their drafts
+    end before (`stopping`). draft_s: seconds that they are expected to take."""
 
     depth: int = 0
     chosen: Many[int] = ()
+    least: Many[float] = ()
+    draft_s: float = 0.0
     _keys: Many[int] = ()
     _beside: bool = False
     _left: int = 0

@@ -5,6 +5,8 @@ A policy compares depths that it uses with depths that it does not: when the mac
 
 from __future__ import annotations
 
+from bisect import bisect_left
+
 _FOLLOW, _CORRECT = 0.1, 0.03
 """How fast the curve follows the machine as a whole, and how fast one point of it moves against the others."""
 _LEAST, _MOST = 0.25, 1.5
@@ -22,18 +24,31 @@ class DraftCurve:
     """Seconds by depth and sequences, of one drafter. Between what was measured, time is taken to grow in proportion."""
 
     def __init__(self) -> None:
-        self._seconds: dict[tuple[int, int], float] = {}
-        """(depth, bucket of sequences) -> seconds, before the pace."""
+        self._depths: dict[int, list[int]] = {}
+        """Bucket of sequences -> the depths that are known."""
+        self._seconds: dict[int, list[float]] = {}
+        """Bucket of sequences -> what they take, before the pace."""
         self._pace = 1.0
 
     @property
     def points(self) -> dict[tuple[int, int], float]:
         """(depth, sequences) -> seconds, as things stand."""
-        return {shape: seconds * self._pace for shape, seconds in self._seconds.items()}
+        return {
+            (depth, size): seconds * self._pace
+            for size, depths in self._depths.items()
+            for depth, seconds in zip(depths, self._seconds[size], strict=True)
+        }
 
     def put(self, depth: int, batch: int, seconds: float) -> None:
         """Set a point, measured on its own."""
-        self._seconds[depth, bucket(batch)] = seconds / self._pace
+        size = bucket(batch)
+        depths, known = self._depths.setdefault(size, []), self._seconds.setdefault(size, [])
+        at = bisect_left(depths, depth)
+        if at < len(depths) and depths[at] == depth:
+            known[at] = seconds / self._pace
+        else:
+            depths.insert(at, depth)
+            known.insert(at, seconds / self._pace)
 
     def see(self, depth: int, batch: int, seconds: float) -> None:
         """A draft took so long. The machine as a whole is followed soon, the shape of the curve slowly."""
@@ -45,20 +60,22 @@ class DraftCurve:
         self._pace *= 1.0 + _FOLLOW * change
         self.put(depth, batch, self(depth, batch) * (1.0 + _CORRECT * change))
 
-    def __call__(self, depth: int, batch: int) -> float:
-        """Seconds that such a draft is expected to take; 0.0 where nothing was ever measured."""
-        known, size = self._seconds, bucket(batch)
-        if (exact := known.get((depth, size))) is not None:
-            return exact * self._pace
-        if not known:
-            return 0.0
-        near = min((b for _, b in known), key=lambda b: (abs(b - size), b))
-        depths = sorted(d for d, b in known if b == near)
-        low = max((d for d in depths if d <= depth), default=depths[0])
-        high = min((d for d in depths if d >= depth), default=depths[-1])
-        if low == high:
-            seconds = known[low, near] * depth / low
+    def __call__(self, depth: float, batch: int) -> float:
+        """Seconds that such a draft, or one of so many levels in the mean, is expected to take; 0.0 if none was measured."""
+        size = near = bucket(batch)
+        depths = self._depths.get(size)
+        if depths is None:
+            if not self._depths:
+                return 0.0
+            near = min(self._depths, key=lambda known: (abs(known - size), known))
+            depths = self._depths[near]
+        known, at = self._seconds[near], bisect_left(depths, depth)
+        if at == len(depths) or (at == 0 and depth < depths[0]):
+            at = max(at - 1, 0)
+            seconds = known[at] * depth / depths[at]
+        elif depths[at] == depth:
+            seconds = known[at]
         else:
-            share = (depth - low) / (high - low)
-            seconds = known[low, near] + share * (known[high, near] - known[low, near])
+            share = (depth - depths[at - 1]) / (depths[at] - depths[at - 1])
+            seconds = known[at - 1] + share * (known[at] - known[at - 1])
         return seconds * self._pace * (size / near if size > near else 1.0)

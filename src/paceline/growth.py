@@ -50,7 +50,8 @@ class Growth:
 
 @dataclass(slots=True)
 class _Node:
-    """place: where it is in the shape. path: tokens from below the root down to it. worth: likelihood of its whole path."""
+    """place: where it is in the shape. path: tokens from below the root down to it. worth: likelihood of its whole path, by the
+    model's word. reach: the same as the budget's rule of stopping has it, where there is one."""
 
     token: int
     parent: int
@@ -58,6 +59,7 @@ class _Node:
     path: tuple[int, ...]
     confidence: float
     worth: float
+    reach: float = 1.0
 
 
 class Draft:
@@ -103,8 +105,10 @@ class Draft:
             places = self._places(node) if at in self._parents else ()
             for place, (token, confidence) in zip(places, self._chosen(at, row, len(places), noise), strict=False):
                 fresh.append(len(self._nodes))
-                worth = node.worth * confidence
-                self._nodes.append(_Node(token, at, place, (*node.path, token), confidence, worth))
+                worth, path = node.worth * confidence, (*node.path, token)
+                stopping = self._budget.stopping
+                reach = stopping.reach(node.reach, len(path), confidence) if stopping else 1.0
+                self._nodes.append(_Node(token, at, place, path, confidence, worth, reach))
         self._parents = set(self._parents_of(fresh)) if fresh else set()
         self.asked = [node for node in fresh if node in self._parents or self._growth.amateur]
 
@@ -117,6 +121,9 @@ class Draft:
         if len(nodes[fresh[0]].path) == budget.depth:
             return ()
         going = [node for node in fresh if nodes[node].confidence >= budget.floor]
+        if budget.stopping is not None:
+            stopping, level = budget.stopping, len(nodes[fresh[0]].path)
+            going = [node for node in going if stopping.goes_on(level, nodes[node].reach)]
         if self._slots is not None:
             return (node for node in going if self._slots[nodes[node].place])
         best = set(self._best())

@@ -73,7 +73,7 @@ class Speculative:
         self.on_request = on_request
         self.target, self.drafter, self.verifier, self.policy = target, drafter, verifier, policy
         self.cache: KVCache = target.new_cache()
-        self.costs, self.acceptance = policy.costs, policy.acceptance
+        self.costs, self.acceptance, self.depths = policy.costs, policy.acceptance, policy.depths
         self.forwards = 0
 
     def step(self, work: Many[Work], stops: Stops) -> list[Outcome]:
@@ -142,11 +142,14 @@ class Speculative:
             trees = part.propose([item.sequence for _, item, _ in asked], [budget for _, _, budget in asked])
             took_s = perf_counter() - began
             asked_s += took_s
-            self.costs.drafted(part.name, max(budget.depth for _, _, budget in asked), len(asked), took_s)
+            # a costly draft takes its time by the levels that it has, a look-up by those that it may have
+            depth = max(tree.deepest for tree in trees) if part.costly else max(budget.depth for _, _, budget in asked)
+            if depth:
+                self.costs.drafted(part.name, depth, len(asked), took_s)
             for (draft, item, budget), tree in zip(asked, trees, strict=True):
                 # a drafter that has nothing to say costs next to nothing
                 if len(tree) > 1:
-                    self._take(draft, item, tree.pruned(budget))
+                    self._take(draft, item, part, budget, tree.pruned(budget))
         free = [
             at
             for at, draft in enumerate(drafts)
@@ -191,11 +194,11 @@ class Speculative:
                 granted[at] = budget
         return granted
 
-    def _take(self, draft: _Draft, item: Work, tree: DraftTree) -> None:
+    def _take(self, draft: _Draft, item: Work, part: Drafter, budget: Budget, tree: DraftTree) -> None:
         """Add what one part proposed: within the room, and in a form that the target can verify."""
         if self.target.branching < Branching.TREE:
             tree = tree.first_chain()
-        draft.proposed.append(tree)
+        draft.proposed.append((part, budget.depth, tree))
         draft.tree = draft.tree.merged(self.acceptance.rated(item.sequence.key, tree)).first(item.room.nodes)
         if self.target.branching < Branching.TREE:
             draft.tree = draft.tree.first_chain()
@@ -214,8 +217,10 @@ class Speculative:
         count.predicted_tokens += expected_tokens(tree)
         count.drafted_by_depth.update(range(1, tree.deepest + 1))
         count.accepted_by_depth.update(range(1, verdict.accepted + 1))
-        for proposed in draft.proposed:
+        for part, granted, proposed in draft.proposed:
             self.acceptance.observe(sequence.key, proposed, verdict.tokens)
+            if part.costly:
+                self.depths.observe(part.name, granted, proposed, verdict.tokens)
 
     def release(self, key: int) -> None:
         """Drop all state of a sequence: it ended, or it was preempted and will be computed again."""
@@ -227,10 +232,11 @@ class Speculative:
 
 @dataclass
 class _Draft:
-    """What is drafted for one sequence in one step: the tree that the target will see, and what each part proposed."""
+    """What is drafted for one sequence in one step: the tree that the target will see, and what each part was granted, in
+    levels, and proposed."""
 
     tree: DraftTree
-    proposed: list[DraftTree] = field(default_factory=list)
+    proposed: list[tuple[Drafter, int, DraftTree]] = field(default_factory=list)
 
 
 def _feed(item: Work, tree: DraftTree | None) -> Feed:

@@ -14,6 +14,8 @@ from typing import Any
 
 import torch
 
+from paceline.stopping import Stopping
+
 
 class Proposal(Enum):
     """How the tokens of a tree were chosen; a verifier declares per kind whether it is exact (METHODS: verifiers)."""
@@ -39,12 +41,14 @@ class Proposal(Enum):
 class Budget:
     """What a drafter may propose for one sequence in one step: nodes besides the root, and levels below it.
 
-    floor: a draft goes no further behind a token it holds less likely than this.
+    floor: a draft goes no further behind a token it holds less likely than this. stopping: nor where this says so; for drafters
+    that are costly, others need not heed it.
     """
 
     nodes: int
     depth: int
     floor: float = 0.0
+    stopping: Stopping | None = None
 
     @property
     def some(self) -> bool:
@@ -53,9 +57,10 @@ class Budget:
 
     def within(self, other: Budget) -> Budget:
         """The narrower of both."""
-        if self.nodes <= other.nodes and self.depth <= other.depth and self.floor >= other.floor:
+        if self.nodes <= other.nodes and self.depth <= other.depth and self.floor >= other.floor and not other.stopping:
             return self
-        return Budget(min(self.nodes, other.nodes), min(self.depth, other.depth), max(self.floor, other.floor))
+        floor, stopping = max(self.floor, other.floor), self.stopping or other.stopping
+        return Budget(min(self.nodes, other.nodes), min(self.depth, other.depth), floor, stopping)
 
 
 NOTHING = Budget(0, 0)

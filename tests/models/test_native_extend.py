@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -15,6 +16,7 @@ from paceline.models.base import LanguageModel
 from paceline.models.native import NativeModel
 from paceline.params import SamplingParams
 from paceline.sequence import Sequence
+from paceline.stopping import CLASSES, DEEPEST, Stopping
 from paceline.tree import Budget, DraftTree, Proposal
 from paceline.tree_shapes import caterpillar
 
@@ -43,8 +45,15 @@ class Both:
         self.model, self.vocab_size = model, vocab_size
         self.fast, self.slow = model.new_cache(), model.new_cache()
 
-    def extend(self, owners: list[Sequence], depths: list[int], growth: Growth = CHAIN, floor: float = 0.0) -> list[DraftTree]:
-        budgets = [Budget(99, depth, floor) for depth in depths]
+    def extend(
+        self,
+        owners: list[Sequence],
+        depths: list[int],
+        growth: Growth = CHAIN,
+        floor: float = 0.0,
+        rules: list[Stopping | None] | None = None,
+    ) -> list[DraftTree]:
+        budgets = [Budget(99, depth, floor, rule) for depth, rule in zip(depths, rules or [None] * len(depths), strict=True)]
         options = {"growth": growth, "vocab_size": self.vocab_size, "source": "test"}
         got = self.model.extend(owners, budgets, self.fast, **options)
         wanted = LanguageModel.extend(self.model, owners, budgets, self.slow, **options)
@@ -133,6 +142,28 @@ def test_a_chain_ends_behind_the_token_in_doubt(model: NativeModel, params: Samp
     assert len({len(tree) for tree in trees}) > 1
     for tree in trees:
         assert all(confidence >= floor for confidence in tree.confidences[1:-1])
+
+
+@pytest.mark.parametrize("params", PARAMS[:3], ids=["greedy", "sampled", "cool"])
+@pytest.mark.parametrize("kind", [Proposal.POINT, Proposal.COUPLED, Proposal.IID])
+def test_a_chain_ends_where_its_path_gets_unlikely(model: NativeModel, params: SamplingParams, kind: Proposal) -> None:
+    """Rules of their own for two requests, none for a third; the shorter drafts leave room for others to go on."""
+    chances = np.linspace(0.6, 1.0, DEEPEST * CLASSES, dtype=np.float32).reshape(DEEPEST, CLASSES)[::-1].copy()
+    rules = [
+        Stopping(chances, 1.0, [0.5] * 15),
+        Stopping(chances, 0.8, [0.0, 0.3, 0.5]),
+        None,
+        Stopping(chances, 5.0, [0.99] * 15),
+    ]
+    both, owners = Both(model), owners_of(params, [3, 9, 20, 40])
+    trees = both.extend(owners, [12, 12, 4, 12], Growth(kind, caterpillar(12)), rules=rules)
+    assert len({len(tree) for tree in trees}) > 2
+    assert len(trees[2]) == 5
+    for tree, rule in zip(trees, rules, strict=True):
+        reach = 1.0
+        for level, confidence in enumerate(tree.confidences[1:] if rule else (), 1):
+            reach = rule.reach(reach, level, confidence)
+            assert rule.goes_on(level, reach) or level == len(tree) - 1
 
 
 @pytest.mark.parametrize("kind", [kind for kind in Proposal if kind.drawn])

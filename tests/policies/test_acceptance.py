@@ -7,6 +7,7 @@ from random import Random
 import pytest
 
 from paceline.acceptance import Acceptance, expected_tokens
+from paceline.stopping import class_of
 from paceline.tree import DraftTree
 
 
@@ -40,7 +41,7 @@ def test_a_request_that_differs_is_told_apart_and_forgotten_when_it_ends() -> No
         learnt.observe(777, chain([1]), [5])
     bad, other = (learnt.rated(key, chain([1])).confidences[1] for key in (777, 778))
     assert bad < 0.5 * other
-    assert learnt.of_chain(777, "a", 3)[0] < 0.5 * learnt.of_chain(778, "a", 3)[0]
+    assert learnt.factor(777, "a") < 0.5 * learnt.factor(778, "a")
     learnt.release(777)
     assert learnt.rated(777, chain([1])).confidences[1] == pytest.approx(learnt.rated(778, chain([1])).confidences[1])
 
@@ -65,14 +66,16 @@ def test_drafters_do_not_answer_for_each_other() -> None:
     assert learnt.rated(1, chain([1], source="b")).confidences[1] == 0.5
 
 
-def test_what_was_never_drafted_is_taken_to_go_on_as_it_went() -> None:
-    learnt = Acceptance()
-    hopeful = learnt.of_chain(1, "a", 4)
-    assert hopeful == [hopeful[0]] * 4
-    assert hopeful[0] > 0.5
-    for _ in range(100):
-        learnt.observe(1, chain([1]), [5])
-    assert learnt.of_chain(1, "a", 3)[2] < 0.05
+def test_the_table_of_chances_is_what_drafts_are_rated_by() -> None:
+    learnt, stream = Acceptance(), Random(4)
+    learnt.observe(1, chain([1, 2], 0.35), [1, 5])
+    table = learnt.chances("a")
+    for key in range(200):
+        learnt.observe(key, chain([1, 2, 3], stream.random()), [1 if stream.random() < 0.7 else 5, 2, 5])
+    for confidence in (0.05, 0.35, 0.62, 0.97, 1.0):
+        rated = learnt.rated(-1, chain([1, 2, 3], confidence)).confidences[1:]
+        assert [table[level, class_of(confidence)] for level in range(3)] == pytest.approx(rated)
+    assert learnt.chances("a") is table
 
 
 @pytest.mark.parametrize(("chance", "depth"), [(0.6, 2), (0.7, 3), (0.8, 5), (0.9, 10)])

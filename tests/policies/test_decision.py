@@ -33,7 +33,7 @@ def test_that_nobody_asks_stands_longer_each_time() -> None:
 def test_a_draft_is_granted_again_for_a_few_steps_and_then_thought_over() -> None:
     decision = Decision()
     decision.take(4, (0,), batch(1, 2), found=False, reads=False)
-    assert stood(decision, batch(1, 2)) == 3
+    assert stood(decision, batch(1, 2)) == 7
     decision.take(0, (), batch(1, 2), found=False, reads=False)
     assert stood(decision, batch(1, 2)) == 1, "and rests begin anew"
 

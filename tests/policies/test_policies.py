@@ -37,6 +37,12 @@ def adaptive_with(points: dict[int, float], draft_s: float = 0.0) -> adaptive.Ad
     return policy
 
 
+def teach(policy: Policy, key: int, drafted: DraftTree, emitted: list[int]) -> None:
+    """What a step tells of a draft that had all the levels it was granted."""
+    policy.acceptance.observe(key, drafted, emitted)
+    policy.depths.observe(drafted.sources[1], drafted.deepest, drafted, emitted)
+
+
 def run(policy: Policy, part: Part, rate: float, steps: int, key: int = 0) -> list[int]:
     """Depths granted in steps whose drafts come true to that share of their depth."""
     depths = []
@@ -49,7 +55,7 @@ def run(policy: Policy, part: Part, rate: float, steps: int, key: int = 0) -> li
             drafted = DraftTree.chain(3, [5] * budget.depth, part.name)
             right = round(rate * budget.depth)
             emitted = [5] * right + [7]
-            policy.acceptance.observe(key, drafted, emitted)
+            teach(policy, key, drafted, emitted)
             (tree,) = policy.trimmed([one], [policy.acceptance.rated(key, drafted)])
         policy.observe([one], [tree], [Verdict((), tuple(emitted), len(emitted) - 1)], STEP)
     return depths
@@ -93,8 +99,8 @@ def test_a_look_up_that_brings_nothing_is_asked_ever_more_rarely_and_comes_back(
 def test_of_a_batch_those_draft_for_whom_it_pays() -> None:
     policy = adaptive_with({1: 1.0, 4: 1.1, 8: 2.4, 16: 5.0}, 0.01)
     for _ in range(30):
-        policy.acceptance.observe(1, DraftTree.chain(3, [5] * 4, "model"), [5] * 4 + [7])
-        policy.acceptance.observe(2, DraftTree.chain(3, [5] * 4, "model"), [7])
+        teach(policy, 1, DraftTree.chain(3, [5] * 4, "model"), [5] * 4 + [7])
+        teach(policy, 2, DraftTree.chain(3, [5] * 4, "model"), [7])
     budgets = policy.budgets(MODEL, [sequence(1), sequence(2)], [DraftTree.root(3)] * 2)
     assert budgets[0].depth > 0
     assert budgets[1] == NOTHING
@@ -103,7 +109,7 @@ def test_of_a_batch_those_draft_for_whom_it_pays() -> None:
 def test_a_model_is_not_asked_for_what_a_look_up_has_found() -> None:
     policy = adaptive_with({1: 1.0, 8: 1.3}, 0.1)
     for _ in range(30):
-        policy.acceptance.observe(1, DraftTree.chain(3, [5] * 6, "model"), [5, 5, 5, 7])
+        teach(policy, 1, DraftTree.chain(3, [5] * 6, "model"), [5, 5, 5, 7])
     plain = policy.budgets(MODEL, [sequence(1)], [DraftTree.root(3)])[0]
     found = DraftTree.chain(3, [5] * 6, "ngram", confidences=[0.99] * 6)
     assert plain.depth >= 2
@@ -184,7 +190,7 @@ def test_trials_that_the_target_does_not_look_at_cost_all_of_their_time() -> Non
         tree = DraftTree.root(3)
         if budget.depth:
             drafted = DraftTree.chain(3, [5] * budget.depth, "model", confidences=[0.05] * budget.depth)
-            policy.acceptance.observe(0, drafted, [7])
+            teach(policy, 0, drafted, [7])
             (tree,) = policy.trimmed([sequence()], [drafted])
             assert len(tree) == 1
         policy.observe([sequence()], [tree], [Verdict((), (7,), 0)], STEP)
@@ -237,7 +243,7 @@ def test_rows_beside_a_prompt_are_drafted_only_as_far_as_they_cost_less_than_the
     """There the step is long whatever is drafted, so that any token would raise its rate; and rows cost in full."""
     policy = adaptive_with({1: 1.0, 8: 1.1, 16: 2.0, 48: 18.0}, 0.01)
     for _ in range(30):
-        policy.acceptance.observe(1, DraftTree.chain(3, [5] * 4, "model"), [5] * 4 + [7])
+        teach(policy, 1, DraftTree.chain(3, [5] * 4, "model"), [5] * 4 + [7])
         policy.observe([sequence(1)], [DraftTree.root(3)], [Verdict((), (7,), 0)], STEP)
     doubtful = DraftTree.chain(3, [5] * 4, "model", confidences=[0.9, 0.4, 0.4, 0.4])
     depths, kept = [], []
@@ -301,3 +307,20 @@ def test_look_ups_answer_for_what_drafts_take_beside_them() -> None:
             timings = Timings(0.0, 1.0, 0.01 + beside_s * (step % 2), 0.0)
             policy.observe([sequence()], [drafted], [Verdict((), (7,), 0)], timings)
     assert cheap._accounts._usual["ngram"] > 0.0 > dear._accounts._usual["ngram"]
+
+
+def test_drafts_end_where_a_level_takes_longer_than_what_it_brings() -> None:
+    """The dearer a level, the likelier its path must be; and where levels cost nothing no draft ends before its budget."""
+    least = {}
+    for level_s in (0.0, 0.05, 0.1):
+        policy = adaptive_with({1: 1.0, 8: 1.0 + 7 * level_s}, level_s)
+        for _ in range(30):
+            teach(policy, 1, DraftTree.chain(3, [5] * 6, "model"), [5] * 6 + [7])
+        (budget,) = policy.budgets(MODEL, [sequence(1)], [DraftTree.root(3)])
+        assert budget.depth == 6
+        assert budget.stopping is not None
+        least[level_s] = budget.stopping.least
+    assert least[0.0] == pytest.approx([0.0] * 5)
+    assert all(0.0 < cheap < dear < 1.0 for cheap, dear in zip(least[0.05], least[0.1], strict=True))
+    # a level and its row take a fifth of what a token takes
+    assert least[0.1] == pytest.approx([0.2] * 5, rel=0.3)

@@ -12,8 +12,12 @@ from paceline.kernels.native import layout
 from paceline.noise import key, stream
 from paceline.params import SamplingParams
 from paceline.sequence import Sequence
+from paceline.stopping import Stopping
 from paceline.tree import Budget, DraftTree, Proposal
 
+_ARRAYS = (
+    "owners", "depths", "floors", "chances", "factors", "reaches", "least", "temperatures", "keys", "chosen", "confidences",
+)  # fmt: skip
 _CHOICES = {kind: layout.DRAWN if kind.drawn else layout.LIKELIEST for kind in Proposal} | {Proposal.COUPLED: layout.COUPLED}
 
 
@@ -51,6 +55,7 @@ class Chains:
         self._owners[:count] = range(count)
         self._depths[:count] = [budget.depth for _, budget in live]
         self._floors[:count] = [budget.floor for _, budget in live]
+        self._rule([budget.stopping for _, budget in live], deepest)
         self._temperatures[:count] = [sequence.params.temperature for sequence, _ in live]
         self._chosen[: count * deepest] = -1
         if kind is not Proposal.POINT:
@@ -60,13 +65,26 @@ class Chains:
                     self._keys[begin : begin + budget.depth] = [self._key(sequence, level) for level in range(budget.depth)]
         return count * deepest if kind.drawn else count
 
+    def _rule(self, rules: Many[Stopping | None], deepest: int) -> None:
+        """Tell where each draft ends before its budget does."""
+        self._reaches[: len(rules)] = 1.0
+        for place, rule in enumerate(rules):
+            self._chances[place] = rule.chances.ctypes.data if rule else 0
+            if rule:
+                begin, levels = place * deepest, min(len(rule.least), deepest)
+                self._factors[place] = rule.factor
+                self._least[begin : begin + levels] = rule.least[:levels]
+                self._least[begin + levels : begin + deepest] = 0.0
+
     def _grow(self, sequences: int, levels: int) -> None:
         self._sequences, self._levels = max(sequences, 2 * self._sequences), max(levels, 2 * self._levels)
         self._owners, self._depths = np.zeros(self._sequences, np.int64), np.zeros(self._sequences, np.int64)
         self._floors, self._temperatures = np.zeros(self._sequences, np.float32), np.zeros(self._sequences, np.float32)
+        self._factors, self._reaches = np.ones(self._sequences, np.float32), np.ones(self._sequences, np.float32)
+        self._chances, self._least = np.zeros(self._sequences, np.int64), np.zeros(self._levels, np.float32)
         self._keys, self._chosen = np.zeros(self._levels, np.uint64), np.zeros(self._levels, np.int64)
         self._confidences = np.zeros(self._levels, np.float32)
-        for name in ("owners", "depths", "floors", "temperatures", "keys", "chosen", "confidences"):
+        for name in _ARRAYS:
             self._job[name] = getattr(self, f"_{name}").ctypes.data
 
     def _key(self, sequence: Sequence, level: int) -> int:
@@ -84,19 +102,14 @@ class Chains:
         deepest, size = self._deepest, len(self._live)
         chosen, confidences = self._chosen[: size * deepest].tolist(), self._confidences[: size * deepest].tolist()
         found, came = [], [0] * deepest
-        for place, (sequence, budget) in enumerate(self._live):
-            begin = place * deepest
-            tokens, held = chosen[begin : begin + budget.depth], confidences[begin : begin + budget.depth]
-            floor = self._floors[place]
-            count, rows = 0, list[torch.Tensor]()
-            for level, (token, confidence) in enumerate(zip(tokens, held, strict=True)):
-                if self._kind.drawn:
-                    rows.append(logits[level * size + came[level]])
-                came[level] += 1
-                count += token >= 0
-                if count == level or confidence < floor:
-                    break
-            found.append(self._tree(sequence, tokens[:count], held[:count], rows[:count]))
+        for place, ((sequence, _), asked) in enumerate(zip(self._live, self._depths[:size].tolist(), strict=True)):
+            begin, rows = place * deepest, list[torch.Tensor]()
+            # what is no number ends a draft before its token
+            count = asked - (chosen[begin + asked - 1] < 0)
+            if self._kind.drawn:
+                rows = [logits[level * size + came[level]] for level in range(count)]
+                came[:asked] = [before + 1 for before in came[:asked]]
+            found.append(self._tree(sequence, chosen[begin : begin + count], confidences[begin : begin + count], rows))
         return found
 
     def _tree(self, sequence: Sequence, tokens: list[int], held: list[float], rows: list[torch.Tensor]) -> DraftTree:

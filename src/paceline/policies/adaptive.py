@@ -1,16 +1,19 @@
 """Adaptive: drafts whatever makes most tokens a second on this machine, down to nothing at all.
 
 Two things are known: what a forward of so many rows and a draft of so many levels take here (`costs`), and how likely a drafted
-token is to come true, by drafter, depth, confidence and request (`acceptance`). Three decisions follow, each per step:
+token is to come true, by drafter, depth, confidence and request (`acceptance`, `depths`). Four decisions follow, each per step:
 
 - *Is a look-up worth its time?* Each request keeps account of what asking brought in seconds (`accounts`).
-- *How deep does a costly drafter go, and for whom?* The depth and the set of sequences with the most expected tokens per second,
+- *How deep may a costly drafter go, and for whom?* The depth and the set of sequences with the most expected tokens per second,
   counting the levels the target would see anyway from what look-ups proposed. One that is never worth it is tried now and then.
+- *Where does its draft end before?* Behind a token with which all that is drafted has become so unlikely that what one more level
+  is expected to bring takes longer to get than tokens usually take.
 - *What does the target look at?* All nodes of all trees in the order of their probability, as far as each still raises tokens per
   second: on a machine where rows are nearly free much, on a crowded one little.
 
 Source: the trade of tree size against measured verification time, Sequoia (arXiv:2402.12374), section 4.3; per-request
-goodput under load, SmartSpec (Liu et al., arXiv:2406.14066), section 4.
+goodput under load, SmartSpec (Liu et al., arXiv:2406.14066), section 4; the end of a draft, SpecDec++ (Huang et al.,
+arXiv:2405.19715), section 4.
 """
 
 from __future__ import annotations
@@ -30,6 +33,7 @@ from paceline.expectation import Expectation
 from paceline.policies.base import Policy
 from paceline.sequence import Sequence
 from paceline.step import Verdict
+from paceline.stopping import LIKELIEST, Stopping
 from paceline.tree import NOTHING, Budget, DraftTree, Part
 
 _CLEARLY = 1.04
@@ -109,6 +113,9 @@ class AdaptivePolicy(Policy):
         if not decision.stands(sequences, found, reads):
             looked_at = self.trimmed(sequences, trees) if found else trees
             decision.take(*self._best(part, sequences, looked_at), sequences, found, reads)
+            count = len(decision.chosen)
+            decision.least = self._least(part, decision.depth, count, self._rows(looked_at))
+            decision.draft_s = self._draft_s(part, self.depths.drafted(part.name, decision.depth), count) if count else 0.0
         depth, chosen = decision.depth, decision.chosen
         if not chosen:
             if self._decoding_s >= self._no_trial_before_s.get(part.name, 0.0):
@@ -116,14 +123,33 @@ class AdaptivePolicy(Policy):
             if not chosen:
                 return [NOTHING] * len(sequences)
         granted = [NOTHING] * len(sequences)
+        chances, truth = self.acceptance.chances(part.name), self._expectation.truth(part.name)
         for at in chosen:
             key = sequences[at].key
-            granted[at] = Budget(depth * part.width, depth)
+            stopping = Stopping(chances, truth * self.acceptance.factor(key, part.name), decision.least)
+            granted[at] = Budget(depth * part.width, depth, stopping=stopping)
             self._visits.setdefault(key, {})[part.name] = _Visit(self._steps, len(sequences[at].tokens))
             if self._accounts.asked:
                 self._deepened[key] = self._chain(sequences[at], part)[:depth]
-        self._drafted_s += self.costs.draft_s(part.name, depth, len(chosen))
+        self._drafted_s += decision.draft_s
         return granted
+
+    def _least(self, part: Part, depth: int, count: int, rows: int) -> list[float]:
+        """By level, how likely a path must come true for one level more to be worth its time.
+
+        count: sequences that are drafted for. rows: those of the step without this draft.
+        """
+        if depth < 2:
+            return []
+        wide = count * part.width
+        forwards_s = self.costs.curve.span(rows, depth * wide)[wide::wide]
+        drafts_s = [self.costs.draft_s(part.name, level, count) for level in (1, depth)]
+        level_s, tokens = (drafts_s[1] - drafts_s[0]) / (depth - 1), self.depths.right(part.name, depth)
+        worth_s = count * self._worth_of_token_s()
+        return [
+            (further_s - so_far_s + level_s) / (worth_s * chance)
+            for so_far_s, further_s, chance in zip(forwards_s, forwards_s[1:], tokens[1:], strict=False)
+        ]
 
     def _best(self, part: Part, sequences: Many[Sequence], trees: Many[DraftTree]) -> tuple[int, Many[int]]:
         """The depth, and the places of the sequences, with the most expected tokens per second; depth 0 for none.
@@ -134,14 +160,17 @@ class AdaptivePolicy(Policy):
         before = [self._levels(tree, part.budget.depth) for tree in trees]
         # what the trees so far are expected to emit, the target's own token of every sequence included
         tokens, truth = len(trees) + sum(map(sum, before)), self._expectation.truth(part.name)
+        drafted = self.depths.drafted(part.name, part.budget.depth)
         gains = [
             list(accumulate(map(_more, [truth * chance for chance in self._chain(sequence, part)], levels)))
             for sequence, levels in zip(sequences, before, strict=True)
         ]
         readings = [self._reading_s(part, sequence) / self._steps_left(sequence) for sequence in sequences]
-        drafted = any(len(tree) > 1 for tree in trees)
         worth, clearly = self._worth()
-        best, depth, chosen = clearly * worth(tokens, self._time(rows, drafted)), 0, ()
+        best, depth, chosen = clearly * worth(tokens, self._time(rows, any(len(tree) > 1 for tree in trees))), 0, ()
+        # by sequences drafted for: rows that the levels so far add if all are drafted, and what the step is expected to take
+        forward_s, undrafted = self.costs.curve, (0, self._time(rows, True))
+        steps: dict[int, tuple[int, float]] = {}
         falling, everyone = -inf, list(range(len(gains)))
         for level in range(1, part.budget.depth + 1):
             order = sorted(everyone, key=lambda at, level=level: -gains[at][level - 1]) if len(everyone) > 1 else everyone
@@ -154,8 +183,10 @@ class AdaptivePolicy(Policy):
                 if count & (count - 1) and count < len(order):
                     # powers of two are close enough
                     continue
-                seconds = self._time(rows + added, True) + self.costs.draft_s(part.name, level, count) + reading_s
-                value = worth(tokens + gained, seconds)
+                fewer, step_s = steps.get(count, undrafted)
+                step_s += drafted[level - 1] * (forward_s(rows + added) - forward_s(rows + fewer))
+                steps[count] = added, step_s
+                value = worth(tokens + gained, step_s + self._draft_s(part, drafted[:level], count) + reading_s)
                 top = max(top, value)
                 if value > best:
                     best, depth, chosen = value, level, order[:count]
@@ -186,6 +217,11 @@ class AdaptivePolicy(Policy):
         self._trial = (sequences[at].key, part.name, asking_s - cost_s)
         return depth, (at,)
 
+    def _draft_s(self, part: Part, drafted: Many[float], count: int) -> float:
+        """Seconds that drafts for so many sequences are expected to take. drafted: how likely each level is drafted for one."""
+        levels = sum(drafted) if count == 1 else sum([1.0 - (1.0 - share) ** count for share in drafted])
+        return self.costs.draft_s(part.name, levels, count)
+
     def _reading_s(self, part: Part, sequence: Sequence) -> float:
         """Seconds in which this drafter reads what it lacks of a text, before it can draft."""
         missing = len(sequence.tokens) - self._visit(part, sequence).read_tokens
@@ -201,7 +237,8 @@ class AdaptivePolicy(Policy):
 
     def _chain(self, sequence: Sequence, part: Part) -> list[float]:
         """Per depth, how likely a token of this drafter comes true with all before it."""
-        return list(accumulate(self.acceptance.of_chain(sequence.key, part.name, part.budget.depth), mul))
+        factor, brought = self.acceptance.factor(sequence.key, part.name), self.depths.brought(part.name, part.budget.depth)
+        return list(accumulate([min(factor * chance, LIKELIEST) for chance in brought], mul))
 
     def _time(self, rows: int, drafted: bool) -> float:
         """Seconds of a step whose forward has so many rows, its drafters not counted; a little more than none."""

@@ -7,20 +7,21 @@ from collections.abc import Sequence as Many
 
 from paceline.acceptance import Acceptance
 from paceline.costs import Costs, Timings
+from paceline.depths import Depths
 from paceline.sequence import Sequence
 from paceline.step import Verdict
 from paceline.tree import Budget, DraftTree, Part
 
 
 class Policy(ABC):
-    """costs, acceptance: what the step measures and learns, for every policy to read. measures: whether the costs should be
-    measured before the first step."""
+    """costs, acceptance, depths: what the step measures and learns, for every policy to read. measures: whether the costs should
+    be measured before the first step."""
 
     name: str
     measures: bool = False
 
     def __init__(self) -> None:
-        self.costs, self.acceptance = Costs(), Acceptance()
+        self.costs, self.acceptance, self.depths = Costs(), Acceptance(), Depths()
 
     def begin(self, rows: int) -> None:
         """A step begins that feeds so many rows before anything is drafted; more than one per sequence where it reads prompts."""

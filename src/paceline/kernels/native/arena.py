@@ -36,7 +36,8 @@ class Arena:
 
 def _huge(count: int) -> torch.Tensor:
     """uint8 [count], beginning on a huge page."""
-    memory = mmap.mmap(-1, count + _HUGE_BYTES)
+    # private: memory that could be shared is governed by a setting of its own, which nearly always refuses
+    memory = mmap.mmap(-1, count + _HUGE_BYTES, access=mmap.ACCESS_COPY)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         memory.madvise(mmap.MADV_HUGEPAGE)
     whole = torch.frombuffer(memory, dtype=torch.uint8)

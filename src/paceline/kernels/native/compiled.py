@@ -1,7 +1,8 @@
 """Compiled: what Numba keeps on disk, and when it is stale.
 
 Numba caches a function under its own file's date, its types, the processor and the values it closes over. A kernel also depends
-on the files it is put together from, so every kernel closes over `SOURCES`, which changes when any of them does.
+on the files it is put together from and on those whose constants it compiles in, so every kernel closes over `SOURCES`, which
+changes when any of them does.
 """
 
 from __future__ import annotations
@@ -9,8 +10,11 @@ from __future__ import annotations
 from hashlib import sha256
 from pathlib import Path
 
+from paceline import noise, stopping
 from paceline.kernels.native.vectors import MATRIX_UNIT
 
-_FILES = [file.read_bytes() for file in sorted(Path(__file__).parent.glob("*.py"))]
+_FILES = [
+    file.read_bytes() for file in [*sorted(Path(__file__).parent.glob("*.py")), Path(noise.__file__), Path(stopping.__file__)]
+]
 SOURCES = sha256(b"".join([*_FILES, bytes([MATRIX_UNIT])])).hexdigest()[:16]
-"""A digest of the files of this folder, and of what the system decides about and not the processor."""
+"""A digest of the files of this folder and of those it takes constants from, and of what the system decides, not the processor."""

@@ -18,6 +18,7 @@ from paceline.kernels.native.compiled import SOURCES
 from paceline.kernels.native.layout import CALL, COUPLED, DRAFT, LIKELIEST, SEGMENT
 from paceline.kernels.native.memory import HELPER, PART, barrier, bits_of, carray, float_of, floats, helper, pointer, run_part
 from paceline.noise import LARGEST_GUMBEL, ORDINARY, ORDINARY_HASH
+from paceline.stopping import CLASSES, DEEPEST, LIKELIEST as LIKELIEST_TO_COME_TRUE
 
 import numba  # isort: skip  (after `vectors`)
 
@@ -119,15 +120,29 @@ def _share_noised(row, count, temperature, key, token):
 
 
 @helper
+def _goes_on(chances, factors, reaches, least, owner, place, level, confidence):
+    """Whether a draft is likely enough to come true so far (`paceline.stopping`)."""
+    if chances[owner] == 0:
+        return True
+    judged = min(confidence * _f(CLASSES), _f(CLASSES - 1)) if confidence < _f(1) else _f(CLASSES - 1)
+    at = min(level, DEEPEST - 1) * CLASSES + int(max(judged, _f(0)))
+    reaches[owner] *= min(factors[owner] * floats(chances[owner])[at], _f(LIKELIEST_TO_COME_TRUE))
+    return reaches[owner] >= least[place]
+
+
+@helper
 def _to_next_level(
-    call, segments, tokens, positions, parents, wanted, owners, chosen, confidences, floors, depths, deepest, level
-):
+    call, segments, tokens, positions, parents, wanted, owners, chosen, confidences, floors, chances, factors, reaches, least,
+    depths, deepest, level,
+):  # fmt: skip
     """Make the sequences that go on the next step's: one row each, the token just chosen, behind all that is fed."""
     following = 0
     for row in range(call.wanted_count):
         owner, place = owners[row], owners[row] * deepest + level
-        token = chosen[place]
-        if token < 0 or level + 1 >= depths[owner] or confidences[place] < floors[owner]:
+        token, confidence = chosen[place], confidences[place]
+        ends = token < 0 or level + 1 >= depths[owner] or confidence < floors[owner]
+        if ends or not _goes_on(chances, factors, reaches, least, owner, place, level, confidence):
+            depths[owner] = level + 1
             continue
         slot = segments[row].start + segments[row].rows
         segments[following].keys, segments[following].values = segments[row].keys, segments[row].values
@@ -158,6 +173,10 @@ def _draft_part(sources: str) -> Any:
         keys = carray(pointer(job.keys), count * deepest, np.int64)
         temperatures = carray(pointer(job.temperatures), count, np.float32)
         floors = carray(pointer(job.floors), count, np.float32)
+        chances = carray(pointer(job.chances), count, np.int64)
+        factors = carray(pointer(job.factors), count, np.float32)
+        reaches = carray(pointer(job.reaches), count, np.float32)
+        least = carray(pointer(job.least), count * deepest, np.float32)
         chosen = carray(pointer(job.chosen), count * deepest, np.int64)
         confidences = carray(pointer(job.confidences), count * deepest, np.float32)
         met, level = 0, 0
@@ -183,8 +202,8 @@ def _draft_part(sources: str) -> Any:
             barrier(counters[1:].ctypes.data, met, threads)
             if thread == 0:
                 following = _to_next_level(
-                    calls[0], segments, tokens, positions, parents, wanted, owners, chosen, confidences, floors, depths,
-                    deepest, level,
+                    calls[0], segments, tokens, positions, parents, wanted, owners, chosen, confidences, floors, chances,
+                    factors, reaches, least, depths, deepest, level,
                 )  # fmt: skip
                 calls[0].rows = calls[0].segment_count = calls[0].wanted_count = following
                 calls[0].logits += job.level_bytes

@@ -142,8 +142,12 @@ DRAFT = np.dtype(
         ("level_bytes", "i8"),  # from the logits of one level to those of the next: 0 where they are not kept
         ("choice", "i8"),  # of tokens where there is a temperature; greedy ones are LIKELIEST
         ("owners", "i8"),  # int64 [S]: whose a row is; 0, 1, ... at first
-        ("depths", "i8"),  # int64 [S]
+        ("depths", "i8"),  # int64 [S]: how deep to draft; afterwards how many levels were asked for
         ("floors", "i8"),  # float32 [S]: a draft ends behind a token held less likely
+        ("chances", "i8"),  # int64 [S]: addresses, each of float32 [DEEPEST, CLASSES]; 0 where nothing but the floor ends a draft
+        ("factors", "i8"),  # float32 [S]: on the chances
+        ("reaches", "i8"),  # float32 [S]: how likely all that was drafted comes true; 1 at first
+        ("least", "i8"),  # float32 [S, D]: a draft ends behind a level reached with less
         ("temperatures", "i8"),  # float32 [S]; 0: greedy
         ("keys", "i8"),  # int64 [S, D]: of the noise
         ("chosen", "i8"),  # int64 [S, D]: the drafts, -1 where there is none

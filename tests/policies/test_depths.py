@@ -1,0 +1,57 @@
+"""Depths: what becomes of the levels that costly drafters are granted."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+
+from paceline.depths import Depths
+from paceline.tree import DraftTree
+
+
+def chain(tokens: list[int]) -> DraftTree:
+    return DraftTree.chain(9, tokens, "a")
+
+
+def test_what_was_never_granted_is_taken_to_go_on_as_it_went() -> None:
+    learnt = Depths()
+    assert learnt.brought("a", 4) == learnt.right("a", 4) == [learnt.right("a", 1)[0]] * 4
+    assert learnt.drafted("a", 3) == pytest.approx([1.0, 0.6, 0.36])
+    for _ in range(100):
+        learnt.observe("a", 1, chain([1]), [5])
+    assert learnt.brought("a", 3)[2] < 0.05
+    assert learnt.drafted("a", 3)[:2] == pytest.approx([1.0, 0.0], abs=0.05)
+
+
+def test_levels_that_were_not_drafted_bring_nothing_but_were_not_wrong() -> None:
+    """Drafts of one level out of two go on for a second one, and what goes on comes true three times in four."""
+    learnt, stream = Depths(), Random(3)
+    for _ in range(2000):
+        if stream.random() < 0.5:
+            learnt.observe("a", 2, chain([1, 2]), [1, 2 if stream.random() < 0.75 else 5])
+        else:
+            learnt.observe("a", 2, chain([1]), [1, 2])
+    assert learnt.drafted("a", 2) == pytest.approx([1.0, 0.5], abs=0.1)
+    assert learnt.right("a", 2) == pytest.approx([1.0, 0.75], abs=0.12)
+    assert learnt.brought("a", 2) == pytest.approx([1.0, 0.375], abs=0.12)
+
+
+def test_nothing_is_learnt_of_levels_whose_parent_was_wrong_or_whose_text_has_ended() -> None:
+    learnt = Depths()
+    before = learnt.right("a", 4)
+    for _ in range(50):
+        learnt.observe("a", 4, chain([1, 2, 3, 4]), [5])
+        learnt.observe("b", 4, chain([1, 2, 3, 4]), [1])
+    assert learnt.right("a", 4)[1:] == before[1:]
+    assert learnt.right("b", 4)[1:] == before[1:]
+    assert learnt.right("a", 1)[0] < 0.1 < 0.9 < learnt.right("b", 1)[0]
+
+
+def test_a_level_of_a_tree_is_right_if_any_of_its_nodes_is() -> None:
+    learnt = Depths()
+    tree = DraftTree((9, 1, 2, 3), (-1, 0, 0, 1), sources=("", "a", "a", "a"))
+    for _ in range(100):
+        learnt.observe("a", 2, tree, [2, 3])
+    assert learnt.right("a", 1)[0] > 0.95
+    assert learnt.brought("a", 2)[1] < 0.05
