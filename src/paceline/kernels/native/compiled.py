@@ -17,4 +17,4 @@ _FILES = [
     file.read_bytes() for file in [*sorted(Path(__file__).parent.glob("*.py")), Path(noise.__file__), Path(stopping.__file__)]
 ]
 SOURCES = sha256(b"".join([*_FILES, bytes([MATRIX_UNIT])])).hexdigest()[:16]
-"""A digest of the files of this folder and of those it takes constants from, and of what the system decides, not the processor."""
+"""A digest of these files, and of what the system decides about and not the processor."""
