@@ -86,6 +86,27 @@ def test_pruning_keeps_equal_independent_siblings_apart(tree: DraftTree, nodes: 
     assert words(tree.pruned(Budget(nodes, 99))) == words(tree)[: nodes + 1]
 
 
+@given(trees(), st.integers(0, 13), st.data())
+def test_the_likeliest_nodes_are_expected_to_bring_most(tree: DraftTree, nodes: int, data: st.DataObject) -> None:
+    tree = tree.rated([1.0, *[data.draw(st.floats(0.05, 1.0)) for _ in tree.tokens[1:]]])
+    kept = tree.likeliest(nodes)
+    assert len(kept) == min(len(tree), nodes + 1)
+    best = sorted(tree.chances[1:], reverse=True)[:nodes]
+    assert sum(kept.chances[1:]) == pytest.approx(sum(best))
+    assert set(words(kept)) <= set(words(tree))
+
+
+@given(trees(kind=Proposal.IID), st.integers(0, 13))
+def test_what_goes_from_a_drawn_tree_goes_blindly(tree: DraftTree, nodes: int) -> None:
+    assert words(tree.likeliest(nodes)) == words(tree.first(nodes))
+
+
+def test_probes_go_before_candidates() -> None:
+    tree = DraftTree((9, 1, 2, 3), (-1, 0, 0, 1), confidences=(1.0, 0.1, 0.9, 0.9), probes=1)
+    assert tree.likeliest(2).tokens == (9, 1, 2)
+    assert tree.likeliest(1).tokens == (9, 2)
+
+
 @given(trees())
 def test_the_first_chain_takes_the_first_child_at_every_node(tree: DraftTree) -> None:
     chain = tree.first_chain()

@@ -106,7 +106,8 @@ class Accounts:
             gain_s = -self._costs.draft_s(part.name, part.budget.depth, 1)
             if len(tree) > 1:
                 mine = [node for node in range(1, tree.candidates) if tree.sources[node] == part.name]
-                gain_s += self.token_s * _brought(tree, mine, known.get(key)) - row_s * len(mine) - beside_s / drafted
+                taken = sum([source == part.name for source in tree.sources[1:]]) if tree.probes else len(mine)
+                gain_s += self.token_s * _brought(tree, mine, known.get(key)) - row_s * taken - beside_s / drafted
             self._accounts[part.name][key].book(gain_s, now, self._longest_pause(part))
             usual = self._usual.get(part.name, 0.0)
             self._usual[part.name] = usual + _LEARN * (gain_s - usual)

@@ -80,7 +80,7 @@ class Speculative:
         """Draft, score, verify, cut and commit once for a batch: one target forward, prefill chunks included."""
         began = perf_counter()
         drafting = [item for item in work if item.reaches_root]
-        self.policy.begin(sum([item.count for item in work]))
+        self.policy.begin(sum([item.count for item in work]), len(drafting))
         drafts, asked_s = self._drafted(drafting)
         grown = {item.sequence.key: draft.tree for item, draft in zip(drafting, drafts, strict=True)}
         step = Step.of([_feed(item, grown.get(item.sequence.key)) for item in work])
@@ -196,12 +196,19 @@ class Speculative:
 
     def _take(self, draft: _Draft, item: Work, part: Drafter, budget: Budget, tree: DraftTree) -> None:
         """Add what one part proposed: within the room, and in a form that the target can verify."""
-        if self.target.branching < Branching.TREE:
+        chains = self.target.branching < Branching.TREE
+        if chains:
             tree = tree.first_chain()
         draft.proposed.append((part, budget.depth, tree))
-        draft.tree = draft.tree.merged(self.acceptance.rated(item.sequence.key, tree)).first(item.room.nodes)
-        if self.target.branching < Branching.TREE:
-            draft.tree = draft.tree.first_chain()
+        rated = self.acceptance.rated(item.sequence.key, tree)
+        merged = draft.tree.merged(rated)
+        if not chains:
+            draft.tree = merged.likeliest(item.room.nodes)
+        elif merged.is_chain or merged.kind.drawn:
+            draft.tree = merged.first_chain().first(item.room.nodes)
+        else:
+            # only one of both can be verified
+            draft.tree = max(draft.tree, rated, key=expected_tokens).first(item.room.nodes)
 
     def _commit(self, sequence: Sequence, draft: _Draft, verdict: Verdict) -> None:
         """Append what was emitted, count it, and learn from it; what was drafted and accepted is counted before any cut."""

@@ -278,6 +278,15 @@ class DraftTree:
         """The first `nodes` nodes besides the root."""
         return self if len(self) - 1 <= nodes else self.only(range(1, nodes + 1))
 
+    def likeliest(self, nodes: int) -> DraftTree:
+        """The `nodes` nodes besides the root that come true soonest, candidates before probes; of a drawn tree the first ones,
+        since what goes from it must not depend on its tokens."""
+        if len(self) - 1 <= nodes or self.kind.drawn:
+            return self.first(nodes)
+        # a parent is no less likely than its children, and of equals the first stays
+        ranked = sorted(range(1, self.candidates), key=lambda node: -self.chances[node])
+        return self.only(sorted([*ranked, *range(self.candidates, len(self))][:nodes]))
+
     def only(self, nodes: Iterable[int]) -> DraftTree:
         """The root and those of `nodes`, given in rising order, whose ancestors are among them too."""
         place = {0: 0}

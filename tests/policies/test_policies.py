@@ -101,6 +101,7 @@ def test_of_a_batch_those_draft_for_whom_it_pays() -> None:
     for _ in range(30):
         teach(policy, 1, DraftTree.chain(3, [5] * 4, "model"), [5] * 4 + [7])
         teach(policy, 2, DraftTree.chain(3, [5] * 4, "model"), [7])
+    policy.begin(2, 2)
     budgets = policy.budgets(MODEL, [sequence(1), sequence(2)], [DraftTree.root(3)] * 2)
     assert budgets[0].depth > 0
     assert budgets[1] == NOTHING
@@ -137,6 +138,7 @@ def chances(tree: DraftTree) -> list[float]:
 def test_what_the_target_sees_makes_most_tokens_a_second_of_all_choices(left: DraftTree, right: DraftTree, row_s: float) -> None:
     policy = adaptive_with({rows: 1.0 + row_s * rows for rows in range(1, 20)})
     sequences = [sequence(1), sequence(2)]
+    policy.begin(2, 2)
     policy.budgets(LOOKUP, sequences, [left, right])
     kept = policy.trimmed(sequences, [left, right])
 
@@ -248,12 +250,12 @@ def test_rows_beside_a_prompt_are_drafted_only_as_far_as_they_cost_less_than_the
     doubtful = DraftTree.chain(3, [5] * 4, "model", confidences=[0.9, 0.4, 0.4, 0.4])
     depths, kept = [], []
     for rows in (1, 40):
-        policy.begin(rows)
+        policy.begin(rows, 1)
         depths.append(policy.budgets(MODEL, [sequence(1)], [DraftTree.root(3)])[0].depth)
         kept.append(len(policy.trimmed([sequence(1)], [doubtful])[0]))
     assert depths[0] >= depths[1] > 0
     assert kept == [5, 2]
-    policy.begin(1)
+    policy.begin(1, 1)
     assert policy.budgets(MODEL, [sequence(1)], [DraftTree.root(3)])[0].depth == depths[0], "what was decided there ends there"
 
 
@@ -289,6 +291,7 @@ def test_what_a_token_saves_is_what_it_takes_in_this_batch() -> None:
     def brought(batch: int) -> float:
         sequences = [sequence(key) for key in range(batch)]
         for _ in range(3):
+            policy.begin(batch, batch)
             policy.budgets(LOOKUP, sequences, [DraftTree.root(3)] * batch)
             policy.observe(sequences, [tree] * batch, [Verdict((), (7,), 0)] * batch, STEP)
         return policy._accounts._accounts["ngram"][batch - 1].gain_s
@@ -324,3 +327,32 @@ def test_drafts_end_where_a_level_takes_longer_than_what_it_brings() -> None:
     assert all(0.0 < cheap < dear < 1.0 for cheap, dear in zip(least[0.05], least[0.1], strict=True))
     # a level and its row take a fifth of what a token takes
     assert least[0.1] == pytest.approx([0.2] * 5, rel=0.3)
+
+
+def test_sequences_that_are_not_asked_about_count_all_the_same() -> None:
+    """One of two names its drafters: what is decided for the other is decided for a step of two, not for one with a prompt."""
+
+    def granted(asked: int) -> list[Budget]:
+        policy = adaptive_with({1: 1.0, 2: 1.0, 3: 1.9, 16: 18.0}, 0.01)
+        policy.begin(2, 2)
+        pair = [sequence(1), sequence(2)][:asked]
+        return policy.budgets(MODEL, pair, [DraftTree.root(3)] * asked)
+
+    alone = adaptive_with({1: 1.0, 2: 1.0, 3: 1.9, 16: 18.0}, 0.01)
+    assert alone.budgets(MODEL, [sequence(1)], [DraftTree.root(3)])[0].some, "alone a second row is free"
+    assert granted(1) == [NOTHING]
+    assert granted(2) == [NOTHING] * 2
+
+
+def test_probes_cost_what_rows_cost() -> None:
+    """A look-up that fills the forward with probes is charged with them, however little it proposes."""
+    gains = []
+    for probes in (0, 8):
+        policy = adaptive_with({1: 1.0, 16: 2.5})
+        tree = DraftTree(
+            (3, 5, *range(10, 10 + probes)), (-1, *[0] * (1 + probes)), sources=("", *["ngram"] * (1 + probes)), probes=probes
+        )
+        policy.budgets(LOOKUP, [sequence()], [DraftTree.root(3)])
+        policy.observe([sequence()], [tree], [Verdict((), (7,), 0)], STEP)
+        gains.append(policy._accounts._accounts["ngram"][0].gain_s)
+    assert gains[1] < 0.0 < gains[0]

@@ -90,18 +90,17 @@ class AdaptivePolicy(Policy):
         self._trial: tuple[int, str, float] | None = None
         """Request and drafter of the trial in this step, and seconds that it costs beyond what it was granted for if the target
         does not look at it."""
-        self._batch = self._fed = 0
-        """Sequences that may be drafted for in this step, and rows that it feeds whatever is drafted."""
+        self._batch = self._fed = 1
+        """Sequences that are drafted for in this step, asked about or not, and rows that it feeds whatever is drafted."""
         self._drafted_s = 0.0
         self._other_s, self._more_s = _OTHER_S, 0.0
         """Seconds of a step without drafts beside its forward, and how many more it takes with some beside the drafters, both as
         `_OTHER_S`."""
 
-    def begin(self, rows: int) -> None:
-        self._fed = rows
+    def begin(self, rows: int, sequences: int) -> None:
+        self._fed, self._batch = rows, sequences
 
     def budgets(self, part: Part, sequences: Many[Sequence], trees: Many[DraftTree]) -> list[Budget]:
-        self._batch = len(sequences)
         if part.costly:
             return self._deep(part, sequences, trees)
         return self._accounts.budgets(part, sequences, self._steps)
@@ -284,7 +283,7 @@ class AdaptivePolicy(Policy):
         held = map(self._expectation.chances, trees)
         nodes = [(chance, -node, at) for at, chances in enumerate(held) for node, chance in enumerate(chances) if node]
         nodes.sort(reverse=True)
-        tokens = float(max(self._batch, len(trees)))
+        tokens = float(self._batch)
         rows = max(self._fed, int(tokens)) + sum(tree.probes for tree in trees)
         best, count, forwards = -inf, 0, self.costs.curve.span(rows, len(nodes))
         worth, clearly = self._worth()

@@ -23,8 +23,9 @@ class Policy(ABC):
     def __init__(self) -> None:
         self.costs, self.acceptance, self.depths = Costs(), Acceptance(), Depths()
 
-    def begin(self, rows: int) -> None:
-        """A step begins that feeds so many rows before anything is drafted; more than one per sequence where it reads prompts."""
+    def begin(self, rows: int, sequences: int) -> None:
+        """A step begins that feeds so many rows before anything is drafted, and drafts for so many sequences: more rows than
+        those where it reads prompts."""
 
     @abstractmethod
     def budgets(self, part: Part, sequences: Many[Sequence], trees: Many[DraftTree]) -> list[Budget]:
