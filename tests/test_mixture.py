@@ -38,6 +38,7 @@ def test_the_part_that_is_right_is_looked_at_whichever_comes_first(branching: Br
         held = speculative.cache.length(0)
         work = Work(sequence, held, len(sequence.tokens) - held, Budget(4, 4))
         (outcome,) = speculative.step([work], NeverEnds())
-        assert outcome.tree is not None and len(outcome.tree) <= 5
+        assert outcome.tree is not None
+        assert len(outcome.tree) <= 5
         emitted.append(len(outcome.verdict.tokens))
     assert sum(emitted[20:]) / 20 > 4.5

@@ -2,18 +2,15 @@
 
 A second road beside the transformers adapter, behind the same contract. A row's logits have the same bits whatever rides beside
 it and on any number of threads, so that verifying equals decoding in every format, int4 included. Activations are float32, but
-whole numbers where they meet such weights; keys and values are float32 where weights are, else float16. Under formats of whole
-numbers embeddings keep the checkpoint's precision.
+whole numbers where they meet such weights, and two bfloat16 each where a matrix unit multiplies them with such; keys and values
+are float32 where weights are, else float16. Under formats of whole numbers embeddings keep the checkpoint's precision.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator, Sequence as Many
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence as Many
 from dataclasses import replace
-from logging import getLogger
-from threading import Timer
 from typing import Any
 
 import numpy as np
@@ -23,6 +20,7 @@ from paceline.cache.base import Branching
 from paceline.cache.panels import PanelCache, Shape, Slab
 from paceline.growth import Growth
 from paceline.kernels.native import layout
+from paceline.kernels.native.compiled import announced
 from paceline.kernels.native.decoder import step_part
 from paceline.kernels.native.drafting import draft_part
 from paceline.kernels.native.products import product_address
@@ -150,8 +148,9 @@ class NativeModel(LanguageModel):
     def _threads(self, rows: int) -> int:
         """How many threads a forward is worth: meeting costs some microseconds, and far more where the machine is busy."""
         worth = self.packed.read_bytes * max(rows // _ROWS_PER_READ, 1) // _BYTES_PER_THREAD
-        threads = min(torch.get_num_threads(), worth)
-        return min(threads, most_threads()) if threads > 1 else 1
+        most = min(torch.get_num_threads(), most_threads())
+        # as many as there are or a power of two: each number of threads has a pool of its own
+        return max(most if worth >= most else 1 << worth.bit_length() - 1, 1) if worth > 1 else 1
 
     def _prepared(self, rows: int, longest: int, logits: torch.Tensor) -> int:
         """Make room for a step that is laid out; the number of threads it runs on. longest: slots of its longest sequence."""
@@ -164,7 +163,7 @@ class NativeModel(LanguageModel):
 
 _BYTES_PER_THREAD = 1 << 22
 _ROWS_PER_READ = 8
-"""From about this many rows on, arithmetic and not the reading of weights is what takes the time."""
+"""From about this many rows on, arithmetic of vectors and not the reading of weights is what takes the time."""
 
 
 def _records(segments: Iterable[tuple[int, int, int, int, Slab]]) -> list[Record]:
@@ -188,7 +187,7 @@ def native_model(checkpoint: Checkpoint, config: Any, context_length: int, weigh
     # a configuration from a stranger may be anything; the other road says what is wrong with it
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         raise Unsuited(f"its configuration does not add up: {sentence(error)}") from error
-    with _announced():
+    with announced():
         step_part()
         draft_part()
     packed = Weights(form, Tensors(checkpoint), rotation, weights)
@@ -199,19 +198,4 @@ def native_model(checkpoint: Checkpoint, config: Any, context_length: int, weigh
     return model
 
 
-@contextmanager
-def _announced() -> Iterator[None]:
-    """Say so where kernels are compiled and not read from disk: then nothing is seen to happen for some seconds."""
-    message = "compiling kernels for this processor; later starts find them on disk"
-    timer = Timer(_PATIENCE_S, getLogger("paceline").info, [message])
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
-
-
 _DTYPES = {"fp32": np.dtype(np.float32), "fp16": np.dtype(np.float16)}
-
-_PATIENCE_S = 1.5
-"""Reading them takes less."""

@@ -92,7 +92,7 @@ class Scratch:
         each = {
             "tiles": 4 * self._rows * self._widest,
             "row": 4 * self._widest,
-            "attention": scratch_bytes(self._head_size, self._longest),
+            "attention": scratch_bytes(self._head_size, self._rows, self._longest),
         }
         for name, size in each.items():
             # each thread's part on cache lines of its own

@@ -10,6 +10,7 @@ import torch
 
 from paceline.kernels.native import layout
 from paceline.kernels.native.arena import Arena
+from paceline.kernels.native.compiled import announced
 from paceline.kernels.native.formats import FORMATS, Packed, pack, padded
 from paceline.kernels.native.products import highest_tile, laid_as, panels_together, product_address
 from paceline.kernels.native.vectors import PANEL
@@ -49,6 +50,9 @@ class Weights:
         # what is stored in several precisions is in none of the halves
         self.format = format or (_KINDS[kinds.pop()] if len(kinds) == 1 else "fp32")
         self._format = FORMATS[self.format]
+        with announced():
+            for name in {self.format, self.kv_format}:
+                product_address(name)
         layers, norms, matrices = len(form.layers), [], []
         for index in range(layers):
             matrices += self._layer_matrices(f"model.layers.{index}.")

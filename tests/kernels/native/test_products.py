@@ -130,6 +130,14 @@ def test_what_is_packed_is_what_is_represented(name: str) -> None:
             assert torch.equal(got, wanted)
 
 
+@pytest.mark.parametrize("size", [1.0, 1e-2, 1e-3, 3e-4])
+def test_small_weights_lose_no_more_than_large_ones(size: float) -> None:
+    """The scales of small ones are subnormal in float16; whole numbers are those of the rounded scale."""
+    weight = size * numbers(64, 8 * GROUP)
+    wrong = (represented(weight, FORMS["int8"]) - weight).norm() / weight.norm()
+    assert float(wrong) < 0.007
+
+
 @pytest.mark.parametrize(("name", "share"), [("fp32", 0), ("fp16", 2**-11), ("bf16", 2**-8), ("int8", 1 / 250), ("int4", 1 / 13)])
 def test_formats_round_as_far_as_their_bits_reach(name: str, share: float) -> None:
     weight = numbers(7, 3 * GROUP + 1)

@@ -7,12 +7,14 @@ import os
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
+from time import sleep
 from typing import Any
 
 import numpy as np
 import pytest
 
 from native import THREADS
+from paceline.kernels.native import threads as native_threads
 from paceline.kernels.native.compiled import SOURCES
 from paceline.kernels.native.memory import PART, arrived, barrier, carray, pointer
 from paceline.kernels.native.threads import most_threads, spread
@@ -78,6 +80,23 @@ def test_workers_wake_from_sleep() -> None:
 def test_two_callers_take_turns() -> None:
     with ThreadPoolExecutor(2) as callers:
         assert all(callers.map(lambda threads: met(threads, calls=50), [THREADS[-1]] * 8))
+
+
+def test_two_callers_that_come_first_share_one_pool(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers hold no more than the address of their pool: one that is made and dropped leaves them reading freed memory."""
+    made = []
+
+    class Slow:
+        def __init__(self, threads: int) -> None:
+            sleep(0.05)
+            made.append(threads)
+
+    monkeypatch.setattr(native_threads, "_pools", {})
+    monkeypatch.setattr(native_threads, "_Pool", Slow)
+    with ThreadPoolExecutor(4) as callers:
+        pools = list(callers.map(lambda threads: native_threads._pool(1, threads), [2] * 4))
+    assert made == [2]
+    assert len(set(map(id, pools))) == 1
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")

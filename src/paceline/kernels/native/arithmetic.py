@@ -21,7 +21,7 @@ _f = np.float32
 
 @numba.njit(**HELPER, inline="always")
 def exponential(x):
-    """exp of a float32, to about one unit in the last place of the range that matters; 0 below -87."""
+    """exp of a float32, to about one unit in the last place of the range that matters; e^-87 below -87."""
     bounded = min(max(x, _f(-87.0)), _f(88.0))
     whole = math.floor(bounded * _f(1.44269504) + _f(0.5))
     whole = _f(whole)

@@ -27,10 +27,14 @@ _LEAST = _f(-3e38)
 """The score of a key that is not seen."""
 
 
-def scratch_bytes(head_size: int, longest: int) -> int:
-    """Bytes one thread needs: queries, outputs, a tile of scores and one of weights with their sums, a gathered tail."""
-    width = padded(head_size, PANEL)
-    return 4 * (2 * MOST_ROWS * width + 2 * MOST_ROWS * (longest + PANEL) + PANEL + 2 * longest * width + PANEL * width)
+def scratch_bytes(head_size: int, rows: int, longest: int) -> int:
+    """Bytes one thread needs: queries, outputs, a tile of scores and one of weights with their sums, a gathered tail.
+
+    rows: of the step. longest: slots of its longest sequence. A tail holds keys or values, one after the other, of ancestors
+    that are rows of the step themselves.
+    """
+    width, tail = padded(head_size, PANEL), padded(min(rows, longest), PANEL)
+    return 4 * (2 * MOST_ROWS * width + 2 * MOST_ROWS * (longest + PANEL) + PANEL + (tail + PANEL) * width)
 
 
 @helper

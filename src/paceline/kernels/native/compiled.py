@@ -7,8 +7,12 @@ changes when any of them does.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from hashlib import sha256
+from logging import getLogger
 from pathlib import Path
+from threading import Timer
 
 from paceline import noise, stopping
 from paceline.kernels.native.vectors import MATRIX_UNIT
@@ -18,3 +22,18 @@ _FILES = [
 ]
 SOURCES = sha256(b"".join([*_FILES, bytes([MATRIX_UNIT])])).hexdigest()[:16]
 """A digest of these files, and of what the system decides about and not the processor."""
+
+_PATIENCE_S = 1.5
+"""Reading kernels from disk takes less."""
+
+
+@contextmanager
+def announced() -> Iterator[None]:
+    """Say so where kernels are compiled and not read from disk: then nothing is seen to happen for some seconds."""
+    message = "compiling kernels for this processor; later starts find them on disk"
+    timer = Timer(_PATIENCE_S, getLogger("paceline").info, [message])
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()

@@ -59,7 +59,8 @@ class Format:
         return inputs if self.scaled_once else GROUP
 
     def row_bytes(self, inputs: int) -> int:
-        """Bytes of one row of activations: float32, or whole numbers with a scale and a sum per group."""
+        """Bytes of one row of activations: float32, or two bfloat16 each; or whole numbers with a scale and a sum, per group or,
+        with room to spare, per row."""
         if self.scaled_once:
             return inputs + BLOCK
         return inputs // GROUP * (GROUP * self.activation_bits // 8 + 8) if self.scaled else 4 * inputs
@@ -169,8 +170,8 @@ _PLAIN = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 def _quantized(groups: torch.Tensor, form: Format) -> tuple[torch.Tensor, torch.Tensor]:
     """groups: float32 [..., group, outputs]. Whole numbers as float32 of the same shape, float16 scales [..., 1, outputs]."""
     largest = 2 ** (form.bits - 1) - 1
-    # below the smallest normal float16 a scale would lose its precision
-    scales = (groups.abs().amax(-2, keepdim=True) / largest).clamp(min=2.0**-14).half()
+    # whole numbers are those of the rounded scale, so it may be subnormal; far below, rounding would cut the largest of them off
+    scales = (groups.abs().amax(-2, keepdim=True) / largest).clamp(min=2.0**-21).half()
     return (groups / scales.float()).round().clamp(-largest - (form.bits == 4), largest), scales
 
 

@@ -123,8 +123,8 @@ class _Tile:
     """Registers 0 to 3 hold sums: of four vectors of outputs for one register of rows, or of two for two."""
 
     def __init__(
-        self, builder: Any, form: Format, tall: bool, rows: Any, activations: Any, panel: Any, panel_bytes: Any, inputs: Any,
-        outputs: Any, stride: Any, mode: Any,
+        self, builder: Any, form: Format, tall: bool, rows: Any, activations: Any, panel: Any, _panel_bytes: Any,
+        inputs: Any, outputs: Any, stride: Any, mode: Any,
     ) -> None:  # fmt: skip
         self.builder, self.form, self.tall, self.rows, self.activations = builder, form, tall, rows, activations
         self.panel, self.inputs, self.outputs, self.stride, self.mode = panel, inputs, outputs, stride, mode

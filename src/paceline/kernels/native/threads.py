@@ -46,10 +46,20 @@ def _function(address: int) -> Any:
     return _CALL(address)
 
 
-@cache
+_pools: dict[tuple[int, int], _Pool] = {}
+"""Process and threads -> pool: a forked process has the memory of its parent's pools, but not their threads."""
+_opening = Lock()
+
+
 def _pool(process: int, threads: int) -> _Pool:
-    # a forked process has the memory of its parent's pool, but not its threads
-    return _Pool(threads)
+    pool = _pools.get((process, threads))
+    if pool is None:
+        # two callers must not both make one: workers hold the address of a pool that nobody would keep
+        with _opening:
+            pool = _pools.get((process, threads))
+            if pool is None:
+                pool = _pools[process, threads] = _Pool(threads)
+    return pool
 
 
 class _Pool:

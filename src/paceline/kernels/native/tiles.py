@@ -55,7 +55,7 @@ def most_rows(vectors: int) -> int:
 
 
 MOST_ROWS = min(most_rows(VECTORS // 2), 12)
-"""Rows of the tallest tile; more rows are split into tiles of about equal height."""
+"""Rows of the tallest tile of vectors; more rows are split into tiles of about equal height."""
 
 
 def emit_tile(module: Any, form: Format, rows: int, vectors: int, first: int) -> Any:

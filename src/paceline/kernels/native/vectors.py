@@ -40,8 +40,11 @@ class Machine:
 
 
 def _detected() -> Machine:
-    # what Numba is told to compile for, where it is told
-    listed = os.environ.get("NUMBA_CPU_FEATURES") or llvm.get_host_cpu_features().flatten()
+    # what Numba is told to compile for, where it is told; a processor of no kind has no features unless they are listed
+    listed = os.environ.get("NUMBA_CPU_FEATURES")
+    if listed is None:
+        generic = os.environ.get("NUMBA_CPU_NAME") == "generic"
+        listed = "" if generic else llvm.get_host_cpu_features().flatten()
     present = frozenset(name[1:] for name in listed.split(",") if name.startswith("+"))
     if "avx512f" in present:
         return Machine(16, 32, present)
