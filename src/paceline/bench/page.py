@@ -5,6 +5,7 @@ python -m paceline.bench.page benchmarks docs
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import sys
@@ -12,26 +13,110 @@ from pathlib import Path
 from typing import Any
 
 from paceline.bench.files import records, threads, title
+from paceline.bench.load.plots import body_label, plot as plot_load
 from paceline.bench.ours import PLAIN
 from paceline.bench.plots import plot
 
+_ALTS = {
+    "speedup": "decoding speed over plain decoding by task",
+    "acceptance": "acceptance by depth of the draft",
+    "verify": "cost of a forward by rows, over one row",
+    "step": "where the time of a step goes",
+    "latencies": "how latencies are distributed at each load",
+    "load": "tokens and requests per second, time to first token and time per output token by requests at once",
+}
 
-def page(runs: dict[str, dict[str, Any]], plots: dict[str, list[str]]) -> str:
+
+def page(runs: dict[str, dict[str, Any]], plots: dict[str, list[str]], loads: dict[str, dict[str, Any]] | None = None) -> str:
     """The page as Markdown. runs: by file, relative to the folder of records. plots: per file, its pictures as links relative to
-    the page.
+    the page. loads: records of `paceline bench serve`, by file.
     """
     lines = [
         "# Benchmarks",
         "",
-        "Generated from `benchmarks/*.json` by `make bench`; edit nothing here. Every ratio was measured in one run, modes"
-        " taking turns, medians of the repeats, and stands beside both of its terms. Peers run in processes of their own,"
-        " except in records whose memory includes them. Rates are tokens per second, greedy, one request at a time; decoding"
-        " leaves out the time until the first token. Runs named after a folder are of another machine.",
+        "Written by `python -m paceline.bench.page benchmarks docs` from the records in `benchmarks/`; edit nothing here. Runs"
+        " named after a folder were made on another machine than the others. The command of a run, its machine and its commit"
+        " stand with it; `make bench` makes such records on yours.",
         "",
+        "Every ratio was measured in one run, modes taking turns, medians of the repeats, and stands beside both of its terms."
+        " Rates are tokens per second, greedy, one request at a time where no batch is named. **tokens/s** is of whole answers,"
+        " prompt included; **decoding** leaves out the time until the first token. **tau** is the mean number of tokens per"
+        " decoding step of the target. Peers run in processes of their own, except in records whose memory includes them.",
+        "",
+        "The model is the small one that comes with the package, trained on the domains that most of the prompts come from (E2E,"
+        " WikiSQL, school problems, stories, code), and its draft was distilled from it: drafts come true more often here than"
+        " they may elsewhere. A grown model is the same function, padded to the size of a larger one: its cost is that size's,"
+        " its text and its acceptance are those of the small model. No pair of public models was measured: none could be fetched"
+        " where these records were made.",
+        "",
+        *_summary(runs),
     ]
     for file, record in runs.items():
         lines += _run(record, file, plots.get(file, []))
+    for file, record in (loads or {}).items():
+        lines += _served(record, file, plots.get(file, []))
     return "\n".join(lines).rstrip() + "\n"
+
+
+def _summary(runs: dict[str, dict[str, Any]]) -> list[str]:
+    """The last group of rows of every run, all tasks where there are several, in two tables."""
+    drafted: list[tuple[object, ...]] = []
+    peers: list[tuple[object, ...]] = []
+    for file, record in runs.items():
+        name, last = f"[{title(record)}{_elsewhere(file)}](#{_anchor(record, file)})", record["rows"][-1]["task"]
+        cells = [_best(record["speedup"].get(last, {}), kind, record["settings"]["drafts"]) for kind in ("", "decode_")]
+        if any(cells):
+            drafted.append((name, *(cell for found in cells for cell in found or ("", "", ""))))
+        ms = record["prefill"]["ms"]
+        for entry in record["against_peers"]:
+            if entry["task"] == last:
+                first = (f"{ms[name]:.0f}" if name in ms else "" for name in (PLAIN, f"{entry['peer']} {PLAIN}"))
+                terms = (*_terms(entry.get("best"), short=True), *_terms(entry.get("decode_best"), short=True))
+                peers.append((name, entry["peer"], *terms, *first))
+    columns = ("run", *("plain tokens/s", "drafted", "ratio"), *("plain decoding tokens/s", "drafted", "ratio"))
+    lines = _table(columns, drafted)
+    if not lines:
+        return []
+    told = "All tasks of a run together: plain decoding, and the draft that gained most in each of the two rates:"
+    lines = ["## In short", "", told, "", *lines]
+    columns = (
+        *("run", "peer"), *("tokens/s: ours", "theirs", "ratio"), *("decoding tokens/s: ours", "theirs", "ratio"),
+        *("first token behind 512, ms: ours", "theirs"),
+    )  # fmt: skip
+    table = _table(columns, peers)
+    return lines + (["The fastest mode of ours against the fastest of each peer:", "", *table] if table else [])
+
+
+def _best(modes: dict[str, dict[str, float]], kind: str, drafts: list[str]) -> tuple[str, str, str] | None:
+    """The draft that gained most: plain decoding's rate, its own with its name, their ratio. kind: "" or "decode_"."""
+    found = {mode: terms for mode, terms in modes.items() if mode in drafts and f"{kind}ratio" in terms}
+    if not found:
+        return None
+    mode = max(found, key=lambda mode: found[mode][f"{kind}ratio"])
+    terms = found[mode]
+    plain, mine = terms[f"plain_{kind}tokens_per_s"], terms[f"{kind}tokens_per_s"]
+    return f"{plain:.1f}", f"{mine:.1f} {_kind(mode)}", f"{terms[f'{kind}ratio']:.2f}"
+
+
+def _terms(versus: dict[str, Any] | None, short: bool = False) -> tuple[str, str, str]:
+    """Ours, theirs, each with its mode, and the ratio. short: a draft is named by its kind, a peer's mode without the peer."""
+    if versus is None:
+        return "", "", ""
+    ours, theirs = versus["ours"], versus["theirs"]
+    if short:
+        ours, theirs = _kind(ours), theirs.partition(" ")[2]
+    terms = f"{versus['ours_tokens_per_s']:.1f} {ours}", f"{versus['theirs_tokens_per_s']:.1f} {theirs}"
+    return *terms, f"{versus['ratio']:.2f}"
+
+
+def _kind(mode: str) -> str:
+    """A draft by its first word, where all of its arguments would fill a table."""
+    return mode.partition(":")[0]
+
+
+def _anchor(record: dict[str, Any], file: str) -> str:
+    """The heading of a run as GitHub links to it."""
+    return "".join(c for c in f"{title(record)}{_elsewhere(file)}".lower().replace(" ", "-") if c.isalnum() or c in "-_")
 
 
 def _run(record: dict[str, Any], file: str, plots: list[str]) -> list[str]:
@@ -57,8 +142,12 @@ def _run(record: dict[str, Any], file: str, plots: list[str]) -> list[str]:
         *_batches(record),
         *_verify(record),
         *_lost(record),
-        *(line for link in plots for line in (f"![{Path(link).stem}]({link})", "")),
+        *_pictures(plots, f"{title(record)}{_elsewhere(file)}"),
     ]
+
+
+def _pictures(plots: list[str], of: str) -> list[str]:
+    return [line for link in plots for line in (f"![{_ALTS[Path(link).stem.rpartition('-')[2]]}: {of}]({link})", "")]
 
 
 def _elsewhere(file: str) -> str:
@@ -121,11 +210,12 @@ def _speeds(record: dict[str, Any]) -> list[str]:
 def _against(record: dict[str, Any]) -> list[str]:
     rows: list[tuple[object, ...]] = []
     for entry in record["against_peers"]:
-        for kind in ("decode_plain", "decode_best"):
-            if (versus := entry.get(kind)) is not None:
-                rates = (_rate(versus["ours_tokens_per_s"]), versus["theirs"], _rate(versus["theirs_tokens_per_s"]))
-                rows.append((entry["task"], kind.removeprefix("decode_"), versus["ours"], *rates, f"{versus['ratio']:.2f}"))
-    return _table(("task", "compared", "ours", "decoding tokens/s", "theirs", "decoding tokens/s", "ratio"), rows)
+        for kind in ("plain", "best"):
+            if kind in entry or f"decode_{kind}" in entry:
+                both = (*_terms(entry.get(kind)), *_terms(entry.get(f"decode_{kind}")))
+                rows.append((entry["task"], entry["peer"], kind, *both))
+    columns = ("task", "peer", "compared", "tokens/s: ours", "theirs", "ratio", "decoding tokens/s: ours", "theirs", "ratio")
+    return _table(columns, rows)
 
 
 def _batches(record: dict[str, Any]) -> list[str]:
@@ -159,27 +249,85 @@ def _verify(record: dict[str, Any]) -> list[str]:
 
 
 def _lost(record: dict[str, Any]) -> list[str]:
-    """What was slower than what it is compared with, said in so many words."""
-    lost = [
-        f"{mode} in {task}: {terms['tokens_per_s']:.1f} against {terms['plain_tokens_per_s']:.1f} tokens/s of plain decoding"
-        for task, modes in record["speedup"].items()
-        for mode, terms in modes.items()
-        if terms["ratio"] < 1 and mode in record["settings"]["drafts"]
+    """What was slower than what it is compared with, said in so many words: whole answers, decoding, the first token, batches."""
+    drafts, rows = record["settings"]["drafts"], [row for row in record["rows"] if "error" not in row]
+    lost: list[tuple[object, ...]] = []
+
+    def losing(what: str, task: str, mine: tuple[str, float], theirs: tuple[str, float], less_is_better: bool = False) -> None:
+        lead = theirs[1] / mine[1] if less_is_better else mine[1] / theirs[1]
+        if lead < 1:
+            terms = (f"{value:.1f} {name}" for name, value in (mine, theirs))
+            lost.append((what, task, *terms, f"{mine[1] / theirs[1]:.2f}"))
+
+    for kind, what in (("", "whole answers, tokens/s"), ("decode_", "decoding, tokens/s")):
+        for task, modes in record["speedup"].items():
+            for mode, terms in modes.items():
+                if mode in drafts and f"{kind}ratio" in terms:
+                    mine = (mode, terms[f"{kind}tokens_per_s"])
+                    losing(what, task, mine, (PLAIN, terms[f"plain_{kind}tokens_per_s"]))
+        for entry in record["against_peers"]:
+            for compared in ("plain", "best"):
+                if (versus := entry.get(f"{kind}{compared}")) is not None:
+                    ours, theirs = ((versus[side], versus[f"{side}_tokens_per_s"]) for side in ("ours", "theirs"))
+                    losing(what, entry["task"], ours, theirs)
+    for task in dict.fromkeys(row["task"] for row in rows):
+        first = {row["mode"]: 1e3 * row["first_s"] / row["prompts"] for row in rows if row["task"] == task}
+        peers = [row["mode"] for row in rows if row["task"] == task and row["peer"] is not None]
+        for name in (mode for mode in peers if mode.endswith(f" {PLAIN}")):
+            losing("first token, ms, mean of the prompts", task, (PLAIN, first[PLAIN]), (name, first[name]), less_is_better=True)
+    ms, tokens = record["prefill"]["ms"], record["prefill"]["tokens"]
+    for name, value in ms.items():
+        if PLAIN in ms and name != PLAIN:
+            losing(f"first token behind {tokens}, ms", "", (PLAIN, ms[PLAIN]), (name, value), less_is_better=True)
+    for row in record["batches"]:
+        terms = (row["mode"], row["tokens_per_s"]), (PLAIN, row["plain_tokens_per_s"])
+        losing(f"batch {row['batch']}, tokens/s of all", row["task"], *terms)
+    if not lost:
+        return ["Nothing lost: neither whole answers nor decoding, the first token or batches.", ""]
+    return ["What lost:", "", *_table(("in", "task", "ours", "against", "ours over theirs"), lost)]
+
+
+def _served(record: dict[str, Any], file: str, plots: list[str]) -> list[str]:
+    """A server under load, as `paceline bench serve` saw it from outside."""
+    settings, machine, server = record["settings"], record["machine"], record["server"]
+    versions = ", ".join(f"{name} {version}" for name, version in record["versions"].items())
+    rows: list[tuple[object, ...]] = []
+    for level in record["levels"]:
+        for name, found in level["bodies"].items():
+            ms = (
+                " / ".join(f"{1e3 * found[measure][at]:.1f}" for at in ("mean", "p50", "p99")) if found[measure] else ""
+                for measure in ("ttft_s", "tpot_s", "e2e_s")
+            )
+            rate, mean = f"{found['tokens_per_s']:.1f}", found.get("tau")
+            rows.append((f"{level['load']['value']:g}", body_label(name, record), rate, found["chunks"], _rate(mean, ".2f"), *ms))
+    lines = [
+        f"## The server under load: {server['model']}",
+        "",
+        f"- Machine: {machine['processor']}, {machine['cores']} cores, {machine['system']}; the server at {server['url']}",
+        f"- Versions: {versions}; commit {record['commit']}; {record['date']}",
+        f"- Command: `{shlex.join(record['argv'])}` ([record](../benchmarks/{file})). How the server was started, and so its"
+        " `--batch`, the record does not say",
+        f"- {settings['requests']} requests of each body and load, made from {settings['distinct_prompts']} distinct prompts of"
+        f" {', '.join(settings['tasks'])}; answers of up to {settings['max_tokens']} tokens",
+        f"- {body_label('body', record)}: `{json.dumps(settings['body'])}` added to every request",
     ]
-    lost += [
-        f"{versus['ours']} in {entry['task']}: {versus['ours_tokens_per_s']:.1f} against {versus['theirs_tokens_per_s']:.1f}"
-        f" decoding tokens/s of {versus['theirs']}"
-        for entry in record["against_peers"]
-        for versus in (entry.get("decode_plain"), entry.get("decode_best"))
-        if versus is not None and versus["ratio"] < 1
+    if settings["against"] is not None:
+        equal = [level["against"]["equal_texts"] for level in record["levels"] if level["against"] is not None]
+        same = f"{sum(one['equal'] for one in equal)} of {sum(one['of'] for one in equal)}"
+        against = f"{body_label('against', record)}, in turns with it: `{json.dumps(settings['against'])}`"
+        lines += [f"- {against}; the same text in {same} pairs"]
+    columns = (
+        record["levels"][0]["load"]["kind"], "body", "tokens/s", "chunks sent", "tau",
+        "ms to first token: mean / p50 / p99", "ms per output token behind it", "ms of a whole answer",
+    )  # fmt: skip
+    lines += ["", *_table(columns, rows)]
+    lines += [
+        "A chunk is one event of the stream, which the server writes and the load reads: a step that accepts drafts sends several"
+        " tokens in one. So what is compared here is the engine and the cost of HTTP together, of which drafts save a part. The"
+        " batches of the runs above are of the engine alone, so drafts have less to save there.",
+        "",
     ]
-    lost += [
-        f"{row['mode']} in {row['task']}, batch {row['batch']}: {row['tokens_per_s']:.1f} against"
-        f" {row['plain_tokens_per_s']:.1f} tokens/s of plain decoding"
-        for row in record["batches"]
-        if row["ratio"] < 1
-    ]
-    return ["What lost:", "", *(f"- {line}" for line in lost), ""] if lost else ["Nothing lost.", ""]
+    return lines + _pictures(plots, f"the server under load, {server['model']}")
 
 
 def main(source: Path, docs: Path) -> None:
@@ -190,7 +338,16 @@ def main(source: Path, docs: Path) -> None:
         place = (docs / "images" / file).with_suffix("")
         place.parent.mkdir(parents=True, exist_ok=True)
         plots[file] = [os.path.relpath(png, docs) for png in plot(record, place)]
-    (docs / "benchmarks.md").write_text(page(runs, plots), encoding="utf-8")
+    loads = {str(file.relative_to(source)): record for file, record in _loads(source).items()}
+    for file, record in loads.items():
+        plots[file] = [os.path.relpath(png, docs) for png in plot_load(record, (docs / "images" / file).with_suffix(""))]
+    (docs / "benchmarks.md").write_text(page(runs, plots, loads), encoding="utf-8")
+
+
+def _loads(folder: Path) -> dict[Path, dict[str, Any]]:
+    """Every record of `paceline bench serve` in a folder, by file."""
+    found = {file: json.loads(file.read_text(encoding="utf-8")) for file in sorted(folder.glob("serve-*.json"))}
+    return {file: record for file, record in found.items() if record.get("kind") == "paceline bench serve"}
 
 
 if __name__ == "__main__":

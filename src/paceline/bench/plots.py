@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,6 +40,14 @@ def _subject(record: dict[str, Any]) -> str:
     return f"{name}, {model['weights']}, {threads(record)}, {record['machine']['processor']}"
 
 
+def _shown(mode: str, wide: int | None = None) -> str:
+    """A mode without quotes, its paths by their last part; broken behind commas into lines of about `wide` characters."""
+    mode = re.sub(r'"([^"]*)"', lambda quoted: Path(quoted[1]).name, mode)
+    if wide is None or len(mode) <= wide:
+        return mode
+    return mode.replace(",", ",\n")
+
+
 def _speedup(axes: Axes, record: dict[str, Any]) -> str | None:
     """Bars by task, one per mode; the speed of plain decoding stands under each task."""
     gains = record["speedup"]
@@ -51,59 +60,76 @@ def _speedup(axes: Axes, record: dict[str, Any]) -> str | None:
         heights = [gains[task][mode]["decode_ratio"] for task in gains if "decode_ratio" in gains[task].get(mode, {})]
         hatch = "//" if place >= len(COLOURS) else None
         colour = COLOURS[place % len(COLOURS)]
-        bars = axes.bar(
-            [n + (place - (len(modes) - 1) / 2) * width for n in at], heights, width, label=mode, color=colour, hatch=hatch
-        )
+        places = [n + (place - (len(modes) - 1) / 2) * width for n in at]
+        bars = axes.bar(places, heights, width, label=_shown(mode), color=colour, hatch=hatch)
         crowded = len(modes) > 4
-        axes.bar_label(bars, fmt="%.2f", fontsize=7 if crowded else 8, rotation=90 if crowded else 0, padding=2)
+        # the ground behind them keeps the line at 1 out of the figures
+        ground = {"facecolor": "white", "edgecolor": "none", "pad": 0.6}
+        size, turned = (7, 90) if crowded else (8, 0)
+        axes.bar_label(bars, fmt="%.2f", fontsize=size, rotation=turned, padding=2.5, bbox=ground)
     # room for the labels of the tallest bars
     axes.margins(y=0.15)
     plain = {row["task"]: row["decode_tokens_per_s"] for row in record["rows"] if row["mode"] == PLAIN}
     labels = [f"{task}\n{plain[task]:.0f}/s" if plain[task] else task for task in gains]
     axes.set_xticks(range(len(gains)), labels, fontsize=8)
-    axes.axhline(1.0, color="black", linewidth=0.8)
-    axes.set_ylabel("decoding speed over plain decoding")
-    axes.set_xlabel("task, and tokens per second of plain decoding")
+    axes.axhline(1.0, color="black", linewidth=0.8, zorder=0.5)
+    axes.set_ylabel("decoding tokens/s over plain decoding's")
+    axes.set_xlabel("task, and decoding tokens per second of plain decoding")
     axes.legend(fontsize=8, ncols=4, loc="upper center", bbox_to_anchor=(0.5, -0.2))
-    return "speed-up by task; 1 is plain decoding of this engine"
+    return "decoding alone, without the time until the first token, over plain decoding of this engine, which is 1"
 
 
 def _acceptance(axes: Axes, record: dict[str, Any]) -> str | None:
-    """One line per mode, of the last group of rows: all tasks, where there are several."""
-    if not any(shares for modes in record["acceptance_by_depth"].values() for shares in modes.values()):
+    """Two lines per mode, of the last group of rows: all tasks, where there are several. A drafter that seldom drafts deep can
+    be right nearly always where it does; only the share of all steps says what that is worth.
+    """
+    last = record["rows"][-1]["task"]
+    rows = [row for row in record["rows"] if row["task"] == last and any(row.get("drafted_by_depth", ()))]
+    if not rows:
         return None
-    task, modes = list(record["acceptance_by_depth"].items())[-1]
-    for place, (mode, shares) in enumerate(modes.items()):
+    for place, row in enumerate(rows):
         colour, marker = COLOURS[place % len(COLOURS)], _MARKERS[place % len(_MARKERS)]
-        axes.plot(range(1, len(shares) + 1), shares, color=colour, marker=marker, label=mode)
-    axes.set_xticks(range(1, max(map(len, modes.values())) + 1))
-    axes.set_ylim(0, 1)
+        depths = range(1, len(row["drafted_by_depth"]) + 1)
+        of_all = [accepted / row["steps"] for accepted in row["accepted_by_depth"]]
+        of_drafted = [a / max(d, 1) for a, d in zip(row["accepted_by_depth"], row["drafted_by_depth"], strict=True)]
+        axes.plot(depths, of_all, color=colour, marker=marker, label=_shown(row["mode"]))
+        axes.plot(depths, of_drafted, ":", color=colour, marker=marker, markersize=4, markerfacecolor="white", linewidth=1.1)
+    axes.plot([], [], color="grey", label="solid: of all steps")
+    axes.plot([], [], ":", color="grey", label="dotted: of the steps that drafted so deep")
+    axes.set_xticks(range(1, max(len(row["drafted_by_depth"]) for row in rows) + 1))
+    axes.set_ylim(0, 1.03)
     axes.set_xlabel("depth in the draft (tokens behind the root)")
-    axes.set_ylabel("share of steps accepted")
+    axes.set_ylabel("share of steps that accepted so deep")
     axes.grid(alpha=0.3)
-    axes.legend(fontsize=8)
-    return f"acceptance by depth, {task}: of the steps that drafted so deep"
+    axes.legend(fontsize=8, ncols=3, loc="upper center", bbox_to_anchor=(0.5, -0.14))
+    return f"how deep drafts come true, {last}"
 
 
 def _verify(axes: Axes, record: dict[str, Any]) -> str | None:
+    """Each engine's forwards over its own of one row: a line that stays low is one whose drafts cost little."""
     cost = record["verify_cost"]
     rows: list[int] = []
-    for place, (name, by_rows) in enumerate(cost["ms"].items()):
+    for place, (name, by_rows) in enumerate(cost["relative"].items()):
         rows = [int(n) for n in by_rows]
-        axes.plot(rows, list(by_rows.values()), color=COLOURS[place], marker=_MARKERS[place], label=name)
+        one = next(iter(cost["ms"][name].values()))
+        label = f"{name} (one row: {one:.2f} ms)"
+        axes.plot(rows, list(by_rows.values()), color=COLOURS[place], marker=_MARKERS[place], label=label)
+    axes.plot(rows, [n / rows[0] for n in rows], ":", color="grey", linewidth=1, label="every row as costly as the first")
     axes.set_xscale("log", base=2)
+    axes.set_yscale("log", base=2)
     axes.set_xticks(rows, [str(n) for n in rows])
-    axes.set_ylim(bottom=0)
-    axes.set_xlabel("rows of the forward (the root and its drafted nodes)")
-    axes.set_ylabel("ms, median")
+    axes.set_yticks(rows, [str(n) for n in rows])
+    axes.minorticks_off()
+    axes.set_xlabel("rows of the forward (the root and its drafted nodes), logarithmic")
+    axes.set_ylabel("times a forward of one row, logarithmic")
     axes.grid(alpha=0.3)
     axes.legend(fontsize=8)
-    return f"cost of a verify behind {cost['context_tokens']} cached tokens"
+    return f"cost of a verify behind {cost['context_tokens']} cached tokens, over one row of the same engine"
 
 
 def _step(axes: Axes, record: dict[str, Any]) -> str | None:
     """Stacked bars, one per mode: where the time of a step goes."""
-    steps = {row["mode"]: row["step_ms"] for row in record["rows"] if "step_ms" in row}
+    steps = {_shown(row["mode"], wide=24): row["step_ms"] for row in record["rows"] if "step_ms" in row}
     left = [0.0] * len(steps)
     for place, part in enumerate(next(iter(steps.values()))):
         widths = [step[part] for step in steps.values()]
@@ -113,6 +139,7 @@ def _step(axes: Axes, record: dict[str, Any]) -> str | None:
         axes.text(total, number, f" {total:.2f}", va="center", fontsize=8)
     axes.invert_yaxis()
     axes.margins(x=0.1)
+    axes.tick_params(axis="y", labelsize=8)
     axes.set_xlabel("ms, mean of the steps behind the first tokens")
     axes.legend(fontsize=8, ncols=5, loc="upper center", bbox_to_anchor=(0.5, -0.18))
     return f"where the time of a step goes, {record['rows'][-1]['task']}"

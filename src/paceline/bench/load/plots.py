@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from paceline.bench.load.measures import TIMES
 from paceline.bench.load.settings import Load
 from paceline.bench.pictures import pyplot_for_files, saved
 
@@ -21,7 +20,13 @@ if TYPE_CHECKING:
 
 _BODIES = {"body": ("#0072B2", "-", "o"), "against": ("#D55E00", "--", "s")}
 """Colour, line and marker: Okabe and Ito (2008), told apart by colour-blind readers and in print too."""
-_SHOWN = ("ttft_s", "tpot_s", "itl_s", "e2e_s")
+_OFF = {"speculation": {"off": True}}
+_SHOWN = {
+    "ttft_s": "time to first token",
+    "tpot_s": "time per output token behind the first",
+    "itl_s": "time between tokens",
+    "e2e_s": "time of a whole answer",
+}
 _MOST_CURVES = 6
 _GOOD = "#009E73"
 _WIDEST = 300
@@ -55,8 +60,17 @@ def _title(record: dict[str, Any]) -> str:
     server, settings = record["server"], record["settings"]
     line = f"{server['model']}, {settings['endpoint']}, {settings['requests']} requests each, {record['machine']['processor']}"
     if settings["against"] is not None:
-        line += f"\nbody: {_words(settings['body'])}    against: {_words(settings['against'])}"
+        told = (f"{body_label(name, record)}: {_words(settings[name])}" for name in _BODIES)
+        line += "\n" + "    ".join(told)
     return line
+
+
+def body_label(name: str, record: dict[str, Any]) -> str:
+    """What a body is called: by what it switches, where all it does is to switch drafting off."""
+    settings = record["settings"]
+    if settings["against"] == _OFF and "speculation" not in settings["body"]:
+        return {"body": "drafting on", "against": "drafting off"}[name]
+    return name
 
 
 def _words(fields: dict[str, Any]) -> str:
@@ -81,7 +95,7 @@ def _latencies(record: dict[str, Any], figure: Figure, panels: list[Axes]) -> No
                 if not len(points):
                     continue
                 colour, line, _ = _BODIES[name]
-                label = str(Load(**level["load"])) + (f", {name}" if both else "")
+                label = str(Load(**level["load"])) + (f", {body_label(name, record)}" if both else "")
                 shares = np.linspace(0, 1, len(points))
                 # a logarithm has no place for tokens that came with others: the curve begins at their share
                 seen = points > 0
@@ -96,7 +110,7 @@ def _latencies(record: dict[str, Any], figure: Figure, panels: list[Axes]) -> No
                 )
         if limit := limits.get(measure.removesuffix("_s")):
             axes.axvline(limit * 1e3, color="black", linewidth=1, linestyle=":", label="SLO")
-        _time_axis(axes, TIMES[measure] + (": tokens that came with another are 0 apart" if measure == "itl_s" else ""))
+        _time_axis(axes, _SHOWN[measure] + ("; tokens that came with another are 0 apart" if measure == "itl_s" else ""))
         axes.set_ylim(0, 1.02)
         axes.set_ylabel("share at most so long")
     handles, labels = panels[0].get_legend_handles_labels()
@@ -105,7 +119,7 @@ def _latencies(record: dict[str, Any], figure: Figure, panels: list[Axes]) -> No
 
 def _time_axis(axes: Axes, title: str) -> None:
     axes.set_title(title, fontsize=10, loc="left")
-    axes.set_xlabel("ms")
+    axes.set_xlabel("ms, logarithmic")
     if axes.lines:
         axes.set_xscale("log")
         low, high = axes.get_xlim()
@@ -137,21 +151,23 @@ def _load(record: dict[str, Any], figure: Figure, panels: list[Axes]) -> None:
     for name, values, found in _by_body(record):
         colour, line, marker = _BODIES[name]
         look = {"color": colour, "linestyle": line, "marker": marker, "markersize": 5, "linewidth": 1.6}
-        label = name if both else None
+        told = body_label(name, record)
+        label = told if both else None
         panels[0].plot(values, [one["tokens_per_s"] for one in found], **look, label=label)
-        panels[1].plot(values, [one["requests_per_s"] for one in found], **look, label=f"{name} answered" if both else "answered")
+        answered = f"{told}, answered" if both else "answered"
+        panels[1].plot(values, [one["requests_per_s"] for one in found], **look, label=answered)
         if good:
             good_look = {**look, "color": _GOOD, "markerfacecolor": "white"}
             rates = [one["goodput"]["requests_per_s"] for one in found]
-            panels[1].plot(values, rates, **good_look, label=f"{name} within SLO" if both else "within SLO")
+            panels[1].plot(values, rates, **good_look, label=f"{told}, within SLO" if both else "within SLO")
             panels[3].plot(values, [one["goodput"]["share"] for one in found], **look, label=label)
         for axes, measure in ((panels[2], "ttft_s"), (panels[3], "tpot_s"))[: 1 if good else 2]:
-            told = [(value, one[measure]) for value, one in zip(values, found, strict=True) if one[measure]]
+            timed = [(value, one[measure]) for value, one in zip(values, found, strict=True) if one[measure]]
             for at, width in (("p50", 1.6), ("p99", 0.8)):
-                times = [summary[at] * 1e3 for _, summary in told]
-                whose = f"{name} {at}" if both else at
+                times = [summary[at] * 1e3 for _, summary in timed]
+                whose = f"{told}, {at}" if both else at
                 axes.plot(
-                    [value for value, _ in told],
+                    [value for value, _ in timed],
                     times,
                     **{**look, "linewidth": width, "alpha": 1.6 / 3 + width / 3.5},
                     label=whose,
@@ -162,14 +178,18 @@ def _load(record: dict[str, Any], figure: Figure, panels: list[Axes]) -> None:
 def _finish_load(record: dict[str, Any], panels: list[Axes], good: bool) -> None:
     kind = record["levels"][0]["load"]["kind"]
     values = sorted({level["load"]["value"] for level in record["levels"]})
-    titles = ["tokens per second", "requests per second", "TTFT, ms", "share of requests within SLO" if good else "TPOT, ms"]
+    times = [f"{_SHOWN[measure]}, ms, logarithmic" for measure in ("ttft_s", "tpot_s")]
+    titles = ["tokens per second", "requests per second", times[0], "share of requests within SLO" if good else times[1]]
     for axes, title in zip(panels, titles, strict=True):
         axes.set_title(title, fontsize=10, loc="left")
-        axes.set_xlabel("requests at once" if kind == "concurrency" else "requests per second offered")
+        axes.set_xlabel("requests at once, logarithmic" if kind == "concurrency" else "requests per second offered")
         if kind == "concurrency":
             axes.set_xscale("log", base=2)
             axes.set_xticks(values, [f"{value:g}" for value in values])
             axes.minorticks_off()
+            # room for what stands beside the first and the last point
+            axes.margins(x=0.08)
+        axes.margins(y=0.12)
         axes.set_ylim(bottom=0)
     for axes in panels[2 : 3 if good else 4]:
         axes.set_ylim(auto=True)
