@@ -221,7 +221,7 @@ class Speculative:
         count.draft_tokens += tree.candidates - 1
         count.accepted_tokens += verdict.accepted
         count.emitted_tokens += len(verdict.tokens)
-        count.predicted_tokens += expected_tokens(tree)
+        count.predicted_tokens += self.policy.predicted(tree)
         count.drafted_by_depth.update(range(1, tree.deepest + 1))
         count.accepted_by_depth.update(range(1, verdict.accepted + 1))
         for part, granted, proposed in draft.proposed:

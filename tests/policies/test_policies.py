@@ -356,3 +356,14 @@ def test_probes_cost_what_rows_cost() -> None:
         policy.observe([sequence()], [tree], [Verdict((), (7,), 0)], STEP)
         gains.append(policy._accounts._accounts["ngram"][0].gain_s)
     assert gains[1] < 0.0 < gains[0]
+
+
+def test_what_is_told_to_be_expected_is_what_was_decided_by() -> None:
+    """A drafter that promised too much is believed less, and the prediction says so."""
+    policy = adaptive_with({1: 1.0, 8: 1.2})
+    boastful = DraftTree((3, 5, 6), (-1, 0, 1), sources=("", "ngram", "ngram"), confidences=(1.0, 0.9, 0.9))
+    hopeful = policy.predicted(boastful)
+    assert hopeful == pytest.approx(1.0 + 0.9 + 0.81)
+    for _ in range(100):
+        policy.observe([sequence()], [boastful], [Verdict((), (7,), 0)], STEP)
+    assert policy.predicted(boastful) < 1.0 + 0.3 * (hopeful - 1.0)

@@ -303,6 +303,9 @@ class AdaptivePolicy(Policy):
             tree if len(kept) == len(tree) - 1 else tree.only(sorted(kept)) for tree, kept in zip(trees, kept_nodes, strict=True)
         ]
 
+    def predicted(self, tree: DraftTree) -> float:
+        return sum(self._expectation.chances(tree))
+
     def observe(self, sequences: Many[Sequence], trees: Many[DraftTree], verdicts: Many[Verdict], timings: Timings) -> None:
         if not trees:
             return

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence as Many
 
-from paceline.acceptance import Acceptance
+from paceline.acceptance import Acceptance, expected_tokens
 from paceline.costs import Costs, Timings
 from paceline.depths import Depths
 from paceline.sequence import Sequence
@@ -34,6 +34,10 @@ class Policy(ABC):
     def trimmed(self, sequences: Many[Sequence], trees: Many[DraftTree]) -> list[DraftTree]:
         """What the target is to look at of the trees that were drafted; never asked about drawn ones."""
         return list(trees)
+
+    def predicted(self, tree: DraftTree) -> float:
+        """Tokens that a step over this tree is expected to emit for its sequence."""
+        return expected_tokens(tree)
 
     def observe(self, sequences: Many[Sequence], trees: Many[DraftTree], verdicts: Many[Verdict], timings: Timings) -> None:
         """See what a step brought and what it took."""
