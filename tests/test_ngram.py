@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from random import Random
+
 from hypothesis import given, settings, strategies as st
 
 from paceline.drafters.ngram import NgramDrafter, Options
+from paceline.occurrences import Occurrences, indexed
 from paceline.params import SamplingParams
 from paceline.sequence import Sequence
 from paceline.tree import Budget, DraftTree
@@ -20,7 +23,7 @@ OPTIONS = st.builds(
         min=shortest, max=shortest + more, matches=matches, depth=depth, nodes=nodes
     ),
     st.integers(1, 3),
-    st.integers(0, 3),
+    st.one_of(st.integers(0, 4), st.integers(10, 16)),
     st.integers(1, 3),
     st.integers(1, 5),
     st.integers(1, 9),
@@ -30,24 +33,42 @@ BUDGETS = st.builds(Budget, st.integers(0, 12), st.integers(0, 6))
 TEXTS = st.lists(st.integers(0, 2), min_size=1, max_size=60)
 
 
-def matched(tokens: list[int], end: int) -> int:
-    """How many tokens before `end` are the last ones of the text."""
+def matched(tokens: list[int], end: int, most: int) -> int:
+    """How many tokens before `end` are the last ones of the text, up to so many."""
     length = 0
-    while length < min(LONGEST, end) and tokens[end - length - 1] == tokens[len(tokens) - length - 1]:
+    while length < min(most, end) and tokens[end - length - 1] == tokens[len(tokens) - length - 1]:
         length += 1
     return length
 
 
 def places(tokens: list[int], options: Options) -> list[tuple[int, int]]:
     """The definition: (length, end) of the longest matches, the latest first. Of every length that is looked up only the latest
-    places count."""
+    places count; behind them stands the majority of all places of the length that was looked up last."""
     found: dict[int, int] = {}
-    for n in range(options.max, options.min - 1, -1):
-        ends = [end for end in range(len(tokens) - 1, 0, -1) if matched(tokens, end) >= n][:LOOKED_AT]
-        found |= {end: matched(tokens, end) for end in ends if matched(tokens, end) == n or n == options.max}
-        if len(found) >= LOOKED_AT:
+    most: list[tuple[int, int]] = []
+    for n in reversed(indexed(options.min, options.max)):
+        ends = [end for end in range(len(tokens) - 1, 0, -1) if matched(tokens, end, max(n, LONGEST)) >= n]
+        found |= {end: matched(tokens, end, LONGEST) for end in ends[:LOOKED_AT]}
+        if len(ends) >= LOOKED_AT:
+            place, lead = majority(tokens, ends)
+            most = [(min(n, LONGEST), place)] if lead else []
             break
-    return sorted(((length, end) for end, length in found.items()), reverse=True)[:LOOKED_AT]
+    return [*sorted(((length, end) for end, length in found.items()), reverse=True)[:LOOKED_AT], *most]
+
+
+def majority(tokens: list[int], ends: list[int]) -> tuple[int, int]:
+    """The vote of Boyer and Moore over what followed these places, the oldest first: the latest that agrees, and its lead."""
+    place = lead = 0
+    for end in reversed(ends):
+        if not lead or tokens[end] == tokens[place]:
+            place, lead = end, lead + 1
+        else:
+            lead -= 1
+    return place, lead
+
+
+def held(text: Occurrences) -> list[object]:
+    return [text.last, text.tokens, text._before, text._agreed, text._leads]
 
 
 def sequence(key: int, tokens: list[int]) -> Sequence:
@@ -114,7 +135,7 @@ def test_a_fork_cut_back_goes_on_as_if_it_had_never_seen_more(
     drafter.truncate(1, kept)
     fresh = NgramDrafter(options)
     proposed(fresh, sequence(1, text[: max(kept, 1)]), fresh.budget)
-    assert drafter._states[1].last == fresh._states[1].last
+    assert held(drafter._states[1]) == held(fresh._states[1])
     branch = sequence(1, [*text[:kept], *other])
     assert proposed(drafter, branch, drafter.budget) == drafted(branch.tokens, drafter.budget, **options.model_dump())
     assert proposed(drafter, owner, drafter.budget) == before, "the sequence it came from is left alone"
@@ -140,6 +161,49 @@ def test_the_longest_match_goes_first() -> None:
 def test_of_matches_of_one_length_what_they_say_most_often_goes_first_then_what_they_said_last() -> None:
     assert drafted([3, 5, 8, 3, 5, 9, 3, 4, 7, 3], depth=1).tokens[1] == 5
     assert drafted([3, 5, 8, 3, 4, 9, 3], depth=1).tokens[1] == 4
+
+
+def test_a_long_match_is_found_behind_any_number_of_later_short_ones() -> None:
+    repeated, right = list(range(1, 12)), [21, 22, 23, 24]
+    later = [token for other in range(9) for token in (31 + other, 9, 10, 11, 41 + other)]
+    tree = drafted([*repeated, *right, *later, 50, *repeated])
+    assert paths(tree)[0][:4] == right
+    assert tree.tokens[1] == 21
+
+
+def test_what_followed_most_often_goes_before_what_followed_last() -> None:
+    """Sixty places say one thing, the six latest one other each."""
+    often = [token for filler in range(60) for token in (100 + filler, 1, 2, 3, 5)]
+    late = [token for other in range(6) for token in (200 + other, 1, 2, 3, 6 + other)]
+    tree = drafted([*often, *late, 300, 1, 2, 3])
+    assert tree.tokens[1] == 5
+    assert all(tree.confidences[1] > tree.confidences[node] for token, node in tree.children[0].items() if token != 5)
+
+
+def test_a_majority_is_found_in_any_order() -> None:
+    draw = Random(0)
+    for _ in range(50):
+        said = [5] * 30 + [draw.randrange(6, 12) for _ in range(29)]
+        draw.shuffle(said)
+        text = Occurrences(1, 3)
+        tokens = [token for other, follower in enumerate(said) for token in (100 + other, 1, 2, 3, follower)] + [1, 2, 3]
+        text.grow(tokens)
+        for n in text.lengths:
+            place, lead = text.agreed(tokens, n)
+            assert tokens[place] == 5
+            assert place == max(end for end in text.ends(tokens, n) if tokens[end] == 5)
+            assert 1 <= lead <= 30
+
+
+def test_lengths_lie_apart_where_matches_are_long() -> None:
+    assert indexed(1, 6) == (1, 2, 3, 6)
+    assert indexed(2, 32) == (2, 3, 6, 12, 24, 32)
+    assert indexed(5, 5) == (5,)
+
+
+def test_matches_longer_than_makes_a_difference_are_drafted_from() -> None:
+    text = list(range(30))
+    assert drafted([*text, *text[:25]], max=20).tokens[1:6] == (25, 26, 27, 28, 29)
 
 
 def test_several_continuations_make_a_tree_of_up_to_so_many() -> None:
@@ -177,8 +241,8 @@ def test_a_text_that_says_one_thing_over_and_over_holds_its_ngrams_once() -> Non
     short, long = NgramDrafter(Options()), NgramDrafter(Options())
     proposed(short, sequence(0, [1, 2] * 50), short.budget)
     proposed(long, sequence(0, [1, 2] * 5000), long.budget)
-    assert len(long._states[0].last) == len(short._states[0].last) == 6
-    assert long.held_bytes <= short.held_bytes + 9_900 * 4 * 4
+    assert len(long._states[0].last) == len(short._states[0].last) == 8
+    assert long.held_bytes <= short.held_bytes + 9_900 * 4 * (1 + 3 * 4)
 
 
 def test_a_proposal_reads_as_little_of_a_long_text_as_of_a_short_one() -> None:

@@ -1,23 +1,27 @@
 """Prompt lookup: what followed the last few tokens wherever they stood in the text before.
 
-The whole committed text, prompt and answer, is indexed as it grows. Places where the longest part of the text's end stood come
-first, the latest before older ones, and behind them places of shorter matches. Each votes for what followed it, the more the
-longer its match and the later it stands, so a continuation that is met often outweighs one met once; what the votes make likely
-becomes a tree. A place near the end is read on as if the text repeated itself. A longer match drafts further, for confidence
-falls more slowly along it.
+The whole committed text, prompt and answer, is indexed as it grows. Of the places where the text's end stood before, six vote for
+what followed them: those of the longest matches first, of equally long ones the latest. A vote weighs the more the longer its
+match and the later its place. Where six or more places share a match, what most of all of them were followed by has a vote as
+well, which weighs as much as the places by which it leads would: what was met often outweighs what was only met of late. What
+the votes make likely becomes a tree. A place near the end is read on as if the text repeated itself. A longer match drafts
+further, for confidence falls more slowly along it.
+
+Matches are looked up by their last 1, 2, 3 and 6 tokens and measured to their true length, up to 12: a long match is passed over
+only for six later ones of at least 6 tokens. `max=12` looks for still longer ones first.
 
 Source: Saxena, Prompt Lookup Decoding (2023); Yang et al., Inference with Reference (arXiv:2304.04487), section 3.
 Proposals: POINT
 Taps: none
 Branching: REPLAY, or TREE with matches above 1
 Trained: no
-Cost: one dictionary look-up per match length and new token, and one per node, whatever the context length
+Cost: one dictionary look-up per length looked up and new token, and one per node, whatever the context length
 """
 
 from __future__ import annotations
 
 from heapq import heappop, heappush
-from itertools import islice
+from itertools import accumulate, islice
 from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -29,12 +33,12 @@ from paceline.tree import Budget, DraftTree, Proposal
 
 
 class Options(BaseModel):
-    """max, min: longest and shortest match that is looked up, in tokens. matches: most continuations in a tree. depth, nodes:
-    tokens of the longest, and of all of them together."""
+    """max, min: most and fewest tokens by which a match is looked up, between them those of `occurrences.indexed`. matches: most
+    continuations in a tree. depth, nodes: tokens of the longest, and of all of them together."""
 
     model_config = ConfigDict(extra="forbid")
 
-    max: Annotated[int, Field(ge=1, le=32)] = 3
+    max: Annotated[int, Field(ge=1, le=32)] = 6
     min: Annotated[int, Field(ge=1, le=32)] = 1
     matches: Annotated[int, Field(ge=1, le=16)] = 3
     depth: Annotated[int, Field(ge=1, le=64)] = 16
@@ -56,6 +60,8 @@ _LENGTH_COUNTS = tuple(3.0 ** min(length, 8) for length in range(_LONGEST + 1))
 """What a vote weighs by the length of its match."""
 _AGE_COUNTS = tuple(0.85**rank for rank in range(_LOOKED_AT))
 """What a vote weighs by how many places stand before it."""
+_LEAD_COUNTS = tuple(accumulate(_AGE_COUNTS, initial=0.0))
+"""What the vote of a majority weighs by how many places it leads: as many places that are looked at."""
 _WORTH = 0.08
 """A node is drafted if it comes true, its ancestors included, at least so often; about what a row costs beside a forward."""
 
@@ -79,19 +85,24 @@ class NgramDrafter(StatefulDrafter[Occurrences]):
         return self._tree(sequence.tokens, votes, budget.within(self.budget)) if votes else DraftTree.root(sequence.root)
 
     def _votes(self, text: Occurrences, tokens: list[int]) -> list[_Vote]:
-        """The places where the longest matches ended, the latest first, then those of shorter ones."""
-        found: list[tuple[int, int]] = []
+        """The places where the longest matches ended, the latest first, then those of shorter ones; at last where most agree."""
+        found: dict[int, int] = {}
+        most: list[_Vote] = []
         for n in reversed(text.lengths):
-            for end in islice(text.ends(tokens, n), _LOOKED_AT):
-                length = _matched(tokens, end, n)
-                # a longer match than the one looked up was found under that one's own length, if there is one
-                if length == n or n == self.options.max:
-                    found.append((-length, -end))
-            if len(found) >= _LOOKED_AT:
+            ends = list(islice(text.ends(tokens, n), _LOOKED_AT))
+            for end in ends:
+                if end not in found:
+                    found[end] = _matched(tokens, end, n)
+            if len(ends) == _LOOKED_AT:
+                place, lead = text.agreed(tokens, n)
+                length = min(n, _LONGEST)
+                most = [(_LENGTH_COUNTS[length] * _LEAD_COUNTS[min(lead, _LOOKED_AT)], length, place)] if lead else []
                 break
-        found.sort()
-        ranked = zip(found, _AGE_COUNTS, strict=False)
-        return [(_LENGTH_COUNTS[-length] * age, -length, -end) for (length, end), age in ranked]
+        ranked = sorted(((length, end) for end, length in found.items()), reverse=True)
+        return [
+            *((_LENGTH_COUNTS[length] * age, length, end) for (length, end), age in zip(ranked, _AGE_COUNTS, strict=False)),
+            *most,
+        ]
 
     def _tree(self, tokens: list[int], votes: list[_Vote], budget: Budget) -> DraftTree:
         """What the votes make likely, the likeliest node first."""
@@ -139,8 +150,8 @@ class NgramDrafter(StatefulDrafter[Occurrences]):
 
 
 def _matched(tokens: list[int], end: int, known: int) -> int:
-    """How many tokens before `end` are the last ones of the text; `known` of them are."""
-    length, longest, offset = known, min(_LONGEST, end), len(tokens) - end
+    """How many tokens before `end` are the last ones of the text, up to the most that make a difference; `known` of them are."""
+    length, longest, offset = min(known, _LONGEST), min(_LONGEST, end), len(tokens) - end
     while length < longest and tokens[end - length - 1] == tokens[end + offset - length - 1]:
         length += 1
     return length
