@@ -1,6 +1,6 @@
 """Compose: from a parsed spec to the drafter it names, and from names to verifiers and policies.
 
-Here a combination that is not lossless is refused, unless the user asked for it.
+Here a combination that is not lossless is refused, unless the user asked for it, and so is a draft that the target cannot follow.
 """
 
 from __future__ import annotations
@@ -13,14 +13,17 @@ from paceline.cache.base import Branching
 from paceline.cascade import Cascade
 from paceline.drafters.base import Drafter, Surroundings
 from paceline.drafters.merge import MergedDrafter
-from paceline.models.base import WEIGHTS, LanguageModel
+from paceline.models.base import WEIGHTS, LanguageModel, ModelError
 from paceline.models.embedded import draft_of
 from paceline.models.load import packs_weights
 from paceline.models.tokenizer import Tokenizer
 from paceline.params import SamplingParams
 from paceline.policies.base import Policy
 from paceline.registry import DRAFTERS, POLICIES, VERIFIERS, Registry
+from paceline.sequence import Sequence
 from paceline.spec import Combination, Method, Spec, SpecError, bind, parse
+from paceline.step import Feed, Step
+from paceline.tree import DraftTree
 from paceline.verifiers.base import Exactness, Verifier
 
 
@@ -36,35 +39,91 @@ def automatic(model_path: str) -> str:
     return f'ngram+model:"{draft}",depth=8{held}' if draft else "ngram"
 
 
+class IfItFits(str):
+    """The spec of a drafter that nobody asked for by name: where it does not fit the target or the rule, it is left out."""
+
+
+class Misfit(SpecError):
+    """What a spec names can be built, but not for this target or under this rule. reason: the sentence without the way out."""
+
+    def __init__(self, reason: str, way_out: str) -> None:
+        super().__init__(f"{reason}: {way_out}")
+        self.reason = reason
+
+
 def build_drafter(spec: str, surroundings: Surroundings) -> Drafter:
-    """Build what a spec string names. Raises SpecError or UnknownMethod with one sentence."""
+    """Build what a spec string names. Raises SpecError, Misfit among them, or UnknownMethod with one sentence."""
     drafter = _build(parse(spec), surroundings)
     target = surroundings.target
     if target.branching is Branching.NONE and drafter.budget.nodes > 0:
-        raise SpecError(f"'{target.name}' cannot take a token back, so nothing can draft for it but 'none'")
-    if target.branching < drafter.branching:
-        raise SpecError(f"'{drafter.name}' drafts trees, and '{target.name}' can verify only chains: try 'ngram'")
+        raise Misfit(f"'{target.name}' cannot take a token back", "nothing can draft for it but 'none'")
+    for part in drafter.parts:
+        if target.branching < part.branching:
+            raise Misfit(f"'{part.name}' drafts trees, and '{target.name}' can verify only chains", "try 'ngram'")
     if surroundings.amateur and not drafter.amateur:
-        raise SpecError(
-            f"this rule contrasts the target with a model that drafts, and '{drafter.name}' is none: try 'model:PATH'"
-        )
+        reason = f"this rule contrasts the target with a model that drafts, and '{drafter.name}' is none"
+        raise Misfit(reason, "try 'model:PATH'")
+    if drafter.taps:
+        _try_taps(drafter, target)
     return drafter
 
 
 def build_drafters(spec: str, beside: Many[str], offer: Many[str], surroundings: Surroundings) -> tuple[Drafter, frozenset[str]]:
     """What `spec` names, what drafts beside it, and what is offered; with it the names of those offered.
 
-    Drafters that the spec names already are not built again. Raises SpecError or UnknownMethod.
+    Drafters that the spec names already are not built again, and of `beside` and `offer` those said with `IfItFits` are left out
+    where they do not. Trees that were asked for are refused where they would be cut. Raises SpecError or UnknownMethod.
     """
     drafter = build_drafter(spec, surroundings)
-    if not beside and not offer:
+    _check_trees(drafter, surroundings.target)
+    besides, offers = _fitting(beside, surroundings), _fitting(offer, surroundings)
+    if not besides and not offers:
         return drafter, frozenset()
     # what drafts beside it knows more, and is asked first
-    parts = {part.name: part for part in (*[build_drafter(one, surroundings) for one in beside], *drafter.parts)}
-    offered = {part.name: part for part in [build_drafter(one, surroundings) for one in offer] if part.name not in parts}
+    parts = {part.name: part for part in (*besides, *drafter.parts)}
+    offered = {part.name: part for part in offers if part.name not in parts}
     merged = MergedDrafter([*parts.values(), *offered.values()])
     merged.name = drafter.name
     return merged, frozenset(offered)
+
+
+def _fitting(specs: Many[str], surroundings: Surroundings) -> list[Drafter]:
+    """Those of the specs that fit, built. Raises SpecError for one that does not and was asked for."""
+    found = []
+    for spec in specs:
+        try:
+            drafter = build_drafter(spec, surroundings)
+            _check_trees(drafter, surroundings.target)
+        except Misfit as misfit:
+            if isinstance(spec, IfItFits):
+                continue
+            raise SpecError(f"{misfit.reason}: leave out '{spec}'") from None
+        found.append(drafter)
+    return found
+
+
+def _check_trees(drafter: Drafter, target: LanguageModel) -> None:
+    """Raise Misfit where the user asked for trees and would get their first chains."""
+    for part in drafter.parts:
+        if part.trees_by and target.branching < Branching.TREE:
+            reason = f"'{part.name}' is asked for trees, and '{target.name}' can verify only chains"
+            raise Misfit(reason, f"leave out {part.trees_by}")
+
+
+def _try_taps(drafter: Drafter, target: LanguageModel) -> None:
+    """Raise Misfit where a forward of the target cannot bring the hidden states that a drafter needs.
+
+    Every road knows its own layers, so one token is fed and the road asked.
+    """
+    first = Sequence(0, (0,), SamplingParams(), seed=0)
+    step, cache = Step.of([Feed(first, 0, (0,), DraftTree.root(0))]), target.new_cache()
+    cache.stage(step)
+    try:
+        target.score(step, cache, drafter.taps)
+    except ModelError as error:
+        raise Misfit(f"'{drafter.name}' reads hidden states that '{target.name}' cannot show ({error})", "try 'ngram'") from None
+    finally:
+        cache.release(0)
 
 
 def _build(spec: Spec, surroundings: Surroundings) -> Drafter:
@@ -73,13 +132,16 @@ def _build(spec: Spec, surroundings: Surroundings) -> Drafter:
             return MergedDrafter([_build(part, surroundings) for part in spec.parts])
         if spec.sign == "^":
             return _cascaded(spec.parts, surroundings)
-        return _approximated(spec.parts, surroundings)
+        return approximated(spec.parts, surroundings)
     method = DRAFTERS[spec.name].load()
     return method.build(bind(spec, method.Options), surroundings)
 
 
-def _approximated(parts: Many[Spec], surroundings: Surroundings) -> Drafter:
-    """`x@y`: the model that x drafts with, its weights held in the format y."""
+def approximated(parts: Many[Spec], surroundings: Surroundings) -> Drafter:
+    """`x@y`: the model that x drafts with, its weights held in the format y, such as `model:PATH@int8`.
+
+    A draft need not be exact, and weights of fewer bytes take less time to read. y is one of the formats of `--weights`.
+    """
     drafter, *formats = parts
     names = [form.name if isinstance(form, Method) and not form.arguments and not form.options else "" for form in formats]
     if len(names) > 1 or names[0] not in WEIGHTS:
@@ -106,6 +168,7 @@ def _cascaded(parts: Many[Spec], surroundings: Surroundings) -> Drafter:
     def load(path: str, *weights: str) -> tuple[LanguageModel, Tokenizer]:
         model, tokenizer = surroundings.load(path, *weights)
         drafter = _cascaded(ahead, Surroundings(model, tokenizer, surroundings.load))
+        _check_trees(drafter, model)
         if model.branching < max(drafter.branching, Branching.REPLAY):
             raise SpecError(f"'{path}' cannot verify what '{drafter.name}' drafts for it")
         inside.append(drafter)

@@ -34,10 +34,11 @@ class Surroundings:
 class Drafter(ABC):
     """name: as the spec says it. kinds: how its tokens may be chosen. taps: layers of the target it needs to see.
 
-    budget: what it wants per step when no policy knows better. branching: the least a target must be able to do for it; where
-    trees are only an option it says less, and what it proposes is reduced. costly: whether drafting takes time beside a
-    forward. amateur: whether it shows its own distributions at every node where `Surroundings.amateur` asks for them. watches:
-    whether it learns from requests that it does not draft for.
+    budget: what it wants per step when no policy knows better. branching: the least a target must be able to do for it; its
+    trees are cut to their first chain where the target does no more. trees_by: the option that asks for trees, as a spec says
+    it ("width=4"), or "" where nobody asked: such a draft is refused at load rather than cut. costly: whether drafting takes
+    time beside a forward. amateur: whether it shows its own distributions at every node where `Surroundings.amateur` asks for
+    them. watches: whether it learns from requests that it does not draft for.
     """
 
     name: str
@@ -45,6 +46,7 @@ class Drafter(ABC):
     taps: tuple[int, ...] = ()
     budget: Budget
     branching: Branching = Branching.REPLAY
+    trees_by: str = ""
     costly: bool = False
     amateur: bool = False
     watches: bool = False

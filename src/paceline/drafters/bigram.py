@@ -80,6 +80,7 @@ class BigramDrafter(StatefulDrafter[_Text]):
         super().__init__()
         self.options, self._shared = options, shared
         self.budget = Budget(nodes=options.depth * options.width, depth=options.depth)
+        self.trees_by = f"width={options.width}" if options.width > 1 else ""
 
     def _one(self, sequence: Sequence, budget: Budget) -> DraftTree:
         text, width = self._shared if self._shared is not None else self._grown(sequence), self.options.width

@@ -7,7 +7,7 @@ as the token that ends a text. A datastore is built by `paceline datastore build
 Source: He et al., REST: Retrieval-Based Speculative Decoding (arXiv:2311.08252), section 3.
 Proposals: POINT
 Taps: none
-Branching: TREE
+Branching: REPLAY; its trees are cut to their first chain where the target does less than TREE
 Trained: no
 Cost: some tens of microseconds, more where the datastore is not in memory; 8 bytes on disk per token of it
 """

@@ -9,7 +9,7 @@ Source: Santilli et al., Accelerating Transformer Inference for Translation via 
 Song et al. (arXiv:2002.03629).
 Proposals: POINT, COUPLED
 Taps: none
-Branching: CHAIN
+Branching: REPLAY
 Trained: no
 Cost: the rows of the block in every forward, and a choice at each of them
 """

@@ -1,9 +1,13 @@
-"""`a+b`: the trees of several drafters as one, under one budget: what takes no time is asked first.
+"""`a+b`: the trees of several drafters as one: what takes no time is asked first, and the others know what it proposed.
+
+The policy decides what each part may draft. Under `fixed`, which a spec other than `auto` gets unless told otherwise, nobody
+weighs them against one another: every part drafts all it asks for, and the budget of the tree is the sum of theirs. Under
+`adaptive` the target looks at the nodes that are worth a row, whoever drafted them.
 
 Source: the union of token trees follows SpecInfer (arXiv:2305.09781), section 3, for any mixture of drafters.
 Proposals: POINT, or what every part is
 Taps: those of its parts
-Branching: TREE
+Branching: the most that one of its parts needs
 Trained: no
 Cost: the sum of its parts
 """

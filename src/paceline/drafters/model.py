@@ -13,7 +13,7 @@ Source: Leviathan et al. (arXiv:2211.17192), section 2; Chen et al. (arXiv:2302.
 EAGLE-2 (arXiv:2406.16858), section 4; other tokenizers: Timor et al. (arXiv:2502.05202).
 Proposals: POINT, COUPLED, IID, WITHOUT_REPLACEMENT, HUB
 Taps: none
-Branching: CHAIN, or TREE for anything wider
+Branching: REPLAY, or TREE with tree, samples, or width above 1
 Trained: no (any checkpoint)
 Cost: one forward of the small model per level, and one over what it has not seen
 """
@@ -30,6 +30,7 @@ from paceline.cache.base import Branching
 from paceline.drafters.base import Drafter, Surroundings
 from paceline.growth import Growth
 from paceline.models.base import LanguageModel, Scores
+from paceline.models.embedded import draft_of
 from paceline.models.pieces import Pieces
 from paceline.models.retokenized import RetokenizedModel
 from paceline.models.translated import TranslatedModel, Translation
@@ -41,13 +42,14 @@ from paceline.tree_shapes import Ranks, Shape, brush, caterpillar, optimal_tree
 
 
 class Options(BaseModel):
-    """path: the checkpoint's directory, Hub id or embedded name. depth: levels drafted. width: children per level of a chain, or
-    per node of a dynamic tree. samples: chains side by side. tree: `chain`, or `static` or `dynamic` of `nodes` nodes.
-    bridge: how a model with another tokenizer drafts, by the `tokens` that both have or by `text`."""
+    """path: the checkpoint's directory, Hub id or embedded name; the draft embedded for the target if left out. depth: levels
+    drafted. width: children per level of a chain, or per node of a dynamic tree. samples: chains side by side. tree: `chain`, or
+    `static` or `dynamic` of `nodes` nodes. nodes: of such a tree. bridge: how a model with another tokenizer drafts, by the
+    `tokens` that both have or by `text`."""
 
     model_config = ConfigDict(extra="forbid", protected_namespaces=())
 
-    path: Annotated[str, Field(min_length=1)]
+    path: Annotated[str, Field(min_length=1)] | None = None
     depth: Annotated[int, Field(ge=1, le=64)] = 4
     width: Annotated[int, Field(ge=1, le=16)] | None = None
     samples: Annotated[int, Field(ge=1, le=16)] = 1
@@ -71,6 +73,15 @@ class Options(BaseModel):
     def children(self) -> int:
         """Per level of a chain, or per node of a dynamic tree."""
         return self.width or (_CHILDREN if self.tree == "dynamic" else 1)
+
+    @property
+    def trees_by(self) -> str:
+        """What of these asks for trees, as a spec says it."""
+        if self.tree != "chain":
+            return f"tree={self.tree}"
+        if self.samples > 1:
+            return f"samples={self.samples}"
+        return f"width={self.width}" if self.children > 1 else ""
 
     @property
     def budget(self) -> Budget:
@@ -100,7 +111,7 @@ class ModelDrafter(Drafter):
         self.kinds = frozenset({Proposal.POINT, kind})
         self._ranks = Ranks() if options.tree == "static" else None
         self._growth = Growth(kind, self._shape(), options.children, amateur)
-        self.budget = options.budget
+        self.budget, self.trees_by = options.budget, options.trees_by
         self._cache = model.new_cache()
         self._cached: dict[int, list[int]] = {}
         """What of the last drafts is in the cache."""
@@ -206,8 +217,19 @@ _ENOUGH = 0.1
 """Of the smaller vocabulary: with less in common token by token, nearly nothing could be drafted."""
 
 
+def _embedded(surroundings: Surroundings) -> str:
+    """The checkpoint of the draft that is shipped for the target."""
+    # a target's tokenizer lies in its own folder
+    path = draft_of(surroundings.tokenizer.path)
+    if path is None:
+        raise SpecError(f"'model' needs path: no draft is embedded for '{surroundings.target.name}', so name one as model:PATH")
+    return str(path)
+
+
 def build(options: Options, surroundings: Surroundings) -> Drafter:
-    model, tokenizer = surroundings.load(options.path)
+    """Raises SpecError where there is no such draft, or where it cannot draft so for this target or this rule; ModelError."""
+    path = options.path or _embedded(surroundings)
+    model, tokenizer = surroundings.load(path)
     kind, amateur, vocab_size = surroundings.prefers[0], surroundings.amateur, surroundings.target.vocab_size
     if not tokenizer.same_vocabulary(surroundings.tokenizer):
         own, target = Pieces(tokenizer, model.vocab_size), Pieces(surroundings.tokenizer, vocab_size)
@@ -216,13 +238,13 @@ def build(options: Options, surroundings: Surroundings) -> Drafter:
         translation = Translation(target, own)
         if translation.shared < _ENOUGH:
             raise SpecError(
-                f"the tokenizer of '{options.path}' shares {translation.shared:.0%} of its tokens with the target's, too few to"
+                f"the tokenizer of '{path}' shares {translation.shared:.0%} of its tokens with the target's, too few to"
                 " draft by token: try bridge=text"
             )
         model = TranslatedModel(model, translation)
     wide = options.tree != "chain" or options.samples > 1 or (options.children > 1 and amateur)
     if wide and model.branching < Branching.TREE:
-        raise SpecError(f"'{options.path}' can draft only chains: leave out tree, samples and width")
+        raise SpecError(f"'{path}' can draft only chains: leave out tree, samples and width")
     if options.tree == "dynamic" and kind.drawn:
         raise SpecError("tree=dynamic looks at tokens before it decides, but this rule needs blind draws: try tree=static")
     return ModelDrafter(model, vocab_size, options, kind, amateur)

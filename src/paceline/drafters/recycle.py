@@ -8,7 +8,7 @@ Source: Luo et al., Turning Trash into Treasure: Accelerating Inference of Large
 (arXiv:2408.08696), section 3.
 Proposals: POINT
 Taps: none
-Branching: TREE
+Branching: REPLAY; its trees are cut to their first chain where the target does less than TREE
 Trained: no
 Cost: the best few of every row of logits, and the rows of the tree
 """

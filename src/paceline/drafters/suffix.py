@@ -8,7 +8,7 @@ what was old is forgotten. What was drafted in vain is never remembered.
 Source: Oliaro et al., SuffixDecoding (arXiv:2411.04975), sections 3 and 4; Hu et al., SAM Decoding (arXiv:2411.10666).
 Proposals: POINT
 Taps: none
-Branching: TREE
+Branching: REPLAY; its trees are cut to their first chain where the target does less than TREE
 Trained: no
 Cost: some tens of microseconds, whatever the context length; about 0.2 KB per token of context and of past answers
 """

@@ -49,6 +49,7 @@ class UnigramDrafter(StatefulDrafter[Counts]):
         super().__init__()
         self.options, self._shared = options, shared
         self.budget = Budget(nodes=options.depth * options.width, depth=options.depth)
+        self.trees_by = f"width={options.width}" if options.width > 1 else ""
 
     def _one(self, sequence: Sequence, budget: Budget) -> DraftTree:
         counts = self._shared if self._shared is not None else self._grown(sequence)

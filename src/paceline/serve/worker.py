@@ -18,6 +18,7 @@ from threading import Thread
 from time import monotonic
 from typing import BinaryIO
 
+from paceline.compose import IfItFits
 from paceline.engine.engine import RequestError
 from paceline.engine.llm import LLM
 from paceline.methods import described
@@ -30,8 +31,10 @@ from paceline.serve.running import Running
 from paceline.serve.settings import Settings
 from paceline.spec import SpecError
 
-BESIDE = ("reference:prompt=no", "grammar")
+BESIDE = (IfItFits("reference:prompt=no"), IfItFits("grammar"))
 """They have something to say only where a request brings a prediction, or asks for a form."""
+OFFERED = (IfItFits("ngram"), IfItFits("suffix"), IfItFits("lookahead"), IfItFits("recycle"))
+"""What requests may name unless the settings say otherwise."""
 
 
 class Worker:
@@ -171,7 +174,7 @@ def loaded(settings: Settings) -> LLM:
         policy=settings.policy,
         weights=settings.weights,
         beside=BESIDE,
-        offer=settings.offer,
+        offer=OFFERED if settings.offer is None else settings.offer,
         batch=settings.batch,
         prefill_chunk=settings.prefill_chunk,
         cache_tokens=settings.cache_tokens,

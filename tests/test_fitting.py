@@ -1,0 +1,191 @@
+"""What can draft for a target: what was asked for is refused in a sentence where it does not fit, the usual is left out."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+from pydantic import BaseModel
+
+from fakes import ChainDrafter, FakeTokenizer, TableModel
+from paceline import compose
+from paceline.cache.base import Branching
+from paceline.compose import IfItFits, build_drafter, build_drafters
+from paceline.drafters.base import Drafter, Surroundings
+from paceline.drafters.model import ModelDrafter
+from paceline.models.base import ModelError
+from paceline.params import SamplingParams
+from paceline.registry import DRAFTERS, Registry, Row
+from paceline.serve.settings import Settings
+from paceline.serve.worker import loaded
+from paceline.spec import SpecError
+from tiny import save_tiny, tiny_hub
+
+USUAL = {"ngram", "suffix", "lookahead", "recycle"}
+CHAINS = [Branching.CHAIN, Branching.REPLAY]
+
+
+def surroundings(branching: Branching = Branching.TREE, drafts: Branching = Branching.TREE) -> Surroundings:
+    tokenizer = FakeTokenizer.of_letters(7)
+    target, draft = TableModel(7, branching=branching), TableModel(7, seed=1, branching=drafts)
+    return Surroundings(target, tokenizer, lambda path: (draft, tokenizer))  # pyright: ignore[reportArgumentType, reportReturnType]
+
+
+@pytest.mark.parametrize("kind", ["bloom", "lfm2"])
+def test_a_server_starts_on_a_target_that_verifies_only_chains(tmp_path: Path, kind: str) -> None:
+    """With nothing but the model said: what drafts trees alone is not offered."""
+    folder = str(save_tiny(tmp_path / kind, 3, kind=kind))
+    llm = loaded(Settings(model=folder))
+    assert llm.target.branching < Branching.TREE
+    assert {part.name for part in llm.engine.speculative.drafter.parts} == {"reference", "grammar", *USUAL} - {"lookahead"}
+    assert llm.generate("the thin", SamplingParams(max_tokens=4))[0].token_ids
+    with pytest.raises(SpecError, match=f"'lookahead' drafts trees, and '{kind}' can verify only chains: leave out 'lookahead'"):
+        loaded(Settings(model=folder, offer=("ngram", "lookahead")))
+
+
+def test_a_server_starts_under_a_rule_that_needs_a_model() -> None:
+    chosen = {"draft": "model", "verify": "contrastive", "lossy": True}
+    llm = loaded(Settings.model_validate(chosen))
+    assert [part.name for part in llm.engine.speculative.drafter.parts] == ["model"]
+    assert llm.generate("Once upon", SamplingParams(max_tokens=4))[0].token_ids
+    with pytest.raises(SpecError, match="contrasts the target with a model that drafts, and 'ngram' is none: leave out 'ngram'"):
+        loaded(Settings.model_validate({**chosen, "offer": ["ngram"]}))
+
+
+def test_the_usual_offers_are_all_there_where_they_fit() -> None:
+    assert loaded(Settings()).engine.speculative.on_request == USUAL - {"ngram"}
+    assert loaded(Settings(offer=("jacobi",))).engine.speculative.on_request == {"jacobi"}
+    assert loaded(Settings(offer=())).engine.speculative.on_request == frozenset()
+
+
+ASKED = [
+    ("unigram:width=4", "width=4"),
+    ("bigram:width=2", "width=2"),
+    ("model:x,width=3", "width=3"),
+    ("model:x,tree=static", "tree=static"),
+    ("model:x,tree=dynamic,width=2", "tree=dynamic"),
+    ("model:x,samples=2", "samples=2"),
+    ("ngram+unigram:width=4", "width=4"),
+    ("ngram^model:x,width=3", "width=3"),
+]
+"""Specs, and the option by which they ask for trees."""
+UNASKED = [
+    "unigram",
+    "bigram:width=1",
+    "ngram",
+    "ngram:matches=8",
+    "suffix",
+    "recycle",
+    "jacobi",
+    "grammar",
+    "reference",
+    "model:x",
+]
+
+
+@pytest.mark.parametrize("branching", CHAINS)
+@pytest.mark.parametrize(("spec", "option"), ASKED)
+def test_trees_that_were_asked_for_are_refused_where_they_would_be_cut(spec: str, option: str, branching: Branching) -> None:
+    with pytest.raises(SpecError, match=f"is asked for trees, and 'table' can verify only chains: leave out {option}$"):
+        build_drafters(spec, (), (), surroundings(branching))
+    build_drafters(spec, (), (), surroundings())
+
+
+@pytest.mark.parametrize("branching", CHAINS)
+@pytest.mark.parametrize("spec", UNASKED)
+def test_what_merely_may_branch_is_served_as_chains(spec: str, branching: Branching) -> None:
+    drafter, _ = build_drafters(spec, (), (), surroundings(branching))
+    assert not drafter.trees_by
+
+
+def test_in_a_cascade_it_is_the_draft_that_verifies() -> None:
+    around = surroundings(drafts=Branching.CHAIN)
+    build_drafters("ngram^model:x", (), (), around)
+    with pytest.raises(SpecError, match="leave out width=4"):
+        build_drafters("unigram:width=4^model:x", (), (), around)
+
+
+def test_only_what_nobody_asked_for_is_left_out() -> None:
+    around = surroundings(Branching.CHAIN)
+    drafter, offered = build_drafters("ngram", [IfItFits("grammar")], [IfItFits("lookahead"), "recycle"], around)
+    assert [part.name for part in drafter.parts] == ["grammar", "ngram", "recycle"]
+    assert offered == {"recycle"}
+    around = replace(around, amateur=True)
+    drafter, offered = build_drafters("model:x", [IfItFits("grammar")], [IfItFits("ngram")], around)
+    assert isinstance(drafter, ModelDrafter)
+    assert not offered
+    with pytest.raises(SpecError, match=r"'unigram' is asked for trees.*leave out 'unigram:width=4'"):
+        build_drafters("ngram", (), ["unigram:width=4"], surroundings(Branching.CHAIN))
+    # a slip in a spec is one whoever wrote it
+    with pytest.raises(SpecError, match="no option"):
+        build_drafters("ngram", [IfItFits("grammar:deep=3")], (), surroundings())
+
+
+class Tapping(ChainDrafter):
+    name = "tapping"
+
+
+@pytest.fixture
+def tapping(monkeypatch: pytest.MonkeyPatch) -> type[Drafter]:
+    """A method that reads hidden states of the target, in the table of methods."""
+
+    class Options(BaseModel):
+        layer: int
+
+    def build(options: Options, surroundings: Surroundings) -> Drafter:
+        drafter = Tapping(TableModel(7))
+        drafter.taps = (0, options.layer)
+        return drafter
+
+    module = ModuleType("tapping")
+    module.Options, module.build = Options, build  # pyright: ignore[reportAttributeAccessIssue]
+    monkeypatch.setitem(sys.modules, "tapping", module)
+    monkeypatch.setattr(compose, "DRAFTERS", Registry("drafter", {**DRAFTERS, "tapping": Row("tapping", "tapping:1")}))
+    return Tapping
+
+
+def test_layers_that_a_target_does_not_have_are_refused_at_load(tapping: type[Drafter]) -> None:
+    around = replace(surroundings(), target=tiny_hub())
+    assert isinstance(build_drafter("tapping:2", around), tapping)
+    with pytest.raises(SpecError, match=r"^'tapping' reads .* 'llama' cannot show \(layer 3 .* 0 to 2\): try 'ngram'$"):
+        build_drafter("tapping:3", around)
+    left, _ = build_drafters("ngram", (), [IfItFits("tapping:3")], around)
+    assert left.name == "ngram"
+
+
+def test_a_target_that_is_asked_for_its_layers_forgets_the_question(
+    tapping: type[Drafter], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = TableModel(7)
+    cache = target.new_cache()
+    monkeypatch.setattr(target, "new_cache", lambda: cache)
+    build_drafter("tapping:1", replace(surroundings(), target=target))
+    assert cache.held_bytes == 0
+
+    def refuse(*_: object) -> torch.Tensor:
+        raise ModelError("it has no list of decoder layers to tap")
+
+    monkeypatch.setattr(target, "score", refuse)
+    with pytest.raises(SpecError, match="no list of decoder layers"):
+        build_drafter("tapping:1", replace(surroundings(), target=target))
+    assert cache.held_bytes == 0
+
+
+@pytest.mark.parametrize("spec", ["model", "model:depth=2", "model@int8", "ngram^model"])
+def test_a_draft_without_path_is_the_one_embedded_for_the_target(spec: str) -> None:
+    llm = loaded(Settings(draft=spec, offer=()))
+    (drafter,) = [part for part in llm.engine.speculative.drafter.parts if isinstance(part, ModelDrafter)]
+    assert drafter.model.name == f"{llm.target.name}-draft"
+
+
+def test_a_target_without_an_embedded_draft_says_so(tmp_path: Path) -> None:
+    # its name alone makes it nobody's target
+    folder = str(save_tiny(tmp_path / "paceline-14m", 3))
+    with pytest.raises(
+        SpecError, match=r"^'model' needs path: no draft is embedded for 'paceline-14m', so name one as model:PATH$"
+    ):
+        loaded(Settings(model=folder, draft="model"))
