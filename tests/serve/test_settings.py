@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pydantic import ValidationError
 
-from paceline.serve.settings import Settings, SettingsError, load
+from paceline.cli.serve import serve
+from paceline.serve.settings import NAMES, Settings, SettingsError, load
 
 KEY, OTHER = "sk-aaaaaaaaaaaa", "sk-bbbbbbbbbbbb"
 
@@ -51,9 +53,43 @@ def test_every_setting_can_be_a_variable() -> None:
     assert settings.log_level == "debug"
 
 
+@pytest.mark.parametrize(
+    ("flag", "field", "values"),
+    [
+        ("api_key", "keys", (KEY, OTHER)),
+        ("allowed_host", "allowed_hosts", ("a.org", "b.org")),
+        ("cors_origin", "cors_origins", ("https://a.org", "https://b.org")),
+    ],
+)
+def test_every_source_knows_a_repeated_flag_by_its_own_name(
+    tmp_path: Path, flag: str, field: str, values: tuple[str, ...]
+) -> None:
+    wanted = tuple(value.encode() for value in values) if field == "keys" else values
+    variable = f"PACELINE_{flag.upper()}"
+    assert getattr(load({flag: list(values)}, {}), field) == wanted
+    assert getattr(load({}, {variable: ", ".join(values)}), field) == wanted
+    assert getattr(load({}, {}, written(tmp_path, {flag: list(values)})), field) == wanted
+    assert getattr(load({}, {}, written(tmp_path, {flag: values[0]})), field) == wanted[:1]
+    # whoever wins does so by either name
+    assert getattr(load({flag: [values[1]]}, {variable + "S": values[0]}), field) == wanted[1:]
+    assert refusal(environ={variable: values[0], variable + "S": values[1]}) == (
+        f"{variable} and {variable}S are one setting: leave out one of them"
+    )
+
+
+def test_a_repeated_flag_is_named_as_it_was_written(tmp_path: Path) -> None:
+    assert refusal({"api_key": ["short"]}).startswith("--api-key: ")
+    assert refusal(environ={"PACELINE_API_KEY": "short"}).startswith("PACELINE_API_KEY: ")
+    assert refusal(config=written(tmp_path, {"cors_origin": "example.org"})).startswith("cors_origin: ")
+
+
+def test_every_flag_of_the_server_is_a_setting() -> None:
+    assert signature(serve).parameters.keys() - {"config"} <= {*NAMES}
+
+
 def test_unknown_names_are_refused_and_the_nearest_is_named(tmp_path: Path) -> None:
     assert "nearest is 'batch'" in refusal(config=written(tmp_path, {"bach": 3}))
-    assert "nearest is PACELINE_API_KEYS" in refusal(environ={"PACELINE_API_KEY": KEY})
+    assert "nearest is PACELINE_API_KEY" in refusal(environ={"PACELINE_API_KEYZ": KEY})
     assert "nearest is 'port'" in refusal({"prot": 1})
 
 

@@ -25,7 +25,9 @@ def serve(
     model: Model = None,
     config: Annotated[Path | None, typer.Option("--config", help="A JSON file of settings; flags and variables win.")] = None,
     draft: Annotated[str | None, _option("draft", "What drafts: a spec string; auto if left out.", SERVING)] = None,
-    offer: Annotated[list[str] | None, _option("offer", "A drafter for requests that name it; repeat it.", SERVING)] = None,
+    offer: Annotated[
+        list[str] | None, _option("offer", "A drafter for requests that name it, instead of the usual ones; repeat it.", SERVING)
+    ] = None,
     verify: Annotated[str | None, _option("verify", "The rule that accepts drafts; match if left out.", SERVING)] = None,
     lossy: Lossy = False,
     policy: Policy = None,
@@ -64,13 +66,10 @@ def serve(
 ) -> None:
     """Serve a model over HTTP: OpenAI's API at /v1, a live page at /.
 
-    Every option is also a variable (PACELINE_PORT) and a name in the file of --config.
+    Every option is also a variable (PACELINE_PORT) and a name in the file of --config (port). What may be repeated is there a
+    list: names between commas, or a JSON list.
     """
     given = {name: value for name, value in locals().items() if name != "config" and _is_set(value)}
-    # what may be given several times is a list in the settings
-    for one, many in (("api_key", "api_keys"), ("allowed_host", "allowed_hosts"), ("cors_origin", "cors_origins")):
-        if one in given:
-            given[many] = given.pop(one)
 
     import asyncio
 

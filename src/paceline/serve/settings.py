@@ -20,6 +20,8 @@ _LARGEST_FILE_BYTES = 1 << 20
 _NEAR = 0.8
 """How like a setting an unknown variable must be to be taken for a slip: Kubernetes sets some of its own under any prefix."""
 _LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
+_FLAGS = {"api_key": "api_keys", "allowed_host": "allowed_hosts", "cors_origin": "cors_origins"}
+"""Flags that may be repeated, and the lists they fill: every source knows both names."""
 
 
 class SettingsError(Exception):
@@ -43,15 +45,15 @@ Seconds = Annotated[float, Field(gt=0, le=86400, allow_inf_nan=False)]
 class Settings(BaseModel):
     """What `paceline serve` is told. Immutable. Raises ValidationError, or SettingsError where the file of keys cannot be read.
 
-    model, draft, verify, lossy, policy, weights: as in `LLM`. offer: drafters for requests that name them. served_name: what
-    clients call the model; its own name if None. api_keys, api_key_file (a key a line): a client must show one of them;
-    without any, only this machine is served, unless `insecure`. allowed_hosts: names that a Host header may carry, "*" for
-    any; if empty, those of this machine, or any where the server listens beyond it. cors_origins: pages of other origins that
-    may call. root_path: what a proxy cuts off in front of every path. batch: sequences in flight. prefill_chunk: prompt
-    tokens of one step. cache_tokens: that all sequences may hold. queue: requests that may wait before the next is told 429.
-    default_max_tokens: where a request names none; None for what the endpoint's own API says. body_timeout_s: until a body
-    has arrived whole. drain_timeout_s: what running requests get once the server is told to stop. log_prompts: logs may hold
-    texts of requests.
+    model, draft, verify, lossy, policy, weights: as in `LLM`. offer: drafters for requests that name them; if None the usual
+    ones, as far as they fit model and rule. served_name: what clients call the model; its own name if None. api_keys,
+    api_key_file (a key a line): a client must show one of them; without any, only this machine is served, unless `insecure`.
+    allowed_hosts: names that a Host header may carry, "*" for any; if empty, those of this machine, or any where the server
+    listens beyond it. cors_origins: pages of other origins that may call. root_path: what a proxy cuts off in front of every
+    path. batch: sequences in flight. prefill_chunk: prompt tokens of one step. cache_tokens: that all sequences may hold. queue:
+    requests that may wait before the next is told 429. default_max_tokens: where a request names none; None for what the
+    endpoint's own API says. body_timeout_s: until a body has arrived whole. drain_timeout_s: what running requests get once the
+    server is told to stop. log_prompts: logs may hold texts of requests.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
@@ -61,7 +63,7 @@ class Settings(BaseModel):
     verify: str = "match"
     lossy: bool = False
     policy: str | None = None
-    offer: tuple[str, ...] = ("ngram", "suffix", "lookahead", "recycle")
+    offer: tuple[str, ...] | None = None
     weights: str | None = None
     served_name: Annotated[str, Field(min_length=1, max_length=256)] | None = None
 
@@ -153,21 +155,35 @@ class Settings(BaseModel):
         return frozenset(name.lower().strip("[]") for name in self.allowed_hosts or (*_LOOPBACK_NAMES, self.host))
 
 
+NAMES = (*Settings.model_fields, *_FLAGS)
+"""What every source may say: `batch`, PACELINE_BATCH, --batch."""
+
+
 def load(
     flags: Mapping[str, Any] | None = None, environ: Mapping[str, str] | None = None, config: str | Path | None = None
 ) -> Settings:
     """Settings from all sources. Raises SettingsError.
 
-    flags: by field name; None is as if it were not given. environ: os.environ if None. config: path of a JSON file; the variable
-    PACELINE_CONFIG may name it too.
+    flags: by their own names or those of the fields; None is as if it were not given. environ: os.environ if None. config: path
+    of a JSON file; the variable PACELINE_CONFIG may name it too.
     """
     given = {name: value for name, value in (flags or {}).items() if value is not None}
     environ = os.environ if environ is None else environ
     config = config or environ.get(f"{_PREFIX}CONFIG") or None
-    read = _of_file(Path(config)) if config is not None else {}
     variables = _of_environment(environ)
-    values = read | variables | given
-    named = {name: f"{_PREFIX}{name.upper()}" for name in variables} | {name: "--" + name.replace("_", "-") for name in given}
+    values: dict[str, Any] = {}
+    named: dict[str, str] = {}
+    for read, written in (
+        (_of_file(Path(config)) if config is not None else {}, str),
+        (variables, lambda name: f"{_PREFIX}{name.upper()}"),
+        (given, lambda name: "--" + name.replace("_", "-")),
+    ):
+        fields = {name: _FLAGS.get(name, name) for name in read}
+        for one, many in _FLAGS.items():
+            if one in read and many in read:
+                raise SettingsError(f"{written(one)} and {written(many)} are one setting: leave out one of them")
+        values |= {field: read[name] for name, field in fields.items()}
+        named |= {field: written(name) for name, field in fields.items()}
     try:
         return Settings.model_validate(values)
     except ValidationError as error:
@@ -189,9 +205,9 @@ def _of_environment(environ: Mapping[str, str]) -> dict[str, str]:
         name = variable.removeprefix(_PREFIX).lower()
         if not variable.startswith(_PREFIX) or name == "config" or not value:
             continue
-        if name in Settings.model_fields:
+        if name in NAMES:
             variables[name] = value
-        elif near := _nearest(name, Settings.model_fields, _NEAR):
+        elif near := _nearest(name, NAMES, _NEAR):
             raise SettingsError(f"{variable} is not a setting; the nearest is {_PREFIX}{near.upper()}")
     return variables
 
@@ -205,8 +221,8 @@ def _of_file(path: Path) -> dict[str, Any]:
         raise SettingsError(f"'{path}' must hold one JSON object")
     values = cast(dict[str, Any], read)
     for name in values:
-        if name not in Settings.model_fields:
-            near = _nearest(name, Settings.model_fields)
+        if name not in NAMES:
+            near = _nearest(name, NAMES)
             raise SettingsError(f"'{path}' holds '{name}', which is not a setting; the nearest is '{near}'")
     return values
 
