@@ -33,6 +33,8 @@ class StopChecker:
 
     def cut(self, sequence: Sequence, verdict: Verdict) -> Verdict:
         """The verdict up to and with the token that ends the sequence; the whole of it where none does."""
+        if sequence.constraint is None and not sequence.params.stop:
+            return self._cut_by_tokens(sequence, verdict)
         stream = self._streams[sequence.key]
         for count, token in enumerate(verdict.tokens, 1):
             if token in sequence.stop_ids:
@@ -53,3 +55,20 @@ class StopChecker:
                 sequence.stop = stream.stop
                 return verdict.cut(count, "stop" if stream.stopped else over)
         return verdict
+
+    def _cut_by_tokens(self, sequence: Sequence, verdict: Verdict) -> Verdict:
+        """The same where no text ends a sequence: what a step emitted is decoded at once."""
+        stream, tokens = self._streams[sequence.key], verdict.tokens
+        room = max(min(sequence.params.max_tokens - sequence.generated_tokens, self._longest - len(sequence.tokens)), 1)
+        for count, token in enumerate(tokens[:room], 1):
+            if token in sequence.stop_ids:
+                stream.extend(tokens[: count - 1])
+                stream.finish()
+                if token in sequence.params.stop_token_ids:
+                    sequence.stop = token
+                return verdict.cut(count, "stop")
+        stream.extend(tokens[:room])
+        if len(tokens) < room:
+            return verdict
+        stream.finish()
+        return verdict.cut(room, "length")

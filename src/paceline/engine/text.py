@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Many
 from functools import partial
 
 from paceline.models.tokenizer import Tokenizer
@@ -47,7 +48,11 @@ class TextStream:
 
     def append(self, token: int) -> None:
         """Take one token; sets `stop` where the text now holds a stop string, behind which nothing is kept."""
-        self._ids.append(token)
+        self.extend((token,))
+
+    def extend(self, tokens: Many[int]) -> None:
+        """Take several tokens at once; a stop string is found all the same, but not which of them ended it."""
+        self._ids += tokens
         window = self._decode(self._ids[self._window :])
         settled = window.rstrip(_BROKEN)
         fresh = settled[len(self._before) + self._sent :]
