@@ -1,0 +1,111 @@
+"""docs/benchmarks.md: what lost is said, in whole answers, in decoding, at the first token and in batches, with both terms."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline.bench.load.plots import body_label
+from paceline.bench.page import page
+from paceline.bench.plots import _shown
+from paceline.bench.report import against_peers, speedups
+
+RECORDS = Path(__file__).parents[2] / "benchmarks"
+
+
+def row(mode: str, rate: float, decoding: float, first_s: float, peer: str | None = None) -> dict[str, Any]:
+    told = {"tau": 2.0} if peer is None else {}
+    return {
+        "task": "e2e", "mode": mode, "peer": peer, "prompts": 2, "equal_prompts": 2, "tokens": 20, "first_s": first_s,
+        "tokens_per_s": rate, "decode_tokens_per_s": decoding, **told,
+    }  # fmt: skip
+
+
+def record(*rows: dict[str, Any], prefill: dict[str, float], batches: list[dict[str, Any]] | None = None) -> dict[str, Any]:
+    return {
+        "model": {"name": "small", "parameters": 1_000_000, "weights": "fp32"}, "grown": None, "threads": 1,
+        "machine": {"processor": "one", "cores": 2, "system": "Linux"}, "versions": {"paceline": "0"}, "commit": "c", "date": "d",
+        "argv": ["bench"], "settings": {"drafts": ["auto"]}, "equal": True, "rows": list(rows), "speedup": speedups(list(rows)),
+        "against_peers": against_peers(list(rows)), "prefill": {"tokens": 512, "ms": prefill}, "batches": batches or [],
+        "verify_cost": {"context_tokens": 256, "ms": {"paceline": {"1": 1.0}}, "relative": {"paceline": {"1": 1.0}}},
+        "peers": {"other": {"version": "1", "weights": "Q8_0"}}, "failed": {}, "not_installed": [],
+        "memory": {"peak_resident_bytes": None},
+    }  # fmt: skip
+
+
+def lost(text: str) -> list[str]:
+    return [line for line in text.splitlines() if line.startswith(("| whole answers", "| decoding,", "| first token", "| batch"))]
+
+
+def test_whole_answers_and_the_first_token_lose_where_decoding_wins() -> None:
+    rows = (
+        row("plain", 50, 100, 0.4),
+        row("auto", 60, 300, 0.4),
+        row("other plain", 55, 90, 0.2, "other"),
+        row("other draft model", 70, 200, 0.2, "other"),
+    )
+    text = page({"one.json": record(*rows, prefill={"plain": 300.0, "other plain": 200.0})}, {})
+    assert lost(text) == [
+        "| whole answers, tokens/s | e2e | 50.0 plain | 55.0 other plain | 0.91 |",
+        "| whole answers, tokens/s | e2e | 60.0 auto | 70.0 other draft model | 0.86 |",
+        "| first token, ms, mean of the prompts | e2e | 200.0 plain | 100.0 other plain | 2.00 |",
+        "| first token behind 512, ms |  | 300.0 plain | 200.0 other plain | 1.50 |",
+    ]
+    assert "Nothing lost" not in text
+    whole = "60.0 auto | 70.0 other draft model | 0.86"
+    assert f"| e2e | other | best | {whole} | 300.0 auto | 200.0 other draft model | 1.50 |" in text
+    short = "[small-fp32-1-thread](#small-fp32-1-thread)"
+    assert f"| {short} | 50.0 | 60.0 auto | 1.20 | 100.0 | 300.0 auto | 3.00 |" in text
+    whole = "60.0 auto | 70.0 draft model | 0.86"
+    assert f"| {short} | other | {whole} | 300.0 auto | 200.0 draft model | 1.50 | 300 | 200 |" in text
+
+
+def test_drafts_that_lose_to_plain_decoding_are_named() -> None:
+    batch = {
+        "task": "e2e", "mode": "auto", "batch": 4, "tokens_per_s": 90.0, "plain_tokens_per_s": 100.0, "ratio": 0.9,
+        "prompts": 2, "equal_prompts": 2,
+    }  # fmt: skip
+    rows = (row("plain", 50, 100, 0.4), row("auto", 40, 80, 0.4))
+    text = page({"one.json": record(*rows, prefill={"plain": 300.0}, batches=[batch])}, {})
+    assert lost(text) == [
+        "| whole answers, tokens/s | e2e | 40.0 auto | 50.0 plain | 0.80 |",
+        "| decoding, tokens/s | e2e | 80.0 auto | 100.0 plain | 0.80 |",
+        "| batch 4, tokens/s of all | e2e | 90.0 auto | 100.0 plain | 0.90 |",
+    ]
+
+
+def test_nothing_lost_is_said_of_all_that_was_compared() -> None:
+    rows = (row("plain", 50, 100, 0.2), row("auto", 60, 300, 0.2), row("other plain", 40, 90, 0.3, "other"))
+    text = page({"one.json": record(*rows, prefill={"plain": 200.0, "other plain": 300.0})}, {})
+    assert "Nothing lost: neither whole answers nor decoding, the first token or batches." in text
+    assert lost(text) == []
+
+
+@pytest.mark.parametrize("file", sorted(RECORDS.glob("serve-*.json")), ids=lambda file: file.stem)
+def test_a_server_under_load_is_told_with_its_command_and_its_texts(file: Path) -> None:
+    served = json.loads(file.read_text())
+    text = page({}, {file.name: ["images/x-load.png"]}, {file.name: served})
+    assert "paceline bench serve" in text
+    assert "the record does not say" in text
+    assert "8 distinct prompts of e2e" in text
+    assert "the same text in 1024 of 1024 pairs" in text
+    assert "| 64 | drafting on | 2220.8 |" in text
+    assert "requests at once: the server under load" in text, "pictures have words"
+
+
+def test_bodies_are_called_by_what_they_switch() -> None:
+    off = {"speculation": {"off": True}}
+    assert body_label("body", {"settings": {"body": {}, "against": off}}) == "drafting on"
+    assert body_label("against", {"settings": {"body": {"top_k": 1}, "against": off}}) == "drafting off"
+    assert body_label("against", {"settings": {"body": off, "against": off}}) == "against"
+    assert body_label("body", {"settings": {"body": {}, "against": {"top_k": 1}}}) == "body"
+
+
+def test_a_spec_in_a_plot_is_short() -> None:
+    spec = 'model:"/a/long/path/paceline-14m-draft",depth=5@int8'
+    assert _shown(spec) == "model:paceline-14m-draft,depth=5@int8"
+    assert _shown(spec, wide=24) == "model:paceline-14m-draft,\ndepth=5@int8"
+    assert _shown("openvino draft model", wide=24) == "openvino draft model"
