@@ -5,20 +5,27 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 from fakes import MixedDrafter, ScriptedDrafter, TableModel, WrongDrafter
 from paceline.cascade import Cascade
 from paceline.compose import build_drafter
-from paceline.drafters.base import Surroundings
+from paceline.drafters.base import Drafter, Surroundings
+from paceline.drafters.merge import MergedDrafter
 from paceline.drafters.model import ModelDrafter, Options as ModelOptions
 from paceline.drafters.ngram import NgramDrafter, Options
+from paceline.drafters.recycle import Options as RecycleOptions, RecycleDrafter
+from paceline.drafters.reference import Options as ReferenceOptions, ReferenceDrafter
+from paceline.drafters.suffix import Options as SuffixOptions, SuffixDrafter
 from paceline.growth import Growth
 from paceline.models.base import LanguageModel
 from paceline.params import SamplingParams
 from paceline.policies.fixed import FixedPolicy
 from paceline.sequence import Sequence
 from paceline.spec import SpecError
+from paceline.stopping import CLASSES, DEEPEST, Stopping
 from paceline.tree import Budget, DraftTree, Proposal
 from paceline.tree_shapes import caterpillar
 from paceline.verifiers.match import Match
@@ -87,6 +94,110 @@ def test_other_drafts_are_the_models_own() -> None:
     ]
     assert made[0].tokens == made[1].tokens
     assert made[1].kind is Proposal.IID
+
+
+def test_greedy_requests_are_drafted_for_ahead_under_any_rule_and_others_beside_them() -> None:
+    """A rule that wants drawn tokens has none drawn for a greedy request, so that one's draft is still a cascade's."""
+    growth = Growth(Proposal.IID, caterpillar(8, 1))
+    found: list[tuple[list[DraftTree], int]] = []
+    for params in (PARAMS[0], PARAMS[1]):
+        alone, pair = models(MixedDrafter)
+        sequences = [Sequence(0, (1, 2, 3), params, 9), Sequence(1, (2, 3), PARAMS[0], 9)]
+        trees = [
+            model.extend(sequences, [Budget(8, 8)] * 2, model.new_cache(), growth=growth, vocab_size=6, source="b")
+            for model in (alone, pair)
+        ]
+        assert [tree.tokens for tree in trees[0]] == [tree.tokens for tree in trees[1]]
+        found.append((trees[1], pair._pair.forwards))
+    assert [tree.kind for tree in found[0][0]] == [Proposal.POINT] * 2
+    assert [tree.kind for tree in found[1][0]] == [Proposal.IID, Proposal.POINT]
+    assert all(0 < forwards < 8 for _, forwards in found)
+
+
+@pytest.mark.parametrize("kind", [MixedDrafter, WrongDrafter])
+@pytest.mark.parametrize("params", PARAMS, ids=["greedy", "sampled", "penalties"])
+def test_confidences_are_the_models_own(kind: type[ScriptedDrafter], params: SamplingParams) -> None:
+    for seed in range(20):
+        one, other = drafted_by_both(kind, Sequence(0, (1, 2, 3), params, seed), Budget(6, 6))
+        assert one.tokens == other.tokens
+        assert other.confidences == pytest.approx(one.confidences, abs=1e-6)
+
+
+@pytest.mark.parametrize("params", PARAMS, ids=["greedy", "sampled", "penalties"])
+@pytest.mark.parametrize("floor", [0.0, 0.6, 0.9])
+def test_a_draft_ends_where_the_models_own_would(params: SamplingParams, floor: float) -> None:
+    """Behind a token below the floor, and where the budget's rule of stopping says so."""
+    chances = np.tile(np.linspace(0.1, 0.95, CLASSES, dtype=np.float32), (DEEPEST, 1))
+    for stopping in (None, Stopping(chances, 1.0, (0.5, 0.4, 0.35))):
+        lengths = set()
+        for seed in range(30):
+            sequence = Sequence(0, (seed % 6, seed // 6, 3), params, seed)
+            one, other = drafted_by_both(MixedDrafter, sequence, Budget(6, 6, floor, stopping))
+            assert one.tokens == other.tokens
+            lengths.add(len(other))
+        assert len(lengths) == 1 if stopping is None and not floor else len(lengths) > 1
+
+
+def drafted_by_both(kind: type[ScriptedDrafter], sequence: Sequence, budget: Budget) -> list[DraftTree]:
+    return [
+        model.extend([sequence], [budget], model.new_cache(), growth=GROWTH, vocab_size=6, source="b")[0]
+        for model in models(kind)
+    ]
+
+
+def test_logits_that_are_not_numbers_end_the_draft() -> None:
+    for params in PARAMS:
+        pair = pair_with(NgramDrafter(Options()))
+        pair._pair.target.table.fill_(torch.nan)  # pyright: ignore[reportAttributeAccessIssue]
+        assert len(extended(pair, [Sequence(0, (1, 2, 3), params, 0)], 5, pair.new_cache())[0]) == 1
+
+
+# what the drafter inside knows of a request
+
+
+def pair_with(drafter: Drafter) -> Cascade:
+    return Cascade(Counting(6, seed=3), drafter, Match(), FixedPolicy())
+
+
+def test_what_one_tenant_taught_the_drafter_inside_another_is_not_shown() -> None:
+    inside = RecycleDrafter(RecycleOptions(), 6)
+    pair = pair_with(inside)
+    cache = pair.new_cache()
+    extended(pair, [Sequence(0, (1, 2, 3), PARAMS[0], 0, tenant="one")], 5, cache)
+    assert list(inside._tables) == ["one"]
+    shown = [inside.propose([Sequence(9, (1, 2, 3), PARAMS[0], 0, tenant=who)], [inside.budget])[0] for who in ("one", "other")]
+    assert len(shown[0]) > 1 == len(shown[1])
+
+
+def test_the_drafter_inside_follows_the_reference_of_the_request() -> None:
+    inside = ReferenceDrafter(ReferenceOptions(prompt=False))
+    pair = pair_with(inside)
+    cache = pair.new_cache()
+    plain = Sequence(0, (1, 2, 3), PARAMS[0], 0)
+    text = extended(pair, [plain], 5, cache)[0].tokens[1:]
+    assert pair._pair.forwards == 5, "nothing to follow"
+    extended(pair, [Sequence(1, (1, 2, 3), PARAMS[0], 0, reference=text)], 5, cache)
+    assert pair._pair.forwards < 5 + 5
+
+
+@pytest.mark.parametrize(("reason", "remembered"), [("stop", True), ("length", True), ("abort", False), (None, False)])
+def test_answers_that_ended_are_remembered_inside_until_they_are_forgotten(reason: str | None, remembered: bool) -> None:
+    inside = SuffixDrafter(SuffixOptions())
+    pair = pair_with(MergedDrafter([inside]))
+    cache = pair.new_cache()
+    sequence = Sequence(0, (1, 2, 3), PARAMS[0], 0, tenant="one")
+    for _ in range(6):
+        sequence.commit(extended(pair, [sequence], 5, cache)[0].tokens[1:], ())
+    sequence.finish_reason = reason
+    cache.release(0)
+    assert not pair._requests
+    again = Sequence(1, (1, 2, 3, *sequence.generated[:3]), PARAMS[0], 0, tenant="one")
+    other = Sequence(2, again.prompt, PARAMS[0], 0, tenant="other")
+    assert bool(inside._past) == remembered
+    trees = inside.propose([again, other], [inside.budget] * 2)
+    assert len(trees[0]) - len(trees[1]) > 0 if remembered else trees[0] == trees[1]
+    pair.forget()
+    assert not inside._past
 
 
 def test_a_whole_engine_on_a_cascade_keeps_the_text() -> None:

@@ -1,7 +1,11 @@
 """Cascade: a model with a drafter ahead of it is a model again, and can draft for a larger one: `a^b`.
 
 What it drafts is token for token what its model would have drafted alone, in fewer of its forwards: inside, `match` verifies with
-the noise of the request, as outside.
+the noise of the request, as outside. Confidences are the model's own, and a draft ends where the budget says so of the model's.
+
+Only chains of the model's own choices are drafted so: those of `match`, and of greedy requests under any rule. Wider drafts
+(width, samples, tree), drafts that a rule wants drawn (those of `rejection`, `block` and the like, at a temperature) and those of
+an amateur (`contrastive`) are the model's alone: the drafter ahead is not asked, though the draft still goes by the name `a^b`.
 
 Source: cascades of drafts, Spector and Re, Accelerating LLM Inference with Staged Speculative Decoding (arXiv:2308.04623).
 """
@@ -9,16 +13,20 @@ Source: cascades of drafts, Spector and Re, Accelerating LLM Inference with Stag
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence as Many
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import takewhile
+
+import numpy as np
+import torch
 
 from paceline.cache.base import KVCache
 from paceline.constraint import Ahead
 from paceline.drafters.base import Drafter
 from paceline.growth import Growth
 from paceline.models.base import LanguageModel, Scores
+from paceline.noise import gumbel
 from paceline.policies.base import Policy
-from paceline.sampling import LogitsError
+from paceline.sampling import Context, LogitsError, target_scores
 from paceline.sequence import Sequence
 from paceline.speculative import Speculative, Work
 from paceline.step import Step, Verdict
@@ -27,6 +35,8 @@ from paceline.verifiers.base import Verifier
 
 _PIECE = 512
 """Rows per sequence of one forward while a long prompt is read."""
+_FAR = 12.0
+"""Tokens whose scores are further than this below the largest count for nothing in a confidence."""
 
 
 class Cascade(LanguageModel):
@@ -36,13 +46,16 @@ class Cascade(LanguageModel):
         self.name, self.weights, self.weights_bytes = model.name, model.weights, model.weights_bytes
         self.vocab_size, self.context_length = model.vocab_size, model.context_length
         self.branching, self.eos_token_ids = model.branching, model.eos_token_ids
-        self._pair = Speculative(model, drafter, verifier, policy)
+        self._rule = _Confident(verifier)
+        self._pair = Speculative(model, drafter, self._rule, policy)
         self._seen: dict[int, list[int]] = {}
         """What the drafter inside was last shown of a sequence, drafts of that time included."""
+        self._requests: dict[int, Sequence] = {}
+        """Those drafted for, so that the drafter inside is told how they ended."""
 
     def new_cache(self) -> KVCache:
         """The one cache of this pair: it has a single owner."""
-        return _PairCache(self._pair, self._seen)
+        return _PairCache(self)
 
     def score(self, step: Step, cache: KVCache, taps: Iterable[int] = ()) -> Scores:
         return self._pair.target.score(step, self._pair.cache, taps)
@@ -57,25 +70,38 @@ class Cascade(LanguageModel):
         vocab_size: int,
         source: str,
     ) -> list[DraftTree]:
-        """As `LanguageModel.extend`. Chains of the model's own choices take the fewer forwards; any other draft takes its own."""
-        levels = growth.chain
-        if levels is None or growth.kind.drawn or growth.amateur:
-            model, own = self._pair.target, self._pair.cache
-            return model.extend(sequences, budgets, own, growth=growth, vocab_size=vocab_size, source=source)
-        drafts = [
-            _Draft(
-                sequence,
-                self._shadow(sequence),
-                max(min(levels, budget.nodes, budget.depth, self.room(sequence, cache)), 0),
-            )
-            for sequence, budget in zip(sequences, budgets, strict=True)
+        """As `LanguageModel.extend`. Chains of the model's own choices take fewer forwards, other drafts are its alone."""
+        levels = None if growth.amateur else growth.chain
+        places = [
+            place
+            for place, sequence in enumerate(sequences)
+            if levels is not None and not (growth.kind.drawn and sequence.params.temperature > 0.0)
         ]
+        drafts = [self._draft(sequences[at], budgets[at], levels or 0, cache) for at in places]
+        trees = dict(zip(places, self._ahead(drafts, vocab_size, source), strict=True))
+        rest = [place for place in range(len(sequences)) if place not in trees]
+        if rest:
+            model, own = self._pair.target, self._pair.cache
+            options = {"growth": growth, "vocab_size": vocab_size, "source": source}
+            apart = model.extend([sequences[at] for at in rest], [budgets[at] for at in rest], own, **options)
+            trees.update(zip(rest, apart, strict=True))
+        return [trees[place] for place in range(len(sequences))]
+
+    def _draft(self, sequence: Sequence, budget: Budget, levels: int, cache: KVCache) -> _Draft:
+        """A draft of up to so many levels, to be begun."""
+        depth = max(min(levels, budget.nodes, budget.depth, self.room(sequence, cache)), 0)
+        return _Draft(sequence, self._shadow(sequence), budget, depth)
+
+    def _ahead(self, drafts: Many[_Draft], vocab_size: int, source: str) -> list[DraftTree]:
+        """The chains drafted, in fewer forwards than levels."""
         while live := [draft for draft in drafts if draft.left > 0]:
             try:
                 self._pair.step([self._work(draft) for draft in live], self)
             except LogitsError:
                 # logits that are not numbers end the draft, not the request
                 break
+            for draft in live:
+                draft.judge(self._rule.told(draft.shadow.key))
         return [self._finished(draft, vocab_size, source) for draft in drafts]
 
     def cut(self, sequence: Sequence, verdict: Verdict) -> Verdict:
@@ -84,7 +110,16 @@ class Cascade(LanguageModel):
 
     def _shadow(self, sequence: Sequence) -> Sequence:
         """The same request, to be drafted on; what is drafted counts as generated, as it would for the request."""
-        shadow = Sequence(sequence.key, sequence.prompt, sequence.params, sequence.seed, sequence.stop_ids)
+        self._requests[sequence.key] = sequence
+        shadow = Sequence(
+            sequence.key,
+            sequence.prompt,
+            sequence.params,
+            sequence.seed,
+            sequence.stop_ids,
+            reference=sequence.reference,
+            tenant=sequence.tenant,
+        )
         shadow.commit(tuple(sequence.generated), ())
         if sequence.constraint is not None:
             # it has read what is committed
@@ -110,51 +145,134 @@ class Cascade(LanguageModel):
         if cache.length(key) > text + max(len(tokens) - 1, 0):
             cache.truncate(key, text + max(len(tokens) - 1, 0))
         kind = Proposal.POINT if draft.sequence.params.temperature == 0.0 else Proposal.COUPLED
-        return DraftTree.chain(draft.sequence.root, tokens, source, kind)
+        return DraftTree.chain(draft.sequence.root, tokens, source, kind, draft.confidences[: len(tokens)])
 
+    def forget(self) -> None:
+        """Forget what the drafter inside learnt from the texts of all requests so far."""
+        self._pair.drafter.forget()
 
-@dataclass
-class _Draft:
-    """depth: tokens to draft; the shadow may run some further."""
+    def release(self, key: int) -> None:
+        """Forget a sequence, and what it was answered with once it ended: to remember that is for the drafter inside."""
+        request = self._requests.pop(key, None)
+        if request is not None and request.finish_reason not in (None, "abort"):
+            self._tell(request)
+        self._pair.release(key)
+        self._seen.pop(key, None)
 
-    sequence: Sequence
-    shadow: Sequence
-    depth: int
+    def _tell(self, request: Sequence) -> None:
+        """Show a request that ended to what learns from those it does not draft for: no step inside is ever its last."""
+        nothing = Scores(torch.empty(1, self.vocab_size).fill_(torch.nan))
+        for part in self._pair.drafter.parts:
+            if part.watches:
+                part.observe([request], [DraftTree.root(request.root)], [Verdict()], nothing)
 
-    @property
-    def left(self) -> int:
-        return self.depth - (len(self.shadow.tokens) - len(self.sequence.tokens))
-
-
-class _PairCache(KVCache):
-    """The model's cache, as its owner sees it: whoever forgets a sequence makes the drafter inside forget it too."""
-
-    def __init__(self, pair: Speculative, seen: dict[int, list[int]]) -> None:
-        self._pair, self._seen = pair, seen
-        self.branching = pair.cache.branching
-
-    def length(self, key: int) -> int:
-        return self._pair.cache.length(key)
-
-    def stage(self, step: Step) -> None:
-        self._pair.cache.stage(step)
-
-    def commit(self, verdicts: Many[Verdict]) -> None:
-        self._pair.cache.commit(verdicts)
-
-    def truncate(self, key: int, length: int) -> None:
-        self._pair.cache.truncate(key, length)
-
-    def fork(self, key: int, new_key: int, length: int | None = None) -> None:
+    def fork(self, key: int, new_key: int, length: int | None) -> None:
+        """Give `new_key` the state of `key`."""
         self._pair.cache.fork(key, new_key, length)
         self._pair.drafter.fork(key, new_key)
         if key in self._seen:
             self._seen[new_key] = list(self._seen[key])
 
-    def release(self, key: int) -> None:
-        self._pair.release(key)
-        self._seen.pop(key, None)
+    @property
+    def inner_cache(self) -> KVCache:
+        """That of the model."""
+        return self._pair.cache
 
     @property
     def held_bytes(self) -> int:
+        """Bytes that the model's cache and the drafter inside hold."""
         return self._pair.cache.held_bytes + self._pair.drafter.held_bytes
+
+
+class _Confident(Verifier):
+    """A rule that also notes how likely the model inside holds each token that it emits."""
+
+    def __init__(self, rule: Verifier) -> None:
+        self.name, self.exactness, self.prefers = rule.name, rule.exactness, rule.prefers
+        self._rule = rule
+        self._told: dict[int, list[float]] = {}
+
+    def told(self, key: int) -> list[float]:
+        """The confidences of the tokens that the last step emitted for a sequence, told once."""
+        return self._told.pop(key, [])
+
+    def __call__(self, sequences: Many[Sequence], trees: Many[DraftTree], logits: Many[torch.Tensor]) -> list[Verdict]:
+        verdicts = self._rule(sequences, trees, logits)
+        self._told = {
+            sequence.key: [
+                confidence(rows[node], Context(sequence, verdict.tokens[:level]), verdict.tokens[level])
+                for level, node in enumerate((0, *verdict.path))
+            ]
+            for sequence, rows, verdict in zip(sequences, logits, verdicts, strict=True)
+        }
+        return verdicts
+
+
+def confidence(row: torch.Tensor, context: Context, token: int) -> float:
+    """How likely a model holds the token that it chose: its share in the softmax of what it chose by, the noise of the position
+    included. row: float32 [V], its logits. Raises LogitsError where they are not numbers."""
+    scores = target_scores(row, context).cpu().numpy().astype(np.float64)
+    if not np.isfinite(scores.max()):
+        raise LogitsError
+    near = np.flatnonzero(scores >= min(scores.max() - _FAR, scores[token]))
+    chosen_by = scores[near]
+    if context.sequence.params.temperature > 0.0:
+        chosen_by += gumbel(context.sequence.seed, context.position, near)
+    return float(1.0 / np.exp(chosen_by - chosen_by[np.searchsorted(near, token)]).sum())
+
+
+@dataclass
+class _Draft:
+    """depth: tokens to draft; the shadow may run some further. confidences: of the tokens drafted. reach: how likely all of them
+    come true, where the budget's rule of stopping asks."""
+
+    sequence: Sequence
+    shadow: Sequence
+    budget: Budget
+    depth: int
+    confidences: list[float] = field(default_factory=list)
+    reach: float = 1.0
+
+    @property
+    def left(self) -> int:
+        return self.depth - (len(self.shadow.tokens) - len(self.sequence.tokens))
+
+    def judge(self, confidences: Many[float]) -> None:
+        """Take in those of the tokens that a step drafted, and end behind the first in doubt, as the model alone would."""
+        stopping = self.budget.stopping
+        for held in confidences:
+            self.confidences.append(held)
+            level = len(self.confidences)
+            self.reach = stopping.reach(self.reach, level, held) if stopping else 1.0
+            if held < self.budget.floor or (stopping and not stopping.goes_on(level, self.reach)):
+                self.depth = min(self.depth, level)
+
+
+class _PairCache(KVCache):
+    """The model's cache, as its owner sees it: whoever forgets a sequence makes the drafter inside forget it too."""
+
+    def __init__(self, cascade: Cascade) -> None:
+        self._cascade, self._cache = cascade, cascade.inner_cache
+        self.branching = self._cache.branching
+
+    def length(self, key: int) -> int:
+        return self._cache.length(key)
+
+    def stage(self, step: Step) -> None:
+        self._cache.stage(step)
+
+    def commit(self, verdicts: Many[Verdict]) -> None:
+        self._cache.commit(verdicts)
+
+    def truncate(self, key: int, length: int) -> None:
+        self._cache.truncate(key, length)
+
+    def fork(self, key: int, new_key: int, length: int | None = None) -> None:
+        self._cascade.fork(key, new_key, length)
+
+    def release(self, key: int) -> None:
+        self._cascade.release(key)
+
+    @property
+    def held_bytes(self) -> int:
+        return self._cascade.held_bytes
