@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import sys
+from itertools import groupby
 from pathlib import Path
 
-from paceline.methods import FAMILIES, described
+from paceline import spec
+from paceline.methods import FAMILIES, Option, compositions, described, options
+from paceline.tree import Proposal
 
 TARGET = Path(__file__).parent / "methods.md"
 SHOWN = {
@@ -15,23 +19,74 @@ SHOWN = {
     "approximations": ("source",),
     "caches": ("branching",),
 }
+_WORDS = "architecture.md#the-words"
+_KINDS = "architecture.md#kinds-of-proposals-and-what-a-verifier-makes-of-them"
+_BRANCHING = "architecture.md#models-come-from-transformers"
+DEFINED = {
+    **{kind.name: _KINDS for kind in Proposal},
+    **dict.fromkeys(("TREE", "CHAIN", "REPLAY"), _BRANCHING),
+    **dict.fromkeys(("proposals", "exactness"), _KINDS),
+    "branching": _BRANCHING,
+    "taps": _WORDS,
+}
+"""Where the words of the fields are explained."""
+_WORD = re.compile(rf"\b({'|'.join(DEFINED)})\b")
 
 
 def page() -> str:
-    """The whole page, one section per family, one entry per method."""
+    """The whole page: how specs are written, and one section per family with an entry per method."""
     lines = ["# Methods", "", "Generated from the modules' docstrings by `make docs`; edit those, not this page.", ""]
+    lines += ["## Specs", "", *_paragraphs(spec.__doc__ or ""), ""]
+    lines += [
+        "Below, options stand in the order in which arguments fill them, each with its default and the values it takes.",
+        "`paceline methods --json` says all this to programs.",
+        "",
+    ]
+    for row in compositions():
+        lines += _entry(row, [], SHOWN["drafters"])
     for family, registry in FAMILIES.items():
         rows = described(registry)
         if not rows:
             continue
         lines += [f"## {family.capitalize()}", ""]
         for row in rows:
-            lines += [f"### `{row['name']}`", "", row["summary"], ""]
-            if row["description"]:
-                lines += [row["description"], ""]
-            lines += [f"- {field}: {row[field]}" for field in SHOWN[family] if field in row]
-            lines += [""]
+            lines += _entry(row, options(registry[row["name"]].load()), SHOWN[family])
+    lines += [f"[{word}]: {place}" for word, place in DEFINED.items()]
     return "\n".join(lines).rstrip() + "\n"
+
+
+def _entry(row: dict[str, str], chosen: list[Option], shown: tuple[str, ...]) -> list[str]:
+    lines = [f"### `{row['name']}`", "", row["summary"], ""]
+    if row["description"]:
+        lines += [row["description"], ""]
+    if chosen:
+        lines += [f"`{row['name']}:{','.join(option.name for option in chosen)}`", ""]
+        for meaning, group in groupby(chosen, lambda option: option.meaning):
+            several = list(group)
+            said = meaning.partition(": ")[2] if len(several) > 1 else meaning
+            lines.append(f"- {', '.join(map(_shown, several))}: {said}")
+        lines.append("")
+    fields = [f"- {_linked(field)}: {_linked(row[field])}" for field in shown if field in row]
+    return [*lines, *fields, *[""][: len(fields)]]
+
+
+def _shown(option: Option) -> str:
+    """`max` (6; 1 to 32)"""
+    default = option.default
+    if isinstance(default, bool):
+        default = "yes" if default else "no"
+    elif default is None:
+        default = "needed" if option.needed else "none"
+    return f"`{option.name}` ({default}; {option.values})"
+
+
+def _linked(text: str) -> str:
+    return _WORD.sub(r"[\1]", text)
+
+
+def _paragraphs(text: str) -> list[str]:
+    """A docstring's text, a paragraph a line."""
+    return "\n\n".join(" ".join(part.split()) for part in text.split("\n\n")).splitlines()
 
 
 if __name__ == "__main__":

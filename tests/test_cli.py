@@ -126,14 +126,29 @@ def test_check_exits_1_and_says_where_when_the_text_differs(monkeypatch, capsys,
     assert "token" in said
 
 
-def test_methods_and_models_speak_json(monkeypatch, capsys) -> None:
+def test_there_is_no_flag_for_what_cannot_be_had_yet(monkeypatch, capsys) -> None:
+    """No approximation of a target can be served: none is in the table, so nothing speaks of one."""
+    for command in ("generate", "methods"):
+        assert run(monkeypatch, command, "--help") == 0
+        assert "pproximat" not in capsys.readouterr().out
+    assert run(monkeypatch, "generate", "-p", "x", "--approximate", "int4") == 2
+
+
+def test_methods_speak_json(monkeypatch, capsys) -> None:
     assert run(monkeypatch, "methods", "--json") == 0
     found = json.loads(capsys.readouterr().out)
     assert {row["name"] for row in found["drafters"]} >= {"none", "ngram", "model"}
     assert all({"source", "proposals", "taps", "branching", "trained", "cost"} <= set(row) for row in found["drafters"])
     assert set(found) >= {"drafters", "verifiers", "policies", "approximations"}
+    assert [row["name"] for row in found["compositions"]] == ["auto", "a+b", "a^b", "x@y"]
+    assert {option["name"] for row in found["drafters"] if row["name"] == "ngram" for option in row["options"]} >= {"max", "min"}
     assert run(monkeypatch, "methods") == 0
-    assert "match" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "match" in said
+    assert "a+b" in said
+
+
+def test_embedded_models_speak_json(monkeypatch, capsys) -> None:
     assert run(monkeypatch, "models", "--json") == 0
     assert "models" in json.loads(capsys.readouterr().out)
 
@@ -144,7 +159,6 @@ def test_methods_and_models_speak_json(monkeypatch, capsys) -> None:
         (["-p", "x", "--draft", "ngam"], "there is no drafter 'ngam'; the nearest is 'ngram'"),
         (["-p", "x", "--draft", "ngram:mx=3"], "'ngram' has no option 'mx'; the nearest is 'max'"),
         (["-p", "x", "--draft", "ngram:max=0"], "max"),
-        (["-p", "x", "--draft", "model"], "path"),
         (["-p", "x", "--draft", "model:/nowhere"], "/nowhere"),
         (["-p", "x", "--draft", "ngram^none"], "'none' is none"),
         (["-p", "x", "--draft", "ngram@sink"], "one format of weights so far"),
@@ -159,9 +173,9 @@ def test_methods_and_models_speak_json(monkeypatch, capsys) -> None:
         (["-p", "x", "--max-tokens", "0"], "--max-tokens"),
         (["-p", "x", "--top-p", "0"], "--top-p"),
         (["-p", "x", "--weights", "int3"], "int3"),
-        (["-p", "x", "--approximate", "int4"], "there is no approximation 'int4'"),
         (["-p", "\udcff"], "not valid Unicode"),
         (["-p", "x" * 4000], "only"),
+        (["-p", "x", "--draft", "model"], "no draft is embedded for 'target', so name one as model:PATH"),
         ([], "a prompt is needed"),
     ],
 )

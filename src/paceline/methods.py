@@ -1,11 +1,26 @@
-"""What the methods say of themselves: the fields of their modules' docstrings, read without building anything."""
+"""What the methods say of themselves, read without building anything: the fields of their modules' docstrings, their options,
+and what their classes declare.
+
+Which kinds of proposals a rule keeps, and how, is its class's to say, so that no text can promise more.
+"""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from inspect import cleandoc
 from itertools import pairwise
+from types import ModuleType
+from typing import Any
 
+from pydantic import BaseModel
+
+from paceline import cascade, compose
+from paceline.drafters import merge
 from paceline.registry import APPROXIMATIONS, CACHES, DRAFTERS, POLICIES, VERIFIERS, Registry
+from paceline.tree import Proposal
+from paceline.verifiers.base import Exactness, Verifier
 
 FAMILIES: dict[str, Registry] = {
     "drafters": DRAFTERS,
@@ -14,20 +29,139 @@ FAMILIES: dict[str, Registry] = {
     "approximations": APPROXIMATIONS,
     "caches": CACHES,
 }
+_COMPOSITIONS = {
+    "auto": compose.automatic.__doc__,
+    "a+b": merge.__doc__,
+    "a^b": cascade.__doc__,
+    "x@y": compose.approximated.__doc__,
+}
 _NAMES = "Source|Proposals|Taps|Branching|Trained|Cost|Exactness|Lossless"
 _FIELD = re.compile(rf"^({_NAMES}): (.*?)(?=^(?:{_NAMES}): |\Z)", re.MULTILINE | re.DOTALL)
 
 
 def described(registry: Registry) -> list[dict[str, str]]:
-    """Per method its name, its first line, its description, and every `Field: value` of its docstring in lower case."""
-    rows = []
-    for name, row in registry.items():
-        text = row.load().__doc__ or ""
-        fields = {key.lower(): " ".join(value.split()) for key, value in _FIELD.findall(text)}
-        prose = _FIELD.sub("", text).strip()
-        first, _, rest = prose.partition("\n\n")
-        rows.append({"name": name, "summary": " ".join(first.split()), "description": _joined(rest), **fields})
+    """Per method its name, its first line, its description, and every `Field: value` of its docstring in lower case; of a
+    verifier `exactness` and `lossless` as its class has them."""
+    modules = {name: row.load() for name, row in registry.items()}
+    return [
+        {**_described(name, module.__doc__), **(_promised(_rule(module)) if registry is VERIFIERS else {})}
+        for name, module in modules.items()
+    ]
+
+
+def compositions() -> list[dict[str, str]]:
+    """As `described`, of what specs are put together with."""
+    return [_described(name, text) for name, text in _COMPOSITIONS.items()]
+
+
+def listed(family: str) -> list[dict[str, Any]]:
+    """The rows of `described`, and what is no sentence.
+
+    Of all, options: the fields of `Option`. Of drafters, kinds: of their proposals; exactness: by rule, "text", "law" or "none",
+    the least that it keeps of them. Of verifiers, kinds: "text" or "law", by the kinds that they keep.
+    """
+    registry = FAMILIES[family]
+    rows: list[dict[str, Any]] = []
+    for row, method in zip(described(registry), registry.values(), strict=True):
+        module = method.load()
+        more: dict[str, Any] = {"options": [vars(option) for option in options(module)]}
+        if family == "drafters":
+            kinds = [Proposal[name] for name in row["proposals"].split(", ")]
+            kept = {name: _least(_rule(rule.load()), kinds) for name, rule in VERIFIERS.items()}
+            more |= {"kinds": [kind.name for kind in kinds], "exactness": kept}
+        elif family == "verifiers":
+            more["kinds"] = {kind.name: kept.value for kind, kept in _rule(module).exactness.items()}
+        rows.append({**row, **more})
     return rows
+
+
+@dataclass(frozen=True)
+class Option:
+    """One argument of a method. needed: it cannot be left out. default: as JSON; None where nothing is. values: those it takes,
+    in words. meaning: what the docstring says; where it says one thing of several options it begins with their names."""
+
+    name: str
+    needed: bool
+    default: Any
+    values: str
+    meaning: str
+
+
+def options(module: ModuleType) -> list[Option]:
+    """The arguments of a method in their order, from its `Options` and their docstring."""
+    model: type[BaseModel] | None = getattr(module, "Options", None)
+    if model is None:
+        return []
+    schema = model.model_json_schema().get("properties", {})
+    meanings = _meanings(model.__doc__ or "", list(schema))
+    return [
+        Option(name, field.is_required(), schema[name].get("default"), _values(schema[name]), meanings.get(name, ""))
+        for name, field in model.model_fields.items()
+    ]
+
+
+def _meanings(text: str, names: list[str]) -> dict[str, str]:
+    """What a docstring says of each option: `one: text. two, three: text.`"""
+    if not names:
+        return {}
+    name = rf"(?:{'|'.join(names)})"
+    _, *parts = re.split(rf"(?:^|(?<=[.;] ))({name}(?:, {name})*): ", " ".join(text.split()))
+    found: dict[str, str] = {}
+    for head, said in zip(parts[::2], parts[1::2], strict=True):
+        said = said.strip().rstrip(".")
+        found |= dict.fromkeys(head.split(", "), f"{head}: {said}" if "," in head else said)
+    return found
+
+
+_VALUES = {"boolean": "yes or no", "string": "text"}
+
+
+def _values(field: Mapping[str, Any]) -> str:
+    """What an option takes, from its JSON schema."""
+    field = next((kind for kind in field.get("anyOf", ()) if kind.get("type") != "null"), field)
+    if "enum" in field:
+        *others, last = field["enum"]
+        return f"{', '.join(others)} or {last}"
+    if field["type"] in _VALUES:
+        return _VALUES[field["type"]]
+    low = f"above {field['exclusiveMinimum']:.12g}" if "exclusiveMinimum" in field else f"{field['minimum']:.12g}"
+    return f"{low} to {field['maximum']:.12g}" if "maximum" in field else f"{low} or more"
+
+
+def _described(name: str, text: str | None) -> dict[str, str]:
+    text = cleandoc(text or "")
+    fields = {key.lower(): " ".join(value.split()) for key, value in _FIELD.findall(text)}
+    prose = _FIELD.sub("", text).strip()
+    first, _, rest = prose.partition("\n\n")
+    return {"name": name, "summary": " ".join(first.split()), "description": _joined(rest), **fields}
+
+
+def _promised(rule: type[Verifier]) -> dict[str, str]:
+    """What the class of a verifier declares, in words."""
+    parts: list[str] = []
+    for kept in Exactness:
+        kinds = [kind.name for kind in Proposal if rule.exactness.get(kind) is kept]
+        if kinds:
+            parts.append(f"{kept.value} for {'every kind of proposal' if len(kinds) == len(Proposal) else ', '.join(kinds)}")
+    if Exactness.LAW in rule.exactness.values():
+        parts.append("text when greedy")
+    if not parts:
+        parts.append("none" if rule.law == Verifier.law else f"none: its own law, {rule.law}")
+    return {"exactness": "; ".join(parts), "lossless": "yes" if rule.exactness else "no"}
+
+
+def _rule(module: ModuleType) -> type[Verifier]:
+    """The verifier that a module defines."""
+    classes = [kind for kind in vars(module).values() if isinstance(kind, type) and kind.__module__ == module.__name__]
+    return next(kind for kind in classes if issubclass(kind, Verifier))
+
+
+def _least(rule: type[Verifier], kinds: list[Proposal]) -> str:
+    """What a rule keeps of proposals of any of these kinds."""
+    kept = {rule.exactness.get(kind) for kind in kinds}
+    if None in kept:
+        return "none"
+    return Exactness.LAW.value if Exactness.LAW in kept else Exactness.TEXT.value
 
 
 def _joined(prose: str) -> str:

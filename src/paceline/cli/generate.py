@@ -44,9 +44,6 @@ def generate(
     top_k: Annotated[int, typer.Option("--top-k", help="Keep this many tokens; 0 keeps all.")] = 0,
     top_p: TopP = 1.0,
     seed: Seed = None,
-    approximate: Annotated[
-        str | None, typer.Option("--approximate", help="Serve the target under an approximation: lossy.")
-    ] = None,
     stop: Annotated[list[str] | None, typer.Option("--stop", help="End before this text; may be repeated.")] = None,
     as_json: Json = False,
     trace: Annotated[
@@ -60,10 +57,6 @@ def generate(
 
     if not prompt:
         fail("a prompt is needed: -p TEXT")
-    if approximate is not None:
-        from paceline.registry import APPROXIMATIONS
-
-        APPROXIMATIONS[approximate.partition(":")[0]].load()
     params = sampling_params(
         max_tokens=max_tokens, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed, stop=tuple(stop or ())
     )

@@ -9,14 +9,15 @@ from paceline.cli.terminal import out
 
 
 def methods(as_json: Json = False) -> None:
-    """List drafters, verifiers, policies and approximations, and what each says of itself."""
+    """List drafters and how they are put together, verifiers, policies and caches, and what each says of itself."""
     from paceline.display import methods_table
-    from paceline.methods import FAMILIES, described
+    from paceline.methods import FAMILIES, compositions, described, listed
 
-    found = {family: described(registry) for family, registry in FAMILIES.items()}
+    together = {"compositions": compositions()}
     if as_json:
-        print(json.dumps(found, ensure_ascii=False))
+        print(json.dumps({family: listed(family) for family in FAMILIES} | together, ensure_ascii=False))
         return
+    found = {family: described(registry) for family, registry in FAMILIES.items()} | together
     for family, rows in found.items():
         if rows:
             out.print(methods_table(family, rows))
