@@ -348,6 +348,7 @@ def test_damaged_checkpoint_is_named(trained: Workshop, tmp_path: Path) -> None:
     ("arguments", "message"),
     [
         (["--data", "/nowhere", "--what", "tokenizer"], "there is no data folder"),
+        ([], "nothing to train on: name the folder of the mixture with --data, or files with --text"),
         (["--text", "/nowhere.txt"], "there is no file"),
         (["--heads", "5"], "heads must divide"),
         (["--what", "draft", "--text", __file__], "no tokenizer|no target"),
@@ -376,7 +377,9 @@ def test_tagged_forms() -> None:
     assert official_spelling("priceRange[£ 20 - 25], customerrating[low]") == ("priceRange[£20-25], customer rating[low]")
 
 
-@pytest.mark.skipif(not DATA.is_dir(), reason="needs ../shared/data, which is not part of the repository")
+@pytest.mark.skipif(
+    not DATA.is_dir(), reason="the texts of the built-in mixture are not here: they are no part of the repository"
+)
 def test_built_in_mixture_keeps_its_held_out_documents_apart() -> None:
     corpus = built_in(DATA, seed=20)
     assert corpus.shares.keys() == corpus.train.keys() == corpus.held_out.keys()

@@ -1,7 +1,7 @@
 """The recipe's command line: `python -m paceline.zoo.train`.
 
-With no options it makes tokenizer, target and draft from the data folder and exports them. Each stage
-can be run alone with --what, stopped at any time, and continued by the same command.
+It makes tokenizer, target and draft from the folder of --data, or from the files of --text, and exports them.
+Each stage can be run alone with --what, stopped at any time, and continued by the same command.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class What(StrEnum):
 @app.command()
 def main(
     what: Annotated[What, typer.Option(help="stage to run")] = What.all,
-    data: Annotated[Path, typer.Option(help="folder of the built-in mixture")] = Path("../shared/data"),
+    data: Annotated[Path | None, typer.Option(help="folder of the built-in mixture; needed without --text")] = None,
     text: Annotated[
         list[Path] | None,
         typer.Option(help="text or JSONL file to train on instead of the mixture; may be repeated"),
@@ -110,9 +110,12 @@ def main(
     )
     if threads is not None:
         torch.set_num_threads(threads)
-    workshop = Workshop(options, data, text or [], out)
     try:
         options.check()
+        if data is None and not text:
+            raise RecipeError("there is nothing to train on: name the folder of the mixture with --data, or files with --text")
+        # files are read instead of the mixture, whose folder then is never looked at
+        workshop = Workshop(options, data or Path(), text or [], out)
         if what == What.tokenizer or (what == What.all and not (workshop.tokenizer_folder / "tokenizer.json").is_file()):
             make_tokenizer(workshop)
         if what in (What.target, What.all):
