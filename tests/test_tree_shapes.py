@@ -148,6 +148,26 @@ def test_acceptance_by_rank_is_learnt() -> None:
     assert 3 <= looks <= 10
 
 
+def test_what_was_learnt_fades_and_is_thought_over_again() -> None:
+    """For long the first child is right, then the second is."""
+    ranks, tree = Ranks(), DraftTree((9, 1, 2), (-1, 0, 0))
+    looks = [ranks.observe(tree, (1,)) for _ in range(20_000)]
+    assert ranks.acceptance[0] > 0.99
+    assert max(pauses(looks)) <= 2048
+    before = optimal_tree(ranks.acceptance, 8, 4)
+    looks = [ranks.observe(tree, (2,)) for _ in range(10_000)]
+    assert ranks.acceptance[1] > 0.98
+    assert ranks.acceptance[0] < 0.02
+    assert sum(looks) >= 4
+    assert before != optimal_tree(ranks.acceptance, 8, 4)
+
+
+def pauses(looks: list[bool]) -> list[int]:
+    """How many were seen from look to look."""
+    places = [0, *[place for place, due in enumerate(looks) if due]]
+    return [later - earlier for earlier, later in pairwise(places)]
+
+
 # Leviathan's formulas
 
 

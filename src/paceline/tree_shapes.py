@@ -49,6 +49,8 @@ def optimal_tree(acceptance: Many[float], nodes: int, depth: int) -> Shape:
     these. The likeliest node comes next, so that the first nodes of the shape are a good shape too.
     Source: the dynamic programme of Sequoia (arXiv:2402.12374), section 4.1: T(n, d, b), the best tree of n nodes and depth d
     with b children at its root, holds s nodes below the last of them and n - s elsewhere. O(nodes^2 * depth * children).
+    How many nodes and how deep is for the caller to say, and in a spec for the user: Sequoia goes on to choose both for the
+    hardware, by what a forward of so many rows takes on it, which is not done here.
     """
     size, depth = nodes + 1, min(depth, nodes)
     single = np.full(size + 1, -np.inf)
@@ -108,7 +110,11 @@ def _by_worth(root: Subtree, acceptance: Many[float]) -> Shape:
 
 
 class Ranks:
-    """How often the first, second, ... child of a node that came true came true itself: what static trees are made for."""
+    """How often the first, second, ... child of a node that came true came true itself of late: what static trees are made for.
+
+    Observations fade, each rank's by its own, so that a text unlike those before it counts soon. Of a rank that the shape has
+    no room for nothing new is seen, and what was last known stands.
+    """
 
     def __init__(self) -> None:
         self._hits, self._trials = [chance * _PRIOR for chance in _EXPECTED], [_PRIOR] * len(_EXPECTED)
@@ -126,14 +132,14 @@ class Ranks:
             # of equal draws the first counts
             hit = tree.children[node].get(token)
             for rank, child in enumerate(tree.siblings[node][: len(_EXPECTED)]):
-                self._hits[rank] += child == hit
-                self._trials[rank] += 1
+                self._hits[rank] = self._hits[rank] * _KEPT + (child == hit)
+                self._trials[rank] = self._trials[rank] * _KEPT + 1.0
             self._seen += 1
             if hit is None:
                 break
             node = hit
         due = self._seen >= self._due
-        self._due += self._due * due
+        self._due += min(self._due, _MEMORY) * due
         return due
 
 
@@ -142,4 +148,8 @@ _EXPECTED = (0.6, 0.15, 0.06, 0.03, 0.02, 0.01, 0.01, 0.01)
 _PRIOR = 20.0
 """Observations that this counts for."""
 _FIRST_LOOK = 64
-"""Nodes seen before a shape is thought over for the first time; then whenever these have doubled."""
+"""Nodes seen before a shape is thought over for the first time; then whenever these have doubled, up to the memory."""
+_MEMORY = 2048
+"""Observations that the faded ones of a rank come to in the long run, and the most nodes seen between two looks."""
+_KEPT = 1.0 - 1.0 / _MEMORY
+"""What is left of the observations so far with each further one."""
