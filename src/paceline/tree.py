@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from paceline.stopping import Stopping
+from paceline.union import Union
 
 
 class Proposal(Enum):
@@ -336,7 +337,7 @@ class DraftTree:
         if len(other) == 1 or len(self) == 1:
             return self if len(other) == 1 else other
         apart = self.kind.drawn and self.kind is other.kind and not {*self.sources[1:]} & {*other.sources[1:]}
-        union = _Union(self.tokens[0], apart)
+        union = Union(self.tokens[0], apart)
         places = [union.take(tree, range(1, tree.candidates), {0: 0}) for tree in (self, other)]
         candidates = len(union.tokens)
         for tree, place in zip((self, other), places, strict=True):
@@ -373,29 +374,3 @@ _ROOT: dict[str, Any] = {
     "is_chain": True,
 }
 """What all trees of one node share; nobody writes to it."""
-
-
-class _Union:
-    """Two trees while they become one. apart: equal tokens below one node stay two nodes."""
-
-    def __init__(self, root: int, apart: bool) -> None:
-        self.tokens, self.parents, self.sources, self.confidences = [root], [-1], [""], [1.0]
-        self._apart = apart
-        self._children: dict[tuple[int, int], int] = {}
-
-    def take(self, tree: DraftTree, nodes: Iterable[int], place: dict[int, int], probes: bool = False) -> dict[int, int]:
-        """Add nodes of a tree; where each of its nodes is in the union. What both hold counts as likely as either says."""
-        for node in nodes:
-            parent, token = place[tree.parents[node]], tree.tokens[node]
-            at = None if self._apart or probes else self._children.get((parent, token))
-            if at is not None:
-                self.confidences[at] = max(self.confidences[at], tree.confidences[node])
-            else:
-                at = len(self.tokens)
-                self._children.setdefault((parent, token), at)
-                self.tokens.append(token)
-                self.parents.append(parent)
-                self.sources.append(tree.sources[node])
-                self.confidences.append(tree.confidences[node])
-            place[node] = at
-        return place
