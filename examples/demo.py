@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
 import sys
 from pathlib import Path
 from statistics import median
@@ -21,6 +20,7 @@ from rich.table import Table
 from rich.text import Text
 
 from paceline import LLM, Completion, SamplingParams, __version__
+from paceline.bench.origin import origin
 from paceline.engine.prompts import PROMPTS
 from paceline.machine import processor
 from paceline.models.base import ModelError
@@ -105,8 +105,8 @@ def main() -> int:
         report = {
             "what": f"greedy, batch 1, medians of {TURNS} turns, {llm.target.name} drafted by {llm.draft_name}",
             "argv": sys.argv[1:],
-            "machine": f"{processor()}, {torch.get_num_threads()} threads",
-            "versions": {"paceline": __version__, "torch": torch.__version__, "python": platform.python_version()},
+            "threads": torch.get_num_threads(),
+            **origin(),
             "rows": rows,
         }
         out.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
