@@ -1,8 +1,11 @@
 """What follows the last token most often, counted in a text file or, without one, in the request's own text.
 
-A token whose followers were never seen falls back on the commonest tokens of all.
+Where fewer followers were seen than may be tried, the commonest tokens of all fill the places; as much as one observation goes to
+what was never seen behind a token, shared out by how common each is anywhere.
 
-Source: Leviathan et al. (arXiv:2211.17192), section 4.1 (bigram approximation); backoff: Katz (1987).
+Source: Leviathan et al. (arXiv:2211.17192), section 4.1 (bigram approximation). Smoothing by a Dirichlet prior in the shape of
+the unigrams: MacKay and Peto, A Hierarchical Dirichlet Language Model (1995); here it weighs one observation, and only what was
+never seen has a share of it.
 Proposals: POINT
 Taps: none
 Branching: REPLAY, or TREE with width above 1

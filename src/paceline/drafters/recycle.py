@@ -2,7 +2,8 @@
 
 Every row of every forward, accepted or not, says which tokens the target would put next. A table keeps the best of them per
 token, over all requests of a tenant; a tree of settled shape is filled from it, rank by rank. The shape is the best one for how
-often the token of each rank comes true. Tables stay warm from request to request until they are forgotten.
+often the token of each rank came true with the embedded model, greedy: constants, measured once, which no other target or text
+changes. Tables stay warm from request to request until they are forgotten.
 
 Source: Luo et al., Turning Trash into Treasure: Accelerating Inference of Large Language Models with Token Recycling
 (arXiv:2408.08696), section 3.

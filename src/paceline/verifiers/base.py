@@ -35,7 +35,7 @@ class Exactness(Enum):
 
 
 class Verifier(ABC):
-    """exactness: per kind of proposal, at a temperature; every exact rule keeps the text when greedy.
+    """exactness: per kind of proposal, at a temperature; what a rule keeps of greedy requests is `exact_when_greedy`.
 
     prefers: kinds a drafter should produce for it, the best first; POINT can always be had. amateur: True where it needs the
     drafter's own distribution, untouched by sampling parameters, at every node, those without children included. law: whose
@@ -47,6 +47,11 @@ class Verifier(ABC):
     prefers: tuple[Proposal, ...] = (Proposal.COUPLED, Proposal.POINT)
     amateur: bool = False
     law: str = "target"
+
+    @property
+    def exact_when_greedy(self) -> bool:
+        """Whether greedy requests keep the text of plain decoding, whatever is proposed: with every exact rule they do."""
+        return bool(self.exactness)
 
     @abstractmethod
     def __call__(self, sequences: Many[Sequence], trees: Many[DraftTree], logits: Many[torch.Tensor]) -> list[Verdict]:

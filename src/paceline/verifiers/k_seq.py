@@ -4,6 +4,9 @@ A token is accepted with probability target / (ratio * proposal). The ratio, bet
 with which no token can come out too often; it lies where the drafts together are accepted as often as the ratio times one of
 them. Drafts of equal text are tried together at the next position. Tokens drawn otherwise are tested as in multi-round.
 
+Only several drafts of one position make a difference: of one, as a model drafts unless told otherwise, this is `rejection`. Ask
+for more with `samples=` or `width=`, as in `model:PATH,samples=4`.
+
 Source: SpecTr, Sun et al. (arXiv:2310.15141).
 Exactness: law for every kind of proposal; text when greedy
 Lossless: yes

@@ -4,6 +4,9 @@ Every rejection takes the proposal away from the target and leaves the rest for 
 replacement were drawn from what their elder siblings left of the proposal, and are tested against that; they are accepted more
 often, and are the default. Children of several draft models are tested each against its own model's proposal.
 
+Only siblings make a difference: of a draft with one child per node this is `rejection`. A model drafts several with `width=` or
+`samples=`, as in `model:PATH,width=3`.
+
 Source: SpecInfer (arXiv:2305.09781), section 4.3; without replacement Sequoia (arXiv:2402.12374) and Jeon et al.
 (arXiv:2402.14160).
 Exactness: law for every kind of proposal; text when greedy

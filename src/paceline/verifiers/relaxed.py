@@ -2,7 +2,7 @@
 
 Good enough is to be among the `top` likeliest tokens with a log-probability at most `gap` below that of the likeliest, under the
 sampling of the request. The longest path of such tokens is accepted; behind it the target chooses as in plain decoding. With
-`top=1` and greedy the text is that of plain decoding.
+`top=1` and greedy the text is that of plain decoding, else not even greedy.
 
 Source: SpecDec, Xia et al. (arXiv:2203.16487), section 3.2 (Spec-Verification); without the gap, the top-k rule of Stern et al.
 (arXiv:1811.03115), section 5.1.
@@ -36,6 +36,11 @@ class Relaxed(LongestPath):
 
     def __init__(self, options: Options) -> None:
         self.options = options
+
+    @property
+    def exact_when_greedy(self) -> bool:
+        """Where nothing but the likeliest token will do."""
+        return self.options.top == 1
 
     def worth(self, scores: torch.Tensor) -> np.ndarray:
         logs = logarithms(probabilities(scores))

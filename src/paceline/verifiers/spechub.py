@@ -4,6 +4,9 @@ The first of a pair is drawn, the second is the hub, the draft's likeliest token
 drawn among the others. So every pair holds the hub, and what a pair cannot give to its other token goes to the hub. Tokens
 drawn otherwise are tested as in multi-round.
 
+Only pairs make a difference: of a draft with one child per node this is `rejection`. A model drafts pairs with `width=2`, as in
+`model:PATH,width=2`.
+
 Source: SpecHub, Sun et al. (arXiv:2411.05289).
 Exactness: law for every kind of proposal; text when greedy
 Lossless: yes

@@ -2,7 +2,8 @@
 
 Good enough is a probability above the lesser of `epsilon` and `delta * exp(-entropy)`, under the sampling of the request. The
 longest path of such tokens is accepted, and behind it the target's likeliest token is emitted, so text without drafts is
-greedy. The tokens have neither the text nor the distribution of plain decoding; greedy they have, and are, both.
+greedy. At a temperature the tokens have neither the text nor the distribution of plain decoding. Greedy requests are decided as
+`match` decides them, so their text is that of plain decoding.
 
 Source: Medusa, Cai et al. (arXiv:2401.10774), section 2.3.1.
 Exactness: none
@@ -43,6 +44,10 @@ class Typical(LongestPath):
 
     def __call__(self, sequences: Many[Sequence], trees: Many[DraftTree], logits: Many[torch.Tensor]) -> list[Verdict]:
         return greedy_or(self.longest, sequences, trees, logits)
+
+    @property
+    def exact_when_greedy(self) -> bool:
+        return True
 
     def worth(self, scores: torch.Tensor) -> np.ndarray:
         probs = probabilities(scores)
