@@ -1,6 +1,6 @@
 """Spec strings: how every surface names a method and what it is made of.
 
-`name:argument,option=value` is a method; `a+b` merges the trees of two drafters under one budget, `a^b` cascades them (a
+`name:argument,option=value` is a method; `a+b` merges the trees of two drafters, `a^b` cascades them (a
 drafts for b), `x@y` applies approximation y to x. `@` binds tightest, then `^`, then `+`. A value that holds one of these
 signs, a comma or an equals sign is put in double quotes: `model:"runs/a+b"`.
 """

@@ -108,7 +108,6 @@ def test_options_are_a_budget_and_a_shape(spec: str, nodes: int, depth: int, par
         ("model:x,bridge=text,width=2", "through text is a chain"),
         ("model:x,tree=bush", "'chain', 'static' or 'dynamic'"),
         ("model:x,depth=0", "depth='0'"),
-        ("model", "needs path"),
     ],
 )
 def test_options_that_do_not_go_together_are_refused_in_a_sentence(spec: str, message: str) -> None:

@@ -57,14 +57,14 @@ DRAFT = (*(f"draft_{name}" for name in TARGET), "draft_data_share")
 
 def commands(recipe: dict[str, Any], name: str) -> str:
     """The command lines that make the models again."""
-    lines = ["python -m paceline.zoo.train --what tokenizer"]
+    lines = ["python -m paceline.zoo.train --data FOLDER --what tokenizer"]
     for stage, sizes in (("target", TARGET), ("draft", DRAFT)):
         record = recipe["stages"][stage]
         options = record["options"]
         length = "--steps" if stage == "target" else "--draft-steps"
         names = SHARED + sizes + (("compiled",) if options["compiled"] else ())
-        lines.append(f"python -m paceline.zoo.train --what {stage} {length} {record['steps']} " + options_line(options, names))
-    lines.append(f"python -m paceline.zoo.train --what export --name {name}")
+        lines.append(f"python -m paceline.zoo.train --data FOLDER --what {stage} {length} {record['steps']} " + options_line(options, names))
+    lines.append(f"python -m paceline.zoo.train --data FOLDER --what export --name {name}")
     return "\n".join(f"    {line}" for line in lines)
 
 
