@@ -207,8 +207,8 @@ class Speculative:
         elif merged.is_chain or merged.kind.drawn:
             draft.tree = merged.first_chain().first(item.room.nodes)
         else:
-            # only one of both can be verified
-            draft.tree = max(draft.tree, rated, key=expected_tokens).first(item.room.nodes)
+            # only one of both can be verified; a choice that has seen drawn tokens leaves nothing of how they were drawn
+            draft.tree = max(draft.tree, rated, key=expected_tokens).undrawn().first(item.room.nodes)
 
     def _commit(self, sequence: Sequence, draft: _Draft, verdict: Verdict) -> None:
         """Append what was emitted, count it, and learn from it; what was drafted and accepted is counted before any cut."""

@@ -310,6 +310,10 @@ class DraftTree:
         known = {name: value for name, value in self.__dict__.items() if name != "chances"}
         return self._sound(**{**known, "confidences": tuple(confidences)})
 
+    def undrawn(self) -> DraftTree:
+        """The same tokens, whatever they were drawn from: each a point mass."""
+        return self._sound(**{**self.__dict__, "kind": Proposal.POINT, "proposals": {}}) if self.kind.drawn else self
+
     @classmethod
     def _sound(cls, **fields: Any) -> DraftTree:
         """A tree made of trees: known to be one, it is not looked over again. Steps make several, and each look takes 10 us."""

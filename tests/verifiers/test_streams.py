@@ -16,6 +16,7 @@ import torch
 import reference
 from fakes import DrawnDrafter, TableModel, coupled
 from laws import FALSE_ALARM, PROMPT, Outcome, bulk, chi_square, drawn, obeys
+from paceline.cache.base import Branching
 from paceline.compose import build_verifier
 from paceline.drafters.base import Drafter
 from paceline.drafters.merge import MergedDrafter
@@ -85,6 +86,16 @@ def test_three_tokens_have_the_joint_law_of_the_target(case: str) -> None:
 @pytest.mark.parametrize("rule", COUPLED)
 def test_so_they_have_behind_drafts_that_know_the_noise_of_match(rule: str) -> None:
     assert keeps_the_law(rule, coupled(MODEL, depth=2, width=2), 2_000)
+
+
+@pytest.mark.parametrize("branching", [Branching.CHAIN, Branching.TREE])
+@pytest.mark.parametrize("rule", ["rejection", "block"])
+def test_choosing_between_a_drawn_chain_and_a_point_mass_keeps_the_law(rule: str, branching: Branching) -> None:
+    """Where only one of both can be verified the likelier one is kept, and how likely a drawn one is depends on what was drawn."""
+    target = TableModel(5, sharpness=1.3, seed=8, branching=branching)
+    drafter = MergedDrafter([draft(Proposal.POINT, (1, 1), "found", 2), model(Proposal.IID, depth=2)])
+    with bulk():
+        assert obeys(drawn(target, drafter, PARAMS, range(6_000), verifier=build_verifier(rule)), wanted())
 
 
 @pytest.mark.parametrize("kind", [Proposal.IID, Proposal.WITHOUT_REPLACEMENT])
