@@ -167,6 +167,36 @@ def test_broken_bytes_never_take_back_what_was_shown(tokens: list[int]) -> None:
         assert later.startswith(view)
 
 
+@pytest.mark.parametrize("filler", [b"\x80", b"\xe2\x82", b"\xf0\x9f\x9a", b"\xc3\xff"])
+def test_bytes_that_are_no_text_are_shown_and_decoded_few_at_a_time(filler: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    tokens, most = [*list(b"ab"), *list(filler * 200), *list("é!".encode())], 0
+
+    def decode(ids: list[int], skip_special: bool = True) -> str:
+        nonlocal most
+        most = max(most, len(ids))
+        return bytes(ids).decode(errors="replace")
+
+    whole = decode(tokens)
+    most = 0
+    monkeypatch.setattr(BYTES, "decode", decode)
+    views, final = streamed(tokens, BYTES)
+    assert final == whole
+    assert most <= 64
+    assert all(len(later) - len(view) <= 64 for view, later in pairwise(views))
+
+
+@pytest.mark.parametrize("opening", ["Hi\ubdc1\ubdc1", "\ubdc1\ubdc1\ubdc1", "\ubdc1", "\U0001f6b4\U0001f6b4"])
+@pytest.mark.parametrize("tokenizer", [BYTES, FALLBACK])
+def test_a_prompt_that_ends_in_bytes_of_characters_is_not_shown_again(tokenizer: FakeTokenizer, opening: str) -> None:
+    for text in ("A ok", "\uc00d!", "\U0001f6b4"):
+        stream = TextStream(tokenizer, ("!",), tuple(opening.encode()))  # pyright: ignore[reportArgumentType]
+        for token in text.encode():
+            stream.append(token)
+        stream.finish()
+        assert stream.text == text.removesuffix("!")
+        assert stream.stopped == text.endswith("!")
+
+
 def test_a_whole_character_is_shown_as_soon_as_its_last_byte_comes() -> None:
     views, _ = streamed(list("é€\U0001f6b4".encode()), BYTES)
     assert views == ["", "", "é", "é", "é", "é€", "é€", "é€", "é€", "é€\U0001f6b4"]

@@ -14,6 +14,8 @@ has at most as many bytes, so one of as many neighbouring tokens begins one."""
 
 _LONGEST_WINDOW = 4 * _KEPT_TOKENS
 """Tokens decoded at once before the window moves on: moving it costs another decoding."""
+_LONGEST_BROKEN = 16 * _KEPT_TOKENS
+"""Tokens decoded at once at most, whatever they end in: decoding without end what is no text would take quadratic time."""
 
 
 class TextStream:
@@ -35,12 +37,23 @@ class TextStream:
     ) -> None:
         self._decode = partial(tokenizer.decode, skip_special=False) if not skip_special else tokenizer.decode
         self._stops, self._keep_stop = stops, keep_stop
-        self._ids: list[int] = list(prompt[-_KEPT_TOKENS:])
+        self._ids, self._before = self._opening(prompt)
         self._window = 0
-        self._before = self._decode(self._ids).rstrip(_BROKEN) if prompt else ""
         self._sent = 0
         self.text = ""
         self.stop: str | None = None
+
+    def _opening(self, prompt: tuple[int, ...]) -> tuple[list[int], str]:
+        """The last tokens of the prompt, and their text.
+
+        From a token inside a character on, byte fallback writes a whole run of bytes as broken: another token begins one.
+        """
+        for kept in range(_KEPT_TOKENS, 2 * _KEPT_TOKENS) if prompt else ():
+            text = self._decode(list(prompt[-kept:]))
+            if not text.endswith(_BROKEN):
+                return list(prompt[-kept:]), text
+        last = list(prompt[-_KEPT_TOKENS:])
+        return last, self._decode(last).rstrip(_BROKEN) if last else ""
 
     @property
     def stopped(self) -> bool:
@@ -57,9 +70,19 @@ class TextStream:
         settled = window.rstrip(_BROKEN)
         fresh = settled[len(self._before) + self._sent :]
         self._sent += len(fresh)
-        if settled == window and len(self._ids) - self._window >= _LONGEST_WINDOW:
+        held = len(self._ids) - self._window
+        if settled == window and held >= _LONGEST_WINDOW:
             self._advance(window)
+        elif settled != window and held >= _LONGEST_BROKEN:
+            fresh += self._given_up(window)
         self._add(fresh)
+
+    def _given_up(self, window: str) -> str:
+        """What is broken for good, all but what the last tokens may still complete; the window begins at these."""
+        text = window[len(self._before) + self._sent :]
+        last = self._decode(self._ids[-_KEPT_TOKENS:])
+        self._window, self._before, self._sent = len(self._ids) - _KEPT_TOKENS, last.rstrip(_BROKEN), 0
+        return text[: max(len(text) - (len(last) - len(self._before)), 0)]
 
     def _advance(self, window: str) -> None:
         """Begin the window at a later token, where that one does not stand inside a character.
