@@ -32,6 +32,14 @@ def logits_of(seed: int, size: int = SIZE, sharpness: float = 2.0) -> torch.Tens
     return torch.randn(size, generator=torch.Generator().manual_seed(seed)) * sharpness
 
 
+def test_a_row_may_lack_tokens_that_a_request_names() -> None:
+    """Draft models of a family may round their vocabulary lower than the target does."""
+    params = SamplingParams(logit_bias={1: 2.0, SIZE + 3: 5.0}, min_tokens=4)
+    full, short = logits_of(1, SIZE + 8), logits_of(1, SIZE + 8)[:SIZE]
+    where = context(params, stop_ids=(2, SIZE + 5))
+    assert torch.equal(target_scores(short, where), target_scores(full, where)[:SIZE])
+
+
 def agree(got: torch.Tensor, wanted: np.ndarray) -> bool:
     """The same tokens survive, with the same probabilities."""
     same_support = np.array_equal(np.isneginf(got.numpy()), np.isneginf(wanted))

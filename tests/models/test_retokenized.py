@@ -11,6 +11,7 @@ import torch
 from foreign import KINDS, pieces, save_all
 from paceline.models.base import LanguageModel
 from paceline.models.load import load_model
+from paceline.models.pieces import Pieces
 from paceline.models.retokenized import RetokenizedModel, _seam, _whole
 from paceline.models.tokenizer import Tokenizer
 from paceline.params import SamplingParams
@@ -155,6 +156,17 @@ def test_nothing_is_drafted_without_a_budget(folder: Path) -> None:
     model, owner = retokenized(folder, "shuffled"), Sequence(0, (1, 70), SamplingParams(), seed=0)
     assert model.extend([owner], [Budget(0, 4)], "m") == [DraftTree.root(70)]
     assert model.held_bytes == 0
+
+
+def test_nothing_is_drafted_behind_text_that_is_nothing_to_the_model(folder: Path) -> None:
+    """Padding of the target has no text, and a model without an opening token is left with nothing to go on from."""
+    own, tokenizer = pieces(folder / "shuffled"), Tokenizer(folder / "target")
+    own.opening = ()
+    blank = len(pieces(folder / "target").of)
+    model = RetokenizedModel(load_model(folder / "shuffled"), own, Pieces(tokenizer, blank + 8))
+    owners = [Sequence(0, (blank,), SamplingParams(), seed=0), Sequence(1, tuple(texts(folder, 3, 4)), SamplingParams(), seed=0)]
+    nothing, something = model.extend(owners, [Budget(3, 3)] * 2, "m")
+    assert len(nothing) == 1 < len(something)
 
 
 def test_seams_lie_where_words_begin(folder: Path) -> None:

@@ -63,6 +63,9 @@ CHANGES: list[dict[str, Any]] = [
     {"rms_norm_eps": None},
     {"tie_word_embeddings": "yes"},
     {"layer_types": ["sliding_attention", "full_attention"]},
+    {"layer_types": 5},
+    {"layer_types": [["a"]]},
+    {"rope_parameters": {"rope_type": "default", "rope_theta": 10**400}},
     {"sliding_window": 4},
     {"model_type": "gemma"},
 ]

@@ -179,6 +179,12 @@ class ModelDrafter(Drafter):
         self._cache.fork(key, new_key)
         self._cached[new_key] = list(self._cached.get(key, []))
 
+    def forget(self) -> None:
+        self.model.forget()
+        if self._ranks is not None:
+            self._ranks = Ranks()
+            self._growth = replace(self._growth, shape=self._shape())
+
     def release(self, key: int) -> None:
         self._cached.pop(key, None)
         self._drafts.pop(key, None)
@@ -204,6 +210,9 @@ class TextDrafter(Drafter):
 
     def truncate(self, key: int, length: int) -> None:
         self._model.truncate(key, length)
+
+    def forget(self) -> None:
+        self._model.forget()
 
     def release(self, key: int) -> None:
         self._model.release(key)

@@ -77,6 +77,9 @@ class LanguageModel(ABC):
     def score(self, step: Step, cache: KVCache, taps: Iterable[int] = ()) -> Scores:
         """One forward over the staged rows of `step`; writes their keys and values into `cache`."""
 
+    def forget(self) -> None:
+        """Forget what was learnt from the texts of all requests so far; a no-op but for a cascade."""
+
     def extend(
         self,
         sequences: Many[Sequence],

@@ -75,7 +75,10 @@ class RetokenizedModel:
         It gets shorter, down to nothing, where the context of the model ends or its text cannot be read back.
         """
         asked = [(one, budget) for one, budget in zip(sequences, budgets, strict=True) if min(budget.nodes, budget.depth) > 0]
-        shadows = [self._brought_up(sequence) for sequence, _ in asked]
+        brought = [(one, budget, self._brought_up(one)) for one, budget in asked]
+        # text that is nothing to the model leaves it nothing to go on from
+        asked = [(one, budget) for one, budget, shadow in brought if shadow.tokens]
+        shadows = [shadow for _, _, shadow in brought if shadow.tokens]
         depths = [ceil(min(b.nodes, b.depth) * shadow.ratio) for shadow, (_, b) in zip(shadows, asked, strict=True)]
         drafts = self._model.extend(
             [shadow.sequence for shadow in shadows],
@@ -114,7 +117,7 @@ class RetokenizedModel:
         tokens, cached = shadow.tokens, shadow.cached
         while shadow.same < min(len(tokens), len(cached)) and tokens[shadow.same] == cached[shadow.same]:
             shadow.same += 1
-        self._cache.truncate(sequence.key, min(shadow.same, len(tokens) - 1))
+        self._cache.truncate(sequence.key, min(shadow.same, max(len(tokens) - 1, 0)))
         del cached[self._cache.length(sequence.key) :]
         return shadow
 
@@ -178,6 +181,9 @@ class RetokenizedModel:
 
     def fork(self, key: int, new_key: int) -> None:
         """The new sequence starts with nothing: its text is written anew."""
+
+    def forget(self) -> None:
+        self._model.forget()
 
     def release(self, key: int) -> None:
         self._cache.release(key)

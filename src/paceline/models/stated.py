@@ -47,6 +47,7 @@ def stated(config: dict[str, Any]) -> StatedConfig | None:
     if config.keys() - _COMMON - needed - _READ - _WITHOUT_EFFECT:
         return None
     rotation = _rotation(config)
+    kinds = config.get("layer_types")
     counts = [config[name] for name in _COUNTS] + ([config["head_dim"]] if config.get("head_dim") is not None else [])
     flags = [config[name] for name in ("attention_bias", "mlp_bias", "tie_word_embeddings") if name in config]
     sound = (
@@ -59,7 +60,7 @@ def stated(config: dict[str, Any]) -> StatedConfig | None:
         and not config.get("use_sliding_window")
         # a window that is stated but not used is dropped by transformers
         and (config.get("sliding_window") is None or config.get("use_sliding_window") is False)
-        and set(config.get("layer_types") or ()) <= {"full_attention"}
+        and (kinds is None or (isinstance(kinds, list) and all(kind == "full_attention" for kind in kinds)))
     )
     if not sound:
         return None
@@ -83,4 +84,9 @@ def _rotation(config: dict[str, Any]) -> dict[str, Any] | None:
     ):
         return None
     theta = parameters["rope_theta"]
-    return {"rope_type": "default", "rope_theta": float(theta)} if type(theta) in (int, float) and theta > 0 else None
+    sound = type(theta) in (int, float) and 0 < theta < _LARGEST_THETA
+    return {"rope_type": "default", "rope_theta": float(theta)} if sound else None
+
+
+_LARGEST_THETA = 1e30
+"""A base of rotation beyond any in use."""

@@ -197,6 +197,9 @@ class TranslatedModel(LanguageModel):
         self._missing = translation.columns < 0
         self._columns = translation.columns.masked_fill(self._missing, 0)
 
+    def forget(self) -> None:
+        self._inner.forget()
+
     def new_cache(self) -> TranslatedCache:
         return TranslatedCache(self._inner.new_cache(), self._translation)
 

@@ -37,11 +37,6 @@ class Relaxed(LongestPath):
     def __init__(self, options: Options) -> None:
         self.options = options
 
-    @property
-    def exact_when_greedy(self) -> bool:
-        """Where nothing but the likeliest token will do."""
-        return self.options.top == 1
-
     def worth(self, scores: torch.Tensor) -> np.ndarray:
         logs = logarithms(probabilities(scores))
         near = np.flatnonzero(logs >= logs.max() - self.options.gap)

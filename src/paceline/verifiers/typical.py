@@ -45,10 +45,6 @@ class Typical(LongestPath):
     def __call__(self, sequences: Many[Sequence], trees: Many[DraftTree], logits: Many[torch.Tensor]) -> list[Verdict]:
         return greedy_or(self.longest, sequences, trees, logits)
 
-    @property
-    def exact_when_greedy(self) -> bool:
-        return True
-
     def worth(self, scores: torch.Tensor) -> np.ndarray:
         probs = probabilities(scores)
         logs = logarithms(probs)
