@@ -13,7 +13,7 @@ only for six later ones of at least 6 tokens. `max=12` looks for still longer on
 Source: Saxena, Prompt Lookup Decoding (2023); Yang et al., Inference with Reference (arXiv:2304.04487), section 3.
 Proposals: POINT
 Taps: none
-Branching: REPLAY, or TREE with matches above 1
+Branching: REPLAY; its trees are cut to their first chain where the target does less than TREE
 Trained: no
 Cost: one dictionary look-up per length looked up and new token, and one per node, whatever the context length
 """
