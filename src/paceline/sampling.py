@@ -20,10 +20,14 @@ from paceline.sequence import Sequence
 
 
 class LogitsError(Exception):
-    """A model gave logits that are not numbers; the message is one sentence for the user."""
+    """A model gave logits that are not numbers; the message is one sentence for the user.
 
-    def __init__(self) -> None:
+    sequence: whose they are, where that is known.
+    """
+
+    def __init__(self, sequence: Sequence | None = None) -> None:
         super().__init__("the model gave logits that are not numbers: try --weights fp32")
+        self.sequence = sequence
 
 
 @dataclass(frozen=True)
@@ -40,7 +44,7 @@ class Context:
 
 
 def shaped(logits: torch.Tensor, context: Context) -> torch.Tensor:
-    """Bias, bans and penalties of one row; float32 [V] in and out.
+    """Bias, bans and penalties of one row; float32 [V] in and out. A draft's row may have fewer tokens than the target has.
 
     What a grammar does not allow nothing lifts again. Where it allows nothing but the end, min_tokens does not ban that.
     """
@@ -48,16 +52,18 @@ def shaped(logits: torch.Tensor, context: Context) -> torch.Tensor:
     if not params.shapes_logits:
         return logits
     logits = logits.clone()
-    if params.logit_bias:
-        logits[list(params.logit_bias)] += torch.tensor(list(params.logit_bias.values()), device=logits.device)
+    bias = {token: amount for token, amount in params.logit_bias.items() if token < len(logits)} if params.logit_bias else {}
+    if bias:
+        logits[list(bias)] += torch.tensor(list(bias.values()), device=logits.device)
+    stops = [token for token in sequence.stop_ids if token < len(logits)]
     early = sequence.generated_tokens + len(context.ancestors) < params.min_tokens
     if sequence.constraint is not None:
         allowed = _within(sequence.constraint.allowed(context.ancestors), len(logits))
-        if early and (further := allowed.index_fill(0, torch.tensor(list(sequence.stop_ids), dtype=torch.int64), False)).any():
+        if early and (further := allowed.index_fill(0, torch.tensor(stops, dtype=torch.int64), False)).any():
             allowed = further
         logits.masked_fill_(~allowed.to(logits.device), -torch.inf)
-    elif early and sequence.stop_ids:
-        logits[list(sequence.stop_ids)] = -torch.inf
+    elif early and stops:
+        logits[stops] = -torch.inf
     if params.repetition_penalty != 1.0:
         seen = list(sequence.prompt_set.union(sequence.generated_counts, context.ancestors))
         values = logits[seen]
@@ -145,7 +151,7 @@ def best(logits: torch.Tensor, context: Context, count: int) -> list[int]:
 def choose(logits: torch.Tensor, contexts: Many[Context]) -> list[int]:
     """One token per row, the one plain decoding picks there. logits: float32 [R, V], one context per row.
 
-    Raises LogitsError where a row to sample from holds no number.
+    Raises LogitsError, with the sequence, where a row to sample from holds no number.
     """
     if all(context.sequence.params.plain_greedy for context in contexts):
         return logits.numpy().argmax(-1).tolist() if logits.device.type == "cpu" else logits.argmax(-1).tolist()
@@ -158,6 +164,6 @@ def choose(logits: torch.Tensor, contexts: Many[Context]) -> list[int]:
         else:
             drawn = noised_best(scores, context.sequence.seed, context.position)
             if not drawn:
-                raise LogitsError
+                raise LogitsError(context.sequence)
             chosen += drawn
     return chosen

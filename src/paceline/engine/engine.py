@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from paceline.constraint import Constraint, GrammarError
+from paceline.costs import Timings
 from paceline.engine.prefix import Prefixes
 from paceline.engine.scheduler import Limits, Scheduler
 from paceline.engine.stops import StopChecker
@@ -16,8 +17,11 @@ from paceline.machine import free_bytes
 from paceline.models.base import LanguageModel
 from paceline.models.tokenizer import Tokenizer
 from paceline.params import SamplingParams
+from paceline.sampling import LogitsError
 from paceline.sequence import Sequence
-from paceline.speculative import Outcome, Speculative
+from paceline.speculative import Outcome, Speculative, Work
+from paceline.step import Verdict
+from paceline.tree import DraftTree
 
 if TYPE_CHECKING:
     from paceline.models.grammar import Grammars
@@ -34,6 +38,8 @@ class Progress:
     outcome: Outcome
     text: str
     """Everything that may be shown so far; it only grows."""
+    error: LogitsError | None = None
+    """Why the engine gave the sequence up, where it did; the finish reason is "abort" then."""
 
     @property
     def sequence(self) -> Sequence:
@@ -63,6 +69,8 @@ class Engine:
         self.prefixes = Prefixes(speculative, limits.shortest_prefix, _kept_bytes(speculative.target))
         self.scheduler = Scheduler(limits, self.longest, self.prefixes)
         self._keys = 0
+        self._owed: dict[Sequence, Progress] = {}
+        """The ends of sequences that a step committed and failed to tell of."""
 
     def add(
         self,
@@ -128,30 +136,62 @@ class Engine:
         return params.stop_token_ids if params.ignore_eos else self.speculative.target.eos_token_ids | params.stop_token_ids
 
     def step(self) -> list[Progress]:
-        """Run one step for the picked sequences; an empty list where nothing is left to do."""
+        """Run one step for the picked sequences; an empty list where nothing is left to do.
+
+        A sequence whose logits are not numbers ends alone, and its progress holds the error; the others are where they were
+        before. Whatever else is raised leaves the engine fit for the next step, which first tells of those that have ended.
+        """
+        if self._owed:
+            owed, self._owed = [*self._owed.values()], {}
+            return owed
         work = self.scheduler.pick(self.speculative.drafter.budget)
         if not work:
             return []
         try:
-            outcomes = self.speculative.step(work, self.stops)
+            progress = [self._progress(outcome) for outcome in self.speculative.step(work, self.stops)]
+            for one in progress:
+                if one.finished:
+                    self._leave(one.sequence)
+                    self.prefixes.end(one.sequence)
+        except LogitsError as error:
+            self._recover(work)
+            failed = next((item.sequence for item in work if item.sequence is error.sequence), None)
+            if failed is None or failed.finish_reason is not None:
+                raise
+            return [self._given_up(failed, error)]
         except BaseException:
-            # the texts may have run ahead of tokens that were never committed
-            for item in work:
-                self.stops.begin(item.sequence)
+            self._recover(work)
             raise
-        progress = []
-        for outcome in outcomes:
-            sequence = outcome.sequence
-            stream = self.stops.stream(sequence)
-            finished = sequence.finish_reason is not None
-            progress.append(Progress(outcome, stream.text if finished else stream.safe))
-            if finished:
+        return progress
+
+    def _progress(self, outcome: Outcome, error: LogitsError | None = None) -> Progress:
+        stream = self.stops.stream(outcome.sequence)
+        ended = outcome.sequence.finish_reason is not None and error is None
+        return Progress(outcome, stream.text if ended else stream.safe, error)
+
+    def _recover(self, work: Many[Work]) -> None:
+        """Undo what a step left half done: what it committed stands, and for the others it was never run."""
+        cache = self.speculative.cache
+        for sequence in (item.sequence for item in work):
+            if sequence.finish_reason is None:
+                # texts and cache may have run ahead of tokens that were never committed
+                self.stops.begin(sequence)
+                if cache.length(sequence.key) >= len(sequence.tokens):
+                    cache.truncate(sequence.key, len(sequence.tokens) - 1)
+            elif sequence in self.scheduler.running:
+                self._owed[sequence] = self._progress(_nothing_more(sequence))
                 self._leave(sequence)
-                self.prefixes.end(sequence)
+                self.prefixes.release(sequence)
+
+    def _given_up(self, sequence: Sequence, error: LogitsError) -> Progress:
+        """The end of a sequence that cannot go on; what was computed for it is not to be trusted."""
+        progress = self._progress(_nothing_more(sequence), error)
+        self.abort(sequence)
         return progress
 
     def abort(self, sequence: Sequence) -> None:
         """End a request now; its text so far stands. A no-op for one that ended."""
+        self._owed.pop(sequence, None)
         if sequence.finish_reason is None:
             sequence.finish_reason = "abort"
             self._leave(sequence)
@@ -173,4 +213,13 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        return self.scheduler.has_work
+        return bool(self._owed) or self.scheduler.has_work
+
+    def serves(self, sequence: Sequence) -> bool:
+        """Whether a later step will tell of a sequence."""
+        return sequence in self._owed or (sequence.finish_reason is None and self.scheduler.has_work)
+
+
+def _nothing_more(sequence: Sequence) -> Outcome:
+    """The outcome of no step at all."""
+    return Outcome(sequence, DraftTree.root(sequence.root), Verdict(), Timings(0.0, 0.0, 0.0, 0.0), 0)

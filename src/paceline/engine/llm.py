@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Sequence as Many
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from threading import Lock, RLock
 from typing import Any
 
 from paceline.compose import automatic, build_drafters, build_policy, build_verifier, exactness
@@ -18,9 +20,10 @@ from paceline.models.embedded import DEFAULT
 from paceline.models.load import load_model, resolve
 from paceline.models.tokenizer import Tokenizer
 from paceline.params import SamplingParams
+from paceline.sampling import LogitsError
 from paceline.sequence import Sequence, Speculation
 from paceline.spec import SpecError
-from paceline.speculative import Speculative
+from paceline.speculative import Outcome, Speculative
 from paceline.verifiers.base import Exactness
 
 Prompt = str | Many[int]
@@ -39,6 +42,29 @@ class Completion:
     speculation: Speculation
 
 
+class _Inbox:
+    """Progress of one request that nobody has read yet. keeps: how many of the latest; None for all.
+
+    Texts only grow, so the latest holds them all: a stream that is never read takes memory in proportion to its answer.
+    """
+
+    def __init__(self, keeps: int | None) -> None:
+        self._steps: deque[tuple[Outcome, int, LogitsError | None]] = deque(maxlen=keeps)
+        self._text = ""
+
+    def __len__(self) -> int:
+        return len(self._steps)
+
+    def put(self, progress: Progress) -> None:
+        self._text = progress.text
+        self._steps.append((progress.outcome, len(progress.text), progress.error))
+
+    def take(self) -> Progress:
+        """The oldest."""
+        outcome, chars, error = self._steps.popleft()
+        return Progress(outcome, self._text[:chars], error)
+
+
 class LLM:
     """A target model and what drafts for it.
 
@@ -47,6 +73,10 @@ class LLM:
     for `auto`, else `fixed`. weights: the target's format, one of `WEIGHTS`; the checkpoint's own precision unless given.
     beside: specs of drafters that draft beside it where a request gives them something to draft from. offer: specs of
     drafters for requests that name them. Raises ModelError, SpecError or UnknownMethod.
+
+    `generate`, `stream` and `use` may be called from several threads. One step runs at a time, for the requests of all: whoever
+    waits for an answer runs it, and finds what the others' steps brought. A single stream is for one thread at a time, and
+    so is what lies beneath: `engine`, `target`.
     """
 
     def __init__(
@@ -75,15 +105,27 @@ class LLM:
         self._verifier, self._policy = build_verifier(verify), policy
         self._beside, self._offer = tuple(beside), tuple(offer)
         self._load = lru_cache(maxsize=4)(_checkpoint)
+        self._next, self._lock = Lock(), RLock()
         self.engine = self._engine(draft)
-        self._inboxes: dict[int, deque[Progress]] = {}
+        self._inboxes: dict[Sequence, _Inbox] = {}
 
     def use(self, draft: str, policy: str | None = None, *, verify: str | None = None) -> None:
         """Change the drafter, the policy and the rule; those not given are again what they were at first. The target stays
         loaded and requests in flight end with "abort"."""
-        engine = self._engine(draft, policy, verify)
-        self.engine.abort_all()
-        self.engine, self._inboxes = engine, {}
+        with self._turn():
+            engine = self._engine(draft, policy, verify)
+            self.engine.abort_all()
+            self.engine, self._inboxes = engine, {}
+
+    @contextmanager
+    def _turn(self) -> Iterator[None]:
+        """Have the engine for oneself. Who waits comes next: one that steps on and on would else let nobody in."""
+        with self._next:
+            self._lock.acquire()
+        try:
+            yield
+        finally:
+            self._lock.release()
 
     def _engine(self, draft: str, policy: str | None = None, verify: str | None = None) -> Engine:
         verifier = self._verifier if verify is None else build_verifier(verify)
@@ -143,7 +185,8 @@ class LLM:
         """Complete prompts, batched, in the order given. params: one for all, or one each; greedy by default.
 
         reference: text or token ids that the answers are expected to resemble, one for all or one each; `reference` drafts
-        from it, and it changes nothing but the time.
+        from it, and it changes nothing but the time. Raises RequestError, and LogitsError where a row to sample from holds no
+        number; then none of these prompts goes on.
         """
         asked = _listed(prompts)
         chosen = [params] * len(asked) if isinstance(params, SamplingParams) else list(params or [SamplingParams()] * len(asked))
@@ -154,18 +197,18 @@ class LLM:
             references *= len(asked)
         if len(references) != len(asked):
             raise RequestError(f"{len(asked)} prompts came with {len(references)} references")
-        for one in chosen:
-            self.lossless(one)
-        sequences: list[Sequence] = []
+        opened: dict[Sequence, _Inbox] = {}
         try:
-            for prompt, one, like in zip(asked, chosen, references, strict=True):
-                added = self.engine.add(self.encode(prompt), one, reference=self._reference(like, prompt))
-                sequences.append(self._opened(added, keeps=1))
-            ends = [self._inbox_until_end(sequence) for sequence in sequences]
+            with self._turn():
+                for one in chosen:
+                    self.lossless(one)
+                for prompt, one, like in zip(asked, chosen, references, strict=True):
+                    sequence = self.engine.add(self.encode(prompt), one, reference=self._reference(like, prompt))
+                    opened[sequence] = self._opened(sequence, keeps=1)
+            return [completed(sequence, self._text_at_end(sequence, inbox)) for sequence, inbox in opened.items()]
         finally:
-            for sequence in sequences:
+            for sequence in opened:
                 self._close(sequence)
-        return [completed(sequence, end.text) for sequence, end in zip(sequences, ends, strict=True)]
 
     def stream(
         self,
@@ -176,38 +219,58 @@ class LLM:
     ) -> Iterator[Progress]:
         """One prompt, step by step. The text of each `Progress` only grows; leaving the loop early ends the request.
 
-        reference: as for `generate`.
+        reference, errors: as for `generate`.
         """
         params = params or SamplingParams()
-        self.lossless(params)
         like = self._reference(reference, prompt)
-        sequence = self._opened(self.engine.add(self.encode(prompt), params, reference=like))
+        with self._turn():
+            self.lossless(params)
+            sequence = self.engine.add(self.encode(prompt), params, reference=like)
+            inbox = self._opened(sequence)
         try:
-            yield from self._received(sequence)
+            yield from self._received(sequence, inbox)
         finally:
             self._close(sequence)
 
-    def _opened(self, sequence: Sequence, keeps: int | None = None) -> Sequence:
-        """Make an inbox for its progress. keeps: how many of the latest; None for all."""
-        self._inboxes[sequence.key] = deque(maxlen=keeps)
-        return sequence
+    def _opened(self, sequence: Sequence, keeps: int | None = None) -> _Inbox:
+        """Make an inbox for its progress. keeps: as `_Inbox` has it."""
+        # by the sequence itself: every engine counts its keys from 0
+        inbox = self._inboxes[sequence] = _Inbox(keeps)
+        return inbox
 
     def _close(self, sequence: Sequence) -> None:
-        self._inboxes.pop(sequence.key, None)
-        self.engine.abort(sequence)
+        # not in turn: the collector may close a stream where this thread has the engine already
+        with self._lock:
+            self._inboxes.pop(sequence, None)
+            self.engine.abort(sequence)
 
-    def _received(self, sequence: Sequence) -> Iterator[Progress]:
-        """The progress of one request. Whoever waits runs the engine for all, and leaves the others theirs in their inbox."""
-        inbox = self._inboxes[sequence.key]
-        while inbox or sequence.finish_reason is None:
-            while not inbox:
-                for progress in self.engine.step():
-                    if (theirs := self._inboxes.get(progress.sequence.key)) is not None:
-                        theirs.append(progress)
-            yield inbox.popleft()
+    def _received(self, sequence: Sequence, inbox: _Inbox) -> Iterator[Progress]:
+        """The progress of one request, until it ends or another engine is used. Whoever waits runs the engine for all, and leaves
+        the others theirs in their inbox. Raises LogitsError."""
+        while True:
+            with self._turn():
+                # while it waited for its turn, another's step may have brought something
+                if not inbox:
+                    if not self.engine.serves(sequence):
+                        return
+                    self._step()
+                progress = inbox.take() if inbox else None
+            if progress is None:
+                continue
+            if progress.error is not None:
+                raise progress.error
+            yield progress
 
-    def _inbox_until_end(self, sequence: Sequence) -> Progress:
-        return deque(self._received(sequence), maxlen=1)[0]
+    def _step(self) -> None:
+        for progress in self.engine.step():
+            if (inbox := self._inboxes.get(progress.sequence)) is not None:
+                inbox.put(progress)
+
+    def _text_at_end(self, sequence: Sequence, inbox: _Inbox) -> str:
+        text = ""
+        for progress in self._received(sequence, inbox):
+            text = progress.text
+        return text
 
 
 def _checkpoint(name: str, weights: str | None = None) -> tuple[LanguageModel, Tokenizer]:

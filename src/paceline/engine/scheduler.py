@@ -54,7 +54,9 @@ class Scheduler:
         self.preemptions = 0
         self._steps = self._admissions = 0
         self._came: dict[int, int] = {}
-        """The step before which a sequence came."""
+        """The step before which a sequence that waits would have come, had it waited in one go."""
+        self._waited: dict[int, int] = {}
+        """Steps that a sequence in flight had waited when it was let in."""
         self._reached: dict[int, int] = {}
         """Tokens of a sequence that its tenant was charged for, what was found in the cache included."""
         self._overdue: set[int] = set()
@@ -72,6 +74,7 @@ class Scheduler:
         (self.running if sequence in self.running else self.waiting).remove(sequence)
         self._shares.leave(sequence.tenant)
         self._reached.pop(sequence.key, None)
+        self._waited.pop(sequence.key, None)
         self._overdue.discard(sequence.key)
 
     @property
@@ -139,6 +142,8 @@ class Scheduler:
             self.running.remove(sequence)
             self._prefixes.release(sequence)
             insort(self.waiting, sequence, key=lambda one: one.key)
+            # the steps in which it was in flight are no waiting; what it waited before is, or it might go in and out for ever
+            self._came[sequence.key] = self._steps - self._waited[sequence.key]
             self.preemptions += 1
 
     def _admit(self, wished: Budget) -> None:
@@ -155,6 +160,7 @@ class Scheduler:
                 return
             if self._waited_long(sequence):
                 self._overdue.add(sequence.key)
+            self._waited[sequence.key] = self._steps - self._came[sequence.key]
             self._admissions += 1
             self.waiting.remove(sequence)
             self._prefixes.begin(sequence, max(free - wished.nodes * (len(self.running) + 1), 0))
@@ -162,9 +168,12 @@ class Scheduler:
 
     def _in_turn(self) -> Iterator[Sequence]:
         """Those that wait, in the order in which they may come in."""
-        if self.waiting and self._admissions % _TURN == _TURN - 1 and self._waited_long(self.waiting[0]):
-            yield self.waiting[0]
+        if self.waiting and self._admissions % _TURN == _TURN - 1:
+            first = min(self.waiting, key=lambda one: self._came[one.key])
+            if self._waited_long(first):
+                yield first
         yield from sorted(self.waiting, key=self._rank)
 
     def _waited_long(self, sequence: Sequence) -> bool:
+        """Whether one that waits is overdue; only waiting counts, all of it together where it was preempted."""
         return self._steps - self._came[sequence.key] > _PATIENCE_STEPS

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence as Many
+from contextlib import contextmanager
 from enum import Enum
 from itertools import islice
 
@@ -18,7 +19,7 @@ import torch
 
 from paceline.draws import drawn, happens
 from paceline.kernels.device import served
-from paceline.sampling import Context, choose, probabilities, target_scores
+from paceline.sampling import Context, LogitsError, choose, probabilities, target_scores
 from paceline.sequence import Sequence
 from paceline.step import Verdict
 from paceline.tree import DraftTree, Proposal
@@ -35,7 +36,7 @@ class Exactness(Enum):
 
 
 class Verifier(ABC):
-    """exactness: per kind of proposal, at a temperature; what a rule keeps of greedy requests is `exact_when_greedy`.
+    """exactness: per kind of proposal; greedy requests keep their text under every rule that declares any.
 
     prefers: kinds a drafter should produce for it, the best first; POINT can always be had. amateur: True where it needs the
     drafter's own distribution, untouched by sampling parameters, at every node, those without children included. law: whose
@@ -48,14 +49,22 @@ class Verifier(ABC):
     amateur: bool = False
     law: str = "target"
 
-    @property
-    def exact_when_greedy(self) -> bool:
-        """Whether greedy requests keep the text of plain decoding, whatever is proposed: with every exact rule they do."""
-        return bool(self.exactness)
-
     @abstractmethod
     def __call__(self, sequences: Many[Sequence], trees: Many[DraftTree], logits: Many[torch.Tensor]) -> list[Verdict]:
-        """One verdict per sequence. logits: per sequence float32 [N, V], the target's at every candidate of its tree."""
+        """One verdict per sequence. logits: per sequence float32 [N, V], the target's at every candidate of its tree.
+
+        Raises LogitsError, with the sequence, where a row to sample from holds no number.
+        """
+
+
+@contextmanager
+def judged(sequence: Sequence) -> Iterator[None]:
+    """Whatever is raised within because of logits that are not numbers names this sequence."""
+    try:
+        yield
+    except LogitsError as error:
+        error.sequence = sequence
+        raise
 
 
 class NodeByNode(Verifier):
@@ -92,7 +101,8 @@ class NodeByNode(Verifier):
         """The verdict on one tree. logits: float32 [N, V]."""
         tip, twins, tokens = 0, (0,), ()
         while True:
-            law = self.target_probs(sequence, tokens, logits[tip], _shown(tree, twins) if self.amateur else None)
+            with judged(sequence):
+                law = self.target_probs(sequence, tokens, logits[tip], _shown(tree, twins) if self.amateur else None)
             child, law = _settled(self.trials(law, groups_below(tree, twins)), sequence)
             if child is None:
                 last = drawn(torch.from_numpy(law), sequence, "residual", tip)
@@ -127,7 +137,7 @@ class LongestPath(Verifier):
     prefers = (Proposal.POINT,)
 
     def __call__(self, sequences: Many[Sequence], trees: Many[DraftTree], logits: Many[torch.Tensor]) -> list[Verdict]:
-        return [self.longest(*one) for one in zip(sequences, trees, logits, strict=True)]
+        return [_judged(self.longest, *one) for one in zip(sequences, trees, logits, strict=True)]
 
     @abstractmethod
     def worth(self, scores: torch.Tensor) -> np.ndarray:
@@ -171,9 +181,16 @@ def greedy_or(
     work = list(zip(sequences, trees, logits, strict=True))
     greedy = [one for one in work if one[0].params.temperature == 0.0]
     if not greedy:
-        return [sampled(*one) for one in work]
+        return [_judged(sampled, *one) for one in work]
     followed = iter(follow_choices(*zip(*greedy, strict=True)))
-    return [next(followed) if one[0].params.temperature == 0.0 else sampled(*one) for one in work]
+    return [next(followed) if one[0].params.temperature == 0.0 else _judged(sampled, *one) for one in work]
+
+
+def _judged(
+    rule: Callable[[Sequence, DraftTree, torch.Tensor], Verdict], sequence: Sequence, tree: DraftTree, logits: torch.Tensor
+) -> Verdict:
+    with judged(sequence):
+        return rule(sequence, tree, logits)
 
 
 def follow_choices(sequences: Many[Sequence], trees: Many[DraftTree], logits: Many[torch.Tensor]) -> list[Verdict]:
