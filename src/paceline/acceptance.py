@@ -13,6 +13,7 @@ from itertools import islice
 
 import numpy as np
 
+from paceline.share import Share
 from paceline.stopping import CLASSES, DEEPEST, LIKELIEST, class_of
 from paceline.tree import DraftTree
 
@@ -24,20 +25,6 @@ _FADING = 0.93
 """What a step leaves of what a request has shown before: some fifteen steps count."""
 _DOUBT = 1.5
 """Expected hits of a request that must have come in, or failed to, before it is held to differ from others."""
-
-
-@dataclass
-class _Rate:
-    """Hits and trials, the drafter's word among them."""
-
-    hits: float
-    trials: float
-
-    def see(self, hit: bool) -> None:
-        self.hits += hit
-        self.trials += 1.0
-        if self.trials > _MEMORY:
-            self.hits, self.trials = self.hits / 2, self.trials / 2
 
 
 @dataclass
@@ -56,7 +43,7 @@ class Acceptance:
     """Probabilities that drafted tokens come true. Requests are known by their key until they are released."""
 
     def __init__(self) -> None:
-        self._rates: dict[tuple[str, int, int], _Rate] = {}
+        self._rates: dict[tuple[str, int, int], Share] = {}
         self._chances: dict[str, np.ndarray] = {}
         """Source -> the same rates as a table, for drafters that end by them."""
         self._requests: dict[tuple[int, str], _Record] = {}
@@ -72,7 +59,7 @@ class Acceptance:
             if factor is None:
                 factor = factors[source] = self.factor(key, source)
             rate = self._rate(_place(source, depth, held), held)
-            confidences.append(min(factor * rate.hits / rate.trials, LIKELIEST))
+            confidences.append(min(factor * rate.rate, LIKELIEST))
         return tree.rated(confidences)
 
     def factor(self, key: int, source: str) -> float:
@@ -88,7 +75,7 @@ class Acceptance:
             table = self._chances[source] = np.tile(words, (DEEPEST, 1))
             for (of, level, place), rate in self._rates.items():
                 if of == source:
-                    table[level - 1, place] = rate.hits / rate.trials
+                    table[level - 1, place] = rate.rate
         return table
 
     def observe(self, key: int, tree: DraftTree, emitted: Many[int]) -> None:
@@ -102,22 +89,22 @@ class Acceptance:
                 record.expected *= _FADING
             place = _place(source, tree.depth[node], tree.confidences[node])
             rate = self._rate(place, tree.confidences[node])
-            record.expected += rate.hits / rate.trials
+            record.expected += rate.rate
             record.hits += hit
             rate.see(hit)
             table = self._chances.get(source)
             if table is not None:
-                table[place[1] - 1, place[2]] = rate.hits / rate.trials
+                table[place[1] - 1, place[2]] = rate.rate
 
     def release(self, key: int) -> None:
         """Forget a request; what it taught about its drafters stays."""
         for known in [place for place in self._requests if place[0] == key]:
             del self._requests[known]
 
-    def _rate(self, place: tuple[str, int, int], held: float) -> _Rate:
+    def _rate(self, place: tuple[str, int, int], held: float) -> Share:
         rate = self._rates.get(place)
         if rate is None:
-            rate = self._rates[place] = _Rate(_PRIOR * min(max(held, 0.0), 1.0), _PRIOR)
+            rate = self._rates[place] = Share(_PRIOR * min(max(held, 0.0), 1.0), _PRIOR, _MEMORY)
         return rate
 
 

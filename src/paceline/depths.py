@@ -10,6 +10,7 @@ from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
 from itertools import takewhile
 
+from paceline.share import Share
 from paceline.stopping import DEEPEST
 from paceline.tree import DraftTree
 
@@ -22,31 +23,13 @@ _MEMORY = 80.0
 
 
 @dataclass
-class Share:
-    """How often something was so."""
-
-    hits: float
-    trials: float
-
-    def see(self, hit: bool) -> None:
-        self.hits += hit
-        self.trials += 1.0
-        if self.trials > _MEMORY:
-            self.hits, self.trials = self.hits / 2, self.trials / 2
-
-    @property
-    def rate(self) -> float:
-        return self.hits / self.trials
-
-
-@dataclass
 class _Level:
     """Of all that were granted: drafted. Of those whose parent came true: brought, which is drafted and right. Of those drafted
     whose parent came true: right."""
 
     drafted: Share
-    brought: Share = field(default_factory=lambda: Share(_PRIOR * _FIRST, _PRIOR))
-    right: Share = field(default_factory=lambda: Share(_PRIOR * _FIRST, _PRIOR))
+    brought: Share = field(default_factory=lambda: Share(_PRIOR * _FIRST, _PRIOR, _MEMORY))
+    right: Share = field(default_factory=lambda: Share(_PRIOR * _FIRST, _PRIOR, _MEMORY))
 
 
 class Depths:
@@ -75,7 +58,7 @@ class Depths:
         """See what came of one draft that might have had `granted` levels. emitted: what followed its root."""
         levels, deepest = self._levels.setdefault(part, []), tree.deepest
         for share in self.drafted(part, min(granted, DEEPEST))[len(levels) :]:
-            levels.append(_Level(Share(_PRIOR * share, _PRIOR)))
+            levels.append(_Level(Share(_PRIOR * share, _PRIOR, _MEMORY)))
         right = _right(tree, emitted)
         for depth, level in enumerate(levels[:granted], 1):
             level.drafted.see(depth <= deepest)

@@ -91,7 +91,7 @@ def test_so_they_have_behind_drafts_that_know_the_noise_of_match(rule: str) -> N
 @pytest.mark.parametrize("branching", [Branching.CHAIN, Branching.TREE])
 @pytest.mark.parametrize("rule", ["rejection", "block"])
 def test_choosing_between_a_drawn_chain_and_a_point_mass_keeps_the_law(rule: str, branching: Branching) -> None:
-    """Where only one of both can be verified the likelier one is kept, and how likely a drawn one is depends on what was drawn."""
+    """Where only one of both can be verified the likelier one is kept; how likely a drawn one is depends on what was drawn."""
     target = TableModel(5, sharpness=1.3, seed=8, branching=branching)
     drafter = MergedDrafter([draft(Proposal.POINT, (1, 1), "found", 2), model(Proposal.IID, depth=2)])
     with bulk():

@@ -63,7 +63,8 @@ def commands(recipe: dict[str, Any], name: str) -> str:
         options = record["options"]
         length = "--steps" if stage == "target" else "--draft-steps"
         names = SHARED + sizes + (("compiled",) if options["compiled"] else ())
-        lines.append(f"python -m paceline.zoo.train --data FOLDER --what {stage} {length} {record['steps']} " + options_line(options, names))
+        begin = f"python -m paceline.zoo.train --data FOLDER --what {stage} {length} {record['steps']}"
+        lines.append(f"{begin} {options_line(options, names)}")
     lines.append(f"python -m paceline.zoo.train --data FOLDER --what export --name {name}")
     return "\n".join(f"    {line}" for line in lines)
 

@@ -1,0 +1,24 @@
+"""Share: how often something was so, of late."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass
+class Share:
+    """Hits and trials, those that were only believed among them. memory: trials remembered before older ones fade."""
+
+    hits: float
+    trials: float
+    memory: float
+
+    def see(self, hit: bool) -> None:
+        self.hits += hit
+        self.trials += 1.0
+        if self.trials > self.memory:
+            self.hits, self.trials = self.hits / 2, self.trials / 2
+
+    @property
+    def rate(self) -> float:
+        return self.hits / self.trials
