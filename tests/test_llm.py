@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Event, Thread
+from time import sleep
 
 import pytest
+import torch
 
 from paceline import LLM, SamplingParams
 from paceline.engine.engine import RequestError
+from paceline.sampling import LogitsError
 from tiny import save_tiny
 
 
@@ -86,6 +91,148 @@ def test_another_drafter_ends_what_was_in_flight(llm: LLM) -> None:
     assert sequence.finish_reason == "abort"
     assert [p.sequence is sequence for p in stream] in ([], [True])
     assert llm.draft_name == "none"
+
+
+def test_a_stream_from_before_another_drafter_ends_none_from_after_it(llm: LLM) -> None:
+    before = llm.stream("the", PARAMS)
+    next(before)
+    llm.use("none")
+    # the first of its engine, as the other was of its own
+    after = llm.stream("in", PARAMS)
+    next(after)
+    before.close()
+    text = list(after)[-1].text
+    assert text == llm.generate("in", PARAMS)[0].text
+    assert idle(llm)
+
+
+def test_an_answer_that_another_drafter_ended_says_so(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where another thread asks for that drafter."""
+    engine, steps = llm.engine, []
+    step = engine.step
+
+    def once_then_another():
+        steps.append(step())
+        llm.use("none")
+        return steps[-1]
+
+    monkeypatch.setattr(engine, "step", once_then_another)
+    answer = llm.generate("the", PARAMS)[0]
+    assert answer.finish_reason == "abort"
+    assert len(steps) == 1
+    assert len(answer.token_ids) < PARAMS.max_tokens
+    assert idle(llm)
+
+
+@pytest.mark.parametrize("draft", ["ngram:min=1", "model"])
+def test_threads_get_the_texts_that_they_get_alone(folder: Path, draft: str) -> None:
+    llm = LLM(str(folder), draft if draft != "model" else f"model:{folder.parent / 'draft'}")
+    work = [[(f"{word} {number}", PARAMS.model_copy(update={"seed": number})) for number in range(8)] for word in ("the", "in")]
+    alone = [[llm.generate(*one)[0].token_ids for one in mine] for mine in work]
+
+    def several(mine: list[tuple[str, SamplingParams]]) -> list[list[int]]:
+        answers = [llm.generate(*one)[0].token_ids for one in mine[:3]]
+        answers += [list(llm.stream(*one))[-1].sequence.generated for one in mine[3:5]]
+        prompts, params = zip(*mine[5:], strict=True)
+        return answers + [answer.token_ids for answer in llm.generate(list(prompts), list(params))]
+
+    with ThreadPoolExecutor(2) as pool:
+        for _ in range(4):
+            assert list(pool.map(several, work)) == alone
+    assert idle(llm)
+
+
+def test_a_thread_that_steps_on_and_on_lets_others_in(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    params = PARAMS.model_copy(update={"max_tokens": 110, "ignore_eos": True})
+    running, ended, step = Event(), Event(), llm.engine.step
+
+    def long_step():
+        # as a larger model: others wait, and would have to be quicker than the thread that asks again at once
+        sleep(0.002)
+        return step()
+
+    monkeypatch.setattr(llm.engine, "step", long_step)
+
+    def steps_on() -> None:
+        while not ended.is_set():
+            for _ in llm.stream("the", params):
+                running.set()
+
+    other = Thread(target=steps_on, daemon=True)
+    other.start()
+    assert running.wait(30)
+    waited = []
+    for _ in range(10):
+        before = llm.engine.speculative.forwards
+        llm.generate("in", PARAMS.model_copy(update={"max_tokens": 1}))
+        waited.append(llm.engine.speculative.forwards - before)
+    ended.set()
+    other.join(30)
+    assert not other.is_alive()
+    assert max(waited) <= 4
+
+
+def test_a_stream_that_nobody_reads_keeps_its_text_once(llm: LLM) -> None:
+    params = PARAMS.model_copy(update={"max_tokens": 60, "ignore_eos": True})
+    alone = [progress.text for progress in llm.stream("the", params)]
+    unread = llm.stream("the", params)
+    texts, ends = [next(unread).text], []
+    llm.generate("in", params)
+    (inbox,) = llm._inboxes.values()
+    assert len(inbox) > 10
+    held = sum(len(value) for step in inbox._steps for value in step if isinstance(value, str)) + len(inbox._text)
+    assert held <= len(alone[-1])
+    for progress in unread:
+        texts.append(progress.text)
+        ends.append(progress.finished)
+    assert texts == alone, "and every step can still be read"
+    assert ends == [False] * (len(ends) - 1) + [True]
+
+
+def test_logits_that_are_not_numbers_are_a_sentence_for_that_prompt_alone(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    alone = llm.generate("in", PARAMS)[0].text
+    other, begun = llm.stream("in", PARAMS), llm.stream("the thin", PARAMS)
+    next(other)
+    next(begun)
+    bad, score = tuple(llm.encode("the thin")), llm.target.score
+
+    def not_numbers(step, cache, taps=()):
+        scores, row = score(step, cache, taps), 0
+        for segment in step.segments:
+            if segment.sequence.prompt == bad:
+                scores.logits[row : row + segment.nodes] = torch.nan
+            row += segment.nodes
+        return scores
+
+    monkeypatch.setattr(llm.target, "score", not_numbers)
+    with pytest.raises(LogitsError, match="not numbers"):
+        llm.generate("the thin", PARAMS)
+    assert list(other)[-1].text == alone
+    with pytest.raises(LogitsError, match="not numbers"):
+        list(begun)
+    assert idle(llm)
+
+
+def test_an_answer_that_ends_in_a_step_that_fails_for_another_is_whole(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    short = PARAMS.model_copy(update={"max_tokens": 3})
+    alone = llm.generate("the", short)[0].text
+    stream, other = llm.stream("the", short), llm.stream("in", PARAMS)
+    last = next(stream)
+    next(other)
+    policy = llm.engine.speculative.policy
+    observe = policy.observe
+
+    def interrupted(*given) -> None:
+        observe(*given)
+        if last.sequence.finish_reason is not None:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(policy, "observe", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            list(other)
+    assert list(stream)[-1].text == alone
+    assert idle(llm)
 
 
 def test_a_draft_with_a_smaller_vocabulary_drafts_only_what_it_can_read(folder: Path, tmp_path: Path) -> None:

@@ -156,6 +156,61 @@ def test_whoever_waits_long_has_a_turn_whatever_the_others_are() -> None:
     assert patient.generated_tokens == 12
 
 
+def scarce(engine: Engine) -> tuple[Sequence, list[Sequence]]:
+    """A calm request that is let in at once, and urgent ones beside it until it must give its place up."""
+    params = SamplingParams(max_tokens=400, ignore_eos=True)
+    calm = engine.add([1] * 4, params, priority=5)
+    for _ in range(300):
+        engine.step()
+    urgent = [engine.add([2] * 80, params, priority=-5)]
+    while not engine.scheduler.preemptions:
+        engine.step()
+    assert calm in engine.scheduler.waiting
+    return calm, urgent
+
+
+def test_what_ran_for_long_and_gave_its_place_up_has_not_waited_long() -> None:
+    engine = engine_of(TableModel(5), limits=Limits(batch=2, chunk=500, cache_tokens=450))
+    calm, (urgent,) = scarce(engine)
+    engine.abort(urgent)
+    engine.step()
+    assert calm in engine.scheduler.running
+    urgent = engine.add([3] * 80, SamplingParams(max_tokens=400, ignore_eos=True), priority=-5)
+    while engine.scheduler.preemptions < 2:
+        engine.step()
+    assert engine.scheduler.running == [urgent], "it came long ago, and yet the urgent come first"
+
+
+def test_one_that_goes_in_and_out_has_waited_as_long_as_all_its_waits_together() -> None:
+    engine = engine_of(TableModel(5), limits=Limits(batch=2, chunk=500, cache_tokens=450))
+    calm, others = scarce(engine)
+    for number in range(2):
+        # less than it takes to be overdue, each time
+        for _ in range(150):
+            engine.step()
+        assert calm in engine.scheduler.waiting
+        engine.abort(others[-1])
+        engine.step()
+        assert calm in engine.scheduler.running
+        others.append(engine.add([3] * 80, SamplingParams(max_tokens=400, ignore_eos=True), priority=-5))
+        preempted = engine.scheduler.preemptions
+        while engine.scheduler.preemptions == preempted and calm.finish_reason is None:
+            engine.step()
+        assert (calm in engine.scheduler.waiting) == (number == 0)
+    assert calm.finish_reason == "length" or calm in engine.scheduler.running
+
+
+def test_a_young_wait_at_the_front_hides_none_that_is_overdue() -> None:
+    """What was preempted stands before those that came after it, some of which have waited longer."""
+    engine = engine_of(TableModel(5), limits=Limits(batch=2, chunk=500, cache_tokens=450))
+    params = SamplingParams(max_tokens=9, ignore_eos=True)
+    first, second = engine.add([1] * 4, params, priority=9), engine.add([2] * 4, params, priority=9)
+    scheduler = engine.scheduler
+    scheduler._steps, scheduler._admissions = 1000, 3
+    scheduler._came.update({first.key: 990, second.key: 10})
+    assert next(scheduler._in_turn()) is second
+
+
 def test_a_tenant_who_comes_back_has_saved_nothing_up() -> None:
     shares = Shares()
     shares.enter("a")

@@ -47,7 +47,8 @@ class Progress:
 
     @property
     def finished(self) -> bool:
-        return self.sequence.finish_reason is not None
+        """Whether it is the last of its sequence."""
+        return self.outcome.verdict.finish is not None
 
 
 _KEPT_BYTES = 128 << 20
@@ -166,8 +167,7 @@ class Engine:
 
     def _progress(self, outcome: Outcome, error: LogitsError | None = None) -> Progress:
         stream = self.stops.stream(outcome.sequence)
-        ended = outcome.sequence.finish_reason is not None and error is None
-        return Progress(outcome, stream.text if ended else stream.safe, error)
+        return Progress(outcome, stream.text if outcome.verdict.finish and error is None else stream.safe, error)
 
     def _recover(self, work: Many[Work]) -> None:
         """Undo what a step left half done: what it committed stands, and for the others it was never run."""
@@ -179,13 +179,13 @@ class Engine:
                 if cache.length(sequence.key) >= len(sequence.tokens):
                     cache.truncate(sequence.key, len(sequence.tokens) - 1)
             elif sequence in self.scheduler.running:
-                self._owed[sequence] = self._progress(_nothing_more(sequence))
+                self._owed[sequence] = self._progress(_nothing_more(sequence, sequence.finish_reason))
                 self._leave(sequence)
                 self.prefixes.release(sequence)
 
     def _given_up(self, sequence: Sequence, error: LogitsError) -> Progress:
         """The end of a sequence that cannot go on; what was computed for it is not to be trusted."""
-        progress = self._progress(_nothing_more(sequence), error)
+        progress = self._progress(_nothing_more(sequence, "abort"), error)
         self.abort(sequence)
         return progress
 
@@ -220,6 +220,6 @@ class Engine:
         return sequence in self._owed or (sequence.finish_reason is None and self.scheduler.has_work)
 
 
-def _nothing_more(sequence: Sequence) -> Outcome:
-    """The outcome of no step at all."""
-    return Outcome(sequence, DraftTree.root(sequence.root), Verdict(), Timings(0.0, 0.0, 0.0, 0.0), 0)
+def _nothing_more(sequence: Sequence, finish: str) -> Outcome:
+    """The outcome of no step at all, which ends a sequence."""
+    return Outcome(sequence, DraftTree.root(sequence.root), Verdict(finish=finish), Timings(0.0, 0.0, 0.0, 0.0), 0)
