@@ -22,9 +22,8 @@ import torch
 from paceline.cache.base import KVCache
 from paceline.constraint import Ahead
 from paceline.drafters.base import Drafter
-from paceline.growth import Growth
+from paceline.growth import Growth, chosen_shares
 from paceline.models.base import LanguageModel, Scores
-from paceline.noise import gumbel
 from paceline.policies.base import Policy
 from paceline.sampling import Context, LogitsError, target_scores
 from paceline.sequence import Sequence
@@ -35,8 +34,6 @@ from paceline.verifiers.base import Verifier
 
 _PIECE = 512
 """Rows per sequence of one forward while a long prompt is read."""
-_FAR = 12.0
-"""Tokens whose scores are further than this below the largest count for nothing in a confidence."""
 
 
 class Cascade(LanguageModel):
@@ -211,14 +208,11 @@ class _Confident(Verifier):
 def confidence(row: torch.Tensor, context: Context, token: int) -> float:
     """How likely a model holds the token that it chose: its share in the softmax of what it chose by, the noise of the position
     included. row: float32 [V], its logits. Raises LogitsError where they are not numbers."""
-    scores = target_scores(row, context).cpu().numpy().astype(np.float64)
+    scores, sequence = target_scores(row, context).cpu().numpy(), context.sequence
     if not np.isfinite(scores.max()):
         raise LogitsError
-    near = np.flatnonzero(scores >= min(scores.max() - _FAR, scores[token]))
-    chosen_by = scores[near]
-    if context.sequence.params.temperature > 0.0:
-        chosen_by += gumbel(context.sequence.seed, context.position, near)
-    return float(1.0 / np.exp(chosen_by - chosen_by[np.searchsorted(near, token)]).sum())
+    noise = (sequence.seed, context.position) if sequence.params.temperature > 0.0 else None
+    return float(chosen_shares(scores, [token], noise)[0])
 
 
 @dataclass

@@ -57,8 +57,9 @@ class Depths:
     def observe(self, part: str, granted: int, tree: DraftTree, emitted: Many[int]) -> None:
         """See what came of one draft that might have had `granted` levels. emitted: what followed its root."""
         levels, deepest = self._levels.setdefault(part, []), tree.deepest
-        for share in self.drafted(part, min(granted, DEEPEST))[len(levels) :]:
-            levels.append(_Level(Share(_PRIOR * share, _PRIOR, _MEMORY)))
+        if len(levels) < min(granted, DEEPEST):
+            for share in self.drafted(part, min(granted, DEEPEST))[len(levels) :]:
+                levels.append(_Level(Share(_PRIOR * share, _PRIOR, _MEMORY)))
         right = _right(tree, emitted)
         for depth, level in enumerate(levels[:granted], 1):
             level.drafted.see(depth <= deepest)

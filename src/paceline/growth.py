@@ -99,14 +99,13 @@ class Draft:
     def grow(self, logits: torch.Tensor) -> None:
         """Hang children below the nodes that were asked for. logits: float32 [asked, V]."""
         fresh: list[int] = []
-        noise = _Noise(self.sequence, len(self._nodes[self.asked[0]].path))
+        noise, stopping = _Noise(self.sequence, len(self._nodes[self.asked[0]].path)), self._budget.stopping
         for at, row in zip(self.asked, logits, strict=True):
             node = self._nodes[at]
             places = self._places(node) if at in self._parents else ()
             for place, (token, confidence) in zip(places, self._chosen(at, row, len(places), noise), strict=False):
                 fresh.append(len(self._nodes))
                 worth, path = node.worth * confidence, (*node.path, token)
-                stopping = self._budget.stopping
                 reach = stopping.reach(node.reach, len(path), confidence) if stopping else 1.0
                 self._nodes.append(_Node(token, at, place, path, confidence, worth, reach))
         self._parents = set(self._parents_of(fresh)) if fresh else set()
@@ -226,10 +225,18 @@ class _Noise:
         best = noised_best(scores, self._seed, self._position, count)
         if not best:
             return []
-        near = np.union1d(np.flatnonzero(row >= row.max() - _FAR), best)
-        noised = row[near] + gumbel(self._seed, self._position, near).astype(np.float64)
-        shares = _shares(noised)[np.searchsorted(near, best)]
+        shares = chosen_shares(row, best, (self._seed, self._position))
         return list(zip(best, shares.tolist(), strict=True))
+
+
+def chosen_shares(row: np.ndarray, tokens: Many[int], noise: tuple[int, int] | None) -> np.ndarray:
+    """Shares of tokens in the softmax of what they were chosen by. row: float [V], the scores. noise: seed and position of that
+    which was added to them; None for none."""
+    near = np.union1d(np.flatnonzero(row >= row.max() - _FAR), tokens)
+    chosen_by = row[near].astype(np.float64)
+    if noise is not None:
+        chosen_by += gumbel(*noise, near)
+    return _shares(chosen_by)[np.searchsorted(near, tokens)]
 
 
 def _host(scores: torch.Tensor) -> np.ndarray:

@@ -367,3 +367,15 @@ def test_what_is_told_to_be_expected_is_what_was_decided_by() -> None:
     for _ in range(100):
         policy.observe([sequence()], [boastful], [Verdict((), (7,), 0)], STEP)
     assert policy.predicted(boastful) < 1.0 + 0.3 * (hopeful - 1.0)
+
+
+def test_a_trial_takes_its_time_too() -> None:
+    """What the target looks at of a step is weighed against all that its drafts took, those of a trial among them."""
+    policy = adaptive_with({1: 1.0, 8: 8.0}, 0.5)
+    for _ in range(2000):
+        (budget,) = policy.budgets(MODEL, [sequence()], [DraftTree.root(3)])
+        if budget.depth == 2:
+            break
+        policy.observe([sequence()], [DraftTree.root(3)], [Verdict((), (7,), 0)], STEP)
+    assert budget.depth == 2
+    assert policy._drafted_s == pytest.approx(policy.costs.draft_s("model", 2, 1))

@@ -130,7 +130,8 @@ class AdaptivePolicy(Policy):
             self._visits.setdefault(key, {})[part.name] = _Visit(self._steps, len(sequences[at].tokens))
             if self._accounts.asked:
                 self._deepened[key] = self._chain(sequences[at], part)[:depth]
-        self._drafted_s += decision.draft_s
+        # a trial is no decision, and goes to its depth
+        self._drafted_s += decision.draft_s or self.costs.draft_s(part.name, depth, len(chosen))
         return granted
 
     def _least(self, part: Part, depth: int, count: int, rows: int) -> list[float]:
