@@ -11,8 +11,9 @@ import torch
 
 from paceline.kernels.native import arithmetic, drafting, rows
 from paceline.kernels.native.compiled import SOURCES
-from paceline.kernels.native.formats import BLOCK, GROUP, Format, Packed
-from paceline.kernels.native.layout import BYTES, HALVES
+from paceline.kernels.native.formats import BLOCK, GROUP, LARGEST, Format, Packed
+from paceline.kernels.native.layout import BYTES, HALVES, WORDS
+from paceline.kernels.native.matrix_unit import fewest_rows
 from paceline.kernels.native.memory import float_of, floats, half_copied, put, put_half
 from paceline.kernels.native.products import laid_as, product_address
 from paceline.kernels.native.tiles import STORE
@@ -81,7 +82,7 @@ def _many(sources: str) -> Any:
             put_word(out, drafting._drawn(a, count, number, more))
         elif which == 13:
             laid = int(number)
-            rows.narrowed(laid, a, count, padded_inputs(count, BLOCK if laid == BYTES else GROUP), more, out, b, c)
+            rows.narrowed(laid, a, count, padded_inputs(count, BLOCK if laid in (BYTES, WORDS) else GROUP), more, out, b, c)
         elif which == 14:
             parts = rows.parts_of(count, more)
             for part in range(parts + 1):
@@ -152,11 +153,17 @@ def laid_out(activations: torch.Tensor, packed: Packed) -> torch.Tensor:
     if not bits:
         return full.T.contiguous()
     groups = full.view(count, -1, packed.form.group(packed.padded_inputs))
-    scales = groups.abs().amax(-1) / (2 ** (bits - 1) - 1)
-    inverse = torch.where(scales >= 2.0**-126, 1 / scales, 0.0)
-    whole = (groups * inverse[..., None] + 0.5).floor().to(torch.int32)
-    if bits == 8:
-        blocks = whole.to(torch.int8).view(count, -1, BLOCK).transpose(0, 1).flatten()
+    whole, scales = quantized(groups, packed.form)
+    if packed.form.scaled_once:
+        whole = whole.view(count, -1, BLOCK)
+        if bits == 8:
+            laid = whole.to(torch.int8)
+        elif count >= fewest_rows(packed.form):
+            upper = (whole + 128).div(256, rounding_mode="floor")
+            laid = torch.cat([upper, whole - 256 * upper]).to(torch.int8)
+        else:
+            laid = whole.to(torch.int16).unflatten(2, (-1, 4))[..., [0, 2, 1, 3]].flatten(2).view(torch.int8)
+        blocks, whole = laid.transpose(0, 1).flatten(), whole.view(count, 1, -1)
         head = torch.stack([scales[:, 0].view(torch.int32), whole[:, 0].sum(-1, dtype=torch.int32)])
         spare = torch.full((count * (BLOCK - 8),), 77, dtype=torch.int8)
         return torch.cat([blocks, head.flatten().view(torch.int8), spare])
@@ -166,6 +173,14 @@ def laid_out(activations: torch.Tensor, packed: Packed) -> torch.Tensor:
         head = torch.stack([scales[:, group].view(torch.int32), whole[:, group].sum(-1, dtype=torch.int32)])
         parts.append(torch.cat([head, words.T]).flatten())
     return torch.cat(parts).view(torch.int8)
+
+
+def quantized(groups: torch.Tensor, form: Format) -> tuple[torch.Tensor, torch.Tensor]:
+    """Activations [..., group] as whole numbers, int32, and their scales [...]."""
+    largest = LARGEST[form.activation_bits] if form.scaled_once else 2 ** (form.activation_bits - 1) - 1
+    scales = groups.abs().amax(-1) / largest
+    inverse = torch.where(scales >= 2.0**-126, 1 / scales, 0.0)
+    return (groups * inverse[..., None] + 0.5).floor().to(torch.int32), scales
 
 
 def multiplied(
@@ -203,5 +218,5 @@ def as_read(activations: torch.Tensor, form: Format) -> torch.Tensor:
     inputs = activations.shape[-1]
     full = form.padded(inputs)
     groups = torch.nn.functional.pad(activations, (0, full - inputs)).unflatten(-1, (-1, form.group(full)))
-    scales = groups.abs().amax(-1, keepdim=True) / (2 ** (form.activation_bits - 1) - 1)
-    return ((groups / scales.clamp(min=1e-30)).round() * scales).flatten(-2)[..., :inputs]
+    whole, scales = quantized(groups, form)
+    return (whole * scales[..., None]).flatten(-2)[..., :inputs]

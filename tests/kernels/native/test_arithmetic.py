@@ -186,7 +186,7 @@ def test_what_is_no_number_makes_what_shares_its_scale_none(name: str, odd: floa
     out = torch.zeros(form.row_bytes(2 * GROUP) // 4)
     call(NARROWED, row, 0, 1, count=2 * GROUP, number=laid_as(form), out=out)
     if form.scaled_once:
-        assert not out[2 * GROUP // 4].isfinite()
+        assert not out[2 * GROUP * form.activation_bits // 8 // 4].isfinite()
     else:
         assert out[0].isfinite()
         assert not out[len(out) // 2].isfinite()

@@ -24,7 +24,7 @@ WORDS_OF = {
     "fp32": VECTOR,
     "fp16": ir.VectorType(F16, LANES),
     "bf16": WORDS,
-    "int8": ir.VectorType(I8, 2 * LANES),
+    "int8": WORDS,
     "int4": WORDS,
     "w8a8": WORDS,
 }
@@ -45,10 +45,13 @@ def widened(builder: Any, form: Format, word: Any, step: int) -> Any:
 
 
 def whole_numbers(builder: Any, form: Format, word: Any, step: int) -> Any:
-    """The `step`-th weights of each lane's word, as they are multiplied: two of 16 bits or four unsigned ones of 8."""
+    """The `step`-th weights of each lane's word, as they are multiplied: two of 16 bits or four unsigned ones of 8.
+
+    Of four signed bytes the first and third make a pair, and the second and fourth, whatever instructions there are.
+    """
     match form.name:
         case "int8":
-            return builder.bitcast(builder.sext(word, PAIRS), WORDS)
+            return builder.bitcast(_signed_bytes(builder, word, odd=step == 1), WORDS)
         case "int4":
             return builder.and_(builder.lshr(word, repeated(4 * step)), repeated(0x000F000F))
         case "w8a8":
@@ -63,12 +66,16 @@ def four_products(builder: Any, sums: Any, unsigned: Any, signed: Any) -> Any:
         kind = ir.VectorType(I8, 4 * LANES)
         callee = external(builder, f"llvm.x86.avx512.vpdpbusd.{bits}", WORDS, [WORDS, kind, kind])
         return builder.call(callee, [sums, builder.bitcast(unsigned, kind), builder.bitcast(signed, kind)])
-    halves, byte = builder.bitcast(signed, PAIRS), ir.Constant(PAIRS, [8] * 2 * LANES)
     for odd in (False, True):
         left = builder.and_(builder.lshr(unsigned, repeated(8)) if odd else unsigned, repeated(0x00FF00FF))
-        right = builder.ashr(halves if odd else builder.shl(halves, byte), byte)
-        sums = pair_products(builder, sums, left, builder.bitcast(right, WORDS))
+        sums = pair_products(builder, sums, left, builder.bitcast(_signed_bytes(builder, signed, odd), WORDS))
     return sums
+
+
+def _signed_bytes(builder: Any, words: Any, odd: bool) -> Any:
+    """The lower or upper signed byte of every 16 bits, as PAIRS."""
+    halves, byte = builder.bitcast(words, PAIRS), ir.Constant(PAIRS, [8] * 2 * LANES)
+    return builder.ashr(halves if odd else builder.shl(halves, byte), byte)
 
 
 def pair_products(builder: Any, sums: Any, left: Any, right: Any) -> Any:

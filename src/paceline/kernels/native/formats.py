@@ -1,11 +1,11 @@
 """Formats: how weights lie in memory for the tiles, and what each format makes of a number.
 
 A matrix [N, K] is stored as panels of PANEL outputs. Within a panel the inputs follow one another, each with one weight per
-output side by side, so that a register holds the same input of LANES outputs. `int8` and `int4` keep one float16 scale per output
-and group of 32 inputs, in front of the group (as Q8_0 does; the largest magnitude maps to 127, or 7). Activations that meet them
-become whole numbers too, of 16 bits with a float32 scale per row and group, so that a group's products are summed exactly and two
-at a time (ADR 0011). `w8a8` has one float16 scale per output, and one float32 scale per row of activations, which become 8
-bits: a sum over all inputs is exact and scaled once, so that a processor's matrix unit can make it (ADR 0012).
+output side by side, so that a register holds the same input of LANES outputs. Whole numbers lie behind the float16 scales that
+they share (the largest magnitude maps to 127, or 7), and activations that meet them become whole numbers too, with float32
+scales, so that many products are summed exactly and several at a time. `int4` has a scale per output and group of 32 inputs, and
+activations of 16 bits one per row and group (ADR 0011). `int8` and `w8a8` have one per output, and one per row of activations, of
+16 bits and of 8, so that a processor's matrix unit can make their sums (ADR 0012, ADR 0013).
 """
 
 from __future__ import annotations
@@ -18,9 +18,13 @@ from paceline.kernels.native.arena import Arena
 from paceline.kernels.native.vectors import PANEL
 
 GROUP = 32
-"""Inputs that share a scale in `int8` and `int4`; every K is padded with zeros to a multiple of it."""
+"""Inputs that share a scale in `int4`; every K is padded with zeros to a multiple of it."""
 BLOCK = 64
-"""Bytes of a row of activations that lie side by side in `w8a8`, and what K is padded to there."""
+"""Numbers of a row of activations that lie side by side in `int8` and `w8a8`, and what K is padded to there."""
+LARGEST = {8: 2**7 - 1, 16: 2**15 - 129}
+"""What the largest activation of a row becomes, by bits: that of 16 bits makes two signed bytes that are no less than -127."""
+SUMMED = 512
+"""So many products of a byte and an activation of 16 bits are summed in 32 bits before they are rounded; a multiple of BLOCK."""
 _MOST_INPUTS = (2**31 - 1) // 127**2
 """So many products of two bytes can be summed in 32 bits."""
 
@@ -30,7 +34,7 @@ class Format:
     """bits: of one weight, scale aside. together: inputs that share a word of word_bytes.
 
     activation_bits: of the whole numbers that activations become; 0: they stay float32, and weights have no scales.
-    multiple: what K is padded to. excess: how much more than its weight a word holds.
+    by_group: whether a scale serves GROUP inputs, not all. excess: how much more than its weight a word holds.
     """
 
     name: str
@@ -38,7 +42,7 @@ class Format:
     together: int
     word_bytes: int
     activation_bits: int = 0
-    multiple: int = GROUP
+    by_group: bool = False
     excess: int = 0
 
     @property
@@ -49,7 +53,12 @@ class Format:
     @property
     def scaled_once(self) -> bool:
         """Whether one scale serves all inputs, not a group of them."""
-        return self.activation_bits == 8
+        return self.scaled and not self.by_group
+
+    @property
+    def multiple(self) -> int:
+        """What K is padded to."""
+        return BLOCK if self.scaled_once else GROUP
 
     def padded(self, inputs: int) -> int:
         return padded(inputs, self.multiple)
@@ -61,9 +70,10 @@ class Format:
     def row_bytes(self, inputs: int) -> int:
         """Bytes of one row of activations: float32, or two bfloat16 each; or whole numbers with a scale and a sum, per group or,
         with room to spare, per row."""
-        if self.scaled_once:
-            return inputs + BLOCK
-        return inputs // GROUP * (GROUP * self.activation_bits // 8 + 8) if self.scaled else 4 * inputs
+        if not self.scaled:
+            return 4 * inputs
+        numbers = inputs * self.activation_bits // 8
+        return numbers + (8 * inputs // GROUP if self.by_group else BLOCK)
 
     @property
     def bytes_together(self) -> int:
@@ -90,9 +100,9 @@ FORMATS = {
         Format("fp32", 32, 1, 4),
         Format("fp16", 16, 1, 2),
         Format("bf16", 16, 2, 4),
-        Format("int8", 8, 2, 2, activation_bits=16),
-        Format("int4", 4, 8, 4, activation_bits=16, excess=8),
-        Format("w8a8", 8, 4, 4, activation_bits=8, multiple=BLOCK, excess=128),
+        Format("int8", 8, 4, 4, activation_bits=16),
+        Format("int4", 4, 8, 4, activation_bits=16, by_group=True, excess=8),
+        Format("w8a8", 8, 4, 4, activation_bits=8, excess=128),
     )
 }
 
@@ -125,7 +135,7 @@ def pack(weight: torch.Tensor, form: Format, arena: Arena | None = None) -> Pack
     Raises ValueError where so many inputs cannot be summed exactly.
     """
     outputs, inputs = weight.shape
-    if form.scaled_once and inputs > _MOST_INPUTS:
+    if form.activation_bits == 8 and inputs > _MOST_INPUTS:
         raise ValueError(f"{inputs} inputs are more than the {_MOST_INPUTS} that {form.name} can sum")
     data = (arena or Arena()).empty(padded(outputs, PANEL) // PANEL, form.panel_bytes(form.padded(inputs)))
     together = max(_SLICE // (PANEL * inputs), 1)
@@ -185,7 +195,7 @@ def _words(values: torch.Tensor, form: Format) -> torch.Tensor:
         case "bf16":
             return _side_by_side(values.bfloat16(), 2)
         case "int8":
-            return _side_by_side(values.to(torch.int8), 2)
+            return _side_by_side(values.to(torch.int8), 4)
         case "int4":
             # nibble i holds input 2 i, and nibble i + 4 the one behind it: each shift brings a pair into the halves of a lane
             nibbles = (values + form.excess).to(torch.int64).unflatten(-2, (GROUP // 8, 8))

@@ -1,9 +1,10 @@
 """Tiles of a matrix unit: Intel's AMX, which multiplies 16 rows of 64 bytes with 16 outputs of as many in one instruction.
 
-Of bytes it makes sums over all inputs that are the same whole numbers as those of `tiles.py`, and they are scaled by the same two
-roundings; so which of the two a row went through changes no bit of it. Its sums of bfloat16 are rounded in an order of its own;
-so with `bf16` all rows go through the unit, however few. It takes bfloat16 on both sides: an activation comes as two, the nearest
-and the nearest to what is left over, whose products are added one after the other.
+Of bytes it makes the same whole numbers as `tiles.py`, and they are scaled by the same roundings; so which of the two a row went
+through changes no bit of it. An activation of 16 bits is two signed bytes, which go through the unit as two rows, and whose sums
+are put together as often as `tiles.py` rounds. Its sums of bfloat16 are rounded in an order of its own; so with `bf16` all rows
+go through the unit, however few. It takes bfloat16 on both sides: an activation comes as two, the nearest and the nearest to what
+is left over, whose products are added one after the other.
 
 Source: Intel, "Intel 64 and IA-32 Architectures Software Developer's Manual", volume 1, chapter "Programming with Intel AMX".
 """
@@ -15,7 +16,7 @@ from typing import Any
 
 from llvmlite import ir
 
-from paceline.kernels.native.formats import BLOCK, GROUP, Format
+from paceline.kernels.native.formats import BLOCK, GROUP, SUMMED, Format
 from paceline.kernels.native.tiles import ADD, AHEAD, CONTINUE, PAGE
 from paceline.kernels.native.vectors import (
     F16,
@@ -43,8 +44,8 @@ from paceline.kernels.native.vectors import (
     store,
 )  # fmt: skip
 
-_FEWEST_ROWS = 6
-"""From so many rows on the unit is faster with bytes than vectors, measured (ADR 0012)."""
+_FEWEST_ROWS = {"bf16": 1, "int8": 4, "w8a8": 4}
+"""From so many rows on the unit is faster than vectors, measured (ADR 0012, ADR 0013); with bfloat16 it has to be always."""
 HIGHEST = 32
 """Rows of the tallest tile: two registers of activations."""
 _REGISTER_ROWS = 16
@@ -56,12 +57,22 @@ _TURN = _REGISTER_ROWS * VECTORS * _LINE
 
 def suits(form: Format) -> bool:
     """Whether the unit multiplies this format here."""
-    return MATRIX_UNIT and (form.scaled_once or form.name == "bf16")
+    return MATRIX_UNIT and form.name in _FEWEST_ROWS
 
 
 def fewest_rows(form: Format) -> int:
     """From so many rows on the unit multiplies this format; more than there can be where it never does."""
-    return (_FEWEST_ROWS if form.scaled_once else 1) if suits(form) else HIGHEST + 1
+    return _FEWEST_ROWS[form.name] if suits(form) else HIGHEST + 1
+
+
+def highest(form: Format) -> int:
+    """Rows of the tallest tile of a format."""
+    return HIGHEST // rows_each(form)
+
+
+def rows_each(form: Format) -> int:
+    """Rows of the unit that one row of activations takes: as many as it has bytes to a number, where these are whole ones."""
+    return form.activation_bits // 8 if form.scaled else 1
 
 
 def unit(builder: Any, name: str, *arguments: Any) -> None:
@@ -73,7 +84,7 @@ def unit(builder: Any, name: str, *arguments: Any) -> None:
 def configure(builder: Any, rows: Any, tall: bool) -> None:
     """Set how many rows and bytes each of the unit's registers has (palette 1), for tiles of up to HIGHEST rows.
 
-    tall: whether rows fill more than one register. `tilerelease` ends it.
+    rows: of the unit. tall: whether they fill more than one register. `tilerelease` ends it.
     """
     place = builder.ptrtoint(_room(builder, _LINE), I64)
     store(builder, repeated(0), place, _LINE)
@@ -123,30 +134,70 @@ class _Tile:
     """Registers 0 to 3 hold sums: of four vectors of outputs for one register of rows, or of two for two."""
 
     def __init__(
-        self, builder: Any, form: Format, tall: bool, rows: Any, activations: Any, panel: Any, _panel_bytes: Any,
+        self, builder: Any, form: Format, tall: bool, rows: Any, activations: Any, panel: Any, panel_bytes: Any,
         inputs: Any, outputs: Any, stride: Any, mode: Any,
     ) -> None:  # fmt: skip
-        self.builder, self.form, self.tall, self.rows, self.activations = builder, form, tall, rows, activations
-        self.panel, self.inputs, self.outputs, self.stride, self.mode = panel, inputs, outputs, stride, mode
+        self.builder, self.form, self.tall, self.activations = builder, form, tall, activations
+        self.rows, self.unit_rows = rows, builder.mul(rows, constant(rows_each(form)))
+        self.panel, self.panel_bytes, self.inputs = panel, panel_bytes, inputs
+        self.outputs, self.stride, self.mode = outputs, stride, mode
         self.words = builder.add(panel, constant(form.scale_bytes))
         self._ahead: list[Any] = []
         """Lines that are still to be fetched in this turn."""
+        self.vectors = VECTORS // 2 if tall else VECTORS
         self.sums = builder.ptrtoint(_room(builder, VECTORS * HIGHEST * _LINE), I64)
+        self.rounded = builder.ptrtoint(_room(builder, VECTORS * HIGHEST * _LINE), I64) if self._in_blocks else self.sums
+
+    @property
+    def _in_blocks(self) -> bool:
+        """Whether sums are rounded on the way: 32 bits do not hold those of all inputs."""
+        return self.form.activation_bits == 16
 
     def emit(self) -> None:
         builder = self.builder
-        vectors = VECTORS // 2 if self.tall else VECTORS
-        multiply, each = (self._bytes, BLOCK) if self.form.scaled_once else (self._halves, GROUP)
-        for first in range(0, VECTORS, vectors):
-            self._begin(range(first, first + vectors))
-            with counted(builder, builder.udiv(self.inputs, constant(each))) as loop:
-                words = builder.add(self.words, builder.mul(loop.index, constant(_TURN)))
-                self._ahead = self._lines_ahead(words) if first == 0 else []
-                multiply(loop.index, words, range(first, first + vectors))
-            for register, vector, row in self._sums(range(first, first + vectors)):
-                self._move("tilestored64", register, self._sums_of(vector, constant(row)), constant(_LINE))
+        turns = builder.udiv(self.inputs, constant(BLOCK if self.form.scaled else GROUP))
+        for first in range(0, VECTORS, self.vectors):
+            vectors = range(first, first + self.vectors)
+            if self._in_blocks:
+                self._by_blocks(turns, vectors)
+            else:
+                self._begin(vectors)
+                self._multiplied(constant(0), turns, vectors)
         with counted(builder, self.rows) as row:
             self._end(row.index)
+
+    def _multiplied(self, first: Any, turns: Any, vectors: range) -> None:
+        """Add the products of so many turns to the sums, and put these where `_sums_of` says."""
+        with counted(self.builder, turns) as loop:
+            turn = self.builder.add(first, loop.index)
+            words = self.builder.add(self.words, self.builder.mul(turn, constant(_TURN)))
+            self._ahead = self._lines_ahead(turn, vectors)
+            multiply = self._bytes if self.form.scaled else self._halves
+            multiply(turn, words, vectors)
+        for register, vector, row in self._sums(vectors):
+            self._move("tilestored64", register, self._sums_of(vector, constant(row)), constant(_LINE))
+
+    def _by_blocks(self, turns: Any, vectors: range) -> None:
+        """Sums over SUMMED inputs at a time, of upper and of lower bytes, which are put together, rounded and added."""
+        builder, most = self.builder, constant(SUMMED // BLOCK)
+        with counted(builder, self.rows) as row:
+            for vector in vectors:
+                store(builder, ZERO, self._rounded_of(vector, row.index), _LINE)
+        with counted(builder, builder.udiv(builder.add(self.inputs, constant(SUMMED - 1)), constant(SUMMED))) as block:
+            before = builder.mul(block.index, most)
+            left = builder.sub(turns, before)
+            self._begin(vectors)
+            self._multiplied(before, builder.select(builder.icmp_signed("<", left, most), left, most), vectors)
+            with counted(builder, self.rows) as row:
+                for vector in vectors:
+                    self._put_together(vector, row.index)
+
+    def _put_together(self, vector: int, row: Any) -> None:
+        builder, lower_row = self.builder, self.builder.add(self.rows, row)
+        upper, lower = (load(builder, self._sums_of(vector, one), WORDS, _LINE) for one in (row, lower_row))
+        total = builder.sitofp(builder.add(builder.shl(upper, repeated(8)), lower), VECTOR)
+        place = self._rounded_of(vector, row)
+        store(builder, builder.fadd(load(builder, place, VECTOR, _LINE), total), place, _LINE)
 
     def _sums(self, vectors: range) -> Iterator[tuple[int, int, int]]:
         """The registers of sums: of which vector of outputs, and from which row on."""
@@ -174,18 +225,24 @@ class _Tile:
         unit(self.builder, name, I8(register), self.builder.inttoptr(address, I8.as_pointer()), stride)
 
     def _sums_of(self, vector: int, row: Any) -> Any:
-        """Where the sums of a row are kept."""
-        return self.builder.add(
-            self.sums, self.builder.add(constant(vector * HIGHEST * _LINE), self.builder.mul(row, constant(_LINE)))
-        )
+        """Where the sums of a row of the unit are kept."""
+        return self._kept(self.sums, vector, row)
+
+    def _rounded_of(self, vector: int, row: Any) -> Any:
+        """Where the sums of a row are kept that were rounded on the way."""
+        return self._kept(self.rounded, vector, row)
+
+    def _kept(self, room: Any, vector: int, row: Any) -> Any:
+        place = self.builder.add(room, constant(vector * HIGHEST * _LINE))
+        return self.builder.add(place, self.builder.mul(row, constant(_LINE)))
 
     def _bytes(self, turn: Any, words: Any, vectors: range) -> None:
         """The sums after BLOCK more inputs."""
         builder = self.builder
-        self._load_rows(builder.add(self.activations, builder.mul(turn, builder.mul(self.rows, constant(BLOCK)))), VECTORS)
+        self._load_rows(builder.add(self.activations, builder.mul(turn, builder.mul(self.unit_rows, constant(BLOCK)))), VECTORS)
         for place, vector in enumerate(vectors):
             self._load_weights(words, vector, 6 + place % 2)
-            self._multiply("tdpbsud", VECTORS, 6 + place % 2, place, len(vectors))
+            self._multiply("tdpbsud" if self.form.excess else "tdpbssd", VECTORS, 6 + place % 2, place, len(vectors))
 
     def _halves(self, turn: Any, words: Any, vectors: range) -> None:
         """The sums after GROUP more inputs: first of the bfloat16, then of what these leave over."""
@@ -215,7 +272,7 @@ class _Tile:
     def _load_weights(self, words: Any, vector: int, register: int) -> None:
         """A vector's share of a turn's words, and of what is to be fetched: all lines at once would hold the loads up."""
         builder = self.builder
-        share = _TURN // _LINE // (VECTORS // 2 if self.tall else VECTORS)
+        share = _TURN // _LINE // self.vectors
         for line in self._ahead[:share]:
             prefetch(builder, line)
         del self._ahead[:share]
@@ -226,39 +283,53 @@ class _Tile:
         for part in range(1 + self.tall):
             unit(self.builder, instruction, I8(part * vectors + place), I8(rows + part), I8(weights))
 
-    def _lines_ahead(self, words: Any) -> list[Any]:
-        """As much as a turn reads, AHEAD bytes further on; lines of neighbouring pages in turn, as with tiles of vectors."""
-        builder = self.builder
-        ahead = builder.add(words, constant(AHEAD))
-        part = builder.and_(builder.udiv(ahead, constant(_TURN)), constant(PAGES * PAGE // _TURN - 1))
+    def _lines_ahead(self, turn: Any, vectors: range) -> list[Any]:
+        """As much as a turn reads, further on; lines of neighbouring pages in turn, as with tiles of vectors. Where it takes two
+        walks over a panel, each fetches its half of the next one.
+        """
+        builder, reach = self.builder, _TURN * len(vectors) // VECTORS
+        ahead = builder.add(self.words, builder.mul(turn, constant(reach)))
+        if self.tall:
+            share = builder.udiv(builder.mul(self.panel_bytes, constant(vectors[0])), constant(VECTORS))
+            ahead = builder.add(ahead, builder.add(self.panel_bytes, share))
+        else:
+            ahead = builder.add(ahead, constant(AHEAD))
+        part = builder.and_(builder.udiv(ahead, constant(reach)), constant(PAGES * PAGE // reach - 1))
         window = builder.and_(ahead, constant(-PAGES * PAGE))
-        begin = builder.add(window, builder.mul(part, constant(_TURN // PAGES)))
-        lines = range(0, _TURN // PAGES, _LINE)
+        begin = builder.add(window, builder.mul(part, constant(reach // PAGES)))
+        lines = range(0, reach // PAGES, _LINE)
         return [builder.add(begin, constant(page * PAGE + line)) for line in lines for page in range(PAGES)]
 
     def _end(self, row: Any) -> None:
         """Do with the sums of one row what the mode says, scaled where they are whole numbers."""
         builder = self.builder
-        size, excess = self._scale_of(row) if self.form.scaled else (None, None)
+        size = splat(builder, load(builder, self._scale_of(row), F32, 4)) if self.form.scaled else None
         out = builder.add(self.outputs, builder.mul(row, self.stride))
         goes_on, adds = (builder.icmp_signed("==", self.mode, constant(mode)) for mode in (CONTINUE, ADD))
         for vector in range(VECTORS):
-            at, kept = builder.add(out, constant(_LINE * vector)), self._sums_of(vector, row)
+            at, kept = builder.add(out, constant(_LINE * vector)), self._rounded_of(vector, row)
             there = load(builder, at, VECTOR, 4)
             if self.form.scaled:
                 half = load(builder, builder.add(self.panel, constant(2 * LANES * vector)), ir.VectorType(F16, LANES), 2 * LANES)
                 scale = builder.fmul(builder.fpext(half, VECTOR), size)
-                summed = builder.sitofp(builder.sub(load(builder, kept, WORDS, _LINE), excess), VECTOR)
+                if self._in_blocks:
+                    summed = load(builder, kept, VECTOR, _LINE)
+                else:
+                    summed = builder.sitofp(builder.sub(load(builder, kept, WORDS, _LINE), self._excess_of(row)), VECTOR)
                 value = fused(builder, summed, scale, builder.select(goes_on, there, ZERO))
             else:
                 value = load(builder, kept, VECTOR, _LINE)
             store(builder, builder.select(adds, builder.fadd(value, there), value), at, 4)
 
-    def _scale_of(self, row: Any) -> tuple[Any, Any]:
-        """A row's scale, and what its sums have too much; in every lane."""
+    def _scale_of(self, row: Any) -> Any:
+        """Where a row's scale lies."""
         builder = self.builder
-        head = builder.add(self.activations, builder.mul(self.rows, self.inputs))
-        place = builder.add(head, builder.mul(row, constant(4)))
-        total = load(builder, builder.add(place, builder.mul(self.rows, constant(4))), I32, 4)
-        excess = splat(builder, builder.mul(total, I32(self.form.excess)))
-        return splat(builder, load(builder, place, F32, 4)), excess
+        numbers = builder.mul(self.inputs, constant(self.form.activation_bits // 8))
+        head = builder.add(self.activations, builder.mul(self.rows, numbers))
+        return builder.add(head, builder.mul(row, constant(4)))
+
+    def _excess_of(self, row: Any) -> Any:
+        """What a row's sums have too much, in every lane."""
+        builder = self.builder
+        total = load(builder, builder.add(self._scale_of(row), builder.mul(self.rows, constant(4))), I32, 4)
+        return splat(builder, builder.mul(total, I32(self.form.excess)))

@@ -18,7 +18,7 @@ from llvmlite import ir
 from paceline.kernels.native import matrix_unit
 from paceline.kernels.native.compiled import SOURCES
 from paceline.kernels.native.formats import FORMATS, Format
-from paceline.kernels.native.layout import BYTES, FLOATS, GROUPED, HALVES
+from paceline.kernels.native.layout import BYTES, FLOATS, GROUPED, HALVES, WORDS
 from paceline.kernels.native.memory import intrinsic
 from paceline.kernels.native.tiles import MOST_ROWS, emit_tile, most_rows
 from paceline.kernels.native.vectors import I64, PANEL, VECTORS, constant
@@ -41,13 +41,15 @@ _TOGETHER = 2**20
 
 def highest_tile(form: Format) -> int:
     """Rows of the tallest tile of a format."""
-    return matrix_unit.HIGHEST if matrix_unit.suits(form) else MOST_ROWS
+    return matrix_unit.highest(form) if matrix_unit.suits(form) else MOST_ROWS
 
 
 def laid_as(form: Format) -> int:
     """What activations become for a format, of those of `layout`."""
+    if form.by_group:
+        return GROUPED
     if form.scaled:
-        return BYTES if form.scaled_once else GROUPED
+        return BYTES if form.activation_bits == 8 else WORDS
     return HALVES if matrix_unit.suits(form) else FLOATS
 
 
@@ -101,7 +103,7 @@ def _emitted(context, name, sources, rows, activations, weights, panel_bytes, in
             builder.branch(after)
         builder.position_at_end(more)
         if matrix_unit.suits(form):
-            fills = builder.icmp_signed(">", arguments[0], constant(matrix_unit.HIGHEST // 2))
+            fills = builder.icmp_signed(">", arguments[0], constant(matrix_unit.highest(form) // 2))
             with builder.if_else(fills) as (tall, short):
                 with tall:
                     _by_unit(builder, form, True, arguments)
@@ -126,7 +128,7 @@ def _over(builder: Any, form: Format, count: int, arguments: Any) -> None:
 def _by_unit(builder: Any, form: Format, tall: bool, arguments: Any) -> None:
     """All panels by the matrix unit. tall: more rows than one of its registers holds."""
     tile = matrix_unit.emit_matrix_tile(builder.module, form, tall)
-    matrix_unit.configure(builder, arguments[0], tall)
+    matrix_unit.configure(builder, builder.mul(arguments[0], constant(matrix_unit.rows_each(form))), tall)
     with _panels(builder, arguments) as panel:
         builder.call(tile, [arguments[0], *panel])
     matrix_unit.unit(builder, "tilerelease")

@@ -11,7 +11,7 @@ from typing import Any
 
 from llvmlite import ir
 
-from paceline.kernels.native.formats import BLOCK, GROUP
+from paceline.kernels.native.formats import BLOCK, GROUP, LARGEST
 from paceline.kernels.native.memory import intrinsic
 from paceline.kernels.native.vectors import F32, I8, I16, I32, constant, counted, external, load, splat, store
 
@@ -46,36 +46,62 @@ def quantized_group(context, source, scale, sum_, words, stride):
     return types.void(*[types.int64] * 5), generate
 
 
-@intrinsic
-def quantized_row(context, source, inputs, scale, sum_, target, stride):
-    """Quantise a row of float32 at `source`, a multiple of BLOCK, to 8 bits: the largest becomes 127.
+def _row_of(bits: int, write: Any) -> Any:
+    """An intrinsic that quantises a row of float32 at `source`, a multiple of BLOCK, to so many bits.
 
-    Written: the float32 scale; as int32 the sum of the whole numbers; their bytes, BLOCK side by side and `stride` bytes to the
-    next ones.
+    Written: the float32 scale; as int32 the sum of the whole numbers; and, `stride` bytes from one BLOCK to the next, what
+    `write` makes of GROUP of them: (builder, int32 [GROUP], which of its block they are, address of the block's, stride).
     """
 
-    def generate(context, builder, signature, arguments):
-        source, inputs, scale, sum_, target, stride = arguments
-        with counted(builder, builder.udiv(inputs, constant(GROUP)), [I32(0)]) as loop:
-            numbers = load(builder, builder.add(source, builder.mul(loop.index, constant(4 * GROUP))), _NUMBERS, 4)
-            largest = _largest(builder, numbers)
-            more = builder.icmp_unsigned(">", largest, loop.carried[0])
-            loop.next = [builder.select(more, largest, loop.carried[0])]
-        size, inverse = _scale(builder, loop.carried[0], 2**7 - 1)
-        with counted(builder, builder.udiv(inputs, constant(BLOCK)), [I32(0)]) as loop:
-            total = loop.carried[0]
-            for part in range(BLOCK // GROUP):
-                place = builder.add(builder.mul(loop.index, constant(4 * BLOCK)), constant(4 * GROUP * part))
-                levels = _levels(builder, load(builder, builder.add(source, place), _NUMBERS, 4), inverse)
-                total = builder.add(total, _sum(builder, levels))
-                place = builder.add(builder.mul(loop.index, stride), constant(GROUP * part))
-                store(builder, builder.trunc(levels, ir.VectorType(I8, GROUP)), builder.add(target, place), 1)
-            loop.next = [total]
-        store(builder, size, scale, 4)
-        store(builder, loop.carried[0], sum_, 4)
-        return context.get_dummy_value()
+    def quantized(context, source, inputs, scale, sum_, target, stride):
+        def generate(context, builder, signature, arguments):
+            source, inputs, scale, sum_, target, stride = arguments
+            with counted(builder, builder.udiv(inputs, constant(GROUP)), [I32(0)]) as loop:
+                numbers = load(builder, builder.add(source, builder.mul(loop.index, constant(4 * GROUP))), _NUMBERS, 4)
+                largest = _largest(builder, numbers)
+                more = builder.icmp_unsigned(">", largest, loop.carried[0])
+                loop.next = [builder.select(more, largest, loop.carried[0])]
+            size, inverse = _scale(builder, loop.carried[0], LARGEST[bits])
+            with counted(builder, builder.udiv(inputs, constant(BLOCK)), [I32(0)]) as loop:
+                total = loop.carried[0]
+                for part in range(BLOCK // GROUP):
+                    place = builder.add(builder.mul(loop.index, constant(4 * BLOCK)), constant(4 * GROUP * part))
+                    levels = _levels(builder, load(builder, builder.add(source, place), _NUMBERS, 4), inverse)
+                    total = builder.add(total, _sum(builder, levels))
+                    write(builder, levels, part, builder.add(target, builder.mul(loop.index, stride)), stride)
+                loop.next = [total]
+            store(builder, size, scale, 4)
+            store(builder, loop.carried[0], sum_, 4)
+            return context.get_dummy_value()
 
-    return types.void(*[types.int64] * 6), generate
+        return types.void(*[types.int64] * 6), generate
+
+    return intrinsic(quantized)
+
+
+def _write_bytes(builder: Any, levels: Any, part: int, block: Any, _stride: Any) -> None:
+    store(builder, builder.trunc(levels, ir.VectorType(I8, GROUP)), builder.add(block, constant(GROUP * part)), 1)
+
+
+def _write_planes(builder: Any, levels: Any, part: int, block: Any, stride: Any) -> None:
+    """256 times a signed byte, and another one: those of all rows lie in front of these."""
+    half, byte = (ir.Constant(_WHOLE, [value] * GROUP) for value in (128, 8))
+    lower = builder.add(block, builder.udiv(stride, constant(2)))
+    _write_bytes(builder, builder.ashr(builder.add(levels, half), byte), part, block, stride)
+    _write_bytes(builder, levels, part, lower, stride)
+
+
+def _write_pairs(builder: Any, levels: Any, part: int, block: Any, _stride: Any) -> None:
+    """Of every four the first and third, then the second and fourth: so a word of weights comes apart."""
+    order = [first + turn for first in range(0, GROUP, 4) for turn in (0, 2, 1, 3)]
+    narrow = builder.trunc(levels, ir.VectorType(I16, GROUP))
+    crossed = builder.shuffle_vector(narrow, ir.Constant(narrow.type, ir.Undefined), ir.Constant(_WHOLE, order))
+    store(builder, crossed, builder.add(block, constant(2 * GROUP * part)), 2)
+
+
+row_of_bytes = _row_of(8, _write_bytes)
+row_of_planes = _row_of(16, _write_planes)
+row_of_pairs = _row_of(16, _write_pairs)
 
 
 @intrinsic

@@ -10,14 +10,17 @@ from __future__ import annotations
 import numpy as np
 
 from paceline.kernels.native import arithmetic
-from paceline.kernels.native.formats import BLOCK, GROUP, padded
-from paceline.kernels.native.layout import BYTES, FLOATS, HALVES, LAYER, NO_NORM, RMS
+from paceline.kernels.native.formats import BLOCK, FORMATS, GROUP, padded
+from paceline.kernels.native.layout import BYTES, FLOATS, HALVES, LAYER, NO_NORM, RMS, WORDS
+from paceline.kernels.native.matrix_unit import fewest_rows
 from paceline.kernels.native.memory import barrier, floats, helper, put
 from paceline.kernels.native.products import call_product
-from paceline.kernels.native.quantization import quantized_group, quantized_row, split_row
+from paceline.kernels.native.quantization import quantized_group, row_of_bytes, row_of_pairs, row_of_planes, split_row
 from paceline.kernels.native.vectors import PANEL
 
 _f = np.float32
+_PLANES_FROM = fewest_rows(FORMATS["int8"])
+"""Rows from which a tile's activations of 16 bits lie as the matrix unit takes them."""
 
 
 up = helper(padded)
@@ -102,7 +105,8 @@ def _interleaved(row, count, inputs, tile, place, height):
 def narrowed(laid, row, count, inputs, own, tile, place, height):
     """One row as numbers of fewer bits. GROUPED: per group of inputs, of all rows of the tile in turn, the float32 scale, the
     int32 sum, and the words, each of two numbers. BYTES: per BLOCK of inputs, of all rows in turn, the bytes; behind them the
-    scales and sums of all rows. HALVES: per group, of all rows in turn, the bfloat16; then what they leave over.
+    scales and sums of all rows. WORDS: the same, but 16 bits each, for vectors in pairs that cross, for the matrix unit the upper
+    bytes of all rows before the lower ones. HALVES: per group, of all rows in turn, the bfloat16; then what they leave over.
 
     own: where the row is laid if zeros must follow it.
     """  # fmt: skip
@@ -115,7 +119,13 @@ def narrowed(laid, row, count, inputs, own, tile, place, height):
         row = own
     if laid == BYTES:
         at = tile + height * inputs + 4 * place
-        quantized_row(row, inputs, at, at + 4 * height, tile + place * BLOCK, height * BLOCK)
+        row_of_bytes(row, inputs, at, at + 4 * height, tile + place * BLOCK, height * BLOCK)
+    elif laid == WORDS:
+        at, stride = tile + 2 * height * inputs + 4 * place, height * 2 * BLOCK
+        if height >= _PLANES_FROM:
+            row_of_planes(row, inputs, at, at + 4 * height, tile + place * BLOCK, stride)
+        else:
+            row_of_pairs(row, inputs, at, at + 4 * height, tile + place * 2 * BLOCK, stride)
     elif laid == HALVES:
         split_row(row, inputs, tile + place * 2 * GROUP, height * 2 * GROUP)
     else:

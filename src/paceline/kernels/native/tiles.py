@@ -17,7 +17,7 @@ from typing import Any
 from llvmlite import ir
 
 from paceline.kernels.native.factors import WORDS_OF, four_products, pair_products, whole_numbers, widened
-from paceline.kernels.native.formats import BLOCK, GROUP, Format
+from paceline.kernels.native.formats import BLOCK, GROUP, SUMMED, Format
 from paceline.kernels.native.vectors import (
     F16,
     F32,
@@ -80,7 +80,12 @@ def emit_tile(module: Any, form: Format, rows: int, vectors: int, first: int) ->
     ]
     start = _begun(builder, places, mode)
     body = _Body(builder, form, rows, vectors, first, panel, panel_bytes)
-    loops = body.bytewise if form.scaled_once else body.grouped if form.scaled else body.plain
+    if not form.scaled:
+        loops = body.plain
+    elif form.by_group:
+        loops = body.grouped
+    else:
+        loops = body.bytewise if form.activation_bits == 8 else body.blockwise
     sums = loops(activations, inputs, start)
     _ended(builder, places, mode, sums)
     builder.ret_void()
@@ -148,18 +153,52 @@ class _Body:
 
     def bytewise(self, activations: Any, inputs: Any, start: list[Any]) -> list[Any]:
         """One sum of whole numbers over all inputs, exact in whatever order, which is scaled in the end."""
-        builder, rows, turns = self.builder, self.rows, BLOCK // 4
-        scales = builder.add(activations, builder.mul(inputs, constant(rows)))
+        builder = self.builder
+        scales = builder.add(activations, builder.mul(inputs, constant(self.rows)))
         with counted(builder, builder.udiv(inputs, constant(4)), self._without_excess(scales)) as loop:
             words = self._words(self._word_place(loop.index))
-            block = builder.mul(builder.udiv(loop.index, constant(turns)), constant(rows * BLOCK))
-            within = builder.mul(builder.urem(loop.index, constant(turns)), constant(4))
-            factors = builder.add(activations, builder.add(block, within))
-            loop.next = self._products(
-                [builder.add(factors, constant(row * BLOCK)) for row in range(rows)], words, 0, loop.carried
-            )
-        terms = self._scaled(scales, constant(0), loop.carried)
-        return [fused(builder, value, scale, start[place]) for place, value, scale in terms]
+            loop.next = self._products(self._factors(activations, loop.index, BLOCK), words, 0, loop.carried)
+        scale = self._scales(scales, constant(0))
+        return [
+            fused(builder, builder.sitofp(value, VECTOR), one, there)
+            for value, one, there in zip(loop.carried, scale, start, strict=True)
+        ]
+
+    def blockwise(self, activations: Any, inputs: Any, start: list[Any]) -> list[Any]:
+        """Sums of whole numbers over as many inputs as 32 bits hold, which are rounded and added, and scaled in the end."""
+        builder, most = self.builder, constant(SUMMED // 4)
+        words_in_all = builder.udiv(inputs, constant(4))
+        running = self._kept([ZERO] * len(start))
+        with counted(builder, builder.udiv(builder.add(inputs, constant(SUMMED - 1)), constant(SUMMED))) as block:
+            before = builder.mul(block.index, most)
+            left = builder.sub(words_in_all, before)
+            turns = builder.select(builder.icmp_signed("<", left, most), left, most)
+            with counted(builder, turns, [repeated(0)] * len(start)) as loop:
+                turn = builder.add(before, loop.index)
+                words, factors = self._words(self._word_place(turn)), self._factors(activations, turn, 2 * BLOCK)
+                sums = self._products(factors, words, 0, loop.carried)
+                loop.next = self._products([builder.add(place, constant(4)) for place in factors], words, 1, sums)
+            for place, value in zip(running, loop.carried, strict=True):
+                builder.store(builder.fadd(builder.load(place), builder.sitofp(value, VECTOR)), place)
+        scale = self._scales(builder.add(activations, builder.mul(inputs, constant(2 * self.rows))), constant(0))
+        return [
+            fused(builder, builder.load(place), one, there) for place, one, there in zip(running, scale, start, strict=True)
+        ]
+
+    def _factors(self, activations: Any, turn: Any, row_bytes: int) -> list[Any]:
+        """Addresses of what each row has for the `turn`-th four inputs. row_bytes: of BLOCK inputs."""
+        builder, turns = self.builder, BLOCK // 4
+        block = builder.mul(builder.udiv(turn, constant(turns)), constant(self.rows * row_bytes))
+        within = builder.mul(builder.urem(turn, constant(turns)), constant(row_bytes // turns))
+        first = builder.add(activations, builder.add(block, within))
+        return [builder.add(first, constant(row * row_bytes)) for row in range(self.rows)]
+
+    def _kept(self, values: list[Any]) -> list[Any]:
+        """Room for vectors on the stack, and the values in it."""
+        places = [self.builder.alloca(VECTOR) for _ in values]
+        for place, value in zip(places, values, strict=True):
+            self.builder.store(value, place)
+        return places
 
     def grouped(self, activations: Any, inputs: Any, start: list[Any]) -> list[Any]:
         """Per group of inputs a sum over whole numbers, exact in whatever order, which is scaled and added to that of the groups
@@ -167,9 +206,7 @@ class _Body:
         """
         builder, form, rows = self.builder, self.form, self.rows
         steps = form.together // 2
-        running = [builder.alloca(VECTOR) for _ in start]
-        for place, value in zip(running, start, strict=True):
-            builder.store(value, place)
+        running = self._kept(start)
         with counted(builder, builder.udiv(inputs, constant(GROUP))) as group:
             offset = builder.mul(group.index, constant(form.group_bytes(GROUP)))
             scales = builder.add(activations, builder.mul(group.index, constant(rows * form.row_bytes(GROUP))))
@@ -182,22 +219,19 @@ class _Body:
                     places = [builder.add(factors, constant(4 * (step * rows + row))) for row in range(rows)]
                     sums = self._products(places, words, step, sums)
                 loop.next = sums
-            for place, value, scale in self._scaled(scales, offset, loop.carried):
-                builder.store(fused(builder, value, scale, builder.load(running[place])), running[place])
+            for place, value, scale in zip(running, loop.carried, self._scales(scales, offset), strict=True):
+                builder.store(fused(builder, builder.sitofp(value, VECTOR), scale, builder.load(place)), place)
         return [builder.load(place) for place in running]
 
-    def _scaled(self, scales: Any, offset: Any, sums: list[Any]) -> Iterator[tuple[int, Any, Any]]:
-        """Per accumulator: its place, its sum of whole numbers as float32, and what that is to be multiplied by.
+    def _scales(self, scales: Any, offset: Any) -> Iterator[Any]:
+        """What the sum of each accumulator is to be multiplied by.
 
         scales: address of those of the rows. offset: where those of the outputs lie in the panel.
         """
-        builder = self.builder
         for row in range(self.rows):
-            size = splat(builder, load(builder, builder.add(scales, constant(4 * row)), F32, 4))
+            size = splat(self.builder, load(self.builder, self.builder.add(scales, constant(4 * row)), F32, 4))
             for vector in range(self.vectors):
-                place = row * self.vectors + vector
-                scale = builder.fmul(self._scale(vector, offset), size)
-                yield place, builder.sitofp(sums[place], VECTOR), scale
+                yield self.builder.fmul(self._scale(vector, offset), size)
 
     def _without_excess(self, scales: Any) -> list[Any]:
         """What sums over a group begin with, so that the excess of every weight is taken off in the end. The sums of a group's
@@ -226,7 +260,7 @@ class _Body:
         return following
 
     def _added(self, sums: Any, weights: Any, factor: Any) -> Any:
-        together = four_products if self.form.scaled_once else pair_products
+        together = four_products if self.form.activation_bits == 8 else pair_products
         return together(self.builder, sums, weights, factor)
 
     def _turns(self, inputs: Any) -> Any:
