@@ -181,9 +181,7 @@ class _Body:
             for place, value in zip(running, loop.carried, strict=True):
                 builder.store(builder.fadd(builder.load(place), builder.sitofp(value, VECTOR)), place)
         scale = self._scales(builder.add(activations, builder.mul(inputs, constant(2 * self.rows))), constant(0))
-        return [
-            fused(builder, builder.load(place), one, there) for place, one, there in zip(running, scale, start, strict=True)
-        ]
+        return [fused(builder, builder.load(place), one, there) for place, one, there in zip(running, scale, start, strict=True)]
 
     def _factors(self, activations: Any, turn: Any, row_bytes: int) -> list[Any]:
         """Addresses of what each row has for the `turn`-th four inputs. row_bytes: of BLOCK inputs."""
