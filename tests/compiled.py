@@ -164,9 +164,11 @@ def laid_out(activations: torch.Tensor, packed: Packed) -> torch.Tensor:
         else:
             laid = whole.to(torch.int16).unflatten(2, (-1, 4))[..., [0, 2, 1, 3]].flatten(2).view(torch.int8)
         blocks, whole = laid.transpose(0, 1).flatten(), whole.view(count, 1, -1)
-        head = torch.stack([scales[:, 0].view(torch.int32), whole[:, 0].sum(-1, dtype=torch.int32)])
-        spare = torch.full((count * (BLOCK - 8),), 77, dtype=torch.int8)
-        return torch.cat([blocks, head.flatten().view(torch.int8), spare])
+        head = scales[:, 0].view(torch.int32)
+        if bits == 8:
+            head = torch.cat([head, whole[:, 0].sum(-1, dtype=torch.int32)])
+        spare = torch.full((count * BLOCK - 4 * len(head),), 77, dtype=torch.int8)
+        return torch.cat([blocks, head.view(torch.int8), spare])
     parts = []
     for group in range(groups.shape[1]):
         words = whole[:, group].to(torch.int16).view(torch.int32)

@@ -18,15 +18,17 @@ PRODUCT = """
 import sys, torch
 sys.path.insert(0, {tests!r})
 from compiled import as_read, multiplied
-from paceline.kernels.native.formats import FORMATS, pack, represented
+from paceline.kernels.native.formats import FORMATS, SUMMED, pack, represented
 from paceline.kernels.native.tiles import MOST_ROWS
 from paceline.kernels.native.vectors import LANES, MATRIX_UNIT, MULTIPLIES_BYTES, PAIR_PRODUCTS
 assert (LANES, MULTIPLIES_BYTES, bool(PAIR_PRODUCTS), MATRIX_UNIT) == ({lanes}, {fours}, {pairs}, False)
-weight, rows = torch.randn(100, 64), torch.randn(MOST_ROWS, 64)
+inputs = 2 * SUMMED + 70
+weight, rows = torch.randn(100, inputs) / 4, torch.randn(MOST_ROWS, inputs)
 for name in ("fp32", "int8", "int4", "w8a8"):
     packed = pack(weight, FORMATS[name])
     alone = torch.cat([multiplied(packed, row[None]) for row in rows])
-    assert torch.equal(multiplied(packed, rows), alone)
+    for count in range(2, MOST_ROWS + 1):
+        assert torch.equal(multiplied(packed, rows[:count]), alone[:count]), (name, count)
     wanted = as_read(rows, packed.form) @ represented(weight, FORMATS[name]).t()
     assert torch.allclose(alone[:, :100], wanted, atol=2e-2 if name == "w8a8" else 2e-3 if name != "fp32" else 1e-4), name
 """

@@ -94,6 +94,51 @@ def test_a_sum_may_be_left_off_and_continued(name: str, count: int) -> None:
         assert torch.equal(multiplied(second, rows[:, cut:], outputs=sums, mode=CONTINUE), whole)
 
 
+@pytest.mark.parametrize("name", ["int8", "w8a8"])
+@pytest.mark.parametrize("count", [1, 5, HIGHEST])
+def test_a_product_scaled_once_may_begin_with_what_is_there(name: str, count: int) -> None:
+    packed, _ = matrix(name, 2 * PANEL, SUMMED + GROUP)
+    rows = numbers(min(count, highest(name)), packed.inputs)
+    there = numbers(len(rows), 2 * PANEL, seed=2)
+    got = multiplied(packed, rows, outputs=there.clone(), mode=CONTINUE)
+    assert torch.allclose(got, there + multiplied(packed, rows), rtol=1e-6, atol=1e-5)
+
+
+@pytest.mark.parametrize("inputs", [SUMMED - 1, SUMMED, SUMMED + 1, 2 * SUMMED + 70])
+@pytest.mark.parametrize("name", ["int8", "int4", "w8a8"])
+def test_the_largest_of_all_products_have_room(name: str, inputs: int) -> None:
+    """Ones everywhere, of either sign: every product is the largest there is, and so is every sum."""
+    weight = torch.ones(3, inputs)
+    weight[1] = -1
+    weight[2, ::2] = -1
+    packed = pack(weight, FORMS[name])
+    exact = represented(weight, FORMS[name])
+    for count in range(1, highest(name) + 1):
+        rows = torch.ones(count, inputs)
+        rows[::2] = -1
+        assert torch.allclose(multiplied(packed, rows)[:, :3], rows @ exact.T, rtol=1e-5, atol=1e-3)
+
+
+@pytest.mark.parametrize("name", ["int8", "int4", "w8a8"])
+@pytest.mark.parametrize("odd", [torch.nan, torch.inf])
+def test_a_row_that_is_no_number_leaves_the_others_alone(name: str, odd: float) -> None:
+    packed, _ = matrix(name, PANEL, SUMMED + GROUP)
+    for count in (1, 3, 5, highest(name)):
+        rows = numbers(count, packed.inputs)
+        wanted = multiplied(packed, rows)
+        rows[count - 1, 7] = odd
+        got = multiplied(packed, rows)
+        assert torch.equal(got[:-1], wanted[:-1])
+        assert not got[-1].isfinite().any()
+
+
+@pytest.mark.parametrize("name", ["int8", "int4", "w8a8"])
+def test_activations_become_the_nearest_whole_numbers(name: str) -> None:
+    rows = numbers(5, 3 * GROUP)
+    apart = (as_read(rows, FORMS[name]) - rows).abs().amax()
+    assert float(apart) <= 0.505 * float(rows.abs().amax()) / {8: 127, 16: 32639}[FORMS[name].activation_bits]
+
+
 def test_float32_sums_are_continued_at_any_input() -> None:
     """The tiles read as many inputs as they are told, as attention needs: it has no groups."""
     weight, rows = numbers(PANEL, 45), numbers(3, 45, seed=1)
@@ -117,7 +162,7 @@ def test_a_product_is_added_in_one_rounding(name: str, count: int) -> None:
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_what_is_packed_is_what_is_represented(name: str) -> None:
-    """A row that is 1 at one input reads a column of the weights; whole numbers read it exactly too, for 1 is 127 of 127."""
+    """A row that is 1 at one input reads a column of the weights; whole numbers read it exactly too, for 1 is the largest."""
     packed, weight = matrix(name, PANEL + 3, GROUP + 2)
     for first in range(0, packed.inputs, MOST_ROWS):
         ones = torch.eye(packed.inputs)[first : first + MOST_ROWS]
@@ -166,7 +211,7 @@ def test_more_bytes_than_32_bits_can_sum_are_refused() -> None:
 
 @pytest.mark.parametrize("name", ["int8", "int4"])
 def test_activations_of_16_bits_lose_less_than_halves(name: str) -> None:
-    """Also where one of a group is a thousand times the others, as in models that have outliers: less than bfloat16."""
+    """Also where one is a thousand times those that share its scale, as in models that have outliers: less than bfloat16."""
     weight = numbers(2 * PANEL, 8 * GROUP)
     packed, meant = pack(weight, FORMS[name]), represented(weight, FORMS[name]).double()
     even, uneven = numbers(4, 8 * GROUP), numbers(4, 8 * GROUP)

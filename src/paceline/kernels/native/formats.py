@@ -22,7 +22,7 @@ GROUP = 32
 BLOCK = 64
 """Numbers of a row of activations that lie side by side in `int8` and `w8a8`, and what K is padded to there."""
 LARGEST = {8: 2**7 - 1, 16: 2**15 - 129}
-"""What the largest activation of a row becomes, by bits: that of 16 bits makes two signed bytes that are no less than -127."""
+"""What the largest activation of a row becomes, by bits: the upper byte of more than that, of 16, would not be a signed one."""
 SUMMED = 512
 """So many products of a byte and an activation of 16 bits are summed in 32 bits before they are rounded; a multiple of BLOCK."""
 _MOST_INPUTS = (2**31 - 1) // 127**2

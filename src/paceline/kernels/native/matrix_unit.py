@@ -17,7 +17,7 @@ from typing import Any
 from llvmlite import ir
 
 from paceline.kernels.native.formats import BLOCK, GROUP, SUMMED, Format
-from paceline.kernels.native.tiles import ADD, AHEAD, CONTINUE, PAGE
+from paceline.kernels.native.tiles import ADD, AHEAD, CONTINUE, MOST_ROWS, PAGE
 from paceline.kernels.native.vectors import (
     F16,
     F32,
@@ -47,7 +47,7 @@ from paceline.kernels.native.vectors import (
 _FEWEST_ROWS = {"bf16": 1, "int8": 4, "w8a8": 4}
 """From so many rows on the unit is faster than vectors, measured (ADR 0012, ADR 0013); with bfloat16 it has to be always."""
 HIGHEST = 32
-"""Rows of the tallest tile: two registers of activations."""
+"""Rows of the unit in the tallest tile: two registers of activations."""
 _REGISTER_ROWS = 16
 _LINE = 64
 """Bytes of a row of the unit's registers, and of a vector."""
@@ -62,7 +62,7 @@ def suits(form: Format) -> bool:
 
 def fewest_rows(form: Format) -> int:
     """From so many rows on the unit multiplies this format; more than there can be where it never does."""
-    return _FEWEST_ROWS[form.name] if suits(form) else HIGHEST + 1
+    return min(_FEWEST_ROWS[form.name], MOST_ROWS + 1) if suits(form) else HIGHEST + 1
 
 
 def highest(form: Format) -> int:
@@ -272,7 +272,7 @@ class _Tile:
     def _load_weights(self, words: Any, vector: int, register: int) -> None:
         """A vector's share of a turn's words, and of what is to be fetched: all lines at once would hold the loads up."""
         builder = self.builder
-        share = _TURN // _LINE // self.vectors
+        share = _TURN // _LINE // VECTORS
         for line in self._ahead[:share]:
             prefetch(builder, line)
         del self._ahead[:share]
@@ -304,6 +304,7 @@ class _Tile:
         """Do with the sums of one row what the mode says, scaled where they are whole numbers."""
         builder = self.builder
         size = splat(builder, load(builder, self._scale_of(row), F32, 4)) if self.form.scaled else None
+        excess = self._excess_of(row) if self.form.excess else None
         out = builder.add(self.outputs, builder.mul(row, self.stride))
         goes_on, adds = (builder.icmp_signed("==", self.mode, constant(mode)) for mode in (CONTINUE, ADD))
         for vector in range(VECTORS):
@@ -315,7 +316,7 @@ class _Tile:
                 if self._in_blocks:
                     summed = load(builder, kept, VECTOR, _LINE)
                 else:
-                    summed = builder.sitofp(builder.sub(load(builder, kept, WORDS, _LINE), self._excess_of(row)), VECTOR)
+                    summed = builder.sitofp(builder.sub(load(builder, kept, WORDS, _LINE), excess), VECTOR)
                 value = fused(builder, summed, scale, builder.select(goes_on, there, ZERO))
             else:
                 value = load(builder, kept, VECTOR, _LINE)

@@ -49,8 +49,8 @@ def quantized_group(context, source, scale, sum_, words, stride):
 def _row_of(bits: int, write: Any) -> Any:
     """An intrinsic that quantises a row of float32 at `source`, a multiple of BLOCK, to so many bits.
 
-    Written: the float32 scale; as int32 the sum of the whole numbers; and, `stride` bytes from one BLOCK to the next, what
-    `write` makes of GROUP of them: (builder, int32 [GROUP], which of its block they are, address of the block's, stride).
+    Written: the float32 scale; as int32, of 8 bits, the sum of the whole numbers; and, `stride` bytes from one BLOCK to the next,
+    what `write` makes of GROUP of them: (builder, int32 [GROUP], which of its block they are, address of the block's, stride).
     """
 
     def quantized(context, source, inputs, scale, sum_, target, stride):
@@ -67,11 +67,13 @@ def _row_of(bits: int, write: Any) -> Any:
                 for part in range(BLOCK // GROUP):
                     place = builder.add(builder.mul(loop.index, constant(4 * BLOCK)), constant(4 * GROUP * part))
                     levels = _levels(builder, load(builder, builder.add(source, place), _NUMBERS, 4), inverse)
-                    total = builder.add(total, _sum(builder, levels))
+                    if bits == 8:
+                        total = builder.add(total, _sum(builder, levels))
                     write(builder, levels, part, builder.add(target, builder.mul(loop.index, stride)), stride)
                 loop.next = [total]
             store(builder, size, scale, 4)
-            store(builder, loop.carried[0], sum_, 4)
+            if bits == 8:
+                store(builder, loop.carried[0], sum_, 4)
             return context.get_dummy_value()
 
         return types.void(*[types.int64] * 6), generate

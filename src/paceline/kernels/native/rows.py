@@ -105,8 +105,9 @@ def _interleaved(row, count, inputs, tile, place, height):
 def narrowed(laid, row, count, inputs, own, tile, place, height):
     """One row as numbers of fewer bits. GROUPED: per group of inputs, of all rows of the tile in turn, the float32 scale, the
     int32 sum, and the words, each of two numbers. BYTES: per BLOCK of inputs, of all rows in turn, the bytes; behind them the
-    scales and sums of all rows. WORDS: the same, but 16 bits each, for vectors in pairs that cross, for the matrix unit the upper
-    bytes of all rows before the lower ones. HALVES: per group, of all rows in turn, the bfloat16; then what they leave over.
+    scales and sums of all rows. WORDS: the same without sums, but 16 bits each, for vectors in pairs that cross, for the matrix
+    unit the upper bytes of all rows before the lower ones. HALVES: per group, of all rows in turn, the bfloat16; then what they
+    leave over.
 
     own: where the row is laid if zeros must follow it.
     """  # fmt: skip

@@ -2,8 +2,9 @@
 
 A tile takes R rows of activations and a panel of weights (PANEL outputs side by side, for every input in turn), or half of one
 where more rows leave fewer registers, widens each weight in registers and multiplies it into R rows of accumulators. Each output
-is one sum, taken over the inputs in order, in groups where groups have scales; it does not depend on R, nor on which other
-panels, rows or threads there are. So a row has the same bits alone, in a draft tree and in a prompt: verifying equals decoding.
+is one sum, taken over the inputs in order: by groups where groups have scales, by blocks where whole numbers have only so much
+room. It does not depend on R, nor on which other panels, rows or threads there are. So a row has the same bits alone, in a draft
+tree and in a prompt: verifying equals decoding.
 
 What a tile does at the end is its mode: STORE the sums, ADD them to what is there (a residual), or CONTINUE a sum that was
 left off (attention over a prefix, then over a tree's own keys).
