@@ -10,7 +10,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-import torch
 
 from mutants import mutant
 from paceline.cache import base as cache_base, panels
@@ -163,8 +162,8 @@ def the_wanted_rows_are_one_off(patch: pytest.MonkeyPatch) -> None:
 
 @mutant("native families")
 def gates_and_what_they_gate_change_places(patch: pytest.MonkeyPatch) -> None:
-    honest = packing._alternating
-    patch.setattr(packing, "_alternating", lambda both: honest(torch.cat(both.chunk(2)[::-1])))
+    honest = packing.Alternating
+    patch.setattr(packing, "Alternating", lambda gate, up: honest(up, gate))
 
 
 @mutant("native families")

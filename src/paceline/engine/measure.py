@@ -22,6 +22,7 @@ from paceline.drafters.base import Drafter
 from paceline.kernels.native.compiled import SOURCES
 from paceline.machine import processor
 from paceline.models.base import LanguageModel
+from paceline.models.free_memory import return_free_memory
 from paceline.params import SamplingParams
 from paceline.sequence import Sequence
 from paceline.speculative import Speculative
@@ -33,8 +34,8 @@ _ROWS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 48)
 _BATCHES = (1, 4, 16)
 _SIDE_BY_SIDE = 4
 """Sequences whose single rows are measured in one forward, to see what a sequence costs beside its rows."""
-_CONTEXT = 128
-"""Tokens behind which everything is measured."""
+_CONTEXT = 127
+"""Tokens behind which everything is measured; with one row more they fill a slab of a cache as it begins."""
 _REPEATS = 5
 """The fastest of so many counts: a disturbance only ever adds."""
 _PATIENCE_S = 3.0
@@ -104,16 +105,18 @@ def measure(speculative: Speculative, longest: int, draft: str) -> None:
     file = _file(speculative.target, draft)
     if not _read(file, speculative.costs):
         _measure(speculative, max(min(_CONTEXT, longest // 2), 1), longest)
+        return_free_memory()
         _write(file, speculative.costs)
 
 
 def _measure(speculative: Speculative, context: int, longest: int) -> None:
     target, costs, began = speculative.target, speculative.costs, perf_counter()
     sizes = [rows for rows in _ROWS if context + rows <= longest]
-    forward = ModelForward(target, context, max(sizes, default=0), _SIDE_BY_SIDE)
+    # what it holds is let go before anything else is measured: no request needs as much
+    together = _fastest(ModelForward(target, context, 1, _SIDE_BY_SIDE), 1, _SIDE_BY_SIDE)
+    forward = ModelForward(target, context, max(sizes, default=0))
     for rows, seconds in _forwards(forward, sizes).items():
         costs.curve.put(rows, seconds)
-    together = _fastest(forward, 1, _SIDE_BY_SIDE)
     costs.sequence_s = max(together - costs.curve(_SIDE_BY_SIDE), 0.0) / (_SIDE_BY_SIDE - 1)
     for part in speculative.drafter.parts:
         if not part.costly:

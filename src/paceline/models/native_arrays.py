@@ -66,13 +66,12 @@ class Scratch:
         width = padded(form.hidden, PANEL)
         self._per_row = {
             "residual": width,
-            "projected": weights.widths[layout.QKV],
-            "attended": form.heads * form.head_size,
-            "gated": weights.widths[layout.GATE_UP],
+            "gated": max(weights.widths[layout.GATE_UP], weights.widths[layout.QKV] + form.heads * form.head_size),
             "inner": weights.widths[layout.GATE_UP] // 2,
-            "branch": width,
+            "branch": width * weights.joins_behind_norms,
         }
-        self._widest = weights.widest_input
+        self._projected = weights.widths[layout.QKV]
+        self._widest, self._row_bytes = weights.widest_input, weights.widest_row_bytes
         self._head_size = form.head_size
         self._held: dict[str, torch.Tensor] = {}
         self._counter = np.zeros(8, np.int64)
@@ -88,9 +87,12 @@ class Scratch:
             self._longest = padded(max(longest, 2 * self._longest, 256), PANEL)
         for name, width in self._per_row.items():
             self._point(record, name, self._rows * width)
+        # attention is through with these before the MLP begins
+        record["projected"] = record["gated"]
+        record["attended"] = record["projected"] + 4 * self._rows * self._projected
         record["counter"], record["longest"] = self._counter.ctypes.data, self._longest
         each = {
-            "tiles": 4 * self._rows * self._widest,
+            "tiles": self._rows * self._row_bytes,
             "row": 4 * self._widest,
             "attention": scratch_bytes(self._head_size, self._rows, self._longest),
         }

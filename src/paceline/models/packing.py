@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cached_property
 from typing import Any
 
@@ -11,9 +12,10 @@ import torch
 from paceline.kernels.native import layout
 from paceline.kernels.native.arena import Arena
 from paceline.kernels.native.compiled import announced
-from paceline.kernels.native.formats import FORMATS, Packed, pack, padded
+from paceline.kernels.native.formats import FORMATS, Packed, Rows, pack
 from paceline.kernels.native.products import highest_tile, laid_as, panels_together, product_address
 from paceline.kernels.native.vectors import PANEL
+from paceline.models.alternating import Alternating
 from paceline.models.forms import Form, Unsuited
 from paceline.models.free_memory import return_free_memory
 from paceline.models.rotation import Rotation
@@ -30,6 +32,8 @@ _NORMS = {
     layout.KEY: "self_attn.k_norm",
 }
 _NO_NORM = (layout.NO_NORM, 0, 0, 0.0)
+_Linear = tuple[torch.Tensor, torch.Tensor | None]
+"""Weight and bias."""
 _FIRST_POSITIONS = 1024
 
 
@@ -95,6 +99,17 @@ class Weights:
         return int(self.matrices["inputs"].max())
 
     @property
+    def joins_behind_norms(self) -> bool:
+        """Whether any block's output passes a norm of its own before it is added."""
+        kinds = self.norms["kind"][: layout.NORMS * len(self.layers)].reshape(-1, layout.NORMS)
+        return bool(kinds[:, [layout.AFTER_ATTENTION, layout.AFTER_MLP]].any())
+
+    @property
+    def widest_row_bytes(self) -> int:
+        """Bytes of the longest row of activations, laid out."""
+        return int(self.matrices["row_bytes"].max())
+
+    @property
     def held_bytes(self) -> int:
         """Bytes of all weights and tables."""
         tables = [table for pair in self._tables.values() for table in pair]
@@ -137,25 +152,28 @@ class Weights:
         form = self.form
         heads, key_heads = form.heads * form.head_size, form.key_heads * form.head_size
         qkv = {attention + "q_proj": heads, attention + "k_proj": key_heads, attention + "v_proj": key_heads}
-        gate_up = {mlp + "gate_proj": form.inner, mlp + "up_proj": form.inner}
         return [
-            self._matrix(*self._joined(qkv, attention + "qkv_proj")),
+            self._matrix(*self._joined(self._parts(qkv, attention + "qkv_proj"))),
             self._matrix(*self._linear(attention + "o_proj", form.hidden, heads)),
-            self._paired(*self._joined(gate_up, mlp + "gate_up_proj")),
+            self._paired(*self._parts({mlp + "gate_proj": form.inner, mlp + "up_proj": form.inner}, mlp + "gate_up_proj")),
             self._matrix(*self._linear(mlp + "down_proj", form.hidden, form.inner)),
         ]
 
-    def _joined(self, parts: dict[str, int], whole: str) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Several linears that read the hidden state, one under another; some families store them so. parts: their outputs."""
-        hidden = self.form.hidden
-        if self.form.fused:
-            return self._linear(whole, sum(parts.values()), hidden)
-        linears = [self._linear(part, outputs, hidden) for part, outputs in parts.items()]
-        biases = [torch.zeros(weight.shape[0]) if bias is None else bias for weight, bias in linears]
-        without = all(bias is None for _, bias in linears)
-        return torch.cat([weight for weight, _ in linears]), None if without else torch.cat(biases)
+    def _parts(self, parts: dict[str, int], whole: str) -> list[_Linear]:
+        """Several linears that read the hidden state; some families store them one under another. parts: their outputs."""
+        hidden, outputs = self.form.hidden, list(parts.values())
+        if not self.form.fused:
+            return [self._linear(part, count, hidden) for part, count in parts.items()]
+        weight, bias = self._linear(whole, sum(outputs), hidden)
+        biases = [None] * len(outputs) if bias is None else bias.split(outputs)
+        return list(zip(weight.split(outputs), biases, strict=True))
 
-    def _linear(self, name: str, outputs: int, inputs: int) -> tuple[torch.Tensor, torch.Tensor | None]:
+    @staticmethod
+    def _joined(linears: list[_Linear]) -> _Linear:
+        """Linears one under another."""
+        return torch.cat([weight for weight, _ in linears]), _biases(linears, torch.cat)
+
+    def _linear(self, name: str, outputs: int, inputs: int) -> _Linear:
         bias = name + ".bias"
         return self._read(name + ".weight", outputs, inputs), self._read(bias, outputs) if self._has(bias) else None
 
@@ -169,7 +187,7 @@ class Weights:
             raise Unsuited(f"it has no tensor '{name}' of shape {shape}")
         return tensor
 
-    def _matrix(self, weight: torch.Tensor, bias: torch.Tensor | None = None, paired: bool = False) -> tuple[int, ...]:
+    def _matrix(self, weight: Rows, bias: torch.Tensor | None = None, paired: bool = False) -> tuple[int, ...]:
         try:
             packed: Packed = pack(weight, self._format, self._arena)
         except ValueError as error:
@@ -197,8 +215,9 @@ class Weights:
             place,
         )
 
-    def _paired(self, weight: torch.Tensor, bias: torch.Tensor | None) -> tuple[int, ...]:
-        return self._matrix(_alternating(weight), None if bias is None else _alternating(bias), paired=True)
+    def _paired(self, gate: _Linear, up: _Linear) -> tuple[int, ...]:
+        bias = _biases([gate, up], lambda biases: Alternating(*biases)[:])
+        return self._matrix(Alternating(gate[0], up[0]), bias, paired=True)
 
     def _layer_norms(self, prefix: str) -> list[tuple[Any, ...]]:
         names = dict(_NORMS)
@@ -225,12 +244,8 @@ class Weights:
         return (layout.LAYER, weight.data_ptr(), bias.data_ptr(), self.form.epsilon)
 
 
-def _alternating(gate_up: torch.Tensor) -> torch.Tensor:
-    """A panel of gates, then the panel of what they gate, and so on; padded so that both end on a panel."""
-    inner = gate_up.shape[0] // 2
-    whole, rest = divmod(inner, PANEL)
-    panels = gate_up.new_zeros(padded(inner, PANEL) // PANEL, 2, PANEL, *gate_up.shape[1:])
-    for half, part in enumerate(gate_up.split(inner)):
-        panels[:whole, half] = part[: whole * PANEL].unflatten(0, (whole, PANEL))
-        panels[whole:, half, :rest] = part[whole * PANEL :]
-    return panels.flatten(0, 2)
+def _biases(linears: list[_Linear], together: Callable[[list[torch.Tensor]], torch.Tensor]) -> torch.Tensor | None:
+    """The biases of several linears as one, zeros where one has none; None where none has."""
+    if all(bias is None for _, bias in linears):
+        return None
+    return together([torch.zeros(weight.shape[0]) if bias is None else bias for weight, bias in linears])

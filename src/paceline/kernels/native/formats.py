@@ -11,6 +11,7 @@ activations of 16 bits one per row and group (ADR 0011). `int8` and `w8a8` have 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 
@@ -129,8 +130,17 @@ class Packed:
         return self.form.padded(self.inputs)
 
 
-def pack(weight: torch.Tensor, form: Format, arena: Arena | None = None) -> Packed:
-    """weight: [N, K] of any floating type. Worked on in slices, so that little more than the result is held.
+class Rows(Protocol):
+    """A matrix [N, K] of any floating type whose rows are had by slices: a tensor, or what makes them when they are asked for."""
+
+    @property
+    def shape(self) -> torch.Size: ...
+
+    def __getitem__(self, rows: slice, /) -> torch.Tensor: ...
+
+
+def pack(weight: Rows, form: Format, arena: Arena | None = None) -> Packed:
+    """weight: [N, K]; slices of it begin and end with panels. Worked on in slices, so that little more than the result is held.
 
     Raises ValueError where so many inputs cannot be summed exactly.
     """

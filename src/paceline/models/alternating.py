@@ -1,0 +1,33 @@
+"""Alternating: the gates of an MLP and what they gate as one matrix, a panel of the one and a panel of the other in turns."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from paceline.kernels.native.vectors import PANEL
+
+
+@dataclass(frozen=True)
+class Alternating:
+    """gate, up: two tensors of one shape, [N, ...]. Rows are put together when they are asked for: a copy of both would be the
+    largest thing that packing holds. Each is padded with zeros to whole panels.
+    """
+
+    gate: torch.Tensor
+    up: torch.Tensor
+
+    @property
+    def shape(self) -> torch.Size:
+        panels = -(-self.gate.shape[0] // PANEL)
+        return torch.Size((2 * panels * PANEL, *self.gate.shape[1:]))
+
+    def __getitem__(self, rows: slice) -> torch.Tensor:
+        """Rows from the beginning of a panel to the end of one."""
+        first, last, _ = (bound // PANEL for bound in rows.indices(self.shape[0]))
+        panels = self.gate.new_zeros(last - first, PANEL, *self.gate.shape[1:])
+        for place, panel in enumerate(range(first, last)):
+            part = (self.gate, self.up)[panel % 2][panel // 2 * PANEL :][:PANEL]
+            panels[place, : len(part)] = part
+        return panels.flatten(0, 1)
