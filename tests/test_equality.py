@@ -13,6 +13,7 @@ from paceline.engine.engine import Engine
 from paceline.engine.llm import LLM
 from paceline.engine.prompts import all_prompts
 from paceline.engine.scheduler import Limits
+from paceline.models.base import WEIGHTS
 from paceline.params import SamplingParams
 
 DRAFTS = [
@@ -81,3 +82,16 @@ def test_the_text_of_plain_decoding(
         if room == "tight" and batch > 2 and count > 6:
             assert engine.scheduler.preemptions > 0
     assert llm.engine.speculative.forwards > 0
+
+
+@pytest.mark.parametrize("weights", WEIGHTS)
+def test_the_text_of_plain_decoding_in_every_format(weights: str) -> None:
+    llm = LLM(draft="none", weights=weights)
+    asked = prompts(llm, 4)
+    alone = Engine(llm.engine.speculative, llm.tokenizer, Limits(1, 512, 65536, 1 << 20))
+    wanted = {temperature: said(alone, asked, temperature) for temperature in TEMPERATURES}
+    for draft in ("auto", "model:paceline-14m-draft,width=2"):
+        llm.use(draft, "fixed")
+        for batch, _, chunk, prefix, temperature in A_FEW:
+            engine = Engine(llm.engine.speculative, llm.tokenizer, Limits(batch, chunk, 65536, prefix))
+            assert said(engine, asked, temperature) == wanted[temperature], (draft, batch, chunk, prefix, temperature)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import logging
 from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
@@ -22,10 +21,6 @@ def loaded(
     """Load a target with its drafter, a spinner beside it where a person is watching."""
     from paceline.engine.llm import LLM
 
-    log = logging.getLogger("paceline")
-    log.setLevel(logging.INFO)
-    if not log.handlers:
-        log.addHandler(logging.StreamHandler())
     with nullcontext() if quiet or not err.is_terminal else err.status("loading the model"):
         llm = LLM(model, draft, verify=verify, lossy=lossy, policy=policy, weights=weights)
     # what torch and transformers left behind stays for good: the collector need not look through it at every turn

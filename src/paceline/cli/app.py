@@ -12,8 +12,10 @@ from paceline.cli.datastore import datastore
 from paceline.cli.generate import generate
 from paceline.cli.listings import methods, models
 from paceline.cli.serve import serve
+from paceline.cli.terminal import tell
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help=paceline.__doc__)
+app.callback()(tell)
 for command in (generate, chat, check, serve, methods, models):
     app.command()(command)
 app.add_typer(bench, name="bench")
