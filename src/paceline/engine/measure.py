@@ -32,7 +32,7 @@ from paceline.version import __version__
 
 _ROWS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 48)
 _BATCHES = (1, 4, 16)
-_SIDE_BY_SIDE = 4
+_SIDE_BY_SIDE = 3
 """Sequences whose single rows are measured in one forward, to see what a sequence costs beside its rows."""
 _CONTEXT = 127
 """Tokens behind which everything is measured; with one row more they fill a slab of a cache as it begins."""
