@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from paceline.bench import page as benchmarks_page
 from paceline.bench.load.plots import body_label
 from paceline.bench.page import page
 from paceline.bench.plots import _shown
@@ -109,3 +110,17 @@ def test_a_spec_in_a_plot_is_short() -> None:
     assert _shown(spec) == "model:paceline-14m-draft,depth=5@int8"
     assert _shown(spec, wide=24) == "model:paceline-14m-draft,\ndepth=5@int8"
     assert _shown("openvino draft model", wide=24) == "openvino draft model"
+
+
+def test_the_page_is_that_of_the_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever changes a record redraws the page: `python -m paceline.bench.page benchmarks docs`. Pictures are taken as drawn."""
+    docs = RECORDS.parent / "docs"
+
+    def drawn(_record: dict[str, Any], place: Path) -> list[Path]:
+        names = [f"{place.name}-{kind}.png" for kind in benchmarks_page._ALTS]
+        return [place.with_name(name) for name in names if (docs / place.relative_to(tmp_path)).with_name(name).exists()]
+
+    for plot in ("plot", "plot_load"):
+        monkeypatch.setattr(benchmarks_page, plot, drawn)
+    benchmarks_page.main(RECORDS, tmp_path)
+    assert (tmp_path / "benchmarks.md").read_text() == (docs / "benchmarks.md").read_text()
