@@ -49,8 +49,8 @@ def page(runs: dict[str, dict[str, Any]], plots: dict[str, list[str]], loads: di
         " its text and its acceptance are those of the small model. No pair of public models was measured: none could be fetched"
         " where these records were made.",
         "",
-        "`int8` had a scale per 32 inputs in the runs of the EPYC, which are older than [ADR 0013](adr/0013-int8-by-output.md), and"
-        " has one per output in those of the Xeon.",
+        "`int8` had a scale per 32 inputs in the runs of the EPYC, which are older than [ADR 0013](adr/0013-int8-by-output.md),"
+        " and has one per output in those of the Xeon.",
         "",
         *_summary(runs),
     ]
