@@ -37,6 +37,8 @@ class FakeServer:
         if path == "/v1/models":
             entry = {"id": MODEL, "object": "model", "max_model_len": self._context_tokens}
             await _json(send, 200, {"object": "list", "data": [entry]})
+        elif path == "/v1/speculation" and self._tokenizer:
+            await _json(send, 200, {"policy": "adaptive", "default": ["ngram"], "batch": 8, "drafters": [{"name": "ngram"}]})
         elif path == "/tokenize" and self._tokenizer:
             await _json(send, 200, {"tokens": list(range(len(content["prompt"].split()))), "count": 0})
         elif path in ("/v1/completions", "/v1/chat/completions"):

@@ -163,6 +163,7 @@ def test_known_times_are_measured(monkeypatch, capsys) -> None:
     assert record["levels"][0]["counted_by"] == "usage"
     assert record["server"]["model"] == MODEL
     assert record["server"]["context_tokens"] == 1024
+    assert record["server"]["speculation"] == {"policy": "adaptive", "default": ["ngram"], "batch": 8}
     assert "very-secret" not in json.dumps(record)
     assert set(app.authorizations) == {"Bearer very-secret"}
     assert app.most_in_flight == 2

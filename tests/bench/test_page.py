@@ -97,6 +97,15 @@ def test_a_server_under_load_is_told_with_its_command_and_its_texts(file: Path) 
     assert "requests at once: the server under load" in text, "pictures have words"
 
 
+def test_how_a_server_was_started_is_said_where_it_told() -> None:
+    file = min(RECORDS.glob("serve-*.json"))
+    served = json.loads(file.read_text())
+    told = {"target": "m", "default": ["ngram", "model"], "policy": "adaptive", "verifier": "match", "batch": 16}
+    text = page({}, {}, {file.name: {**served, "server": {**served["server"], "speculation": told}}})
+    assert "m, ngram+model drafting, match verifying, adaptive deciding, up to 16 requests at once" in text
+    assert "does not say" not in text
+
+
 def test_bodies_are_called_by_what_they_switch() -> None:
     off = {"speculation": {"off": True}}
     assert body_label("body", {"settings": {"body": {}, "against": off}}) == "drafting on"

@@ -41,6 +41,7 @@ def test_speculation():
         "verifier": "match",
         "has_chat_template": True,
         "context_length": 512,
+        "batch": 8,
     }
 
 

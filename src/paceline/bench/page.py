@@ -290,6 +290,17 @@ def _lost(record: dict[str, Any]) -> list[str]:
     return ["What lost:", "", *_table(("in", "task", "ours", "against", "ours over theirs"), lost)]
 
 
+def _started(told: dict[str, Any] | None) -> str:
+    """How a server was started, as far as it said."""
+    if not told:
+        return "How the server was started, and so its `--batch`, the record does not say"
+    drafting = "+".join(told.get("default", ())) or "nobody"
+    return (
+        f"The server: {told.get('target')}, {drafting} drafting, {told.get('verifier')} verifying, {told.get('policy')} deciding,"
+        f" up to {told.get('batch')} requests at once"
+    )
+
+
 def _served(record: dict[str, Any], file: str, plots: list[str]) -> list[str]:
     """A server under load, as `paceline bench serve` saw it from outside."""
     settings, machine, server = record["settings"], record["machine"], record["server"]
@@ -308,8 +319,7 @@ def _served(record: dict[str, Any], file: str, plots: list[str]) -> list[str]:
         "",
         f"- Machine: {machine['processor']}, {machine['cores']} cores, {machine['system']}; the server at {server['url']}",
         f"- Versions: {versions}; commit {record['commit']}; {record['date']}",
-        f"- Command: `{shlex.join(record['argv'])}` ([record](../benchmarks/{file})). How the server was started, and so its"
-        " `--batch`, the record does not say",
+        f"- Command: `{shlex.join(record['argv'])}` ([record](../benchmarks/{file})). {_started(server.get('speculation'))}",
         f"- {settings['requests']} requests of each body and load, made from {settings['distinct_prompts']} distinct prompts of"
         f" {', '.join(settings['tasks'])}; answers of up to {settings['max_tokens']} tokens",
         f"- {body_label('body', record)}: `{json.dumps(settings['body'])}` added to every request",

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Sequence as Many
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence as Many
+from dataclasses import dataclass, field
 from typing import Any
 
 import httpx2
@@ -14,16 +14,22 @@ from paceline.bench.errors import BenchError
 from paceline.bench.load.chunks import said
 
 _LARGEST_BYTES, _LONGEST_S = 8 << 20, 30.0
+_SPECULATION = ("target", "default", "policy", "verifier", "batch")
+"""What is kept of Paceline's own /v1/speculation; other servers have no such thing."""
 
 
 @dataclass(frozen=True)
 class Server:
-    """url: without /v1. context_tokens: of prompt and answer together. version: its own word. None where it does not say."""
+    """url: without /v1. context_tokens: of prompt and answer together. version: its own word. None where it does not say.
+
+    speculation: what it says of who drafts, verifies and decides there, and of how many requests it answers at once.
+    """
 
     url: str
     model: str
     context_tokens: int | None = None
     version: str | None = None
+    speculation: Mapping[str, Any] = field(default_factory=dict)
 
 
 async def look(http: httpx2.AsyncClient, url: str, model: str | None) -> Server:
@@ -41,16 +47,24 @@ async def look(http: httpx2.AsyncClient, url: str, model: str | None) -> Server:
         model = str(entries[0]["id"])
     entry = next((entry for entry in entries if entry["id"] == model), {})
     longest = entry.get("max_model_len")
-    return Server(url, model, longest if isinstance(longest, int) and longest > 0 else None, await _version(http))
+    version = (await _told(http, "/version")).get("version")
+    speculation = await _told(http, "/v1/speculation")
+    return Server(
+        url,
+        model,
+        longest if isinstance(longest, int) and longest > 0 else None,
+        version if isinstance(version, str) else None,
+        {name: speculation[name] for name in _SPECULATION if name in speculation},
+    )
 
 
-async def _version(http: httpx2.AsyncClient) -> str | None:
+async def _told(http: httpx2.AsyncClient, path: str) -> dict[str, Any]:
+    """What a server answers there; empty where it has no such place."""
     try:
-        status, content = await _json(http, "GET", "/version")
+        status, content = await _json(http, "GET", path)
     except (httpx2.RequestError, TimeoutError):
-        return None
-    version = content.get("version") if status == 200 and isinstance(content, dict) else None
-    return version if isinstance(version, str) else None
+        return {}
+    return content if status == 200 and isinstance(content, dict) else {}
 
 
 async def count_tokens(http: httpx2.AsyncClient, model: str, texts: Many[str]) -> list[int] | None:

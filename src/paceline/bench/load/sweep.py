@@ -65,6 +65,7 @@ class _Run:
                 "model": server.model,
                 "context_tokens": server.context_tokens,
                 "version": server.version,
+                "speculation": dict(server.speculation),
             },
             "settings": self._kept(asked, scale),
             "levels": levels,

@@ -37,7 +37,7 @@ def router(service: Service, settings: Settings) -> APIRouter:
 
     @routes.get("/v1/speculation")
     async def list_speculation() -> dict[str, Any]:
-        """What can draft for a request, and who decides how much is drafted."""
+        """What can draft for a request, who decides how much is drafted, and how many requests are answered at once."""
         return {
             "model": service.model,
             "target": service.target,
@@ -47,6 +47,7 @@ def router(service: Service, settings: Settings) -> APIRouter:
             "verifier": service.verifier,
             "has_chat_template": service.has_chat_template,
             "context_length": service.context_length,
+            "batch": settings.batch,
         }
 
     @routes.get("/version")
