@@ -4,8 +4,8 @@
 
 Parts are medians over the steps of the quietest turn, in microseconds: draft, stage (the cache makes room, the rows are laid
 out), verify, commit, and other (scheduler, stops, text and the engine's loop); the fake forward is left out. Vocabularies differ,
-so that what only the vocabulary needs shows as the difference to the smallest. The look-up of `ngram` is timed alone, by the
-length of its text.
+so that what only the vocabulary needs shows as the difference to the smallest. The look-ups of `ngram`, `suffix` and `datastore`
+are timed alone, by the length of the text that is looked up in, or that is written beside the datastore.
 """
 
 from __future__ import annotations
@@ -14,10 +14,11 @@ import argparse
 import json
 import platform
 import sys
-from collections.abc import Iterable, Sequence as Many
+from collections.abc import Callable, Iterable, Sequence as Many
 from pathlib import Path
 from random import Random
 from statistics import median
+from tempfile import TemporaryDirectory
 from time import perf_counter
 
 import torch
@@ -26,9 +27,12 @@ from paceline import SamplingParams, __version__
 from paceline.cache.base import Branching, KVCache
 from paceline.cache.dense import DenseCache
 from paceline.costs import Timings
+from paceline.datastore import Datastore, build
 from paceline.drafters.base import Drafter
+from paceline.drafters.datastore import DatastoreDrafter, Options as DatastoreOptions
 from paceline.drafters.ngram import NgramDrafter, Options
 from paceline.drafters.none import NullDrafter
+from paceline.drafters.suffix import Options as SuffixOptions, SuffixDrafter
 from paceline.engine.engine import Engine
 from paceline.engine.scheduler import Limits
 from paceline.machine import processor
@@ -46,6 +50,7 @@ from paceline.verifiers.match import Match
 VOCABULARIES = (64, 4096, 32000)
 BATCHES = (1, 4, 16)
 TEXT_TOKENS = (128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+STORED_TOKENS = 2**18
 PARTS = ("draft", "stage", "verify", "commit", "other")
 PHRASES, WORDS, PEAK = 24, 64, 14.0
 
@@ -145,24 +150,42 @@ def parts(steps: int, turns: int) -> list[dict[str, object]]:
     return rows
 
 
-def looked_up(length: int, repeats: int) -> dict[str, float]:
+def stored(folder: Path) -> Datastore:
+    """A datastore of the same phrases."""
+    rows = folder / "rows.jsonl"
+    rows.write_text(json.dumps({"text": " ".join(map(str, script(STORED_TOKENS)))}) + "\n")
+    build([rows], folder / "store", lambda text: [*map(int, text.split())], WORDS, "script", lambda *_: None)
+    return Datastore.open(folder / "store")
+
+
+def looked_up(name: str, drafter: Drafter, length: int, repeats: int) -> dict[str, str | float]:
     """Median microseconds of `propose` after four new tokens, behind a text of `length` tokens, and what its index holds."""
-    drafter, text = NgramDrafter(Options()), script(length + 4 * repeats)
+    text = script(length + 4 * repeats)
     sequence = Sequence(0, tuple(text[:length]), SamplingParams(), seed=0)
     drafter.propose([sequence], [drafter.budget])
     held = drafter.held_bytes / length
-    seen = []
+    seen: list[float] = []
     for low in range(length, length + 4 * repeats, 4):
         sequence.commit(tuple(text[low : low + 4]), ("",) * 4)
         began = perf_counter()
         drafter.propose([sequence], [drafter.budget])
         seen.append((perf_counter() - began) * 1e6)
-    return {"text_tokens": length, "propose_us": round(median(seen), 2), "held_bytes_per_token": round(held, 1)}
+    told = {"text_tokens": length, "propose_us": round(median(seen), 2), "held_bytes_per_token": round(held, 1)}
+    return {"drafter": name, **told}
 
 
-def look_ups(repeats: int, turns: int) -> list[dict[str, float]]:
-    seen = [[looked_up(length, repeats) for length in TEXT_TOKENS] for _ in range(turns)]
-    rows = [min(column, key=lambda row: row["propose_us"]) for column in zip(*seen, strict=True)]
+def look_ups(repeats: int, turns: int) -> list[dict[str, str | float]]:
+    rows: list[dict[str, str | float]] = []
+    with TemporaryDirectory() as folder:
+        store = stored(Path(folder))
+        kinds: dict[str, Callable[[], Drafter]] = {
+            "ngram": lambda: NgramDrafter(Options()),
+            "suffix": lambda: SuffixDrafter(SuffixOptions()),
+            "datastore": lambda: DatastoreDrafter(store, -1, WORDS, DatastoreOptions(path=folder)),
+        }
+        for name, kind in kinds.items():
+            seen = [[looked_up(name, kind(), length, repeats) for length in TEXT_TOKENS] for _ in range(turns)]
+            rows += [min(column, key=lambda row: row["propose_us"]) for column in zip(*seen, strict=True)]
     for row in rows:
         print(" ".join(f"{key} {value}" for key, value in row.items()), flush=True)
     return rows
@@ -186,16 +209,19 @@ def plot_parts(rows: Many[dict[str, object]], path: Path) -> None:
     _save(figure, path)
 
 
-def plot_look_ups(rows: Many[dict[str, float]], path: Path) -> None:
+def plot_look_ups(rows: Many[dict[str, str | float]], path: Path) -> None:
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(figsize=(6, 3.6), layout="constrained")
-    axes.plot([row["text_tokens"] for row in rows], [row["propose_us"] for row in rows], marker="o")
+    for name in dict.fromkeys(row["drafter"] for row in rows):
+        mine = [row for row in rows if row["drafter"] == name]
+        axes.plot([row["text_tokens"] for row in mine], [row["propose_us"] for row in mine], marker="o", label=name)
     axes.set_xscale("log", base=2)
     axes.set_ylim(bottom=0)
-    axes.set_xlabel("tokens of text looked up in")
-    axes.set_ylabel("microseconds per n-gram proposal")
+    axes.set_xlabel("tokens of the text so far")
+    axes.set_ylabel("microseconds per proposal")
     axes.grid(alpha=0.3)
+    axes.legend()
     _save(figure, path)
 
 
@@ -221,7 +247,7 @@ def main() -> None:
     rows, found = parts(arguments.steps, arguments.turns), look_ups(100, arguments.turns)
     if arguments.out:
         report = {
-            "what": "a step beside the model, and ngram's look-up by text length: microseconds, medians in the quietest turn",
+            "what": "a step beside the model, and look-ups by text length: microseconds, medians in the quietest turn",
             "argv": sys.argv[1:],
             "machine": f"{processor()}, 1 thread",
             "versions": {"paceline": __version__, "torch": torch.__version__, "python": platform.python_version()},
