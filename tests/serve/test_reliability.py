@@ -145,8 +145,9 @@ def test_a_cache_that_is_too_small_for_all_changes_no_text() -> None:
 
 @sizes(10, 50)
 def test_sigterm_ends_every_stream_whole_or_refuses_it_whole(count: int) -> None:
-    async def one(client: httpx.AsyncClient, at: int) -> str:
+    async def one(client: httpx.AsyncClient, answering: asyncio.Event) -> str:
         async with client.stream("POST", "/v1/completions", json={**STORY, "max_tokens": 60, "stream": True}) as answer:
+            answering.set()
             lines = [line async for line in answer.aiter_lines() if line]
             if answer.status_code != 200:
                 return f"refused {answer.status_code}"
@@ -155,12 +156,12 @@ def test_sigterm_ends_every_stream_whole_or_refuses_it_whole(count: int) -> None
         return text_of(said)
 
     async def run(served: Served) -> list[str]:
-        limits = httpx.Limits(max_connections=count + 1)
+        limits, answering = httpx.Limits(max_connections=count + 1), asyncio.Event()
         async with httpx.AsyncClient(base_url=served.url, timeout=60.0, limits=limits) as client:
-            first = [asyncio.create_task(one(client, at)) for at in range(count)]
-            await asyncio.sleep(0.25)
+            first = [asyncio.create_task(one(client, answering)) for _ in range(count)]
+            await answering.wait()
             served.process.send_signal(signal.SIGTERM)
-            late = [asyncio.create_task(one(client, at)) for at in range(3)]
+            late = [asyncio.create_task(one(client, answering)) for _ in range(3)]
             return await asyncio.gather(*first, *late)
 
     with running("--batch", "8") as served:
@@ -180,8 +181,10 @@ def test_while_answers_end_new_connections_are_told_to_go_elsewhere() -> None:
             lines = answer.iter_lines()
             next(lines)
             served.process.send_signal(signal.SIGTERM)
-            time.sleep(0.3)
-            late, health = httpx.post(f"{served.url}/v1/completions", json=STORY), httpx.get(f"{served.url}/health")
+            until = time.monotonic() + 5
+            while (health := httpx.get(f"{served.url}/health")).status_code == 200:
+                assert time.monotonic() < until, "the server does not say that it ends"
+            late = httpx.post(f"{served.url}/v1/completions", json=STORY)
             said = chunks(line for line in lines if line)
         assert (late.status_code, health.status_code) == (503, 503)
         assert "draining" in health.text
@@ -202,7 +205,8 @@ def test_an_engine_that_is_killed_is_told_of_and_replaced(count: int) -> None:
     async def run(served: Served) -> list[tuple[str, float]]:
         async with httpx.AsyncClient(base_url=served.url, timeout=60.0) as client:
             asked = [asyncio.create_task(one(client, at % 2 == 0)) for at in range(4)]
-            await asyncio.sleep(0.05 + points.random() * 0.3)
+            await asyncio.to_thread(served.wait_for, RUNNING, 4, 10.0)
+            await asyncio.sleep(points.random() * 0.3)
             killed = time.monotonic()
             os.kill(served.engine_pid, signal.SIGKILL)
             return [(line, ended - killed) for line, ended in await asyncio.gather(*asked)]
