@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
+from paceline.kernels.native.formats import padded
 from paceline.kernels.native.vectors import PANEL
 
 
@@ -20,8 +21,7 @@ class Alternating:
 
     @property
     def shape(self) -> torch.Size:
-        panels = -(-self.gate.shape[0] // PANEL)
-        return torch.Size((2 * panels * PANEL, *self.gate.shape[1:]))
+        return torch.Size((2 * padded(self.gate.shape[0], PANEL), *self.gate.shape[1:]))
 
     def __getitem__(self, rows: slice) -> torch.Tensor:
         """Rows from the beginning of a panel to the end of one."""

@@ -36,6 +36,7 @@ from paceline.kernels.native.vectors import (
     counted,
     external,
     fused,
+    in_blocks,
     internal,
     load,
     prefetch,
@@ -61,8 +62,8 @@ def suits(form: Format) -> bool:
 
 
 def fewest_rows(form: Format) -> int:
-    """From so many rows on the unit multiplies this format; more than there can be where it never does."""
-    return min(_FEWEST_ROWS[form.name], MOST_ROWS + 1) if suits(form) else HIGHEST + 1
+    """From so many rows on the unit multiplies this format; more than tiles of vectors have where it never does."""
+    return min(_FEWEST_ROWS[form.name], MOST_ROWS + 1) if suits(form) else MOST_ROWS + 1
 
 
 def highest(form: Format) -> int:
@@ -179,15 +180,13 @@ class _Tile:
 
     def _by_blocks(self, turns: Any, vectors: range) -> None:
         """Sums over SUMMED inputs at a time, of upper and of lower bytes, which are put together, rounded and added."""
-        builder, most = self.builder, constant(SUMMED // BLOCK)
+        builder = self.builder
         with counted(builder, self.rows) as row:
             for vector in vectors:
                 store(builder, ZERO, self._rounded_of(vector, row.index), _LINE)
-        with counted(builder, builder.udiv(builder.add(self.inputs, constant(SUMMED - 1)), constant(SUMMED))) as block:
-            before = builder.mul(block.index, most)
-            left = builder.sub(turns, before)
+        with in_blocks(builder, turns, SUMMED // BLOCK) as (before, count):
             self._begin(vectors)
-            self._multiplied(before, builder.select(builder.icmp_signed("<", left, most), left, most), vectors)
+            self._multiplied(before, count, vectors)
             with counted(builder, self.rows) as row:
                 for vector in vectors:
                     self._put_together(vector, row.index)

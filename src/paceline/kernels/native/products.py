@@ -95,7 +95,7 @@ def _emitted(context, name, sources, rows, activations, weights, panel_bytes, in
         arguments = arguments[2:]
         after, more = (builder.append_basic_block(f"product.{name}") for name in ("after", "more"))
         choice = builder.switch(arguments[0], more)
-        for count in range(1, matrix_unit.fewest_rows(form) if matrix_unit.suits(form) else MOST_ROWS + 1):
+        for count in range(1, matrix_unit.fewest_rows(form)):
             case = builder.append_basic_block(f"product.{count}")
             choice.add_case(ir.Constant(I64, count), case)
             builder.position_at_end(case)

@@ -32,6 +32,7 @@ from paceline.kernels.native.vectors import (
     constant,
     counted,
     fused,
+    in_blocks,
     internal,
     load,
     prefetch,
@@ -167,13 +168,9 @@ class _Body:
 
     def blockwise(self, activations: Any, inputs: Any, start: list[Any]) -> list[Any]:
         """Sums of whole numbers over as many inputs as 32 bits hold, which are rounded and added, and scaled in the end."""
-        builder, most = self.builder, constant(SUMMED // 4)
-        words_in_all = builder.udiv(inputs, constant(4))
+        builder = self.builder
         running = self._kept([ZERO] * len(start))
-        with counted(builder, builder.udiv(builder.add(inputs, constant(SUMMED - 1)), constant(SUMMED))) as block:
-            before = builder.mul(block.index, most)
-            left = builder.sub(words_in_all, before)
-            turns = builder.select(builder.icmp_signed("<", left, most), left, most)
+        with in_blocks(builder, builder.udiv(inputs, constant(4)), SUMMED // 4) as (before, turns):
             with counted(builder, turns, [repeated(0)] * len(start)) as loop:
                 turn = builder.add(before, loop.index)
                 words, factors = self._words(self._word_place(turn)), self._factors(activations, turn, 2 * BLOCK)

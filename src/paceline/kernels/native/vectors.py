@@ -188,3 +188,13 @@ def counted(builder: Any, turns: Any, start: list[Any] | None = None) -> Iterato
     builder.cbranch(builder.icmp_signed("<", following, turns), head, after)
     builder.position_at_end(after)
     loop.carried = loop.next
+
+
+@contextmanager
+def in_blocks(builder: Any, turns: Any, most: int) -> Iterator[tuple[Any, Any]]:
+    """A loop over blocks of `most` of these turns, the last one of what is left: the turns before a block, and those in it."""
+    count = builder.udiv(builder.add(turns, constant(most - 1)), constant(most))
+    with counted(builder, count) as block:
+        before = builder.mul(block.index, constant(most))
+        left = builder.sub(turns, before)
+        yield before, builder.select(builder.icmp_signed("<", left, constant(most)), left, constant(most))
