@@ -66,18 +66,24 @@ check: setup
 docs: setup
 	$(BIN)/python docs/generate.py
 
-# half an hour to an hour of a quiet machine; peers run where `pip install -e '.[peers]'` was done before (llama.cpp is compiled
-# by it; on processors with AMX it has been seen to crash on 8-bit weights, CFLAGS=-mno-amx-int8 CXXFLAGS=-mno-amx-int8 avoids it)
+# an hour or more of a quiet machine; peers run where `pip install -e '.[peers]'` was done before (llama.cpp is compiled by it; on
+# processors with AMX it has been seen to crash on 8-bit weights, CFLAGS=-mno-amx-int8 CXXFLAGS=-mno-amx-int8 avoids it).
+# RECORDS=benchmarks/NAME keeps the runs of another machine beside those that are there
+RECORDS ?= benchmarks
 MODEL_DRAFT := --draft 'model:"paceline-14m-draft",depth=5@int8'
 GROWN := --grow 16x768 --tasks e2e,sql --context 320 --max-tokens 64 --draft auto $(MODEL_DRAFT) --limit 4 --repeats 3
+PEERS := --peers llama.cpp,ctranslate2,openvino --batch 4,16
 
 bench: setup
+	$(BIN)/python examples/demo.py --out benchmarks/demo.json
+	$(BIN)/python benchmarks/step_overhead.py --out benchmarks/step_overhead.json \
+		--plot docs/images/step_overhead.png --lookup-plot docs/images/look_ups.png
+	$(BIN)/python benchmarks/serve.py benchmarks
 	for threads in 1 2; do \
-		$(BIN)/paceline bench --threads $$threads --draft auto --draft ngram $(MODEL_DRAFT) --limit 6 --batch 4,16 --out benchmarks && \
-		$(BIN)/paceline bench --threads $$threads $(GROWN) --weights fp32 --peers transformers --out benchmarks && \
-		$(BIN)/paceline bench --threads $$threads $(GROWN) --weights int8 --peers llama.cpp,ctranslate2,openvino --batch 4,16 \
-			--out benchmarks && \
-		$(BIN)/paceline bench --threads $$threads $(GROWN) --weights w8a8 --peers llama.cpp,ctranslate2,openvino --batch 4,16 \
-			--out benchmarks || exit; \
+		$(BIN)/paceline bench --threads $$threads --draft auto --draft ngram $(MODEL_DRAFT) --limit 6 --batch 4,16 --out $(RECORDS) && \
+		$(BIN)/paceline bench --threads $$threads $(GROWN) --weights fp32 --peers transformers --out $(RECORDS) && \
+		$(BIN)/paceline bench --threads $$threads $(GROWN) --weights fp16 --out $(RECORDS) && \
+		$(BIN)/paceline bench --threads $$threads $(GROWN) --weights int8 $(PEERS) --out $(RECORDS) && \
+		$(BIN)/paceline bench --threads $$threads $(GROWN) --weights w8a8 $(PEERS) --out $(RECORDS) || exit; \
 	done
 	$(BIN)/python -m paceline.bench.page benchmarks docs

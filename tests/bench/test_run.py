@@ -79,6 +79,9 @@ def test_the_record_holds_both_terms_of_every_ratio(monkeypatch, capsys, models,
     assert 0 < record["acceptance_by_depth"]["raw"][f"model:{draft}"][0] <= 1
     assert set(rows["raw", "ngram"]["step_ms"]) == {"draft", "forward", "verify", "commit", "other"}
     assert list(record["verify_cost"]["ms"]["paceline"]) == ["1", "2", "4", "8", "16", "32", "64"]
+    floor = record["verify_cost"]["floor"]
+    assert floor["bytes"] > 0
+    assert floor["ratio"] == pytest.approx(floor["row_ms"] / floor["reading_ms"])
     assert record["prefill"]["ms"]["plain"] > 0
     assert record["failed"] == {}
     assert record["memory"]["of_one_answer"]
@@ -94,6 +97,7 @@ def test_the_record_holds_both_terms_of_every_ratio(monkeypatch, capsys, models,
     page = (tmp_path / "docs" / "benchmarks.md").read_text()
     assert "paceline bench" in page
     assert f"images/{stem}-speedup.png" in page
+    assert "of weights that every forward reads took" in page
     assert (tmp_path / "docs" / "images" / f"{stem}-verify.png").stat().st_size > 5000
 
 
@@ -107,6 +111,7 @@ def test_tables_name_what_is_grown_and_what_is_not_installed(monkeypatch, capsys
     assert "not installed, so not run: ctranslate2" in said
     assert "ngram" in said
     assert "peak resident" in said
+    assert "of weights are read in" in said
 
 
 def test_transformers_runs_beside_and_says_the_same(monkeypatch, capsys, models, tasks) -> None:

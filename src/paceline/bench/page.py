@@ -14,8 +14,10 @@ from typing import Any
 
 from paceline.bench.files import records, threads, title
 from paceline.bench.load.plots import body_label, plot as plot_load
+from paceline.bench.markdown import table
 from paceline.bench.ours import PLAIN
 from paceline.bench.plots import plot
+from paceline.bench.step_page import step_section
 
 _ALTS = {
     "speedup": "decoding speed over plain decoding by task",
@@ -27,9 +29,14 @@ _ALTS = {
 }
 
 
-def page(runs: dict[str, dict[str, Any]], plots: dict[str, list[str]], loads: dict[str, dict[str, Any]] | None = None) -> str:
+def page(
+    runs: dict[str, dict[str, Any]],
+    plots: dict[str, list[str]],
+    loads: dict[str, dict[str, Any]] | None = None,
+    steps: dict[str, Any] | None = None,
+) -> str:
     """The page as Markdown. runs: by file, relative to the folder of records. plots: per file, its pictures as links relative to
-    the page. loads: records of `paceline bench serve`, by file.
+    the page. loads: records of `paceline bench serve`, by file. steps: what a step costs beside the model.
     """
     lines = [
         "# Benchmarks",
@@ -58,6 +65,8 @@ def page(runs: dict[str, dict[str, Any]], plots: dict[str, list[str]], loads: di
         lines += _run(record, file, plots.get(file, []))
     for file, record in (loads or {}).items():
         lines += _served(record, file, plots.get(file, []))
+    if steps is not None:
+        lines += step_section(steps)
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -77,7 +86,7 @@ def _summary(runs: dict[str, dict[str, Any]]) -> list[str]:
                 terms = (*_terms(entry.get("best"), short=True), *_terms(entry.get("decode_best"), short=True))
                 peers.append((name, entry["peer"], *terms, *first))
     columns = ("run", *("plain tokens/s", "drafted", "ratio"), *("plain decoding tokens/s", "drafted", "ratio"))
-    lines = _table(columns, drafted)
+    lines = table(columns, drafted)
     if not lines:
         return []
     told = "All tasks of a run together: plain decoding, and the draft that gained most in each of the two rates:"
@@ -86,8 +95,7 @@ def _summary(runs: dict[str, dict[str, Any]]) -> list[str]:
         *("run", "peer"), *("tokens/s: ours", "theirs", "ratio"), *("decoding tokens/s: ours", "theirs", "ratio"),
         *("first token behind 512, ms: ours", "theirs"),
     )  # fmt: skip
-    table = _table(columns, peers)
-    return lines + (["The fastest mode of ours against the fastest of each peer:", "", *table] if table else [])
+    return lines + (["The fastest mode of ours against the fastest of each peer:", "", *table(columns, peers)] if peers else [])
 
 
 def _best(modes: dict[str, dict[str, float]], kind: str, drafts: list[str]) -> tuple[str, str, str] | None:
@@ -158,14 +166,6 @@ def _elsewhere(file: str) -> str:
     return f", {folder}" if folder else ""
 
 
-def _row(*cells: object) -> str:
-    return f"| {' | '.join(map(str, cells))} |"
-
-
-def _table(columns: tuple[str, ...], rows: list[tuple[object, ...]]) -> list[str]:
-    return [_row(*columns), _row(*["---"] * len(columns)), *(_row(*row) for row in rows), ""] if rows else []
-
-
 def _rate(value: float | None, form: str = ".1f") -> str:
     return "" if value is None else format(value, form)
 
@@ -207,7 +207,7 @@ def _speeds(record: dict[str, Any]) -> list[str]:
             )
         )  # fmt: skip
     columns = ("task", "mode", "tokens", "tokens/s", "over plain", "decoding tokens/s", "over plain", "tau", "same text as plain")
-    return _table(columns, rows)
+    return table(columns, rows)
 
 
 def _against(record: dict[str, Any]) -> list[str]:
@@ -218,7 +218,7 @@ def _against(record: dict[str, Any]) -> list[str]:
                 both = (*_terms(entry.get(kind)), *_terms(entry.get(f"decode_{kind}")))
                 rows.append((entry["task"], entry["peer"], kind, *both))
     columns = ("task", "peer", "compared", "tokens/s: ours", "theirs", "ratio", "decoding tokens/s: ours", "theirs", "ratio")
-    return _table(columns, rows)
+    return table(columns, rows)
 
 
 def _batches(record: dict[str, Any]) -> list[str]:
@@ -230,8 +230,9 @@ def _batches(record: dict[str, Any]) -> list[str]:
         for row in record["batches"]
         if row["mode"] != PLAIN
     ]  # fmt: skip
-    table = _table(("task", "mode", "batch", "tokens/s of all", "plain tokens/s of all", "ratio", "same text as plain"), rows)
-    return ["So many requests always in flight, one that ends replaced by the next:", "", *table] if rows else []
+    columns = ("task", "mode", "batch", "tokens/s of all", "plain tokens/s of all", "ratio", "same text as plain")
+    told = "So many requests always in flight, one that ends replaced by the next:"
+    return [told, "", *table(columns, rows)] if rows else []
 
 
 def _verify(record: dict[str, Any]) -> list[str]:
@@ -245,8 +246,21 @@ def _verify(record: dict[str, Any]) -> list[str]:
     return [
         f"A forward behind {cost['context_tokens']} cached tokens, ms by rows (over one row):",
         "",
-        *_table(("engine", *counts), rows),
+        *table(("engine", *counts), rows),
+        *_floor(cost.get("floor")),
         f"First token behind a prompt of {prefill['tokens']}: {first}.",
+        "",
+    ]
+
+
+def _floor(floor: dict[str, Any] | None) -> list[str]:
+    """How near one row comes to reading its weights; older records do not know."""
+    if floor is None:
+        return []
+    rate = floor["bytes"] / floor["reading_ms"] / 1e6
+    return [
+        f"Reading the {floor['bytes'] / 1e6:.0f} MB of weights that every forward reads took {floor['reading_ms']:.2f} ms"
+        f" ({rate:.1f} GB/s), one row in turns with it {floor['row_ms']:.2f} ms: {floor['ratio']:.2f} times this floor.",
         "",
     ]
 
@@ -287,7 +301,7 @@ def _lost(record: dict[str, Any]) -> list[str]:
         losing(f"batch {row['batch']}, tokens/s of all", row["task"], *terms)
     if not lost:
         return ["Nothing lost: neither whole answers nor decoding, the first token or batches.", ""]
-    return ["What lost:", "", *_table(("in", "task", "ours", "against", "ours over theirs"), lost)]
+    return ["What lost:", "", *table(("in", "task", "ours", "against", "ours over theirs"), lost)]
 
 
 def _started(told: dict[str, Any] | None) -> str:
@@ -333,7 +347,7 @@ def _served(record: dict[str, Any], file: str, plots: list[str]) -> list[str]:
         record["levels"][0]["load"]["kind"], "body", "tokens/s", "chunks sent", "tau",
         "ms to first token: mean / p50 / p99", "ms per output token behind it", "ms of a whole answer",
     )  # fmt: skip
-    lines += ["", *_table(columns, rows)]
+    lines += ["", *table(columns, rows)]
     lines += [
         "A chunk is one event of the stream, which the server writes and the load reads: a step that accepts drafts sends several"
         " tokens in one. So what is compared here is the engine and the cost of HTTP together, of which drafts save a part. The"
@@ -354,7 +368,13 @@ def main(source: Path, docs: Path) -> None:
     loads = {str(file.relative_to(source)): record for file, record in _loads(source).items()}
     for file, record in loads.items():
         plots[file] = [os.path.relpath(png, docs) for png in plot_load(record, (docs / "images" / file).with_suffix(""))]
-    (docs / "benchmarks.md").write_text(page(runs, plots, loads), encoding="utf-8")
+    (docs / "benchmarks.md").write_text(page(runs, plots, loads, steps_of(source)), encoding="utf-8")
+
+
+def steps_of(folder: Path) -> dict[str, Any] | None:
+    """The record of what a step costs beside the model, where there is one; its plots are made with it."""
+    file = folder / "step_overhead.json"
+    return json.loads(file.read_text(encoding="utf-8")) if file.exists() else None
 
 
 def _loads(folder: Path) -> dict[Path, dict[str, Any]]:

@@ -22,6 +22,7 @@ from paceline.bench.ours import PLAIN, EngineDecoder
 from paceline.bench.peers.base import Material, Peer, PeerDecoder, guarded
 from paceline.bench.peers.host import HostedPeer
 from paceline.bench.prompts import Prepared, Preparer
+from paceline.bench.reading import Reading
 from paceline.bench.report import against_peers, speedups, task_rows, with_total
 from paceline.bench.settings import Settings
 from paceline.compose import automatic
@@ -31,6 +32,7 @@ from paceline.models.base import WEIGHTS, LanguageModel
 from paceline.models.checkpoint import inspected
 from paceline.models.embedded import DEFAULT, draft_of
 from paceline.models.load import resolve
+from paceline.models.native import NativeModel
 
 Watch = Callable[[str, int], AbstractContextManager[Callable[[], None]]]
 """Called with what begins and its number of parts; gives what to call after each part."""
@@ -180,7 +182,17 @@ class _Run:
             "context_tokens": context,
             "ms": curves,
             "relative": {name: {n: ms / by_rows[rows[0]] for n, ms in by_rows.items()} for name, by_rows in curves.items()},
+            "floor": self._floor(context),
         }
+
+    def _floor(self, context: int) -> dict[str, Any] | None:
+        """A forward of one row over reading what weights it reads, in turns; None where that is not known of the target."""
+        if not isinstance(self.target, NativeModel):
+            return None
+        reading = Reading(self.target.packed.read_bytes, self.threads)
+        by_name = verify_curve({"row": ModelForward(self.target, context, 1), "reading": reading}, (1,), FORWARDS, {})
+        row_ms, reading_ms = by_name["row"][1], by_name["reading"][1]
+        return {"bytes": reading.bytes, "row_ms": row_ms, "reading_ms": reading_ms, "ratio": row_ms / reading_ms}
 
     def _prefill(self) -> dict[str, Any]:
         """Milliseconds until the first token behind a prompt of that length, with nothing cached."""

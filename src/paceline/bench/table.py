@@ -52,6 +52,8 @@ def show(console: Console, record: dict[str, Any]) -> None:
     if record["acceptance_by_depth"]:
         _print(console, _acceptance(record))
     _print(console, _verify(record))
+    if record["verify_cost"]["floor"] is not None:
+        console.print(_floor(record["verify_cost"]["floor"]), highlight=False, soft_wrap=True)
     console.print(_first_tokens(record), highlight=False, soft_wrap=True)
     _print(console, _steps(record))
     console.print(_footing(record), style="dim", highlight=False, soft_wrap=True)
@@ -143,6 +145,11 @@ def _verify(record: dict[str, Any]) -> Table:
         pairs = ((f"{cost['ms'][name][n]:.2f}", f"{cost['relative'][name][n]:.2f}") for name in cost["ms"])
         table.add_row(str(n), *(cell for pair in pairs for cell in pair))
     return table
+
+
+def _floor(floor: dict[str, Any]) -> str:
+    read = f"{floor['bytes'] / 1e6:.0f} MB of weights are read in {floor['reading_ms']:.2f} ms"
+    return f"{read}, a forward of one row takes {floor['row_ms']:.2f} ms: {floor['ratio']:.2f}"
 
 
 def _first_tokens(record: dict[str, Any]) -> str:
