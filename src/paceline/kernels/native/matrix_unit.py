@@ -17,7 +17,7 @@ from typing import Any
 from llvmlite import ir
 
 from paceline.kernels.native.formats import BLOCK, GROUP, SUMMED, Format
-from paceline.kernels.native.tiles import ADD, AHEAD, CONTINUE, MOST_ROWS, PAGE
+from paceline.kernels.native.tiles import ADD, AHEAD, CONTINUE, MOST_ROWS, lines_in_turn
 from paceline.kernels.native.vectors import (
     F16,
     F32,
@@ -27,7 +27,6 @@ from paceline.kernels.native.vectors import (
     I64,
     LANES,
     MATRIX_UNIT,
-    PAGES,
     VECTOR,
     VECTORS,
     WORDS,
@@ -293,11 +292,7 @@ class _Tile:
             ahead = builder.add(ahead, builder.add(self.panel_bytes, share))
         else:
             ahead = builder.add(ahead, constant(AHEAD))
-        part = builder.and_(builder.udiv(ahead, constant(reach)), constant(PAGES * PAGE // reach - 1))
-        window = builder.and_(ahead, constant(-PAGES * PAGE))
-        begin = builder.add(window, builder.mul(part, constant(reach // PAGES)))
-        lines = range(0, reach // PAGES, _LINE)
-        return [builder.add(begin, constant(page * PAGE + line)) for line in lines for page in range(PAGES)]
+        return lines_in_turn(builder, ahead, reach)
 
     def _end(self, row: Any) -> None:
         """Do with the sums of one row what the mode says, scaled where they are whole numbers."""

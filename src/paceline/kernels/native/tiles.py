@@ -12,7 +12,7 @@ left off (attention over a prefix, then over a tree's own keys).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from llvmlite import ir
@@ -31,6 +31,7 @@ from paceline.kernels.native.vectors import (
     ZERO,
     constant,
     counted,
+    counted_or_none,
     fused,
     in_blocks,
     internal,
@@ -43,12 +44,15 @@ from paceline.kernels.native.vectors import (
 
 STORE, ADD, CONTINUE = 0, 1, 2
 PAGE = 4096
+_LINE = 64
 AHEAD = max(8192, PAGES * PAGE)
 """Bytes by which a tile prefetches its panel: the latency of memory at the speed it is read, measured (ADR 0004). All pages that
 are fetched in turn have arrived when the first of them is read.
 """
 _SPARE = 5
 """Registers left for weights and broadcast activations."""
+_Step = Callable[[Any, list[Any], list[Any]], list[Any]]
+"""(number of a word, the word of every output, sums) -> the sums after it."""
 
 
 def most_rows(vectors: int) -> int:
@@ -120,19 +124,18 @@ def _ended(builder: Any, places: list[list[Any]], mode: Any, sums: list[Any]) ->
                 store(builder, value, place, 4)
 
 
-def _in_turn(builder: Any, address: Any) -> Any:
-    """Where to prefetch instead of `address`, for a walk over memory to fetch lines of PAGES neighbouring pages in turn.
-
-    A permutation of the lines of those pages: the lowest bits of a line's number become the page's.
+def lines_in_turn(builder: Any, ahead: Any, reach: int) -> list[Any]:
+    """What to fetch in a turn of a walk that takes `reach` bytes a turn and has `ahead` before it: as many lines, of PAGES
+    neighbouring pages. Which lines of its pages a turn fetches counts up as its place does, so over all turns each is fetched
+    once.
     """
-    if PAGES == 1:
-        return address
-    lines = PAGE // 64
-    line = builder.lshr(address, constant(6))
-    page = builder.mul(builder.and_(line, constant(PAGES - 1)), constant(PAGE))
-    within = builder.mul(builder.and_(builder.udiv(line, constant(PAGES)), constant(lines - 1)), constant(64))
-    window = builder.and_(address, constant(-PAGES * PAGE))
-    return builder.or_(window, builder.or_(page, within))
+    pages = max(min(PAGES, reach // _LINE), 1)
+    if pages == 1:
+        return [builder.add(ahead, constant(line)) for line in range(0, reach, _LINE)]
+    part = builder.and_(builder.udiv(ahead, constant(reach)), constant(pages * PAGE // reach - 1))
+    window = builder.and_(ahead, constant(-pages * PAGE))
+    begin = builder.add(window, builder.mul(part, constant(reach // pages)))
+    return [builder.add(begin, constant(page * PAGE + line)) for line in range(0, reach // pages, _LINE) for page in range(pages)]
 
 
 class _Body:
@@ -144,42 +147,73 @@ class _Body:
         # a part of a panel fetches its part of the next one, so that the parts together fetch while all of them multiply
         share = builder.udiv(builder.mul(panel_bytes, constant(first)), constant(VECTORS))
         self._next = None if vectors == VECTORS else builder.add(builder.add(panel, panel_bytes), share)
+        self._parts = VECTORS // vectors
+        # a turn takes as many words as have a line to fetch on each page: less to count, and less to find out where
+        self._unrolled = max(self._parts * PAGES * _LINE // form.bytes_together, 1)
 
     def plain(self, activations: Any, inputs: Any, start: list[Any]) -> list[Any]:
         """One sum over all inputs."""
-        unroll = self.form.together
-        with counted(self.builder, self.builder.udiv(inputs, constant(unroll)), start) as loop:
-            offset = self.builder.mul(loop.index, constant(self.form.bytes_together))
-            loop.next = self._multiplied(activations, self.builder.mul(loop.index, constant(unroll)), offset, loop.carried)
-        return loop.carried
+
+        def multiplied(word: Any, words: list[Any], sums: list[Any]) -> list[Any]:
+            return self._multiplied(activations, self.builder.mul(word, constant(self.form.together)), words, sums)
+
+        return self._walked(constant(0), self.builder.udiv(inputs, constant(self.form.together)), start, multiplied)
 
     def bytewise(self, activations: Any, inputs: Any, start: list[Any]) -> list[Any]:
         """One sum of whole numbers over all inputs, exact in whatever order, which is scaled in the end."""
         builder = self.builder
         scales = builder.add(activations, builder.mul(inputs, constant(self.rows)))
-        with counted(builder, builder.udiv(inputs, constant(4)), self._without_excess(scales)) as loop:
-            words = self._words(self._word_place(loop.index))
-            loop.next = self._products(self._factors(activations, loop.index, BLOCK), words, 0, loop.carried)
+
+        def multiplied(word: Any, words: list[Any], sums: list[Any]) -> list[Any]:
+            return self._products(self._factors(activations, word, BLOCK), words, 0, sums)
+
+        sums = self._walked(constant(0), builder.udiv(inputs, constant(4)), self._without_excess(scales), multiplied)
         scale = self._scales(scales, constant(0))
         return [
             fused(builder, builder.sitofp(value, VECTOR), one, there)
-            for value, one, there in zip(loop.carried, scale, start, strict=True)
+            for value, one, there in zip(sums, scale, start, strict=True)
         ]
 
     def blockwise(self, activations: Any, inputs: Any, start: list[Any]) -> list[Any]:
         """Sums of whole numbers over as many inputs as 32 bits hold, which are rounded and added, and scaled in the end."""
         builder = self.builder
         running = self._kept([ZERO] * len(start))
-        with in_blocks(builder, builder.udiv(inputs, constant(4)), SUMMED // 4) as (before, turns):
-            with counted(builder, turns, [repeated(0)] * len(start)) as loop:
-                turn = builder.add(before, loop.index)
-                words, factors = self._words(self._word_place(turn)), self._factors(activations, turn, 2 * BLOCK)
-                sums = self._products(factors, words, 0, loop.carried)
-                loop.next = self._products([builder.add(place, constant(4)) for place in factors], words, 1, sums)
-            for place, value in zip(running, loop.carried, strict=True):
+
+        def multiplied(word: Any, words: list[Any], sums: list[Any]) -> list[Any]:
+            factors = self._factors(activations, word, 2 * BLOCK)
+            sums = self._products(factors, words, 0, sums)
+            return self._products([builder.add(place, constant(4)) for place in factors], words, 1, sums)
+
+        with in_blocks(builder, builder.udiv(inputs, constant(4)), SUMMED // 4) as (before, count):
+            sums = self._walked(before, count, [repeated(0)] * len(start), multiplied)
+            for place, value in zip(running, sums, strict=True):
                 builder.store(builder.fadd(builder.load(place), builder.sitofp(value, VECTOR)), place)
         scale = self._scales(builder.add(activations, builder.mul(inputs, constant(2 * self.rows))), constant(0))
         return [fused(builder, builder.load(place), one, there) for place, one, there in zip(running, scale, start, strict=True)]
+
+    def _walked(self, first: Any, count: Any, start: list[Any], step: _Step) -> list[Any]:
+        """The sums after `count` words of every output from the `first` on, `_unrolled` of them in a turn."""
+        builder, each = self.builder, constant(self._unrolled)
+        if self._unrolled == 1:
+            with counted(builder, count, start) as loop:
+                loop.next = self._turn(builder.add(first, loop.index), 1, loop.carried, step)
+            return loop.carried
+        with counted_or_none(builder, builder.udiv(count, each), start) as loop:
+            loop.next = self._turn(builder.add(first, builder.mul(loop.index, each)), self._unrolled, loop.carried, step)
+        left = builder.urem(count, each)
+        begin = builder.add(first, builder.sub(count, left))
+        with counted_or_none(builder, left, loop.carried) as rest:
+            rest.next = self._turn(builder.add(begin, rest.index), 1, rest.carried, step)
+        return rest.carried
+
+    def _turn(self, first: Any, count: int, sums: list[Any], step: _Step) -> list[Any]:
+        """The sums after so many words from the `first` on; as many bytes are fetched as these words have."""
+        offset, size = self._word_place(first), self.form.bytes_together
+        words = [self._words(self.builder.add(offset, constant(word * size))) for word in range(count)]
+        self._prefetch(offset, count * size)
+        for word, of_outputs in enumerate(words):
+            sums = step(self.builder.add(first, constant(word)), of_outputs, sums)
+        return sums
 
     def _factors(self, activations: Any, turn: Any, row_bytes: int) -> list[Any]:
         """Addresses of what each row has for the `turn`-th four inputs. row_bytes: of BLOCK inputs."""
@@ -207,7 +241,9 @@ class _Body:
             offset = builder.mul(group.index, constant(form.group_bytes(GROUP)))
             scales = builder.add(activations, builder.mul(group.index, constant(rows * form.row_bytes(GROUP))))
             with counted(builder, self._turns(inputs), self._without_excess(scales)) as loop:
-                words = self._words(builder.add(offset, self._word_place(loop.index)))
+                place = builder.add(offset, self._word_place(loop.index))
+                words = self._words(place)
+                self._prefetch(place, form.bytes_together)
                 first = builder.mul(builder.mul(loop.index, constant(steps)), constant(4 * rows))
                 factors = builder.add(builder.add(scales, constant(8 * rows)), first)
                 sums = loop.carried
@@ -269,14 +305,13 @@ class _Body:
         group_bytes = builder.udiv(self.panel_bytes, builder.udiv(inputs, constant(GROUP)))
         return builder.udiv(builder.sub(group_bytes, constant(form.scale_bytes)), constant(form.bytes_together))
 
-    def _prefetch(self, offset: Any) -> None:
-        """Fetch what lies so far behind `offset` that it arrives when it is needed."""
-        builder, place, reach = self.builder, self.builder.add(self.panel, constant(AHEAD)), self.form.bytes_together
+    def _prefetch(self, offset: Any, reach: int) -> None:
+        """Fetch `reach` bytes, or this part's share, that lie so far behind `offset` that they arrive when they are needed."""
+        builder, place = self.builder, self.builder.add(self.panel, constant(AHEAD))
         if self._next is not None:
-            parts = VECTORS // self.vectors
-            place, offset, reach = self._next, builder.udiv(offset, constant(parts)), -(-reach // parts)
-        for line in range(0, reach, 64):
-            prefetch(builder, _in_turn(builder, builder.add(place, builder.add(offset, constant(line)))))
+            place, offset, reach = self._next, builder.udiv(offset, constant(self._parts)), -(-reach // self._parts)
+        for line in lines_in_turn(builder, builder.add(place, offset), reach):
+            prefetch(builder, line)
 
     def _at(self, vector: int, offset: Any, element_bytes: int) -> Any:
         """Address of a vector of elements at a byte offset of the panel."""
@@ -288,19 +323,15 @@ class _Body:
         return self.builder.fpext(half, VECTOR)
 
     def _words(self, offset: Any) -> list[Any]:
-        """The words that lie at an offset of the panel; those further on are fetched."""
+        """The words that lie at an offset of the panel."""
         kind, size = WORDS_OF[self.form.name], self.form.word_bytes
-        words = [load(self.builder, self._at(vector, offset, size), kind, size * LANES) for vector in range(self.vectors)]
-        self._prefetch(offset)
-        return words
+        return [load(self.builder, self._at(vector, offset, size), kind, size * LANES) for vector in range(self.vectors)]
 
-    def _multiplied(self, activations: Any, index: Any, offset: Any, sums: list[Any]) -> list[Any]:
-        """The sums after the `together` inputs from `index` on, whose weights lie at `offset` in every panel."""
-        builder, form = self.builder, self.form
-        words = self._words(offset)
+    def _multiplied(self, activations: Any, index: Any, words: list[Any], sums: list[Any]) -> list[Any]:
+        """The sums after the `together` inputs from `index` on, which these words hold."""
+        builder, form, row_bytes = self.builder, self.form, 4 * self.rows
         for step in range(form.together):
             weights = [widened(builder, form, word, step) for word in words]
-            row_bytes = 4 * self.rows
             place = builder.add(activations, builder.mul(builder.add(index, constant(step)), constant(row_bytes)))
             following = []
             for row in range(self.rows):

@@ -191,6 +191,27 @@ def counted(builder: Any, turns: Any, start: list[Any] | None = None) -> Iterato
 
 
 @contextmanager
+def counted_or_none(builder: Any, turns: Any, start: list[Any]) -> Iterator[Loop]:
+    """The same of `turns` >= 0 turns; afterwards `carried` holds `start` if there were none."""
+    before = builder.block
+    head, body, after = (builder.append_basic_block(name) for name in ("head", "loop", "after"))
+    builder.branch(head)
+    builder.position_at_end(head)
+    values = [constant(0), *start]
+    phis = [builder.phi(value.type) for value in values]
+    for phi, value in zip(phis, values, strict=True):
+        phi.add_incoming(value, before)
+    builder.cbranch(builder.icmp_signed("<", phis[0], turns), body, after)
+    builder.position_at_end(body)
+    loop = Loop(phis[0], phis[1:])
+    yield loop
+    for phi, value in zip(phis, [builder.add(phis[0], constant(1)), *loop.next], strict=True):
+        phi.add_incoming(value, builder.block)
+    builder.branch(head)
+    builder.position_at_end(after)
+
+
+@contextmanager
 def in_blocks(builder: Any, turns: Any, most: int) -> Iterator[tuple[Any, Any]]:
     """A loop over blocks of `most` of these turns, the last one of what is left: the turns before a block, and those in it."""
     count = builder.udiv(builder.add(turns, constant(most - 1)), constant(most))
