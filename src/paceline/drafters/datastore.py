@@ -23,6 +23,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from paceline.datastore import Datastore
 from paceline.drafters.base import Drafter, Surroundings
+from paceline.kernels.native.compiled import announced
 from paceline.kernels.suffixes.array import LONGEST_MATCH, SORTED_TO, drafted
 from paceline.sequence import Sequence
 from paceline.spec import SpecError
@@ -57,8 +58,9 @@ class DatastoreDrafter(Drafter):
         self._datastore, self._end, self._vocab_size = datastore, end, vocab_size
         size = 1 + 2 * options.hits * options.depth
         self._trie, self._sums = np.empty((size, 4), np.int32), np.empty(size)
-        # compiles, or loads what is compiled, before anything is timed
-        self._drafted([end], self.budget)
+        with announced():
+            # compiles, or loads what is compiled, before anything is timed
+            self._drafted([end], self.budget)
 
     def propose(self, sequences: Many[Sequence], budgets: Many[Budget]) -> list[DraftTree]:
         return [

@@ -22,6 +22,7 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field
 
 from paceline.drafters.base import StatefulDrafter, Surroundings
+from paceline.kernels.native.compiled import announced
 from paceline.kernels.suffixes.automaton import BORDER, LONGEST_MATCH, Bounds, SuffixAutomaton
 from paceline.models.base import Scores
 from paceline.sequence import Sequence
@@ -83,11 +84,12 @@ class SuffixDrafter(StatefulDrafter[SuffixAutomaton]):
         self.options = options
         self.budget = Budget(options.nodes, options.depth)
         self._past: OrderedDict[str, _Past] = OrderedDict()
-        # compiles, or loads what is compiled, before anything is timed
-        trial = SuffixAutomaton()
-        trial.extend([0] * 256)
-        trial.draft(self._bounds(self.budget))
-        trial.draft(self._bounds(self.budget), [0])
+        with announced():
+            # compiles, or loads what is compiled, before anything is timed
+            trial = SuffixAutomaton()
+            trial.extend([0] * 256)
+            trial.draft(self._bounds(self.budget))
+            trial.draft(self._bounds(self.budget), [0])
 
     def _one(self, sequence: Sequence, budget: Budget) -> DraftTree:
         text = self._state(sequence)
