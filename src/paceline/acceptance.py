@@ -43,7 +43,8 @@ class Acceptance:
     """Probabilities that drafted tokens come true. Requests are known by their key until they are released."""
 
     def __init__(self) -> None:
-        self._rates: dict[tuple[str, int, int], Share] = {}
+        self._rates: dict[str, list[list[Share | None]]] = {}
+        """Source -> by level and class of confidence; None where no token was drafted yet."""
         self._chances: dict[str, np.ndarray] = {}
         """Source -> the same rates as a table, for drafters that end by them."""
         self._requests: dict[tuple[int, str], _Record] = {}
@@ -52,14 +53,12 @@ class Acceptance:
         """The tree with the probability that each token is right once its parent is, in place of its drafter's word."""
         if len(tree) == 1:
             return tree
-        factors: dict[str, float] = {}
+        of, factor, rates = "", 1.0, self._rates_of("")
         confidences = [1.0]
         for source, depth, held in islice(zip(tree.sources, tree.depth, tree.confidences, strict=True), 1, None):
-            factor = factors.get(source)
-            if factor is None:
-                factor = factors[source] = self.factor(key, source)
-            rate = self._rate(_place(source, depth, held), held)
-            confidences.append(min(factor * rate.rate, LIKELIEST))
+            if source != of:
+                of, factor, rates = source, self.factor(key, source), self._rates_of(source)
+            confidences.append(min(factor * _rate(rates, depth, held).rate, LIKELIEST))
         return tree.rated(confidences)
 
     def factor(self, key: int, source: str) -> float:
@@ -73,43 +72,49 @@ class Acceptance:
         if table is None:
             words = (np.arange(CLASSES, dtype=np.float32) + 0.5) / CLASSES
             table = self._chances[source] = np.tile(words, (DEEPEST, 1))
-            for (of, level, place), rate in self._rates.items():
-                if of == source:
-                    table[level - 1, place] = rate.rate
+            for level, rates in enumerate(self._rates_of(source)):
+                for place, rate in enumerate(rates):
+                    if rate is not None:
+                        table[level, place] = rate.rate
         return table
 
     def observe(self, key: int, tree: DraftTree, emitted: Many[int]) -> None:
         """See what was emitted behind the root of a tree as one drafter proposed it, confidences and all."""
         record = None
         for node, hit in _judged(tree, emitted):
-            source = tree.sources[node]
+            source, depth, held = tree.sources[node], tree.depth[node], tree.confidences[node]
             if record is None:
                 record = self._requests.setdefault((key, source), _Record())
                 record.hits *= _FADING
                 record.expected *= _FADING
-            place = _place(source, tree.depth[node], tree.confidences[node])
-            rate = self._rate(place, tree.confidences[node])
+            rate = _rate(self._rates_of(source), depth, held)
             record.expected += rate.rate
             record.hits += hit
             rate.see(hit)
             table = self._chances.get(source)
             if table is not None:
-                table[place[1] - 1, place[2]] = rate.rate
+                table[min(depth, DEEPEST) - 1, class_of(held)] = rate.rate
 
     def release(self, key: int) -> None:
         """Forget a request; what it taught about its drafters stays."""
         for known in [place for place in self._requests if place[0] == key]:
             del self._requests[known]
 
-    def _rate(self, place: tuple[str, int, int], held: float) -> Share:
-        rate = self._rates.get(place)
-        if rate is None:
-            rate = self._rates[place] = Share(_PRIOR * min(max(held, 0.0), 1.0), _PRIOR, _MEMORY)
-        return rate
+    def _rates_of(self, source: str) -> list[list[Share | None]]:
+        rates = self._rates.get(source)
+        if rates is None:
+            rates = self._rates[source] = [[None] * CLASSES for _ in range(DEEPEST)]
+        return rates
 
 
-def _place(source: str, depth: int, held: float) -> tuple[str, int, int]:
-    return source, depth if depth < DEEPEST else DEEPEST, class_of(held)
+def _rate(rates: list[list[Share | None]], depth: int, held: float) -> Share:
+    """How often tokens of this depth and confidence come true: at first their drafter's own word."""
+    # asked for every node of every draft, twice
+    level, place = rates[depth - 1 if depth < DEEPEST else -1], class_of(held)
+    rate = level[place]
+    if rate is None:
+        rate = level[place] = Share(_PRIOR * min(max(held, 0.0), 1.0), _PRIOR, _MEMORY)
+    return rate
 
 
 def _judged(tree: DraftTree, emitted: Many[int]) -> Iterator[tuple[int, bool]]:

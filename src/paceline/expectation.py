@@ -41,7 +41,12 @@ class Expectation:
 
     def chances(self, tree: DraftTree) -> Many[float]:
         """Per candidate, how likely it comes true, given what its drafter kept of late: never likelier than its parent."""
-        truths, found = self._truths, [1.0]
+        truths, drafters = self._truths, set(tree.sources[1 : tree.candidates])
+        if len(drafters) == 1:
+            # nearly always; what comes true with its parent is no likelier than that, whatever share of both is kept
+            truth = truths.get(drafters.pop(), 1.0)
+            return tree.chances if truth == 1.0 else [1.0, *[chance * truth for chance in tree.chances[1:]]]
+        found = [1.0]
         for node in range(1, tree.candidates):
             found.append(min(tree.chances[node] * truths.get(tree.sources[node], 1.0), found[tree.parents[node]]))
         return found

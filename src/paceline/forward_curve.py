@@ -25,8 +25,9 @@ class ForwardCurve:
         self._rows: list[int] = []
         self._seconds: list[float] = []
         self._pace = 1.0
-        self._table: list[float] = []
-        """Seconds by rows up to `_LARGEST`, before the pace: policies ask dozens of times a step."""
+        self._table: list[float | None] = []
+        """Seconds by rows up to `_LARGEST`, before the pace; None where a point nearby has moved and nobody has asked since.
+        Policies ask dozens of times a step, and every step moves a point."""
 
     def __bool__(self) -> bool:
         return bool(self._rows)
@@ -45,12 +46,12 @@ class ForwardCurve:
             self._rows.insert(at, rows)
             self._seconds.insert(at, seconds / self._pace)
         if len(self._rows) < 3:
-            self._table = [0.0] * (_LARGEST + 1)
+            self._table = [None] * (_LARGEST + 1)
+            return
         # what lies before the first point follows from the first two, what lies behind the last from that
-        first = self._rows[at - 1] if at > 1 and len(self._rows) > 2 else 0
-        last = self._rows[at + 1] if at + 1 < len(self._rows) and len(self._rows) > 2 else _LARGEST
-        for size in range(first, min(last, _LARGEST) + 1):
-            self._table[size] = self._shape(size)
+        first = self._rows[at - 1] if at > 1 else 0
+        last = min(self._rows[at + 1], _LARGEST) if at + 1 < len(self._rows) else _LARGEST
+        self._table[first : last + 1] = [None] * (last + 1 - first)
 
     def see(self, rows: int, seconds: float) -> None:
         """A step's forward took so long. The machine as a whole is followed soon, the shape of the curve slowly."""
@@ -65,14 +66,24 @@ class ForwardCurve:
     def __call__(self, rows: int) -> float:
         """Seconds of a forward of `rows` rows; 0.0 where nothing was ever measured."""
         if rows < len(self._table):
-            return self._table[rows] * self._pace
+            return self._known(rows) * self._pace
         return self._shape(rows) * self._pace if self._rows else 0.0
 
     def span(self, rows: int, count: int) -> list[float]:
         """Seconds of forwards of `rows` rows and of up to `count` more."""
         if rows + count < len(self._table):
-            return [seconds * self._pace for seconds in self._table[rows : rows + count + 1]]
+            return [
+                (self._known(size) if seconds is None else seconds) * self._pace
+                for size, seconds in enumerate(self._table[rows : rows + count + 1], rows)
+            ]
         return [self(size) for size in range(rows, rows + count + 1)]
+
+    def _known(self, rows: int) -> float:
+        """An entry of the table."""
+        seconds = self._table[rows]
+        if seconds is None:
+            seconds = self._table[rows] = self._shape(rows)
+        return seconds
 
     def _shape(self, rows: int) -> float:
         """Seconds before the pace, from the points around."""

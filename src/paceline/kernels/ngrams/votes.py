@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from paceline.kernels.ngrams.occurrences import AGREED, BEFORE, LEADS, Occurrences, compiled, slot_of
+from paceline.kernels.ngrams.occurrences import AGREED, BEFORE, LEADS, Occurrences, compiled, inner, slot_of
 
 LOOKED_AT = 6
 """Places that vote, and places looked at per match length: bounds the work on a text that says one thing over and over."""
@@ -27,7 +27,7 @@ _WORTH = 0.08
 """A node is drafted if it comes true, its ancestors included, at least so often; about what a row costs beside a forward."""
 
 
-@compiled
+@inner
 def _matched(text, size, end, known):
     """How many tokens before `end` are the last ones of the text, up to the most that make a difference; `known` of them are."""
     length, longest = min(known, LONGEST), min(LONGEST, end)
@@ -149,7 +149,7 @@ def _drafted(text, size, lengths, tables, ends, nodes, depth, floor, paths, draf
         taken += 1
 
 
-@compiled
+@inner
 def _dropped(waiting, chances, place, left):
     """Take one out, and leave the others in order; how many are left."""
     for one in range(place, left - 1):
