@@ -263,7 +263,8 @@ def test_a_text_that_says_one_thing_over_and_over_holds_its_ngrams_once() -> Non
     proposed(long, sequence(0, [1, 2] * 5000), long.budget)
     assert sum(map(len, last(long._states[0]))) == sum(map(len, last(short._states[0]))) == 8
     assert long._states[0].tables.nbytes < 100_000
-    assert long._states[0].ends.nbytes <= 2 * 10_000 * 4 * 3 * 4
+    # at most twice what a token takes: itself, and three numbers for each of four lengths
+    assert long.held_bytes <= short.held_bytes + 100_000 + 2 * 9_900 * 4 * (1 + 3 * 4)
 
 
 def test_any_token_is_found_among_many() -> None:

@@ -368,10 +368,10 @@ def main(source: Path, docs: Path) -> None:
     loads = {str(file.relative_to(source)): record for file, record in _loads(source).items()}
     for file, record in loads.items():
         plots[file] = [os.path.relpath(png, docs) for png in plot_load(record, (docs / "images" / file).with_suffix(""))]
-    (docs / "benchmarks.md").write_text(page(runs, plots, loads, steps_of(source)), encoding="utf-8")
+    (docs / "benchmarks.md").write_text(page(runs, plots, loads, _steps(source)), encoding="utf-8")
 
 
-def steps_of(folder: Path) -> dict[str, Any] | None:
+def _steps(folder: Path) -> dict[str, Any] | None:
     """The record of what a step costs beside the model, where there is one; its plots are made with it."""
     file = folder / "step_overhead.json"
     return json.loads(file.read_text(encoding="utf-8")) if file.exists() else None

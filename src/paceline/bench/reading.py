@@ -17,15 +17,15 @@ from paceline.kernels.native.threads import spread
 import numba  # isort: skip  (after `paceline.kernels.native`, which says for what processor)
 
 _RECORD = np.dtype([("memory", np.int64), ("words", np.int64), ("found", np.int64)])
-_STREAMS = 8
+_STREAMS, _BYTES = 8, 8
 
 
 class Reading:
     """count: bytes, of memory of its own on huge pages. Called with any number of rows, as a forward is; gives seconds."""
 
     def __init__(self, count: int, threads: int) -> None:
-        self._threads, words = threads, count // (8 * _STREAMS * threads)
-        self.bytes = words * 8 * _STREAMS * threads
+        self._threads, words = threads, count // (_BYTES * _STREAMS * threads)
+        self.bytes = words * _BYTES * _STREAMS * threads
         # touched, or all of it would be the one page of zeros
         self.memory = Arena().empty(self.bytes).fill_(1)
         self._found = np.zeros(threads, np.int64)
@@ -46,7 +46,7 @@ class Reading:
 def _read(thread: Any, address: Any) -> None:
     record = carray(pointer(address), 1, _RECORD)
     words = record[0].words
-    memory = carray(pointer(record[0].memory + thread * 8 * 8 * words), 8 * words, np.int64)
+    memory = carray(pointer(record[0].memory + thread * _BYTES * _STREAMS * words), _STREAMS * words, np.int64)
     a, b, c, d = memory[:words], memory[words : 2 * words], memory[2 * words : 3 * words], memory[3 * words : 4 * words]
     e, f, g, h = memory[4 * words : 5 * words], memory[5 * words : 6 * words], memory[6 * words : 7 * words], memory[7 * words :]
     first = second = third = fourth = 0

@@ -13,15 +13,7 @@ from typing import Any
 
 import numpy as np
 
-import paceline.kernels.native.vectors  # noqa: F401  (it tells Numba how wide registers are, before Numba is imported)
-
-import numba  # isort: skip
-
-_options: dict[str, Any] = {"nogil": True, "error_model": "numpy"}
-compiled: Any = numba.njit(**_options, cache=True)
-_without: dict[str, Any] = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
-inner: Any = numba.njit(**_options, **_without)
-"""Of what only compiled code calls."""
+from paceline.kernels.lookups import compiled, helper
 
 BEFORE, AGREED, LEADS = 0, 1, 2
 """What is held of an end: its predecessor, 0 for none; of the ends of its n-gram up to there, the last that is followed by what
@@ -30,7 +22,7 @@ _AT_ONCE = 1024
 """Tokens that are taken in before tables are looked at again: they grow with the n-grams there are, not with the text."""
 
 
-@inner
+@helper
 def _home(text, length, end, slots):
     """Where the n-gram that ends at `end` belongs in a table."""
     mixed = np.uint64(0xCBF29CE484222325)
@@ -75,7 +67,7 @@ def _grown(text, known, size, lengths, tables, ends, counts):
             held[BEFORE, end], held[AGREED, end], held[LEADS, end] = earlier, agreed, lead + 1
 
 
-@inner
+@helper
 def _emptied(text, table, length, slot):
     """Empty a slot, and move up what had to make way for it."""
     mask, other = len(table) - 1, slot

@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from paceline.kernels.ngrams.occurrences import AGREED, BEFORE, LEADS, Occurrences, compiled, inner, slot_of
+from paceline.kernels.lookups import compiled, helper
+from paceline.kernels.ngrams.occurrences import AGREED, BEFORE, LEADS, Occurrences, slot_of
 
 LOOKED_AT = 6
 """Places that vote, and places looked at per match length: bounds the work on a text that says one thing over and over."""
@@ -27,7 +28,7 @@ _WORTH = 0.08
 """A node is drafted if it comes true, its ancestors included, at least so often; about what a row costs beside a forward."""
 
 
-@inner
+@helper
 def _matched(text, size, end, known):
     """How many tokens before `end` are the last ones of the text, up to the most that make a difference; `known` of them are."""
     length, longest = min(known, LONGEST), min(LONGEST, end)
@@ -119,12 +120,8 @@ def _drafted(text, size, lengths, tables, ends, nodes, depth, floor, paths, draf
             for one in range(split):
                 confidence = best * sums[one] / total if split > 1 else best
                 if chance * confidence >= _WORTH:
-                    waiting[left, 0], waiting[left, 1], waiting[left, 2], waiting[left, 3] = (
-                        node,
-                        level + 1,
-                        tokens[one],
-                        masks[one],
-                    )
+                    waiting[left, 0], waiting[left, 1] = node, level + 1
+                    waiting[left, 2], waiting[left, 3] = tokens[one], masks[one]
                     chances[left, 0], chances[left, 1] = chance * confidence, confidence
                     left += 1
         # the likeliest that may still be added, the first of equal ones; what cannot be any more is dropped when it is met
@@ -149,7 +146,7 @@ def _drafted(text, size, lengths, tables, ends, nodes, depth, floor, paths, draf
         taken += 1
 
 
-@inner
+@helper
 def _dropped(waiting, chances, place, left):
     """Take one out, and leave the others in order; how many are left."""
     for one in range(place, left - 1):

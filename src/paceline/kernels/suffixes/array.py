@@ -9,15 +9,9 @@ what follows all hits: He et al., REST (arXiv:2311.08252), section 3.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
-import paceline.kernels.native.vectors  # noqa: F401  (it tells Numba how wide registers are, before Numba is imported)
-
-import numba  # isort: skip
-
-compiled: Any = numba.njit(cache=True, nogil=True, error_model="numpy")
+from paceline.kernels.lookups import compiled
 
 BORDER = -1
 """Ends every document; a match never holds it, and nothing behind it is read."""

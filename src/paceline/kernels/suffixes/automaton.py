@@ -15,11 +15,7 @@ from typing import Any
 
 import numpy as np
 
-import paceline.kernels.native.vectors  # noqa: F401  (it tells Numba how wide registers are, before Numba is imported)
-
-import numba  # isort: skip
-
-compiled: Any = numba.njit(cache=True, nogil=True, error_model="numpy")
+from paceline.kernels.lookups import compiled
 
 COUNTED = 64
 """Longest strings whose occurrences are counted."""
