@@ -1,13 +1,20 @@
-"""Batches: throughput of many requests at once, plain and drafted, taking turns."""
+"""Batches: throughput of many requests at once, plain and drafted, taking turns.
+
+A flow takes seconds, and this sort of machine may change its speed within them: so whoever has had the least time goes on for a
+moment, and then the next, until all have come to their ends. A turn is long beside what the caches take to fill again.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence as Many
+from collections.abc import Callable, Iterator, Sequence as Many
 from statistics import median
 from typing import Any
 
 from paceline.bench.contest import Rules
 from paceline.bench.ours import EngineDecoder, Flow
+
+_TURN_S = 0.25
+"""Seconds of steps after which another goes on."""
 
 
 def batch_rows(
@@ -26,8 +33,9 @@ def batch_rows(
     for _ in range(rules.repeats):
         for decoder in decoders:
             decoder.begin()
-            flows[decoder.name].append(decoder.decode_flow(prompts, size, rules.max_tokens))
-            advance()
+        under_way = [decoder.decode_flow(prompts, size, rules.max_tokens) for decoder in decoders]
+        for decoder, flow in zip(decoders, _in_turns(under_way, advance), strict=True):
+            flows[decoder.name].append(flow)
     plain = decoders[0].name
     rates = {name: median(flow.tokens / flow.seconds for flow in found) for name, found in flows.items()}
     return [
@@ -43,6 +51,21 @@ def batch_rows(
         }
         for name, found in flows.items()
     ]
+
+
+def _in_turns(under_way: Many[Iterator[Flow]], advance: Callable[[], None]) -> list[Flow]:
+    """Run all to their ends. advance: called at every end."""
+    flows = [next(steps) for steps in under_way]
+    going = set(range(len(flows)))
+    while going:
+        at = min(going, key=lambda at: flows[at].seconds)
+        until = flows[at].seconds + _TURN_S
+        while flows[at].seconds < until:
+            if next(under_way[at], None) is None:
+                going.remove(at)
+                advance()
+                break
+    return flows
 
 
 def _equal(texts: dict[int, list[int]], plain: dict[int, list[int]]) -> dict[str, int]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Many
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence as Many
+from dataclasses import dataclass, field, replace
 from itertools import cycle
 from time import perf_counter
 
@@ -21,14 +21,14 @@ _FURTHER = 16
 """Requests that end in a flow beside as many as are in flight: so many, or as many again."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class Flow:
-    """Decoding with requests always in flight. token_ids: number of a request -> what it emitted, of those that ended. seconds:
-    until the last of them had. tokens: what all emitted by then, those in flight too."""
+    """Decoding with requests always in flight, as far as it has come. token_ids: number of a request -> what it emitted, of those
+    that ended. seconds: what its steps took. tokens: what all emitted, those in flight too."""
 
-    token_ids: dict[int, list[int]]
-    tokens: int
-    seconds: float
+    token_ids: dict[int, list[int]] = field(default_factory=dict)
+    tokens: int = 0
+    seconds: float = 0.0
 
 
 class EngineDecoder:
@@ -58,25 +58,26 @@ class EngineDecoder:
         steps = costs.steps - at_first.steps
         return Decoded(list(sequence.generated), first_s, first_tokens, total_s, sequence.speculation, steps, spent)
 
-    def decode_flow(self, prompts: Many[Many[int]], at_once: int, max_tokens: int) -> Flow:
-        """Keep `at_once` requests in flight, each prompt in its turn over and over, until enough have ended. Raises RequestError.
+    def decode_flow(self, prompts: Many[Many[int]], at_once: int, max_tokens: int) -> Iterator[Flow]:
+        """Keep `at_once` requests in flight, each prompt in its turn over and over, until enough have ended; the flow, always
+        the same one, is given after every step. Raises RequestError.
 
         What is in flight at the end counts as far as it came: of texts of one length all end at once when nothing is drafted.
         """
         params, left = self._params(max_tokens), cycle(prompts)
         numbers: dict[int, int] = {}
-        ended: dict[int, list[int]] = {}
-        began, tokens = perf_counter(), 0
-        while len(ended) < at_once + max(at_once, _FURTHER):
-            while len(numbers) - len(ended) < at_once:
+        flow = Flow()
+        while len(flow.token_ids) < at_once + max(at_once, _FURTHER):
+            began = perf_counter()
+            while len(numbers) - len(flow.token_ids) < at_once:
                 numbers[self._engine.add(next(left), params).key] = len(numbers)
             for one in self._step():
-                tokens += len(one.outcome.verdict.tokens)
+                flow.tokens += len(one.outcome.verdict.tokens)
                 if one.finished:
-                    ended[numbers[one.sequence.key]] = list(one.sequence.generated)
-        seconds = perf_counter() - began
+                    flow.token_ids[numbers[one.sequence.key]] = list(one.sequence.generated)
+            flow.seconds += perf_counter() - began
+            yield flow
         self._engine.abort_all()
-        return Flow(ended, tokens, seconds)
 
     def _params(self, max_tokens: int) -> SamplingParams:
         return SamplingParams(max_tokens=max_tokens, temperature=self._temperature, seed=0)
