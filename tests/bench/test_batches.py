@@ -13,9 +13,9 @@ QUICK_S, SLOW_S = 0.02, 0.15
 def steps(name: str, step_s: float, count: int, said: list[tuple[str, float]]) -> Iterator[Flow]:
     flow = Flow()
     for _ in range(count):
-        flow.seconds += step_s
+        flow.all_s += step_s
         flow.tokens += 1
-        said.append((name, flow.seconds))
+        said.append((name, flow.all_s))
         yield flow
 
 

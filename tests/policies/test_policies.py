@@ -259,6 +259,25 @@ def test_rows_beside_a_prompt_are_drafted_only_as_far_as_they_cost_less_than_the
     assert policy.budgets(MODEL, [sequence(1)], [DraftTree.root(3)])[0].depth == depths[0], "what was decided there ends there"
 
 
+def test_where_every_step_reads_a_prompt_a_token_saves_its_row_and_no_step() -> None:
+    """So a draft must be nearly sure there; where prompts are rare, the step it saves has none beside it."""
+    row_s = 0.4
+    policy = adaptive_with({1: 1.0, 8: 1.1, 16: 2.0, 48: 2.0 + 32 * row_s}, 0.01)
+    doubtful = DraftTree.chain(3, [5] * 2, "model", confidences=[0.8, 0.8])
+
+    def kept(reading: int, steps: int = 60) -> int:
+        for number in range(steps):
+            policy.begin(40 if number % reading == 0 else 1, 1)
+            policy.observe([sequence()], [DraftTree.root(3)], [Verdict((), (7,), 0)], STEP)
+        policy.begin(40, 1)
+        return len(policy.trimmed([sequence()], [doubtful])[0])
+
+    assert kept(reading=20) == 3
+    assert kept(reading=1) == 1
+    assert policy._worth_of_token_s() == pytest.approx(row_s, rel=0.1)
+    assert kept(reading=20) == 3, "and back"
+
+
 def test_what_one_drafter_promises_in_vain_is_not_made_good_by_another() -> None:
     policy = adaptive_with({1: 1.0, 8: 1.8})
     boastful = DraftTree.chain(3, [5, 5], "ngram", confidences=[0.9, 0.9])

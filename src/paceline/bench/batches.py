@@ -26,8 +26,8 @@ def batch_rows(
 ) -> list[dict[str, Any]]:
     """One row per decoder, the first of which is plain: `size` requests always in flight, each that ends replaced by the next.
 
-    tokens_per_s counts the tokens of all, over a time in which the batch was full: where places stay empty there is
-    nothing to be had from speculation but that some texts end before others.
+    tokens_per_s counts the tokens of all, over a time in which the batch was full and as many prompts were read as texts ended:
+    where places stay empty, or prompts are still to be read, speculation looks better than it is.
     """
     flows: dict[str, list[Flow]] = {decoder.name: [] for decoder in decoders}
     for _ in range(rules.repeats):
@@ -58,9 +58,9 @@ def _in_turns(under_way: Many[Iterator[Flow]], advance: Callable[[], None]) -> l
     flows = [next(steps) for steps in under_way]
     going = set(range(len(flows)))
     while going:
-        at = min(going, key=lambda at: flows[at].seconds)
-        until = flows[at].seconds + _TURN_S
-        while flows[at].seconds < until:
+        at = min(going, key=lambda at: flows[at].all_s)
+        until = flows[at].all_s + _TURN_S
+        while flows[at].all_s < until:
             if next(under_way[at], None) is None:
                 going.remove(at)
                 advance()

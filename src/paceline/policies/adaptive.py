@@ -92,6 +92,8 @@ class AdaptivePolicy(Policy):
         does not look at it."""
         self._batch = self._fed = 1
         """Sequences that are drafted for in this step, asked about or not, and rows that it feeds whatever is drafted."""
+        self._reading = self._row_s = 0.0
+        """Share of steps, of late, that read prompts; what one more row takes in such a step."""
         self._drafted_s = 0.0
         self._other_s, self._more_s = _OTHER_S, 0.0
         """Seconds of a step without drafts beside its forward, and how many more it takes with some beside the drafters, both as
@@ -99,6 +101,8 @@ class AdaptivePolicy(Policy):
 
     def begin(self, rows: int, sequences: int) -> None:
         self._fed, self._batch = rows, sequences
+        if self._reads and sequences:
+            self._row_s = (self.costs.curve(rows + sequences) - self.costs.curve(rows)) / sequences
 
     def budgets(self, part: Part, sequences: Many[Sequence], trees: Many[DraftTree]) -> list[Budget]:
         if part.costly:
@@ -266,10 +270,13 @@ class AdaptivePolicy(Policy):
         return lambda tokens, seconds: tokens * token_s - seconds, 1.0
 
     def _worth_of_token_s(self) -> float:
-        """Seconds that a token takes, of late: what it is worth to have one more."""
+        """Seconds that a token takes, of late: what it is worth to have one more. Steps that read prompts come whether it was
+        drafted or not; there it takes a row, and no step.
+        """
         # what was learnt, if anything was, may be of another batch: a token is worth no more than without drafts
         batch = max(self._batch, 1)
-        return min(self._token_s or inf, self._time(batch, False) / batch)
+        token_s = min(self._token_s or inf, self._time(batch, False) / batch)
+        return token_s + self._reading * (min(self._row_s, token_s) - token_s)
 
     def _levels(self, tree: DraftTree, depth: int) -> list[float]:
         """Per depth from 1 on, the probability that some node of that depth comes true."""
@@ -321,6 +328,7 @@ class AdaptivePolicy(Policy):
         else:
             self._other_s += change
         self._steps += 1
+        self._reading += _SMOOTH * (self._reads - self._reading)
         # a forward that read prompts too is taken for one that did not
         step_s = timings.asked_s + self.costs.forward_s(sum(map(len, trees)), len(trees)) + other
         self._decoding_s += step_s
