@@ -27,7 +27,8 @@ def batch_rows(
     """One row per decoder, the first of which is plain: `size` requests always in flight, each that ends replaced by the next.
 
     tokens_per_s counts the tokens of all, over a time in which the batch was full and as many prompts were read as texts ended:
-    where places stay empty, or prompts are still to be read, speculation looks better than it is.
+    where places stay empty, or prompts are still to be read, speculation looks better than it is. rounds: how often all in
+    flight were replaced in that time.
     """
     flows: dict[str, list[Flow]] = {decoder.name: [] for decoder in decoders}
     for _ in range(rules.repeats):
@@ -42,6 +43,7 @@ def batch_rows(
         {
             "mode": name,
             "batch": size,
+            "rounds": len(found[-1].token_ids) / size - 1,
             "tokens": found[-1].tokens,
             "seconds": found[-1].seconds,
             "tokens_per_s": rates[name],

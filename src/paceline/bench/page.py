@@ -231,7 +231,12 @@ def _batches(record: dict[str, Any]) -> list[str]:
         if row["mode"] != PLAIN
     ]  # fmt: skip
     columns = ("task", "mode", "batch", "tokens/s of all", "plain tokens/s of all", "ratio", "same text as plain")
-    told = "So many requests always in flight, one that ends replaced by the next:"
+    told = "So many requests always in flight, one that ends replaced by the next; "
+    if all("rounds" in row for row in record["batches"]):
+        told += "counted from when as many had ended, so that prompts are read as answers end, modes in turns of a moment:"
+    else:
+        # older records
+        told += "counted from the first step on, with more to read than to write, which flatters drafts; one mode after another:"
     return [told, "", *table(columns, rows)] if rows else []
 
 
