@@ -33,9 +33,11 @@ def checker(params: SamplingParams, prompt: str = "?", tokenizer: FakeTokenizer 
     return stops, sequence
 
 
-def fed(tokens: list[int], sizes: list[int], params: SamplingParams) -> tuple[list[int], str, str | None, list[str]]:
+def fed(
+    tokens: list[int], sizes: list[int], params: SamplingParams, tokenizer: FakeTokenizer = BYTES
+) -> tuple[list[int], str, str | None, list[str]]:
     """Tokens in verdicts of the given sizes, as accepted paths: what was committed, the text, why it ended, all views."""
-    stops, sequence = checker(params)
+    stops, sequence = checker(params, tokenizer=tokenizer)
     shown, at, turn = [], 0, 0
     while at < len(tokens) and sequence.finish_reason is None:
         size = sizes[turn % len(sizes)]
@@ -50,6 +52,7 @@ def fed(tokens: list[int], sizes: list[int], params: SamplingParams) -> tuple[li
     return sequence.generated, stops.stream(sequence).text, sequence.finish_reason, shown
 
 
+UNFINISHED = (b"\xff", b"\x80" * 9, b"\xe2\x82" * 6)
 SIZES = st.lists(st.integers(1, 6), min_size=1, max_size=4)
 TEXTS = st.text("aé€\U0001f6b4\u200d the\ufffd", max_size=14)
 RAW = st.lists(
@@ -125,6 +128,27 @@ def test_a_split_into_steps_changes_nothing(tokens: list[int], sizes: list[int],
         assert at_will[1] == text[: len(at_will[1])]
     for view in at_will[3]:
         assert not any(stop in view for stop in stops)
+
+
+@pytest.mark.parametrize("tokenizer", [BYTES, FALLBACK])
+@given(
+    st.lists(st.sampled_from([b"a", "\u20ac".encode(), "\U0001f6b4".encode(), *UNFINISHED]), max_size=60),
+    st.lists(st.integers(1, 9), min_size=1, max_size=4),
+)
+@example([*["\U0001f6b4".encode()] * 22], [2, 8, 8])
+@example([b"a", *["\u20ac".encode()] * 22], [3, 9])
+def test_long_runs_of_bytes_are_the_same_text_in_any_steps(
+    tokenizer: FakeTokenizer, parts: list[bytes], sizes: list[int]
+) -> None:
+    """Byte fallback spoils a run while its last character is unfinished, however many of it are whole."""
+    tokens = list(b"".join(parts))[: LONGEST - 2]
+    params = SamplingParams(max_tokens=len(tokens) + 1)
+    one_by_one, at_will = (fed(tokens, steps, params, tokenizer) for steps in ([1], sizes))
+    assert at_will[:3] == one_by_one[:3]
+    for views in (one_by_one[3], at_will[3]):
+        assert all(later.startswith(view) for view, later in pairwise(views))
+    if not set(parts) & set(UNFINISHED):
+        assert at_will[1] == bytes(tokens).decode(errors="ignore")
 
 
 def streamed(tokens: list[int], tokenizer: FakeTokenizer) -> tuple[list[str], str]:

@@ -14,8 +14,8 @@ has at most as many bytes, so one of as many neighbouring tokens begins one."""
 
 _LONGEST_WINDOW = 4 * _KEPT_TOKENS
 """Tokens decoded at once before the window moves on: moving it costs another decoding."""
-_LONGEST_BROKEN = 16 * _KEPT_TOKENS
-"""Tokens decoded at once at most, whatever they end in: decoding without end what is no text would take quadratic time."""
+_LONGEST_BROKEN = 12 * _KEPT_TOKENS
+"""Tokens in a row that end no character, at most: decoding without end what is no text would take quadratic time."""
 
 
 class TextStream:
@@ -40,6 +40,8 @@ class TextStream:
         self._ids, self._before = self._opening(prompt)
         self._window = 0
         self._sent = 0
+        self._broken = 0
+        """Tokens since the last with which a character ended."""
         self.text = ""
         self.stop: str | None = None
 
@@ -64,17 +66,34 @@ class TextStream:
         self.extend((token,))
 
     def extend(self, tokens: Many[int]) -> None:
-        """Take several tokens at once; a stop string is found all the same, but not which of them ended it."""
+        """Take several tokens at once; a stop string is found all the same, but not which of them ended it.
+
+        However a text is cut into steps, it is the same: what is given up is counted in tokens, and where they end inside a
+        character they are taken one by one, for some of them may end one.
+        """
+        if self._broken + len(tokens) < _LONGEST_BROKEN:
+            window = self._decode([*self._ids[self._window :], *tokens])
+            if not window.endswith(_BROKEN):
+                self._take(tokens, window)
+                return
+        for token in tokens:
+            if not self.stopped:
+                self._take((token,), self._decode([*self._ids[self._window :], token]))
+
+    def _take(self, tokens: Many[int], window: str) -> None:
+        """One token, or several that end a character. window: the text of the window with them."""
         self._ids += tokens
-        window = self._decode(self._ids[self._window :])
         settled = window.rstrip(_BROKEN)
         fresh = settled[len(self._before) + self._sent :]
         self._sent += len(fresh)
-        held = len(self._ids) - self._window
-        if settled == window and held >= _LONGEST_WINDOW:
-            self._advance(window)
-        elif settled != window and held >= _LONGEST_BROKEN:
-            fresh += self._given_up(window)
+        if settled == window:
+            self._broken = 0
+            if len(self._ids) - self._window >= _LONGEST_WINDOW:
+                self._advance(window)
+        else:
+            self._broken += 1
+            if self._broken >= _LONGEST_BROKEN:
+                fresh += self._given_up(window)
         self._add(fresh)
 
     def _given_up(self, window: str) -> str:
@@ -82,6 +101,7 @@ class TextStream:
         text = window[len(self._before) + self._sent :]
         last = self._decode(self._ids[-_KEPT_TOKENS:])
         self._window, self._before, self._sent = len(self._ids) - _KEPT_TOKENS, last.rstrip(_BROKEN), 0
+        self._broken = _KEPT_TOKENS
         return text[: max(len(text) - (len(last) - len(self._before)), 0)]
 
     def _advance(self, window: str) -> None:
