@@ -15,6 +15,13 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
     return save_pair(tmp_path_factory.mktemp("models"))
 
 
+def test_the_version_is_said(monkeypatch, capsys) -> None:
+    import paceline
+
+    assert run(monkeypatch, "--version") == 0
+    assert capsys.readouterr().out == f"paceline {paceline.__version__}\n"
+
+
 def test_generate_prints_the_text_and_one_line_about_it(monkeypatch, capsys, models) -> None:
     target, draft = models
     assert run(monkeypatch, "generate", target, "-p", "the thin", "--draft", f"model:{draft}", "--max-tokens", "24") == 0
