@@ -337,10 +337,22 @@ def test_chat_follows_the_model_template(whole: Path, tmp_path: Path) -> None:
     tokenizer = Tokenizer(whole)
     ids = tokenizer.chat([{"role": "user", "content": "hi"}])
     assert tokenizer.decode(ids, skip_special=False) == "<user>hi\n<assistant>"
+    same = tokenizer.chat([{"role": "user", "content": "hi"}], variables={"enable_thinking": False})
+    assert same == ids, "a template need not read what it is told"
     save_tiny(tmp_path, chat_template=None)
     bare = Tokenizer(tmp_path)
     assert not bare.has_chat_template
     assert "no chat template" in refusal(lambda: bare.chat([{"role": "user", "content": "hi"}]))
+
+
+def test_variables_reach_the_template_but_not_what_renders_it(tmp_path: Path) -> None:
+    save_tiny(tmp_path, chat_template="{% if enable_thinking is false %}plain{% endif %}{{ size }}{{ messages[0].content }}")
+    tokenizer, messages = Tokenizer(tmp_path), [{"role": "user", "content": "hi"}]
+    ids = tokenizer.chat(messages, variables={"enable_thinking": False, "size": 3})
+    assert tokenizer.decode(ids) == "plain3hi"
+    for name in ("chat_template", "documents", "tokenize", "add_generation_prompt", "kwargs"):
+        assert f"cannot be named '{name}'" in refusal(lambda name=name: tokenizer.chat(messages, variables={name: "x"}))
+    assert "chat template" in refusal(lambda: tokenizer.chat(messages, variables={"messages": "x"}))
 
 
 @pytest.mark.parametrize(

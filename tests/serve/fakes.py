@@ -91,11 +91,13 @@ class FakeService(Service):
         tools: Many[Mapping[str, Any]] = (),
         *,
         answer_begun: bool = False,
+        variables: Mapping[str, Any] | None = None,
     ) -> list[int]:
         if not self.has_chat_template:
             raise invalid("the model has no chat template", "messages")
         self.chats.append(([dict(one) for one in messages], [dict(tool) for tool in tools], answer_begun))
-        lines = [json.dumps(tool) for tool in tools] + [f"{one['role']}: {one.get('content') or ''}" for one in messages]
+        lines = [json.dumps(variables)] if variables else []
+        lines += [json.dumps(tool) for tool in tools] + [f"{one['role']}: {one.get('content') or ''}" for one in messages]
         return await self.encode("\n".join(lines if answer_begun else [*lines, "assistant: "]))
 
     def decode(self, ids: Many[int], skip_special: bool = True) -> str:

@@ -68,6 +68,13 @@ def test_messages_reach_the_template_as_templates_read_them():
     assert service.chats[0][2] is False
 
 
+def test_variables_of_the_template_are_handed_on():
+    service = FakeService()
+    post(service, chat_template_kwargs={"enable_thinking": False, "size": 3})
+    begun = b'{"enable_thinking": false, "size": 3}\n'
+    assert service.asked[0][0].prompt == (BOS, *begun, *b"user: hi\nassistant: ")
+
+
 def test_a_begun_answer_is_continued():
     service = FakeService()
     begun = [*HELLO, {"role": "assistant", "content": "he"}]

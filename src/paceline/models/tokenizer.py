@@ -6,7 +6,9 @@ import json
 from collections.abc import Callable, Mapping, Sequence as Many
 from functools import cached_property
 from hashlib import sha256
+from inspect import signature
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from jinja2.exceptions import TemplateError
@@ -21,6 +23,9 @@ _PLAIN_CLASSES = {"PreTrainedTokenizerFast", "TokenizersBackend"}
 _NAMED = ("bos_token", "eos_token", "unk_token", "pad_token")
 _HARMLESS = {*_NAMED, "tokenizer_class", "model_max_length", "clean_up_tokenization_spaces", "chat_template"}
 """Settings beside which tokenizer.json alone says what becomes of a text: as long as it knows the named tokens."""
+
+
+_NONE: Mapping[str, Any] = MappingProxyType({})
 
 
 class Tokenizer:
@@ -84,16 +89,25 @@ class Tokenizer:
         return {name: str(token) for name, token in self.library.special_tokens_map.items() if isinstance(token, str)}
 
     def chat(
-        self, messages: Many[Mapping[str, Any]], tools: Many[Mapping[str, Any]] = (), *, answer_begun: bool = False
+        self,
+        messages: Many[Mapping[str, Any]],
+        tools: Many[Mapping[str, Any]] = (),
+        *,
+        answer_begun: bool = False,
+        variables: Mapping[str, Any] = _NONE,
     ) -> list[int]:
         """Token ids of a conversation, up to where the model answers. messages: mappings with `role` and `content`.
 
         tools: functions that the model may call, as JSON schemas. answer_begun: the last message is the model's own, and is
-        continued. The model's own template is rendered in transformers' sandbox. Raises ModelError where there is none or it
-        fails.
+        continued. variables: what else the template reads, such as `enable_thinking`. The model's own template is rendered in
+        transformers' sandbox. Raises ModelError where there is none or it fails, and where a variable has a name that means
+        something else.
         """
         if not self.has_chat_template:
             raise ModelError(f"the model in '{self.path}' has no chat template")
+        taken = signature(self.library.apply_chat_template).parameters.keys() & variables.keys()
+        if taken:
+            raise ModelError(f"a variable of a chat template cannot be named '{min(taken)}'")
         try:
             with quiet():
                 text = self.library.apply_chat_template(
@@ -102,6 +116,7 @@ class Tokenizer:
                     tokenize=False,
                     add_generation_prompt=not answer_begun,
                     continue_final_message=answer_begun,
+                    **variables,
                 )
         # a template is a program: besides jinja's own errors it can fail as any expression can
         except (TemplateError, ValueError, TypeError, KeyError, ArithmeticError, RecursionError) as error:

@@ -133,9 +133,10 @@ class Service(ABC):
         tools: Many[Mapping[str, Any]] = (),
         *,
         answer_begun: bool = False,
+        variables: Mapping[str, Any] | None = None,
     ) -> list[int]:
         """Token ids of a conversation by the model's own template. answer_begun: the last message is an assistant's and is
-        continued. Raises APIError (400)."""
+        continued. variables: what else the template reads. Raises APIError (400)."""
 
     @abstractmethod
     def decode(self, ids: Many[int], skip_special: bool = True) -> str:

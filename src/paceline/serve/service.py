@@ -44,9 +44,14 @@ class EngineService(Service):
         return await self.texts.encode(text, add_special)
 
     async def chat(
-        self, messages: Many[Mapping[str, Any]], tools: Many[Mapping[str, Any]] = (), *, answer_begun: bool = False
+        self,
+        messages: Many[Mapping[str, Any]],
+        tools: Many[Mapping[str, Any]] = (),
+        *,
+        answer_begun: bool = False,
+        variables: Mapping[str, Any] | None = None,
     ) -> list[int]:
-        return await self.texts.chat(messages, tools, answer_begun)
+        return await self.texts.chat(messages, tools, answer_begun, variables or {})
 
     def decode(self, ids: Many[int], skip_special: bool = True) -> str:
         return self.texts.decode(ids, skip_special)

@@ -45,9 +45,15 @@ class Texts:
         self._bound(len(text))
         return await self.run(lambda: self.tokenizer.encode(text, add_special))
 
-    async def chat(self, messages: Many[Mapping[str, Any]], tools: Many[Mapping[str, Any]], answer_begun: bool) -> list[int]:
-        self._bound(len(json.dumps([*messages, *tools])))
-        return await self.run(lambda: self.tokenizer.chat(messages, tools, answer_begun=answer_begun))
+    async def chat(
+        self,
+        messages: Many[Mapping[str, Any]],
+        tools: Many[Mapping[str, Any]],
+        answer_begun: bool,
+        variables: Mapping[str, Any],
+    ) -> list[int]:
+        self._bound(len(json.dumps([*messages, *tools, variables])))
+        return await self.run(lambda: self.tokenizer.chat(messages, tools, answer_begun=answer_begun, variables=variables))
 
     async def check(self, grammar: Grammar) -> None:
         try:

@@ -78,7 +78,8 @@ async def _asked(service: Service, settings: Settings, fields: ChatRequest) -> t
     values = generation_values(fields) | {"logprobs": (fields.top_logprobs or 0) if fields.logprobs else None}
     params = params_of(service, settings, tools, values)
     messages = tools.conversation(fields.template_messages)
-    prompt = await service.chat(messages, tools.shown, answer_begun=fields.continue_final_message)
+    begun, variables = fields.continue_final_message, fields.chat_template_kwargs
+    prompt = await service.chat(messages, tools.shown, answer_begun=begun, variables=variables)
     longest = longest_of(service, settings, prompt, fields.most_tokens, "messages")
     return tools, prompt, asks(prompt, params.model_copy(update={"max_tokens": longest}), fields, reference, service, n)
 

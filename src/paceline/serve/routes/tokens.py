@@ -34,7 +34,8 @@ def router(service: Service, settings: Settings) -> APIRouter:
             check_length(fields.characters, settings, "messages")
             tools = await planned(service, fields.template_tools)
             messages = tools.conversation(fields.template_messages)
-            ids = await service.chat(messages, tools.shown, answer_begun=fields.continue_final_message)
+            begun, variables = fields.continue_final_message, fields.chat_template_kwargs
+            ids = await service.chat(messages, tools.shown, answer_begun=begun, variables=variables)
         # texts may be far longer than any prompt: what takes time leaves the loop to others
         pieces = await asyncio.to_thread(_shown, service, ids) if fields.return_token_strs else None
         return {"count": len(ids), "max_model_len": service.context_length, "tokens": ids, "token_strs": pieces}

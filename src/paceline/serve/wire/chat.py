@@ -129,13 +129,19 @@ Messages = Annotated[list[Message], Field(min_length=1, max_length=4096)]
 Tools = Annotated[list[Tool], Field(max_length=128)]
 
 
+Variable = bool | Annotated[int, Field(ge=-(2**53), le=2**53)] | float | Annotated[str, Field(max_length=4096)] | None
+Variables = Annotated[dict[Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,63}$")], Variable], Field(max_length=32)]
+
+
 class Conversation(Wire):
-    """Messages, and how the template ends them. continue_final_message: the last one, an assistant's, is continued."""
+    """Messages, and how the template ends them. continue_final_message: the last one, an assistant's, is continued.
+    chat_template_kwargs: variables that the model's template reads, such as `enable_thinking`."""
 
     messages: Messages
     tools: Tools | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool = False
+    chat_template_kwargs: Variables | None = None
 
     @model_validator(mode="after")
     def _ends(self) -> Conversation:

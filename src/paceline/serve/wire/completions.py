@@ -35,7 +35,10 @@ class CompletionRequest(Generation):
     add_special_tokens: whether texts get what the model expects around them, such as a BOS.
     """
 
-    unsupported: ClassVar = FOREIGN | {"suffix": "the text is continued, not filled in"}
+    unsupported: ClassVar = FOREIGN | {
+        "suffix": "the text is continued, not filled in",
+        "chat_template_kwargs": "there is no template here",
+    }
 
     prompt: Prompt
     echo: bool | None = None

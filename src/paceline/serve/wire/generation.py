@@ -40,7 +40,11 @@ class Speculating(Wire):
             return ()
         if self.drafter is None:
             return None
-        names = self.drafter.split("+") if isinstance(self.drafter, str) else self.drafter
+        if isinstance(self.drafter, str):
+            # what was offered as one has a name of its own
+            names = [self.drafter] if self.drafter in offered else self.drafter.split("+")
+        else:
+            names = self.drafter
         for name in names:
             if name not in offered:
                 there = ", ".join(offered) or "none"
@@ -187,7 +191,6 @@ FOREIGN = {
     "use_beam_search": "answers are sampled",
     "length_penalty": "it belongs to beam search",
     "chat_template": "templates come from the model alone",
-    "chat_template_kwargs": "templates come from the model alone",
     "documents": "put them into the messages",
     "truncate_prompt_tokens": "shorten the prompt before it is sent",
     "allowed_token_ids": "use logit_bias or a grammar",

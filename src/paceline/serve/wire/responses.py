@@ -132,6 +132,7 @@ class ResponsesRequest(Generation):
     """A conversation that the model answers. Nothing is stored: each request holds all of it."""
 
     unsupported: ClassVar = FOREIGN | {
+        "chat_template_kwargs": "it belongs to chat completions",
         "n": "a response is one answer",
         "best_of": "a response is one answer",
         "max_tokens": "use 'max_output_tokens'",
