@@ -120,6 +120,12 @@ def test_only_what_nobody_asked_for_is_left_out() -> None:
     assert not offered
     with pytest.raises(SpecError, match=r"'unigram' is asked for trees.*leave out 'unigram:width=4'"):
         build_drafters("ngram", (), ["unigram:width=4"], surroundings(Branching.CHAIN))
+    # of two of the same name one would be drafted with, and the other be thought to
+    for draft, offers in (("model:a", ["model:b"]), ("ngram", ["model:a", "model:b"]), ("ngram", ["ngram:max=9"])):
+        with pytest.raises(SpecError, match="there is another drafter of the name"):
+            build_drafters(draft, (), offers, surroundings())
+    for draft, offers in (("ngram:max=9+recycle", ["ngram", "recycle"]), ("ngram:max=9", ["ngram:max=9"])):
+        assert build_drafters(draft, (), offers, surroundings())[1] == frozenset()
     # a slip in a spec is one whoever wrote it
     with pytest.raises(SpecError, match="no option"):
         build_drafters("ngram", [IfItFits("grammar:deep=3")], (), surroundings())

@@ -39,6 +39,8 @@ _PIECE = 512
 class Cascade(LanguageModel):
     """model: the one whose drafts these are. drafter: what runs ahead of it. verifier: `match`, or no longer the same drafts."""
 
+    is_cascade = True
+
     def __init__(self, model: LanguageModel, drafter: Drafter, verifier: Verifier, policy: Policy) -> None:
         self.name, self.weights, self.weights_bytes = model.name, model.weights, model.weights_bytes
         self.vocab_size, self.context_length = model.vocab_size, model.context_length

@@ -71,24 +71,31 @@ def build_drafter(spec: str, surroundings: Surroundings) -> Drafter:
 def build_drafters(spec: str, beside: Many[str], offer: Many[str], surroundings: Surroundings) -> tuple[Drafter, frozenset[str]]:
     """What `spec` names, what drafts beside it, and what is offered; with it the names of those offered.
 
-    Drafters that the spec names already are not built again, and of `beside` and `offer` those said with `IfItFits` are left out
-    where they do not. Trees that were asked for are refused where they would be cut. Raises SpecError or UnknownMethod.
+    Drafters that the spec names already are not offered again, and of `beside` and `offer` those said with `IfItFits` are left
+    out where they do not fit. Trees that were asked for are refused where they would be cut, and one of two drafters of the same
+    name. Raises SpecError or UnknownMethod.
     """
     drafter = build_drafter(spec, surroundings)
     _check_trees(drafter, surroundings.target)
-    besides, offers = _fitting(beside, surroundings), _fitting(offer, surroundings)
+    besides = [drafter for _, drafter in _fitting(beside, surroundings)]
+    offers = _fitting(offer, surroundings)
     if not besides and not offers:
         return drafter, frozenset()
     # what drafts beside it knows more, and is asked first
     parts = {part.name: part for part in (*besides, *drafter.parts)}
-    offered = {part.name: part for part in offers if part.name not in parts}
+    offered: dict[str, Drafter] = {}
+    for said, part in offers:
+        if part.name not in parts and part.name not in offered:
+            offered[part.name] = part
+        elif not isinstance(said, IfItFits) and said not in (part.name, *spec.split("+")):
+            raise SpecError(f"'{said}' cannot be offered: there is another drafter of the name '{part.name}'")
     merged = MergedDrafter([*parts.values(), *offered.values()])
     merged.name = drafter.name
     return merged, frozenset(offered)
 
 
-def _fitting(specs: Many[str], surroundings: Surroundings) -> list[Drafter]:
-    """Those of the specs that fit, built. Raises SpecError for one that does not and was asked for."""
+def _fitting(specs: Many[str], surroundings: Surroundings) -> list[tuple[str, Drafter]]:
+    """Those of the specs that fit, and what they build. Raises SpecError for one that does not and was asked for."""
     found = []
     for spec in specs:
         try:
@@ -98,7 +105,7 @@ def _fitting(specs: Many[str], surroundings: Surroundings) -> list[Drafter]:
             if isinstance(spec, IfItFits):
                 continue
             raise SpecError(f"{misfit.reason}: leave out '{spec}'") from None
-        found.append(drafter)
+        found.append((spec, drafter))
     return found
 
 

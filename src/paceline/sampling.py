@@ -108,7 +108,8 @@ def narrowed(scores: torch.Tensor, params: SamplingParams) -> torch.Tensor:
     if params.temperature == 0.0:
         return scores
     if params.temperature != 1.0:
-        scores = scores / params.temperature
+        # by a tensor: a GPU multiplies by the reciprocal of a number, which is not the same to the last bit
+        scores = scores / scores.new_full((), params.temperature)
     if 0 < params.top_k < scores.shape[-1]:
         scores = scores.masked_fill(scores < scores.topk(params.top_k).values[-1], -torch.inf)
     if params.top_p < 1.0:

@@ -109,6 +109,9 @@ class Speculative:
         for part in self.drafter.parts:
             if self._looks(part, sequences):
                 part.observe(sequences, trees, verdicts, scores)
+        if self.target.returns_early:
+            # whoever verifies waits for the forward, beside which it takes no time
+            scored = verified
         timings = Timings(drafted - began, scored - drafted, verified - scored, perf_counter() - cut, asked_s)
         self.policy.observe(sequences, trees, verdicts, timings)
         self.costs.observe(len(step.tokens), len(work), max(item.start for item in work), timings, decoding=decoding)

@@ -15,7 +15,7 @@ from paceline.cache.base import Branching
 from paceline.compose import build_drafter, build_verifier
 from paceline.drafters.base import Surroundings
 from paceline.drafters.merge import MergedDrafter
-from paceline.drafters.model import ModelDrafter, Options, build
+from paceline.drafters.model import ModelDrafter, Options, TextDrafter, build
 from paceline.models.base import Scores
 from paceline.models.load import load_model
 from paceline.models.tokenizer import Tokenizer
@@ -239,6 +239,23 @@ def test_tokenizers_with_little_in_common_are_told_of_the_other_bridge(folder: P
     with pytest.raises(SpecError, match=r"shares \d+% of its tokens .* bridge=text"):
         build(Options(path=str(folder / "pieced")), around)
     assert build(Options(path=str(folder / "pieced"), bridge="text"), around).kinds == {Proposal.POINT}
+
+
+def test_what_drafts_for_a_draft_in_other_tokens_is_not_lost_in_silence(folder: Path) -> None:
+    with pytest.raises(SpecError, match=r"another tokenizer.* add bridge=text"):
+        LLM(str(folder / "target"), f'ngram^model:"{folder / "shuffled"}"')
+
+
+def test_what_drafts_inside_a_draft_through_text_knows_whose_request_it_is(folder: Path) -> None:
+    around = Surroundings(
+        load_model(folder / "target"), Tokenizer(folder / "target"), lambda path: (load_model(path), Tokenizer(path))
+    )
+    drafter = build_drafter(f'recycle^model:"{folder / "shuffled"}",bridge=text', around)
+    for key, tenant in enumerate(("one", "other")):
+        drafter.propose([Sequence(key, tuple(PROMPTS[4]), SamplingParams(), 0, tenant=tenant)], [drafter.budget])
+    assert isinstance(drafter, TextDrafter)
+    inside = drafter._model._model._pair.drafter  # pyright: ignore[reportAttributeAccessIssue]
+    assert set(inside._tables) == {"one", "other"}
 
 
 @pytest.mark.skipif(not CHECKPOINTS.is_dir(), reason="the shared checkpoints are not beside this checkout")

@@ -239,6 +239,8 @@ def test_confidence_stops_drafts_and_leaves_doubtful_nodes_out() -> None:
     assert policy.budgets(MODEL, [sequence()], [DraftTree.root(3)]) == [Budget(6, 6, 0.4)]
     tree = DraftTree((9, 1, 2, 3, 4), (-1, 0, 1, 0, 3), confidences=(1.0, 0.9, 0.3, 0.2, 0.9))
     assert policy.trimmed([sequence()], [tree])[0].tokens == (9, 1)
+    mixed = DraftTree((9, 1, 2, 3), (-1, 0, 1, 0), sources=("", "model", "model", "ngram"), confidences=(1.0, 0.9, 0.3, 0.2))
+    assert policy.trimmed([sequence()], [mixed])[0].tokens == (9, 1, 2), "a model stops by its own word while it drafts"
 
 
 def test_rows_beside_a_prompt_are_drafted_only_as_far_as_they_cost_less_than_the_time_they_save() -> None:

@@ -114,17 +114,20 @@ class PagedCache(KVCache):
         self._staged = step
 
     def _grow(self, more: int) -> None:
-        """So many more pages: every layer's pool is copied into a larger one, and `moves` counts that it was."""
-        self.moves += 1
-        self._pool.extend(more)
+        """So many more pages: every layer's pool is copied into a larger one, and `moves` counts that it was. Where there is no
+        memory for all of them nothing is changed."""
+        larger = {}
         for place, layer in self._layers.items():
             grown = {}
             for name in ("keys", "values", "key_scales", "value_scales"):
                 store = getattr(layer, name)
                 if store is not None:
-                    grown[name] = store.new_empty(self._pool.count + 1, *store.shape[1:])
+                    grown[name] = store.new_empty(self._pool.count + more + 1, *store.shape[1:])
                     grown[name][: len(store)] = store
-            self._layers[place] = replace(layer, **grown)
+            larger[place] = replace(layer, **grown)
+        self._layers.update(larger)
+        self._pool.extend(more)
+        self.moves += 1
 
     def _copy_last(self, blocks: array[int], page: int) -> None:
         """Put a copy of its last page in that page's place."""

@@ -244,6 +244,8 @@ def build(options: Options, surroundings: Surroundings) -> Drafter:
         own, target = Pieces(tokenizer, model.vocab_size), Pieces(surroundings.tokenizer, vocab_size)
         if options.bridge == "text":
             return TextDrafter(RetokenizedModel(model, own, target), options)
+        if model.is_cascade:
+            raise SpecError(f"'{path}' has another tokenizer, and what drafts for it would be lost: add bridge=text")
         translation = Translation(target, own)
         if translation.shared < _ENOUGH:
             raise SpecError(

@@ -33,8 +33,8 @@ from paceline.tree import Budget, DraftTree, Proposal
 
 
 class Options(BaseModel):
-    """max, min: most and fewest tokens by which a match is looked up, between them those of `indexed`. matches: most
-    continuations in a tree. depth, nodes: tokens of the longest, and of all of them together."""
+    """max, min: most and fewest tokens of the n-grams that are indexed; between them every length up to 3, then twice the one
+    before. matches: most continuations in a tree. depth, nodes: tokens of the longest, and of all of them together."""
 
     model_config = ConfigDict(extra="forbid")
 

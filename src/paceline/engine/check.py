@@ -85,7 +85,7 @@ def _divergence(
         sequence.commit(tuple(left[:at]), ("",) * at)
         logits = llm.target.logits_after([(sequence, tuple(sequence.tokens))], llm.target.new_cache())[0]
         pair = torch.tensor([ours, theirs])
-        scores = target_scores(logits, Context(sequence))[pair].double()
+        scores = target_scores(logits, Context(sequence)).cpu()[pair].double()
         if params.temperature > 0:
             scores += gumbel(sequence.seed, len(sequence.tokens), pair)
         gap = float((scores[0] - scores[1]).abs())

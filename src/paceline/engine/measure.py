@@ -69,6 +69,8 @@ class ModelForward:
         began = perf_counter()
         self._cache.stage(step)
         self._model.score(step, self._cache)
+        if self._model.returns_early:
+            torch.cuda.synchronize()
         seconds = perf_counter() - began
         self._cache.commit([Verdict()] * batch)
         for sequence in self._sequences[:batch]:
@@ -156,7 +158,8 @@ def _fastest(run: Callable[..., float], *shape: int) -> float:
 
 def _file(target: LanguageModel, draft: str) -> Path:
     """Where the costs of this model with these drafters on this machine are kept."""
-    machine = (processor(), os.cpu_count(), torch.get_num_threads())
+    device = torch.cuda.get_device_name() if target.returns_early else ""
+    machine = (processor(), os.cpu_count(), torch.get_num_threads(), device)
     told = (__version__, SOURCES, *machine, target.name, target.weights, target.weights_bytes, draft)
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "paceline" / "costs"
     return folder / f"{sha256(repr(told).encode()).hexdigest()[:24]}.json"

@@ -68,6 +68,10 @@ class LanguageModel(ABC):
     branching: Branching
     eos_token_ids: frozenset[int]
     """What ends a text, as the checkpoint says; empty where it does not."""
+    is_cascade = False
+    """Whether others draft for it while it drafts, in an `extend` of its own."""
+    returns_early = False
+    """Whether `score` returns while a GPU is still at work; whoever reads a number waits for it."""
 
     @abstractmethod
     def new_cache(self) -> KVCache:

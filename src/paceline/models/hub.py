@@ -34,6 +34,7 @@ class HubModel(LanguageModel):
         self.branching = Branching.TREE
         self.attention_calls = 0
         self._device = model.device
+        self.returns_early = self._device.type == "cuda"
         self._nothing = PassThrough()
         self._keeps_rows = "logits_to_keep" in inspect.signature(model.forward).parameters
 

@@ -122,5 +122,10 @@ class Chains:
         if rows:
             known = min(self._known, self._vocab_size)
             probs = pad((torch.stack(rows)[:, :known] / temperature).softmax(-1), (0, self._vocab_size - known))
+            # numbers to choose by beside one that is none make no distribution: that ends the draft before its token
+            good = int((probs[:, 0] >= 0.0).cumprod(0).sum())
+            tokens, held, probs = tokens[:good], held[:good], probs[:good]
+            if not tokens:
+                return DraftTree.root(sequence.root)
             proposals = {(level, self._source): row for level, row in enumerate(probs)}
         return DraftTree.chain(sequence.root, tokens, self._source, kind, held, proposals)

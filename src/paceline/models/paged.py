@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Sequence as Many
+from logging import getLogger
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from paceline.kernels.step_tables import Extent, StepTables
 from paceline.models.base import Scores
 from paceline.models.hub import HubModel
 from paceline.models.paged_attention import Layers, PagedForward
+from paceline.models.quiet import sentence
 from paceline.models.recording import Recording, Result
 from paceline.step import Step
 
@@ -57,10 +59,12 @@ class PagedModel(HubModel):
         blocks = cache.blocks_of(step)
         try:
             logits, captured = self._recording(step, cache, blocks, wanted)(step, blocks)
-        except RuntimeError:
-            # a model that asks the device what to do next, as most mixtures of experts do, cannot be recorded
-            self._recordable = False
+        except RuntimeError as error:
             self._recordings.clear()
+            if not isinstance(error, torch.OutOfMemoryError):
+                # a model that asks the device what to do next, as most mixtures of experts do, cannot be recorded
+                self._recordable = False
+                getLogger("paceline").info("steps are not recorded as CUDA graphs: %s", sentence(error))
             return super().score(step, cache, wanted)  # pyright: ignore[reportArgumentType]
         found = {layer: hidden[0, :rows].clone() for layer, hidden in captured.items()}
         return Scores(logits[:rows].to(torch.float32, copy=True), found)

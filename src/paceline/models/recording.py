@@ -62,12 +62,25 @@ class Recording:
         return self._run(self._inputs[0], self._inputs[1], self._tables)
 
 
+def _without_waiting(call: Callable[[], object]) -> None:
+    """Run it; raises RuntimeError where it waits for the device. A recording that fails because of it would leave the allocator
+    in the midst of one."""
+    before = torch.cuda.get_sync_debug_mode()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        call()
+    finally:
+        torch.cuda.set_sync_debug_mode(before)
+
+
 def captured(call: Callable[[], object]) -> torch.cuda.CUDAGraph:
-    """`call` as a graph; it runs by itself first, which compiles its kernels and makes what they write to."""
+    """`call` as a graph; it runs by itself first, which compiles its kernels and makes what they write to. Raises RuntimeError
+    where it cannot be recorded."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         call()
+        _without_waiting(call)
     torch.cuda.current_stream().wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):

@@ -33,15 +33,20 @@ class ConfidencePolicy(Policy):
     def __init__(self, options: Options) -> None:
         super().__init__()
         self.threshold = options.threshold
+        self._stopping: set[str] = set()
+        """Drafters that stop by themselves: they have paid for what they drafted."""
 
     def budgets(self, part: Part, sequences: Many[Sequence], trees: Many[DraftTree]) -> list[Budget]:
+        if part.costly:
+            self._stopping.add(part.name)
         return [replace(part.budget, floor=self.threshold)] * len(sequences)
 
     def trimmed(self, sequences: Many[Sequence], trees: Many[DraftTree]) -> list[DraftTree]:
-        return [
-            tree.only(node for node in range(1, len(tree)) if node >= tree.candidates or tree.confidences[node] >= self.threshold)
-            for tree in trees
-        ]
+        return [tree.only(node for node in range(1, len(tree)) if self._keeps(tree, node)) for tree in trees]
+
+    def _keeps(self, tree: DraftTree, node: int) -> bool:
+        sure = node >= tree.candidates or tree.confidences[node] >= self.threshold
+        return sure or tree.sources[node] in self._stopping
 
 
 def build(options: Options) -> ConfidencePolicy:
