@@ -158,6 +158,40 @@ def test_a_text_that_differs_ends_with_exit_code_1(monkeypatch, capsys, models, 
     assert json.loads(capsys.readouterr().out)["equal"] is False
 
 
+def test_rules_and_policies_run_side_by_side(monkeypatch, capsys, models, tasks) -> None:
+    under = ("--verify", "match", "--verify", "block", "--policy", "fixed", "--policy", "adaptive")
+    call = (models[0], "--draft", f"model:{models[1]}", "--tasks", tasks, "--temperature", "0.8", "--limit", "1", *under, *FEW)
+    assert run(monkeypatch, *call, "--json") == 0
+    record = json.loads(capsys.readouterr().out)
+    kept = {row["mode"]: row["keeps"] for row in record["rows"] if row["task"] == "raw"}
+    assert kept == {
+        "plain": "text",
+        f"model:{models[1]}, match, fixed": "text",
+        f"model:{models[1]}, match, adaptive": "text",
+        f"model:{models[1]}, block, fixed": "law",
+        f"model:{models[1]}, block, adaptive": "law",
+    }
+    assert record["equal"], "of those that promise the text"
+
+
+def test_a_lossy_rule_is_run_by_leave_and_named(monkeypatch, capsys, models, tasks, tmp_path: Path) -> None:
+    """Its texts differ, and the run is none the worse for it: nothing else was promised."""
+    call = (models[0], "--draft", f"model:{models[1]}", "--verify", "typical:epsilon=0.0001", "--tasks", tasks, *FEW)
+    assert run(monkeypatch, *call) == 2
+    assert "allow it with lossy" in capsys.readouterr().err
+    call = (*call, "--temperature", "1.5", "--lossy", "--batch", "2", "--out", str(tmp_path))
+    assert run(monkeypatch, *call) == 0
+    assert "lossy" in capsys.readouterr().out
+    record = json.loads(next(tmp_path.glob("*.json")).read_text())
+    lossy = [row for row in (*record["rows"], *record["batches"]) if row["mode"] != "plain"]
+    assert {row["keeps"] for row in lossy} == {"nothing"}
+    assert any(row["equal_prompts"] < row["prompts"] for row in lossy)
+    write_page(tmp_path, tmp_path / "docs")
+    page = (tmp_path / "docs" / "benchmarks.md").read_text()
+    assert "in every drafted run that promises it: yes" in page
+    assert "| lossy |" in page
+
+
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
@@ -176,6 +210,9 @@ def test_a_text_that_differs_ends_with_exit_code_1(monkeypatch, capsys, models, 
         (["--max-tokens", "600"], "leaves room"),
         (["--draft", "ngam"], "the nearest is 'ngram'"),
         (["--weights", "int3"], "int3"),
+        (["--verify", "mach"], "the nearest is 'match'"),
+        (["--policy", "fixt"], "the nearest is 'fixed'"),
+        (["--lossy", "--peers", "transformers"], "leave out --lossy, or --peers"),
     ],
 )
 def test_mistakes_get_one_sentence_and_exit_code_2(monkeypatch, capsys, models, arguments: list[str], expected: str) -> None:

@@ -42,6 +42,7 @@ def batch_rows(
     return [
         {
             "mode": name,
+            "keeps": decoders[number].keeps,
             "batch": size,
             "rounds": len(found[-1].token_ids) / size - 1,
             "tokens": found[-1].tokens,
@@ -51,7 +52,7 @@ def batch_rows(
             "ratio": rates[name] / rates[plain],
             **_equal(found[-1].token_ids, flows[plain][-1].token_ids),
         }
-        for name, found in flows.items()
+        for number, (name, found) in enumerate(flows.items())
     ]
 
 

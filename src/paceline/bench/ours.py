@@ -34,11 +34,11 @@ class Flow:
 
 
 class EngineDecoder:
-    """name: what its drafter was asked for by. temperature: 0 for greedy; every run has the same seed. held_bytes: the most its
-    cache of the target held between steps."""
+    """name: what its drafter was asked for by. temperature: 0 for greedy; every run has the same seed. keeps: what it promises of
+    plain decoding, "text", "law" or "nothing". held_bytes: the most its cache of the target held between steps."""
 
-    def __init__(self, name: str, engine: Engine, temperature: float = 0.0) -> None:
-        self.name, self._engine, self._temperature = name, engine, temperature
+    def __init__(self, name: str, engine: Engine, temperature: float = 0.0, keeps: str = "text") -> None:
+        self.name, self.keeps, self._engine, self._temperature = name, keeps, engine, temperature
         self.held_bytes = 0
 
     def begin(self) -> None:

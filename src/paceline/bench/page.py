@@ -17,6 +17,7 @@ from paceline.bench.load.plots import body_label, plot as plot_load
 from paceline.bench.markdown import table
 from paceline.bench.ours import PLAIN
 from paceline.bench.plots import plot
+from paceline.bench.report import same_text
 from paceline.bench.step_page import step_section
 
 _ALTS = {
@@ -45,7 +46,8 @@ def page(
         " named after a folder were made on another machine than the others. The command of a run, its machine and its commit"
         " stand with it; `make bench` makes such records on yours.",
         "",
-        "Every ratio was measured in one run, modes taking turns, medians of the repeats, and stands beside both of its terms."
+        "Every ratio was measured in one run, medians of the repeats, and stands beside both of its terms; modes took turns, but"
+        " for batches in older runs."
         " Rates are tokens per second, greedy, one request at a time where no batch is named. **tokens/s** is of whole answers,"
         " prompt included; **decoding** leaves out the time until the first token. **tau** is the mean number of tokens per"
         " decoding step of the target. Peers run in processes of their own, except in records whose memory includes them.",
@@ -53,8 +55,7 @@ def page(
         "The model is the small one that comes with the package, trained on the domains that most of the prompts come from (E2E,"
         " WikiSQL, school problems, stories, code), and its draft was distilled from it: drafts come true more often here than"
         " they may elsewhere. A grown model is the same function, padded to the size of a larger one: its cost is that size's,"
-        " its text and its acceptance are those of the small model. No pair of public models was measured: none could be fetched"
-        " where these records were made.",
+        " its text and its acceptance are those of the small model. No speed was measured on a public pair of models.",
         "",
         "`int8` had a scale per 32 inputs in the runs of the EPYC, which are older than [ADR 0013](adr/0013-int8-by-output.md),"
         " and has one per output in those of the Xeon.",
@@ -144,7 +145,7 @@ def _run(record: dict[str, Any], file: str, plots: list[str]) -> list[str]:
         f"- Machine: {machine['processor']}, {machine['cores']} cores, {machine['system']}; {threads(record)}",
         f"- Versions: {versions}; commit {record['commit']}; {record['date']}",
         f"- Command: `paceline {shlex.join(record['argv'])}` ([record](../benchmarks/{file}))",
-        f"- Text equal to plain decoding in every drafted run: {'yes' if record['equal'] else '**no**'}",
+        f"- Text equal to plain decoding in every drafted run{_promised(record)}: {'yes' if record['equal'] else '**no**'}",
         *_peers(record),
         *_memory(record["memory"]),
         "",
@@ -192,6 +193,10 @@ def _memory(memory: dict[str, Any]) -> list[str]:
     return [f"- Peak resident memory {parts[0]:.0f} MB{whole}; weights {parts[1]:.0f} MB, keys and values {parts[2]:.0f} MB"]
 
 
+def _promised(record: dict[str, Any]) -> str:
+    return " that promises it" if any(row.get("keeps", "text") != "text" for row in record["rows"]) else ""
+
+
 def _speeds(record: dict[str, Any]) -> list[str]:
     rows = []
     for row in record["rows"]:
@@ -199,11 +204,11 @@ def _speeds(record: dict[str, Any]) -> list[str]:
         if "error" in row:
             rows.append((row["task"], row["mode"], "", f"failed: {row['error']}", "", "", "", "", ""))
             continue
-        same = "" if row["mode"] == PLAIN else f"{row['equal_prompts']} of {row['prompts']}"
         rows.append(
             (
                 row["task"], row["mode"], row["tokens"], _rate(row["tokens_per_s"]), _rate(gain.get("ratio"), ".2f"),
-                _rate(row["decode_tokens_per_s"]), _rate(gain.get("decode_ratio"), ".2f"), _rate(row.get("tau"), ".2f"), same,
+                _rate(row["decode_tokens_per_s"]), _rate(gain.get("decode_ratio"), ".2f"), _rate(row.get("tau"), ".2f"),
+                same_text(row),
             )
         )  # fmt: skip
     columns = ("task", "mode", "tokens", "tokens/s", "over plain", "decoding tokens/s", "over plain", "tau", "same text as plain")
@@ -225,7 +230,7 @@ def _batches(record: dict[str, Any]) -> list[str]:
     rows: list[tuple[object, ...]] = [
         (
             row["task"], row["mode"], row["batch"], _rate(row["tokens_per_s"]), _rate(row["plain_tokens_per_s"]),
-            f"{row['ratio']:.2f}", f"{row['equal_prompts']} of {row['prompts']}",
+            f"{row['ratio']:.2f}", same_text(row),
         )
         for row in record["batches"]
         if row["mode"] != PLAIN

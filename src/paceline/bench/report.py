@@ -13,8 +13,10 @@ ALL = "all tasks"
 """The name under which tasks are summed up."""
 
 
-def task_rows(task: Prepared, tallies: Mapping[str, Tally], peers: Mapping[str, str]) -> list[dict[str, Any]]:
-    """One row per decoder. peers: decoder -> its peer; the others are this engine's."""
+def task_rows(
+    task: Prepared, tallies: Mapping[str, Tally], peers: Mapping[str, str], keeps: Mapping[str, str]
+) -> list[dict[str, Any]]:
+    """One row per decoder. peers: decoder -> its peer. keeps: this engine's decoders -> what each promises of plain decoding."""
     plain = tallies[PLAIN]
     rows = []
     for name, tally in tallies.items():
@@ -32,7 +34,7 @@ def task_rows(task: Prepared, tallies: Mapping[str, Tally], peers: Mapping[str, 
             "equal_prompts": tally.equal_prompts(plain),
         }
         if name not in peers:
-            row |= _speculation(tally)
+            row |= {"keeps": keeps[name], **_speculation(tally)}
         elif (own := tallies.get(f"{peers[name]} {PLAIN}")) is not None and own.error is None:
             row["equal_to_its_own_plain"] = tally.equal_prompts(own)
         rows.append(row)
@@ -53,6 +55,14 @@ def _speculation(tally: Tally) -> dict[str, Any]:
         "later_steps": tally.steps,
         "step_ms": tally.step_ms,
     }
+
+
+def same_text(row: Mapping[str, Any]) -> str:
+    """How many texts were those of plain decoding; where that is not promised, what is."""
+    if row["mode"] == PLAIN:
+        return ""
+    kept = row.get("keeps", "text")
+    return f"{row['equal_prompts']} of {row['prompts']}" if kept == "text" else {"law": "in distribution"}.get(kept, "lossy")
 
 
 def with_total(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -80,6 +90,7 @@ def _total(rows: list[dict[str, Any]]) -> dict[str, Any]:
         "task": ALL,
         "mode": rows[0]["mode"],
         "peer": rows[0]["peer"],
+        **({"keeps": rows[0]["keeps"]} if "keeps" in rows[0] else {}),
         **summed,
         "total_s": total_s,
         "first_s": first_s,

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import asdict
+from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -33,6 +34,7 @@ from paceline.models.checkpoint import inspected
 from paceline.models.embedded import DEFAULT, draft_of
 from paceline.models.load import resolve
 from paceline.models.native import NativeModel
+from paceline.params import SamplingParams
 
 Watch = Callable[[str, int], AbstractContextManager[Callable[[], None]]]
 """Called with what begins and its number of parts; gives what to call after each part."""
@@ -65,13 +67,14 @@ class _Run:
         with watch("loading the model", 1):
             batch = max(8, *settings.batches, 0)
             # every answer is timed from nothing: none finds another's prompt in the cache
-            self.llm = LLM(str(self.path), "none", weights=settings.weights, batch=batch, shortest_prefix=sys.maxsize)
+            self.llm = LLM(
+                str(self.path), "none", weights=settings.weights, batch=batch, shortest_prefix=sys.maxsize, lossy=settings.lossy
+            )
         self.ours = {PLAIN: EngineDecoder(PLAIN, self.llm.engine, settings.temperature)}
         for draft in settings.drafts:
             if draft != "none":
-                # the draft that goes with the model it was grown from
-                self.llm.use(automatic(str(self.source)), "adaptive") if draft == "auto" else self.llm.use(draft)
-                self.ours[draft] = EngineDecoder(draft, self.llm.engine, settings.temperature)
+                for verify, policy in product(settings.verifiers, settings.policies):
+                    self._add(draft, verify, policy)
         self.target: LanguageModel = self.llm.target
         self.rules = Rules(settings.max_tokens, settings.repeats, self.target.eos_token_ids)
         self.longest = self.llm.engine.longest
@@ -79,6 +82,16 @@ class _Run:
         self.failures: dict[str, str] = {}
         self.theirs: dict[str, PeerDecoder] = {}
         self._load_peers()
+
+    def _add(self, draft: str, verify: str | None, policy: str | None) -> None:
+        """A drafter under a rule and a policy, as one more decoder. Raises RequestError for a lossy rule without leave."""
+        # the draft that goes with the model it was grown from
+        spec, usual = (automatic(str(self.source)), "adaptive") if draft == "auto" else (draft, None)
+        self.llm.use(spec, policy or usual, verify=verify)
+        temperature = self.settings.temperature
+        name = ", ".join(part for part in (draft, verify, policy) if part)
+        kept = self.llm.lossless(SamplingParams(temperature=temperature))
+        self.ours[name] = EngineDecoder(name, self.llm.engine, temperature, kept.value if kept else "nothing")
 
     def _load_peers(self) -> None:
         weights = self.target.weights if self.target.weights in WEIGHTS else "fp32"
@@ -139,7 +152,7 @@ class _Run:
             "speedup": speedups(rows),
             "tau": _by_task(plain, lambda row: row["tau"]),
             "acceptance_by_depth": _by_task(plain, _acceptance),
-            "equal": all(row["equal_prompts"] == row["prompts"] for row in (*plain, *batches)),
+            "equal": all(row["equal_prompts"] == row["prompts"] for row in (*plain, *batches) if row["keeps"] == "text"),
             "verify_cost": verify_cost,
             "prefill": prefill,
             "batches": batches,
@@ -155,7 +168,8 @@ class _Run:
         turns = 1 + self.rules.repeats * len(task.prompts)
         with self.watch(f"decoding {task.name}", turns * len(decoders)) as advance:
             tallies = contest(decoders, task.prompts, self.rules, advance)
-        return task_rows(task, tallies, {name: decoder.peer for name, decoder in self.theirs.items()})
+        peers = {name: decoder.peer for name, decoder in self.theirs.items()}
+        return task_rows(task, tallies, peers, {name: decoder.keeps for name, decoder in self.ours.items()})
 
     def _batched(self, task: Prepared, size: int) -> list[dict[str, Any]]:
         decoders = list(self.ours.values())

@@ -15,12 +15,16 @@ LARGEST_BATCH, MOST_THREADS, MOST_TOKENS, MOST_REPEATS, MOST_CONTEXT = 256, 1024
 
 @dataclass(frozen=True)
 class Settings:
-    """model: None for the embedded default. drafts: specs run against plain decoding. peers, absent: named ones that are
-    installed, and that are not. batches: sizes of batch whose throughput is measured beside batch 1."""
+    """model: None for the embedded default. drafts: specs run against plain decoding, each under all of `verifiers` and
+    `policies`; None stands for what is used where none is asked for. peers, absent: named ones that are installed, and that are
+    not. batches: sizes of batch whose throughput is measured beside batch 1."""
 
     model: str | None
     drafts: tuple[str, ...]
     tasks: tuple[Task, ...]
+    verifiers: tuple[str | None, ...] = (None,)
+    policies: tuple[str | None, ...] = (None,)
+    lossy: bool = False
     weights: str | None = None
     growth: Growth | None = None
     peers: tuple[str, ...] = ()
@@ -38,6 +42,9 @@ class Settings:
         model: str | None,
         drafts: list[str],
         *,
+        verify: list[str],
+        policy: list[str],
+        lossy: bool,
         tasks: str,
         weights: str | None,
         grow: str | None,
@@ -65,10 +72,15 @@ class Settings:
         installed, absent = chosen(peers)
         if temperature > 0.0 and peers:
             raise BenchError("peers are measured greedy: leave out --temperature, or --peers")
+        if lossy and peers:
+            raise BenchError("peers are compared by the same text: leave out --lossy, or --peers")
         return cls(
             model,
             tuple(dict.fromkeys(drafts)),
             tuple(load_tasks(tasks, limit)),
+            tuple(dict.fromkeys(verify)) or (None,),
+            tuple(dict.fromkeys(policy)) or (None,),
+            lossy,
             weights,
             Growth.parse(grow) if grow is not None else None,
             tuple(installed),

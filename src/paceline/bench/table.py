@@ -14,6 +14,7 @@ from rich.table import Table
 
 from paceline.bench.files import threads
 from paceline.bench.ours import PLAIN
+from paceline.bench.report import same_text
 from paceline.bench.runner import Watch
 
 
@@ -106,7 +107,7 @@ def _speeds(record: dict[str, Any]) -> Table:
             _number(row["decode_tokens_per_s"]),
             _number(gain.get("decode_ratio"), ".2f"),
             _number(row.get("tau"), ".2f"),
-            "" if row["mode"] == PLAIN else f"{row['equal_prompts']}/{row['prompts']}",
+            same_text(row),
         )
         task = row["task"]
     return table
@@ -132,7 +133,7 @@ def _batches(record: dict[str, Any]) -> Table:
         if row["mode"] != PLAIN:
             table.add_row(
                 row["task"], row["mode"], str(row["batch"]), _number(row["tokens_per_s"]), _number(row["plain_tokens_per_s"]),
-                _number(row["ratio"], ".2f"), f"{row['equal_prompts']}/{row['prompts']}",
+                _number(row["ratio"], ".2f"), same_text(row),
             )  # fmt: skip
     return table
 

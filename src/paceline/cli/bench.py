@@ -10,7 +10,7 @@ import typer
 
 from paceline.cli.bench_serve import bench_serve
 from paceline.cli.groups import DefaultGroup
-from paceline.cli.options import Json, MaxTokens, Model, Weights
+from paceline.cli.options import Json, Lossy, MaxTokens, Model, Weights
 from paceline.cli.terminal import err, out
 
 bench = typer.Typer(cls=DefaultGroup, invoke_without_command=True, subcommand_metavar="| COMMAND [ARGS]...")
@@ -21,6 +21,14 @@ bench.command("serve")(bench_serve)
 def bench_drafts(
     model: Model = None,
     draft: Annotated[list[str] | None, typer.Option("--draft", help="What drafts; may be repeated; auto if left out.")] = None,
+    verify: Annotated[
+        list[str] | None, typer.Option("--verify", help="The rule that accepts drafts; may be repeated; match if left out.")
+    ] = None,
+    policy: Annotated[
+        list[str] | None,
+        typer.Option("--policy", help="How much is drafted; may be repeated; adaptive for auto, else fixed, if left out."),
+    ] = None,
+    lossy: Lossy = False,
     tasks: Annotated[
         str, typer.Option("--tasks", help="A comma list of built-in tasks, of JSONL files in Spec-Bench's form, or of both.")
     ] = "e2e,sql,maths,code,story,copy",
@@ -45,7 +53,10 @@ def bench_drafts(
     ] = 0,
     as_json: Json = False,
 ) -> None:
-    """Measure what drafts gain over plain decoding, side by side. Exit code 1 where a text differs."""
+    """Measure what drafts gain over plain decoding, side by side. Exit code 1 where a text differs that should not.
+
+    Every draft is run under every rule and policy that is given, all in turns.
+    """
     from paceline.bench.files import written
     from paceline.bench.plots import plot
     from paceline.bench.runner import run
@@ -53,15 +64,16 @@ def bench_drafts(
     from paceline.bench.table import show, watched
 
     settings = Settings.of(
-        model, draft or ["auto"], tasks=tasks, weights=weights, grow=grow, peers=peers, batch=batch, threads=threads,
+        model, draft or ["auto"], verify=verify or [], policy=policy or [], lossy=lossy, tasks=tasks, weights=weights,
+        grow=grow, peers=peers, batch=batch, threads=threads,
         temperature=temperature, max_tokens=max_tokens, repeats=repeats, limit=limit, context=context,
     )  # fmt: skip
     record = run(settings, watched(err, quiet=as_json))
-    if out_dir is not None:
-        file = written(record, out_dir)
-        plot(record, file.with_suffix(""))
     if as_json:
         print(json.dumps(record, ensure_ascii=False))
     else:
         show(out, record)
+    if out_dir is not None:
+        # last, since plots need a package that may be missing
+        plot(record, written(record, out_dir).with_suffix(""))
     raise typer.Exit(0 if record["equal"] else 1)
