@@ -274,3 +274,13 @@ def test_tau_counts_what_the_answer_holds(folder: Path) -> None:
     assert cut.speculation.emitted_tokens == len(cut.token_ids)
     assert cut.speculation.accepted_tokens >= len(cut.token_ids) - 1
     assert cut.sources == ["model"] * len(cut.token_ids), "the token that ended the text was drafted as well"
+
+
+def test_log_probabilities_stand_in_the_answer_where_they_were_asked_for(llm: LLM) -> None:
+    asked = PARAMS.model_copy(update={"logprobs": 2, "prompt_logprobs": 0})
+    answer, plain = llm.generate(["the thin"] * 2, [asked, PARAMS])
+    assert [told.token for told in answer.logprobs] == answer.token_ids
+    assert all(len(told.top) == 2 and told.logprob <= 0 for told in answer.logprobs)
+    assert answer.prompt_logprobs[0] is None
+    assert [told.token for told in answer.prompt_logprobs[1:] if told] == llm.encode("the thin")[1:]
+    assert (plain.token_ids, plain.logprobs, plain.prompt_logprobs) == (answer.token_ids, [], [])

@@ -15,6 +15,7 @@ from paceline.drafters.base import Surroundings
 from paceline.engine.engine import Engine, Progress, RequestError
 from paceline.engine.measure import measure
 from paceline.engine.scheduler import Limits
+from paceline.logprobs import TokenLogprobs
 from paceline.models.base import WEIGHTS, LanguageModel, ModelError
 from paceline.models.embedded import DEFAULT
 from paceline.models.load import load_model, resolve
@@ -31,7 +32,8 @@ Prompt = str | Many[int]
 
 @dataclass(frozen=True)
 class Completion:
-    """One finished answer. token_ids: the generated tokens only. sources: per token the drafter that proposed it, or ""."""
+    """One finished answer. token_ids: the generated tokens only. sources: per token the drafter that proposed it, or "".
+    logprobs, prompt_logprobs: per token, where the parameters asked for them; of a prompt None for the first."""
 
     text: str
     token_ids: list[int]
@@ -40,6 +42,8 @@ class Completion:
     seed: int
     sources: list[str]
     speculation: Speculation
+    logprobs: list[TokenLogprobs]
+    prompt_logprobs: list[TokenLogprobs | None]
 
 
 class _Inbox:
@@ -287,6 +291,8 @@ def completed(sequence: Sequence, text: str) -> Completion:
         sequence.seed,
         list(sequence.sources),
         sequence.speculation,
+        list(sequence.logprobs),
+        list(sequence.prompt_logprobs),
     )
 
 
