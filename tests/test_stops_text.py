@@ -7,6 +7,8 @@ from itertools import pairwise
 
 import pytest
 from hypothesis import example, given, settings, strategies as st
+from tokenizers import AddedToken, Tokenizer as Backend, decoders
+from tokenizers.models import BPE
 
 from fakes import ChainDrafter, FakeTokenizer, FallbackTokenizer, SpacedTokenizer, TableModel
 from paceline.engine.stops import StopChecker
@@ -149,6 +151,69 @@ def test_long_runs_of_bytes_are_the_same_text_in_any_steps(
         assert all(later.startswith(view) for view, later in pairwise(views))
     if not set(parts) & set(UNFINISHED):
         assert at_will[1] == bytes(tokens).decode(errors="ignore")
+
+
+class Fallback:
+    """The real thing: SentencePiece's byte fallback, as the tokenizers library decodes it. Ids 0 to 255 are the bytes."""
+
+    words = ("\u2581the", "\u2581", "a", "\u00e9", "</s>", "<s>")
+
+    def __init__(self) -> None:
+        vocabulary = {f"<0x{byte:02X}>": byte for byte in range(256)} | {word: 256 + at for at, word in enumerate(self.words)}
+        self.backend = Backend(BPE(vocab=vocabulary, merges=[], byte_fallback=True))
+        parts = [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+        self.backend.decoder = decoders.Sequence(parts)  # pyright: ignore[reportAttributeAccessIssue]
+        self.backend.add_special_tokens([AddedToken(word, special=True) for word in self.words[-2:]])
+
+    def decode(self, ids: list[int], skip_special: bool = True) -> str:
+        return self.backend.decode(ids, skip_special_tokens=skip_special)
+
+
+REAL = Fallback()
+WORDS = [[256 + at] for at in range(len(REAL.words))]
+
+
+@given(
+    st.lists(st.sampled_from([*WORDS, [260] * 6, *map(list, ("\u65e5".encode(), "\u00e9".encode(), b"\xe6\x97"))]), max_size=30),
+    st.lists(st.integers(1, 9), min_size=1, max_size=4),
+    st.sampled_from([(), (258,), (256, 261), (260, 230, 151)]),
+    st.booleans(),
+)
+@example([[0xC3, 0xA9], [0xE6, 0x97], [258]], [5], (), True)
+@example([[256]] * 12 + [[260]] * 4 + [[256]] * 2, [7], (), True)
+@settings(max_examples=400)
+def test_byte_fallback_and_special_tokens_are_the_same_text_in_any_steps(
+    parts: list[list[int]], sizes: list[int], prompt: tuple[int, ...], skip: bool
+) -> None:
+    tokens = [token for part in parts for token in part]
+    texts = []
+    for steps in ([1], sizes):
+        stream, at, turn = TextStream(REAL, (), prompt, skip_special=skip), 0, 0  # pyright: ignore[reportArgumentType]
+        while at < len(tokens):
+            before = stream.text
+            stream.extend(tokens[at : at + steps[turn % len(steps)]])
+            assert stream.text.startswith(before)
+            at, turn = at + steps[turn % len(steps)], turn + 1
+        stream.finish()
+        texts.append(stream.text)
+    assert texts[0] == texts[1]
+    if not prompt and [0xE6, 0x97] not in parts:
+        assert texts[0] == REAL.decode(tokens, skip)
+
+
+def test_what_has_no_text_is_not_decoded_over_and_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokens, most, decode = [256, *[260] * 500, 256], 0, REAL.decode
+
+    def counted(ids: list[int], skip_special: bool = True) -> str:
+        nonlocal most
+        most = max(most, len(ids))
+        return decode(ids, skip_special)
+
+    monkeypatch.setattr(REAL, "decode", counted)
+    stream = TextStream(REAL)  # pyright: ignore[reportArgumentType]
+    for token in tokens:
+        stream.append(token)
+    assert (stream.text, most) == ("the the", 2)
 
 
 def streamed(tokens: list[int], tokenizer: FakeTokenizer) -> tuple[list[str], str]:

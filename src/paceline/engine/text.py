@@ -37,11 +37,14 @@ class TextStream:
     ) -> None:
         self._decode = partial(tokenizer.decode, skip_special=False) if not skip_special else tokenizer.decode
         self._stops, self._keep_stop = stops, keep_stop
-        self._ids, self._before = self._opening(prompt)
-        self._window = 0
+        self._ids, self._shown = self._opening(prompt)
+        """Tokens, those without text left out; and the text of the window up to `_settled`."""
+        self._window, self._settled = 0, len(self._ids)
+        """Where decoding begins, and behind which token no character was unfinished last."""
         self._sent = 0
+        """Characters that were added since."""
         self._broken = 0
-        """Tokens since the last with which a character ended."""
+        """Tokens since."""
         self.text = ""
         self.stop: str | None = None
 
@@ -68,61 +71,84 @@ class TextStream:
     def extend(self, tokens: Many[int]) -> None:
         """Take several tokens at once; a stop string is found all the same, but not which of them ended it.
 
-        However a text is cut into steps, it is the same: what is given up is counted in tokens, and where they end inside a
-        character they are taken one by one, for some of them may end one.
+        However a text is cut into steps, it is the same: only tokens that are whole characters behind whole characters are
+        decoded together, where it makes no difference.
         """
-        if self._broken + len(tokens) < _LONGEST_BROKEN:
+        if len(tokens) > 1 and self._broken + len(tokens) < _LONGEST_BROKEN:
             window = self._decode([*self._ids[self._window :], *tokens])
-            if not window.endswith(_BROKEN):
-                self._take(tokens, window)
+            fresh = window[len(self._shown) + self._sent :]
+            if _BROKEN not in fresh and window.startswith(self._shown):
+                self._ids += tokens
+                self._settle(window)
+                self._add(fresh)
                 return
         for token in tokens:
             if not self.stopped:
-                self._take((token,), self._decode([*self._ids[self._window :], token]))
+                self._take(token)
 
-    def _take(self, tokens: Many[int], window: str) -> None:
-        """One token, or several that end a character. window: the text of the window with them."""
-        self._ids += tokens
-        settled = window.rstrip(_BROKEN)
-        fresh = settled[len(self._before) + self._sent :]
-        self._sent += len(fresh)
-        if settled == window:
-            self._broken = 0
-            if len(self._ids) - self._window >= _LONGEST_WINDOW:
-                self._advance(window)
-        else:
+    def _take(self, token: int) -> None:
+        self._ids.append(token)
+        window = self._decoded()
+        whole = window.rstrip(_BROKEN)
+        begin = len(self._shown) + self._sent
+        fresh = whole[begin:]
+        if whole != window:
+            self._sent += len(fresh)
             self._broken += 1
             if self._broken >= _LONGEST_BROKEN:
                 fresh += self._given_up(window)
+        elif window and window == self._shown:
+            # it has no text, as special tokens have none; a space at the start of all has, behind the next one
+            self._ids.pop()
+        else:
+            self._settle(window)
         self._add(fresh)
+
+    def _decoded(self) -> str:
+        """The text of the window, which begins with what was shown of it.
+
+        Byte fallback writes a whole run of bytes as broken when one of them is. Characters that were shown stay: the window
+        then begins behind them.
+        """
+        window = self._decode(self._ids[self._window :])
+        if not window.startswith(self._shown):
+            self._window, self._shown = self._settled, ""
+            window = self._decode(self._ids[self._window :])
+        return window
+
+    def _settle(self, window: str) -> None:
+        """The window ends with a whole character."""
+        self._shown, self._settled, self._sent, self._broken = window, len(self._ids), 0, 0
+        if len(self._ids) - self._window >= _LONGEST_WINDOW:
+            self._advance(window)
 
     def _given_up(self, window: str) -> str:
         """What is broken for good, all but what the last tokens may still complete; the window begins at these."""
-        text = window[len(self._before) + self._sent :]
-        last = self._decode(self._ids[-_KEPT_TOKENS:])
-        self._window, self._before, self._sent = len(self._ids) - _KEPT_TOKENS, last.rstrip(_BROKEN), 0
-        self._broken = _KEPT_TOKENS
-        return text[: max(len(text) - (len(last) - len(self._before)), 0)]
+        text = window[len(self._shown) + self._sent :]
+        self._window = self._settled = len(self._ids) - _KEPT_TOKENS
+        last = self._decode(self._ids[self._window :])
+        self._shown, self._sent, self._broken = "", len(last.rstrip(_BROKEN)), _KEPT_TOKENS
+        return text[: max(len(text) - (len(last) - self._sent), 0)]
 
     def _advance(self, window: str) -> None:
-        """Begin the window at a later token, where that one does not stand inside a character.
+        """Begin the window at a later token, where that one neither stands inside a character nor begins with no text.
 
-        Tokenizers with byte fallback write a whole run of bytes as broken when one character of it is.
+        Byte fallback would write a run of bytes as broken that begins inside a character, and what has no text before it
+        would be written as at the start of one.
         """
         for kept in range(_KEPT_TOKENS, 2 * _KEPT_TOKENS):
             start = len(self._ids) - kept
             if start <= self._window:
                 return
-            before = self._decode(self._ids[start:])
-            if window.endswith(before):
-                self._window, self._before, self._sent = start, before, 0
+            shown = self._decode(self._ids[start:])
+            if shown and window.endswith(shown):
+                self._window, self._shown = start, shown
                 return
 
     def finish(self) -> None:
         """The sequence ended: an unfinished character will not be finished any more, and shows as it is."""
         if not self.stopped:
-            window = self._decode(self._ids[self._window :])
-            self._add(window[len(self._before) + self._sent :])
+            self._add(self._decoded()[len(self._shown) + self._sent :])
 
     def _add(self, fresh: str) -> None:
         if not self._stops:
@@ -141,10 +167,13 @@ class TextStream:
         """The text less a tail that may yet become a stop string: what may be shown while the sequence runs."""
         if self.stopped:
             return self.text
-        held = 0
-        for stop in self._stops:
-            for size in range(min(len(stop) - 1, len(self.text)), held, -1):
-                if self.text.endswith(stop[:size]):
-                    held = size
-                    break
-        return self.text[: len(self.text) - held]
+        return self.text[: len(self.text) - max(map(self._begun, self._stops), default=0)]
+
+    def _begun(self, stop: str) -> int:
+        """Characters of a stop string with which the text ends, not all of it."""
+        at = max(len(self.text) - len(stop) + 1, 0)
+        while (at := self.text.find(stop[0], at)) >= 0:
+            if stop.startswith(self.text[at:]):
+                return len(self.text) - at
+            at += 1
+        return 0
