@@ -7,6 +7,7 @@ Weights are read from one end to the other in every forward; with pages of 2 MiB
 from __future__ import annotations
 
 import mmap
+from contextlib import suppress
 
 import torch
 
@@ -39,7 +40,9 @@ def _huge(count: int) -> torch.Tensor:
     # private: memory that could be shared is governed by a setting of its own, which nearly always refuses
     memory = mmap.mmap(-1, count + _HUGE_BYTES, access=mmap.ACCESS_COPY)
     if hasattr(mmap, "MADV_HUGEPAGE"):
-        memory.madvise(mmap.MADV_HUGEPAGE)
+        with suppress(OSError):
+            # a system without them says so
+            memory.madvise(mmap.MADV_HUGEPAGE)
     whole = torch.frombuffer(memory, dtype=torch.uint8)
     begin = -whole.data_ptr() % _HUGE_BYTES
     return whole[begin : begin + count]

@@ -15,10 +15,10 @@ import numpy as np
 
 from paceline.kernels.native import arithmetic
 from paceline.kernels.native.formats import padded
-from paceline.kernels.native.memory import floats, half_copied, helper, prefetched, put
-from paceline.kernels.native.products import call_product
+from paceline.kernels.native.memory import floats, half_copied, helper, put
+from paceline.kernels.native.products import asked_for, call_product
 from paceline.kernels.native.rows import up
-from paceline.kernels.native.tiles import AHEAD, CONTINUE, MOST_ROWS, STORE
+from paceline.kernels.native.tiles import CONTINUE, MOST_ROWS, STORE
 from paceline.kernels.native.transposition import turned
 from paceline.kernels.native.vectors import LANES, PANEL
 
@@ -80,7 +80,7 @@ def attend(product, model, layer, segment, parents, index, key_head, first, last
             up(high, PANEL) // PANEL,
             STORE,
         )
-    _fetch(values + kv_bytes * low * PANEL)
+    asked_for(values + kv_bytes * low * PANEL)
     for query in range(first, last):
         row = query // group
         if row >= segment.chain and (query == first or query % group == 0):
@@ -95,7 +95,7 @@ def attend(product, model, layer, segment, parents, index, key_head, first, last
         put(floats(totals), query - first, _weighed(layer, line + 4 * begin, position + 1 - begin))
         arithmetic.filled(line, low, begin, _f(0))
         arithmetic.filled(line, position + 1, high, _f(0))
-    _fetch(keys + kv_bytes * segment.capacity * head_size)
+    asked_for(keys + kv_bytes * segment.capacity * head_size)
     if high > low:
         turned(scores + 4 * low, 4 * score_stride, count, up(high - low, LANES) // LANES, weights)
         call_product(
@@ -118,13 +118,6 @@ def attend(product, model, layer, segment, parents, index, key_head, first, last
         source, total = floats(outputs + 4 * (query - first) * width), floats(totals)[query - first]
         for k in range(head_size):
             put(target, k, source[k] / total)
-
-
-@helper
-def _fetch(numbers):
-    """Ask for the beginning of what is read next: a product fetches ahead of itself only."""
-    for line in range(0, AHEAD, 64):
-        prefetched(numbers + line)
 
 
 @helper

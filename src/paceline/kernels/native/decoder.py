@@ -59,19 +59,17 @@ def embedded(model, token, out):
 
 
 @helper
-def placed(model, norms, layer, index, segment, row, position, line):
-    """Norm and rotate the queries and keys of one row, and write its keys and values into the slab."""
+def placed(model, norms, layer, index, segment, row, position, line, low, high):
+    """Of one row and the key heads [low, high): norm and rotate queries and keys, and write keys and values into the slab."""
     size, heads, key_heads = model.head_size, model.heads, model.key_heads
-    half, width = model.rotary // 2, up(model.head_size, PANEL)
+    half, width, group = model.rotary // 2, up(model.head_size, PANEL), heads // key_heads
     cosine, sine = layer.cosine + 4 * position * half, layer.sine + 4 * position * half
-    for head in range(heads + key_heads):
-        at = line + 4 * head * size
-        norm = norms[NORMS * index + (QUERY if head < heads else KEY)]
-        if norm.kind != NO_NORM:
-            normed(norm, at, size, at)
-        arithmetic.rotated(at, half, cosine, sine)
+    for head in range(low * group, high * group):
+        _turned(norms[NORMS * index + QUERY], line + 4 * head * size, size, half, cosine, sine)
+    for head in range(heads + low, heads + high):
+        _turned(norms[NORMS * index + KEY], line + 4 * head * size, size, half, cosine, sine)
     slot, kv_bytes = segment.start + row, model.kv_bytes
-    for head in range(key_heads):
+    for head in range(low, high):
         plane = index * key_heads + head
         source = floats(line + 4 * (heads + head) * size)
         place = plane * segment.capacity * size + slot // PANEL * size * PANEL + slot % PANEL
@@ -81,6 +79,13 @@ def placed(model, norms, layer, index, segment, row, position, line):
         for k in range(size):
             place = plane * segment.capacity * width + (k // PANEL * segment.capacity + slot) * PANEL + k % PANEL
             stored(segment.values, place, source[k], kv_bytes)
+
+
+@helper
+def _turned(norm, head, size, half, cosine, sine):
+    if norm.kind != NO_NORM:
+        normed(norm, head, size, head)
+    arithmetic.rotated(head, half, cosine, sine)
 
 
 @helper
@@ -138,13 +143,13 @@ def gated(model, matrix, rows, scratch, thread, threads):
 
 
 @helper
-def joined(norm, matrix, rows, scratch, width, thread, threads, round_):
+def joined(norm, matrix, following, rows, scratch, width, thread, threads, round_):
     """Add a block's output to the residual stream, behind a norm of its own where the model has one. Returns the round."""
     stride = up(width, PANEL)
     if norm.kind == NO_NORM:
-        multiplied(matrix, rows, scratch.residual, stride, scratch, thread, threads, ADD)
+        multiplied(matrix, rows, scratch.residual, stride, scratch, thread, threads, ADD, following)
     else:
-        multiplied(matrix, rows, scratch.branch, stride, scratch, thread, threads, STORE)
+        multiplied(matrix, rows, scratch.branch, stride, scratch, thread, threads, STORE, following)
         round_ += 1
         barrier(scratch.counter, round_, threads)
         own = scratch.row + thread * scratch.row_bytes
@@ -161,18 +166,23 @@ def mixed(model, layers, index, norms, matrices, segments, positions, parents, c
     """The attention block of one layer, up to the residual stream. Returns the round."""
     threads, scratch, rows, norm = call.threads, call.scratch, call.rows, NORMS * index
     matrix, width = matrices[MATRICES * index + QKV], matrices[MATRICES * index + QKV].panels * PANEL
-    multiplied(matrix, rows, scratch.projected, width, scratch, thread, threads, STORE)
+    following = matrices[MATRICES * index + OUT]
+    multiplied(matrix, rows, scratch.projected, width, scratch, thread, threads, STORE, following)
     round_ += 1
     barrier(scratch.counter, round_, threads)
+    # by key head: keys of neighbouring rows lie side by side, and threads that write to one line of memory wait for each other
+    low, high = model.key_heads * rows * thread // threads, model.key_heads * rows * (thread + 1) // threads
     for s in range(len(segments)):
         segment = segments[s]
         for row in range(segment.rows):
             flat = segment.low + row
-            if flat % threads == thread:
-                line = scratch.projected + 4 * flat * width
-                placed(model, norms, layers[index], index, segment, row, positions[flat], line)
-    round_ += 1
-    barrier(scratch.counter, round_, threads)
+            first, last = (low - flat + rows - 1) // rows, (high - flat + rows - 1) // rows
+            line = scratch.projected + 4 * flat * width
+            placed(model, norms, layers[index], index, segment, row, positions[flat], line, first, last)
+    if len(segments) > 1 or model.key_heads % threads > 0:
+        # otherwise each thread attends with the very heads that it has placed
+        round_ += 1
+        barrier(scratch.counter, round_, threads)
     attended(model, layers, index, segments, parents, scratch, call.product, thread, threads, width)
     round_ += 1
     barrier(scratch.counter, round_, threads)
@@ -180,7 +190,8 @@ def mixed(model, layers, index, norms, matrices, segments, positions, parents, c
     round_ = laid_out(
         matrix, norms[-1], rows, scratch.attended, held, positions[:0], held, scratch, thread, threads, round_
     )  # fmt: skip
-    return joined(norms[norm + AFTER_ATTENTION], matrix, rows, scratch, model.hidden, thread, threads, round_)
+    following = matrices[MATRICES * index + GATE_UP]
+    return joined(norms[norm + AFTER_ATTENTION], matrix, following, rows, scratch, model.hidden, thread, threads, round_)
 
 
 @helper
@@ -199,14 +210,14 @@ def tapped(model, call, index, wanted, thread):
 
 
 @helper
-def headed(model, norm, matrix, wanted, call, thread, round_):
-    """The last norm and the head, for the wanted rows."""
+def headed(model, norm, matrix, following, wanted, call, thread, round_):
+    """The last norm and the head, for the wanted rows. following: the matrix that the next step begins with."""
     threads, scratch, width = call.threads, call.scratch, matrix.panels * PANEL
     stride = up(model.hidden, PANEL)
     round_ = laid_out(
         matrix, norm, len(wanted), scratch.residual, stride, wanted, model.hidden, scratch, thread, threads, round_
     )  # fmt: skip
-    multiplied(matrix, len(wanted), call.logits, width, scratch, thread, threads, STORE)
+    multiplied(matrix, len(wanted), call.logits, width, scratch, thread, threads, STORE, following)
     low, high = share(matrix.panels, thread, threads, False), share(matrix.panels, thread + 1, threads, False)
     for row in range(len(wanted)):
         line = call.logits + 4 * (row * width + low * PANEL)
@@ -264,7 +275,8 @@ def _step_part(sources: str) -> Any:
                 threads,
                 round_,
             )
-            multiplied(matrix, rows, scratch.gated, matrix.panels * PANEL, scratch, thread, threads, STORE)
+            following = matrices[MATRICES * index + DOWN]
+            multiplied(matrix, rows, scratch.gated, matrix.panels * PANEL, scratch, thread, threads, STORE, following)
             gated(model, matrix, rows, scratch, thread, threads)
             round_ += 1
             barrier(scratch.counter, round_, threads)
@@ -272,9 +284,11 @@ def _step_part(sources: str) -> Any:
             round_ = laid_out(
                 matrix, norms[-1], rows, scratch.inner, inner_stride, all_rows, model.inner, scratch, thread, threads, round_
             )
-            round_ = joined(norms[norm + AFTER_MLP], matrix, rows, scratch, width, thread, threads, round_)
+            following = matrices[MATRICES * (index + 1)]
+            round_ = joined(norms[norm + AFTER_MLP], matrix, following, rows, scratch, width, thread, threads, round_)
         tapped(model, call, model.layers, wanted, thread)
         if len(wanted) > 0:
-            headed(model, norms[NORMS * model.layers], matrices[MATRICES * model.layers], wanted, call, thread, round_)
+            matrix = matrices[MATRICES * model.layers]
+            headed(model, norms[NORMS * model.layers], matrix, matrices[QKV], wanted, call, thread, round_)
 
     return numba.cfunc(PART, cache=True, nogil=True, error_model="numpy")(step)

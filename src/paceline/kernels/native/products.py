@@ -19,8 +19,8 @@ from paceline.kernels.native import matrix_unit
 from paceline.kernels.native.compiled import SOURCES
 from paceline.kernels.native.formats import FORMATS, Format
 from paceline.kernels.native.layout import BYTES, FLOATS, GROUPED, HALVES, WORDS
-from paceline.kernels.native.memory import intrinsic
-from paceline.kernels.native.tiles import MOST_ROWS, emit_tile, most_rows
+from paceline.kernels.native.memory import helper, intrinsic, prefetched
+from paceline.kernels.native.tiles import AHEAD, MOST_ROWS, emit_tile, most_rows
 from paceline.kernels.native.vectors import I64, PANEL, VECTORS, constant
 
 import numba  # isort: skip  (after `vectors`, which tells it how wide registers are)
@@ -84,6 +84,13 @@ def call_product(context, address, rows, activations, weights, panel_bytes, inpu
         return context.get_dummy_value()
 
     return types.void(*[types.int64] * (_ARGUMENTS + 1)), generate
+
+
+@helper
+def asked_for(weights):
+    """Ask for the beginning of what is multiplied with next: a product fetches ahead of itself only."""
+    for line in range(0, AHEAD, 64):
+        prefetched(weights + line)
 
 
 @intrinsic(prefer_literal=True)

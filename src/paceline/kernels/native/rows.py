@@ -14,7 +14,7 @@ from paceline.kernels.native.formats import BLOCK, FORMATS, GROUP, padded
 from paceline.kernels.native.layout import BYTES, FLOATS, HALVES, LAYER, NO_NORM, RMS, WORDS
 from paceline.kernels.native.matrix_unit import fewest_rows
 from paceline.kernels.native.memory import barrier, floats, helper, put
-from paceline.kernels.native.products import call_product
+from paceline.kernels.native.products import asked_for, call_product
 from paceline.kernels.native.quantization import quantized_group, row_of_bytes, row_of_pairs, row_of_planes, split_row
 from paceline.kernels.native.vectors import PANEL
 
@@ -136,8 +136,8 @@ def narrowed(laid, row, count, inputs, own, tile, place, height):
 
 
 @helper
-def multiplied(matrix, rows, outputs, stride, scratch, thread, threads, mode):
-    """This thread's panels of the outputs of all rows, `stride` floats apart."""
+def multiplied(matrix, rows, outputs, stride, scratch, thread, threads, mode, following):
+    """This thread's panels of the outputs of all rows, `stride` floats apart. following: the matrix that is next."""
     low, high = share(matrix.panels, thread, threads, matrix.paired), share(matrix.panels, thread + 1, threads, matrix.paired)
     parts = parts_of(rows, matrix.highest)
     tiles = _tiles(parts, scratch, thread, threads)
@@ -149,6 +149,9 @@ def multiplied(matrix, rows, outputs, stride, scratch, thread, threads, mode):
                 matrix.product, end - begin, tiles + begin * matrix.row_bytes, matrix.weights, matrix.panel_bytes, matrix.inputs,
                 outputs + 4 * begin * stride, 4 * stride, place, min(place + step, high), mode,
             )  # fmt: skip
+    # until the others are through and its rows are laid out
+    begin = share(following.panels, thread, threads, following.paired)
+    asked_for(following.weights + begin * following.panel_bytes)
     if matrix.bias != 0:
         wide = 4 * low * PANEL
         for row in range(rows):
