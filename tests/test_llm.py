@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Event, Thread
@@ -71,6 +72,31 @@ def test_a_stream_that_is_left_ends_its_request(llm: LLM) -> None:
     sequence = next(stream).sequence
     stream.close()
     assert sequence.finish_reason == "abort"
+    assert idle(llm)
+
+
+def test_a_stream_that_the_collector_closes_in_the_middle_of_a_step_disturbs_nobody(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Holder:
+        """Of a stream, in a cycle that only the collector finds."""
+
+    alone, score = llm.generate("in", PARAMS)[0].text, llm.target.score
+    holder = Holder()
+    holder.stream, holder.itself = llm.stream("the thin", PARAMS), holder  # pyright: ignore[reportAttributeAccessIssue]
+    next(holder.stream)  # pyright: ignore[reportAttributeAccessIssue]
+    gc.disable()
+    del holder
+
+    def collecting(step, cache, taps=()):
+        gc.collect()
+        return score(step, cache, taps)
+
+    monkeypatch.setattr(llm.target, "score", collecting)
+    try:
+        assert llm.generate("in", PARAMS)[0].text == alone
+    finally:
+        gc.enable()
     assert idle(llm)
 
 
@@ -191,9 +217,13 @@ def test_a_stream_that_nobody_reads_keeps_its_text_once(llm: LLM) -> None:
     assert ends == [False] * (len(ends) - 1) + [True]
 
 
-def test_logits_that_are_not_numbers_are_a_sentence_for_that_prompt_alone(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    alone = llm.generate("in", PARAMS)[0].text
-    other, begun = llm.stream("in", PARAMS), llm.stream("the thin", PARAMS)
+@pytest.mark.parametrize("changes", [{}, {"temperature": 0.0}, {"temperature": 0.0, "presence_penalty": 1.0}])
+def test_logits_that_are_not_numbers_are_a_sentence_for_that_prompt_alone(
+    llm: LLM, changes: dict[str, float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    params = PARAMS.model_copy(update=changes)
+    alone = llm.generate("in", params)[0].text
+    other, begun = llm.stream("in", params), llm.stream("the thin", params)
     next(other)
     next(begun)
     bad, score = tuple(llm.encode("the thin")), llm.target.score
@@ -208,7 +238,7 @@ def test_logits_that_are_not_numbers_are_a_sentence_for_that_prompt_alone(llm: L
 
     monkeypatch.setattr(llm.target, "score", not_numbers)
     with pytest.raises(LogitsError, match="not numbers"):
-        llm.generate("the thin", PARAMS)
+        llm.generate("the thin", params)
     assert list(other)[-1].text == alone
     with pytest.raises(LogitsError, match="not numbers"):
         list(begun)

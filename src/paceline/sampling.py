@@ -149,19 +149,42 @@ def best(logits: torch.Tensor, context: Context, count: int) -> list[int]:
     return noised_best(scores, context.sequence.seed, context.position, count)
 
 
+def largest(row: np.ndarray) -> int:
+    """The place of the largest value, -1 where one is no number. row: float32 [V]."""
+    # numpy takes what is no number for the largest; torch takes over ten times as long
+    place = int(row.argmax())
+    return place if row[place] == row[place] else -1
+
+
+def largest_of_each(rows: torch.Tensor) -> list[int]:
+    """`largest` of every row. rows: float32 [R, V], on any device."""
+    if rows.is_cpu:
+        return [largest(row) for row in rows.numpy()]
+    values, places = rows.max(-1)
+    return torch.where(values.isnan(), -1, places).tolist()
+
+
+def checked(token: int, sequence: Sequence) -> int:
+    """The token that `largest` found. Raises LogitsError where it found none."""
+    if token < 0:
+        raise LogitsError(sequence)
+    return token
+
+
 def choose(logits: torch.Tensor, contexts: Many[Context]) -> list[int]:
     """One token per row, the one plain decoding picks there. logits: float32 [R, V], one context per row.
 
-    Raises LogitsError, with the sequence, where a row to sample from holds no number.
+    Raises LogitsError, with the sequence, where a row holds what is no number.
     """
     if all(context.sequence.params.plain_greedy for context in contexts):
-        return logits.numpy().argmax(-1).tolist() if logits.device.type == "cpu" else logits.argmax(-1).tolist()
+        sequences = [context.sequence for context in contexts]
+        return [checked(token, sequence) for token, sequence in zip(largest_of_each(logits), sequences, strict=True)]
     chosen = []
     for row, context in zip(logits, contexts, strict=True):
         params = context.sequence.params
         scores = target_scores(row, context)
         if params.temperature == 0.0:
-            chosen.append(int(scores.argmax()))
+            chosen.append(checked(largest_of_each(scores[None])[0], context.sequence))
         else:
             drawn = noised_best(scores, context.sequence.seed, context.position)
             if not drawn:

@@ -110,6 +110,8 @@ class LLM:
         self._beside, self._offer = tuple(beside), tuple(offer)
         self._load = lru_cache(maxsize=4)(_checkpoint)
         self._next, self._lock = Lock(), RLock()
+        self._taken, self._left = False, list[Sequence]()
+        """Whether somebody has the engine; and requests that were left meanwhile."""
         self.engine = self._engine(draft)
         self._inboxes: dict[Sequence, _Inbox] = {}
 
@@ -126,9 +128,13 @@ class LLM:
         """Have the engine for oneself. Who waits comes next: one that steps on and on would else let nobody in."""
         with self._next:
             self._lock.acquire()
+        self._taken = True
         try:
             yield
         finally:
+            while self._left:
+                self.engine.abort(self._left.pop())
+            self._taken = False
             self._lock.release()
 
     def _engine(self, draft: str, policy: str | None = None, verify: str | None = None) -> Engine:
@@ -243,10 +249,13 @@ class LLM:
         return inbox
 
     def _close(self, sequence: Sequence) -> None:
-        # not in turn: the collector may close a stream where this thread has the engine already
+        # not in turn: the collector may close a stream where this thread has the engine already, in the middle of a step
         with self._lock:
             self._inboxes.pop(sequence, None)
-            self.engine.abort(sequence)
+            if self._taken:
+                self._left.append(sequence)
+            else:
+                self.engine.abort(sequence)
 
     def _received(self, sequence: Sequence, inbox: _Inbox) -> Iterator[Progress]:
         """The progress of one request, until it ends or another engine is used. Whoever waits runs the engine for all, and leaves

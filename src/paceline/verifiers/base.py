@@ -19,7 +19,7 @@ import torch
 
 from paceline.draws import drawn, happens
 from paceline.kernels.device import served
-from paceline.sampling import Context, LogitsError, choose, probabilities, target_scores
+from paceline.sampling import Context, LogitsError, checked, choose, largest, largest_of_each, probabilities, target_scores
 from paceline.sequence import Sequence
 from paceline.step import Verdict
 from paceline.tree import DraftTree, Proposal
@@ -196,19 +196,22 @@ def _judged(
 def follow_choices(sequences: Many[Sequence], trees: Many[DraftTree], logits: Many[torch.Tensor]) -> list[Verdict]:
     """Walk from the root to the child that carries the token plain decoding picks, as far as there is one; one verdict each."""
     if all(sequence.params.plain_greedy for sequence in sequences):
-        return [_followed(tree, choice) for tree, choice in zip(trees, _greedy_choices(logits), strict=True)]
+        return [_followed(tree, choice) for tree, choice in zip(trees, _greedy_choices(sequences, logits), strict=True)]
     if served(logits[0].device):
         return [_followed(tree, choice) for tree, choice in zip(trees, _device_choices(sequences, trees, logits), strict=True)]
     return _level_by_level(sequences, trees, logits)
 
 
-def _greedy_choices(logits: Many[torch.Tensor]) -> list[Callable[[int], int]]:
+def _greedy_choices(sequences: Many[Sequence], logits: Many[torch.Tensor]) -> Iterator[Callable[[int], int]]:
     """Per sequence, node -> the target's token there. A CPU reads only the rows that are asked for; a device answers once."""
     if logits[0].is_cpu:
-        # torch takes over ten times as long as numpy to find the largest of a row
-        return [lambda node, rows=rows.numpy(): int(rows[node].argmax()) for rows in logits]
-    chosen = iter(torch.cat(list(logits)).argmax(-1).tolist())
-    return [list(islice(chosen, len(rows))).__getitem__ for rows in logits]
+        for sequence, rows in zip(sequences, logits, strict=True):
+            yield lambda node, sequence=sequence, rows=rows.numpy(): checked(largest(rows[node]), sequence)
+        return
+    chosen = iter(largest_of_each(torch.cat(list(logits))))
+    for sequence, rows in zip(sequences, logits, strict=True):
+        found = list(islice(chosen, len(rows)))
+        yield lambda node, sequence=sequence, found=found: checked(found[node], sequence)
 
 
 def _device_choices(
