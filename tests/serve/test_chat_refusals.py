@@ -141,6 +141,17 @@ def test_a_long_conversation_is_refused_before_it_is_rendered():
     assert "tokens" in message
 
 
+def test_a_conversation_is_as_long_in_every_script():
+    tool = {"type": "function", "function": {"name": "look", "description": "я" * 300}}
+    for letter in ("a", "я", "東", '"', "\n"):
+        client = CHAT.client(FakeService(context_length=4096), max_prompt_chars=100)
+        body = {"messages": [{"role": "user", "content": letter * 100}]}
+        assert client.post(CHAT.path, json=body).status_code == 200
+    client = CHAT.client(FakeService(context_length=4096), max_prompt_chars=400)
+    assert client.post(CHAT.path, json={"messages": HELLO, "tools": [tool]}).status_code == 200
+    assert refusal(client, CHAT.path, {"messages": HELLO, "tools": [tool, tool]})[:2] == (400, "messages")
+
+
 def test_a_model_without_a_template_says_so():
     client = CHAT.client(FakeService(has_chat_template=False))
     assert refusal(client, CHAT.path, {"messages": HELLO}) == (400, "messages", "the model has no chat template")

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from serve.calls import CALLS
 from serve.fakes import FakeService
 from serve.front import CHAT
 from serve.openapi_schema import check
@@ -73,6 +74,35 @@ def test_a_call_that_is_cut_off_ends_by_its_length():
     choice = post(caller(), tools=[LOOK], max_tokens=60)["choices"][0]
     assert choice["finish_reason"] == "length"
     assert choice["message"]["tool_calls"][0]["function"]["arguments"].startswith("{")
+
+
+@pytest.mark.parametrize("streams", [False, True])
+@pytest.mark.parametrize(
+    ("fields", "arguments", "reason"),
+    [
+        ({"stop": "1}"}, ['{"at": '], "stop"),
+        ({"stop": "23"}, ['{"at": 1}', '{"at": '], "stop"),
+        ({"stop": "23}", "include_stop_str_in_output": True}, ['{"at": 1}', '{"at": 23}'], "tool_calls"),
+        ({"stop": "}}\n</tool_call>\n<tool_call>"}, ['{"at": 1'], "stop"),
+        ({"stop": "\n</tool_call>\n<tool_call>"}, ['{"at": 1}'], "tool_calls"),
+        ({}, ['{"at": 1}', '{"at": 23}'], "tool_calls"),
+    ],
+)
+def test_a_call_that_a_stop_string_cuts_off_is_not_to_be_run(
+    fields: dict[str, Any], arguments: list[str], reason: str, streams: bool
+):
+    service = FakeService(answer=CALLS, context_length=4096)
+    if streams:
+        choices = [chunk["choices"][0] for chunk in stream(service, tools=[LOOK], **fields)]
+        said = ["", ""]
+        for call in [call for one in choices for call in one["delta"].get("tool_calls", [])]:
+            said[call["index"]] += call["function"]["arguments"]
+        assert [text for text in said if text] == arguments
+        assert choices[-1]["finish_reason"] == reason
+    else:
+        (choice,) = post(service, tools=[LOOK], **fields)["choices"]
+        assert [call["function"]["arguments"] for call in choice["message"]["tool_calls"]] == arguments
+        assert choice["finish_reason"] == reason
 
 
 def test_without_tools_or_with_none_to_be_called_text_is_text():

@@ -154,6 +154,30 @@ def test_the_other_wishes_of_a_choice():
     assert asked(prediction={"type": "content", "content": "hi"}).reference == tuple(b"hi")
 
 
+def test_a_prediction_goes_no_further_than_the_context_and_is_shared_by_all_choices():
+    service = FakeService(context_length=50)
+    post(service, prompt=["ab", "cd"], n=3, prediction={"type": "content", "content": "0123456789" * 9})
+    first, *others = [ask.reference for ask in service.asked[0]]
+    assert first == tuple(b"0123456789" * 5)
+    assert [other is first for other in others] == [True] * 5
+
+
+def test_predictions_of_all_choices_together_are_bounded():
+    body = {"prompt": ["a"] * 4, "n": 5}
+
+    def answered(tokens: int) -> tuple[int, str | None, str]:
+        service = FakeService()
+        asking = {**body, "prediction": {"type": "content", "content": "x" * tokens}}
+        answer = COMPLETIONS.client(service, max_prompt_chars=1000).post(COMPLETIONS.path, json=asking)
+        assert len(service.asked) == (answer.status_code == 200)
+        error = answer.json().get("error", {"param": None, "message": ""})
+        return answer.status_code, error["param"], error["message"]
+
+    assert answered(50) == (200, None, "")
+    said = "'prediction' has 51 tokens for each of 20 choices; the server takes at most 1000 together"
+    assert answered(51) == (400, "prediction", said)
+
+
 @pytest.mark.parametrize(
     ("speculation", "drafters"),
     [

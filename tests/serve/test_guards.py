@@ -98,7 +98,7 @@ def test_answers_carry_an_id_and_what_browsers_must_not_do() -> None:
 
 
 def test_health_says_what_the_server_does_instead() -> None:
-    for state in ("starting", "restarting", "draining"):
+    for state in ("restarting", "draining"):
         answer = TestClient(application([health.router(lambda state=state: state)])).get("/health")
         assert (answer.status_code, answer.json()) == (503, {"status": state})
         assert int(answer.headers["retry-after"]) > 0

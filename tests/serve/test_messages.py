@@ -115,6 +115,15 @@ def test_stop_reasons(fields: dict[str, Any], reason: str, sequence: str | None,
     assert last["delta"] == {"stop_reason": reason, "stop_sequence": sequence}
 
 
+@pytest.mark.parametrize("letter", ["a", "я", '"', "\n"])
+def test_a_conversation_is_as_long_as_its_characters(letter: str):
+    messages = [{"role": "user", "content": letter * 60}, {"role": "assistant", "content": letter * 40}]
+    body = {"messages": messages, "max_tokens": 5}
+    assert send(fake(), body, max_prompt_chars=100).status_code == 200
+    answer = send(fake(), body, max_prompt_chars=99)
+    assert (answer.status_code, "at most 99" in answer.json()["error"]["message"]) == (400, True)
+
+
 def test_blocks_reach_the_template_as_templates_read_them():
     service = fake(chat_template="<tool_call> {{ tools }}")
     cached = {"type": "ephemeral", "ttl": "1h"}

@@ -244,6 +244,15 @@ def test_a_call_that_is_cut_off_is_incomplete():
     assert body["output"][-1]["arguments"] == '{"at": '
 
 
+def test_a_call_that_a_stop_string_cuts_off_is_incomplete():
+    service = FakeService(answer=CALLS, context_length=4096)
+    for body in (post(service, tools=[LOOK], stop="23"), stream(service, tools=[LOOK], stop="23")[-1]["response"]):
+        first, second = body["output"][1:]
+        assert (first["status"], first["arguments"]) == ("completed", '{"at": 1}')
+        assert (second["status"], second["arguments"]) == ("incomplete", '{"at": ')
+    assert post(FakeService(), stop="wor")["output"][0]["status"] == "completed"
+
+
 def test_choosing_tools():
     other = {**LOOK, "name": "other"}
     plain = asked(tools=[LOOK, other]).params.grammar
@@ -295,6 +304,16 @@ def test_failures():
     assert events[-1]["type"] == "response.failed"
     assert events[-1]["response"]["error"] == {"code": "server_error", "message": "the engine is gone"}
     assert "boom" not in json.dumps(stream(FakeService(breaks=(2, RuntimeError("boom")))))
+
+
+def test_a_stream_that_cannot_begin_says_so(monkeypatch: pytest.MonkeyPatch):
+    def fails(growing: object) -> list[dict[str, Any]]:
+        raise RuntimeError("boom")
+
+    monkeypatch.setattr("paceline.serve.routes.responses._Growing.begin", fails)
+    (event,) = stream(FakeService())
+    assert event["type"] == "response.failed"
+    assert event["response"]["error"]["message"] == "the server failed to answer"
 
 
 @pytest.mark.parametrize("streams", [False, True])

@@ -72,6 +72,24 @@ def test_refused_by_name(body: dict[str, Any], param: str, said: str):
     assert said in message
 
 
+@pytest.mark.parametrize(
+    ("parameters", "said"),
+    [
+        ({"x": float("nan")}, "NaN"),
+        ({"x": [[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[1]]]]]]]]]]]]]]]]]]]]]]]]]]]]]]]]]]}, "levels deep"),
+        ({"description": "x" * 65536}, "65536 characters"),
+        ({"type": "array"}, "type object"),
+    ],
+)
+@pytest.mark.parametrize("streams", [False, True])
+def test_a_tool_that_may_not_be_called_is_looked_at_as_well(parameters: dict[str, Any], said: str, streams: bool):
+    choice = {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "look"}]}
+    odd = {**LOOK, "name": "other", "parameters": parameters}
+    status, param, message = refused(tools=[LOOK, odd], tool_choice=choice, stream=streams)
+    assert (status, param) == (400, "tools" if "characters" in said else "tools[1]")
+    assert said in message
+
+
 def test_limits():
     assert refused(model="other")[0] == 404
     assert refused(input="x" * 600)[1:] == ("input", refused(input="x" * 600)[2])

@@ -97,6 +97,25 @@ def read(made: ToolPlan, text: str, size: int) -> tuple[str, list[tuple[str, str
     return content, [(name, text) for name, text in calls], [event.index for event in events if isinstance(event, CallEnded)]
 
 
+def test_bounds_count_characters_in_every_script(tokenizer: Tokenizer):
+    words = ["город" + str(at) for at in range(4000)]
+    made = plan([tool("visit", {"type": "object", "properties": {"at": {"enum": words}}, "required": ["at"]})], "required", True)
+    assert verdict(made.grammar, tokenizer, written(HERMES, ("visit", '{"at": "город17"}'))) == "whole"
+    assert verdict(made.grammar, tokenizer, written(HERMES, ("visit", '{"at": "город4000"}'))) == "refused"
+    told = plan([tool(description="погода")]).conversation([{"role": "user", "content": "hi"}])
+    assert "погода" in told[0]["content"]
+
+
+def test_only_tools_that_are_allowed_are_shown_and_called():
+    made = plan(TOOLS, "required", True, FORMS[HERMES], allowed={"week"})
+    assert [function["name"] for function in made.functions] == ["week"]
+    assert [shown["function"]["name"] for shown in made.shown] == ["week"]
+    assert made.grammar is not None
+    assert "weather" not in made.grammar.text
+    with pytest.raises(APIError, match="NaN"):
+        plan([*TOOLS, tool("odd", {"x": float("nan")})], None, True, allowed={"week"})
+
+
 @pytest.mark.parametrize("form", FORMS)
 def test_template_tells_the_form(form: Form):
     assert form_of(FORMS[form]) == form

@@ -5,7 +5,6 @@ Whatever can be refused is, before the engine hears of any of it.
 
 from __future__ import annotations
 
-import json
 from collections.abc import AsyncGenerator, Mapping, Sequence as Many
 from contextlib import aclosing
 from typing import Any, Protocol
@@ -16,7 +15,8 @@ from fastapi.responses import JSONResponse
 from paceline.params import SamplingParams
 from paceline.serve.asking import Ask, Delta, Service
 from paceline.serve.events import Begun, EventStream, frame
-from paceline.serve.sampling_fields import answer_tokens, asks, check_length, reference_of, sampling_params
+from paceline.serve.lengths import characters, check_length
+from paceline.serve.sampling_fields import answer_tokens, asks, reference_of, sampling_params
 from paceline.serve.settings import Settings
 from paceline.serve.tools import ToolPlan
 from paceline.serve.wire.generation import Extensions
@@ -30,7 +30,7 @@ async def prompt_of(
     Raises APIError (400). param: the field that holds the messages.
     """
     told = plan.conversation(messages)
-    check_length(sum(len(json.dumps(one, ensure_ascii=False)) for one in (*told, *plan.shown)), settings, param)
+    check_length(characters(told, plan.shown), settings, param)
     return await service.chat(told, plan.shown, answer_begun=begun)
 
 
@@ -44,8 +44,7 @@ def params_of(service: Service, settings: Settings, plan: ToolPlan, values: Mapp
 
 def longest_of(service: Service, settings: Settings, prompt: Many[int], asked: int | None, param: str) -> int:
     """Tokens that the answer to a conversation may have: as `answer_tokens`, by default what the context has left."""
-    default = settings.default_max_tokens or service.defaults.get("max_tokens")
-    return answer_tokens(service, len(prompt), asked, default, param)
+    return answer_tokens(service, len(prompt), asked, settings.default_max_tokens, param)
 
 
 async def ask_of(
@@ -64,7 +63,7 @@ async def ask_of(
     """
     params = params_of(service, settings, plan, values)
     most = longest_of(service, settings, prompt, longest, param)
-    reference = await reference_of(service, fields)
+    reference = await reference_of(service, settings, fields)
     (ask,) = asks(prompt, params.model_copy(update={"max_tokens": most}), fields, reference, service)
     return ask
 
@@ -101,9 +100,9 @@ async def answered(service: Service, ask: Ask, growing: Growing, *, streamed: bo
 
 
 async def _frames(growing: Growing, deltas: Begun[tuple[int, Delta]]) -> AsyncGenerator[bytes, None]:
-    for event in growing.begin():
-        yield frame(event, event["type"])
     try:
+        for event in growing.begin():
+            yield frame(event, event["type"])
         async for _, delta in deltas:
             for event in growing.add(delta):
                 yield frame(event, event["type"])

@@ -9,7 +9,7 @@ from fastapi import APIRouter
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 
-State = Literal["ok", "starting", "restarting", "draining"]
+State = Literal["ok", "restarting", "draining"]
 _RETRY_AFTER_S = 2
 
 

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
 from typing import ClassVar, Generic, TypeVar
 
 from pydantic import ConfigDict, TypeAdapter
 
 from paceline.serve.asking import Ask, Delta
+
+LONGEST_LINE_BYTES = 64 << 20
+"""Of news: whoever sent a longer line is taken to have failed."""
+_TOKEN_BYTES, _LIKELY_BYTES = 83, 38
+"""Of one `TokenLogprobs` at most, without and per likeliest token beside it: ids of 10 digits, numbers of 24 characters."""
+_REST_BYTES = 1 << 20
+"""What else one delta may take."""
 
 
 @dataclass(frozen=True)
@@ -76,6 +84,25 @@ class News:
     stats: Stats | None = None
     ready: Ready | None = None
     failure: str | None = None
+
+
+def parted(news: News) -> Iterator[News]:
+    """In as many lines as it takes: a delta that tells of a prompt may fill one by itself."""
+    alone = {number: delta for number, delta in news.deltas.items() if delta.prompt_logprobs is not None}
+    for number, delta in alone.items():
+        yield News(deltas={number: delta})
+    yield replace(news, deltas={number: delta for number, delta in news.deltas.items() if number not in alone})
+
+
+def untellable(ask: Ask) -> str | None:
+    """Why what is asked for might not fit a line, in one sentence; None where it does."""
+    count = ask.params.prompt_logprobs
+    if count is None:
+        return None
+    most, tokens = (LONGEST_LINE_BYTES - _REST_BYTES) // (_TOKEN_BYTES + count * _LIKELY_BYTES), len(ask.prompt)
+    if tokens <= most:
+        return None
+    return f"log-probabilities of a prompt, with {count} others each, are told of at most {most} tokens; this prompt has {tokens}"
 
 
 Message = TypeVar("Message")

@@ -10,10 +10,9 @@ from contextlib import suppress
 from typing import Protocol
 
 from paceline.serve.asking import Ask, Delta
-from paceline.serve.errors import APIError
-from paceline.serve.pipe import Line, News, Order, Ready, Stats
+from paceline.serve.errors import APIError, invalid
+from paceline.serve.pipe import LONGEST_LINE_BYTES, Line, News, Order, Ready, Stats, untellable
 
-_LONGEST_LINE = 64 << 20
 _BACKOFF_S = (0.0, 1.0, 2.0, 5.0, 10.0, 30.0)
 """Waits before starts in a row that did not get as far as an answer."""
 _LEAVE_S = 5.0
@@ -52,11 +51,7 @@ class EngineProcess:
 
     async def start(self) -> Ready:
         """Start it and wait until it is ready. Raises EngineError."""
-        await self._spawn()
-        ready = await self._until_ready()
-        if isinstance(ready, str):
-            raise EngineError(ready)
-        self.ready = ready
+        self.ready = ready = await self._started()
         self._task = asyncio.create_task(self._kept_running())
         return ready
 
@@ -70,7 +65,9 @@ class EngineProcess:
         return len(self._listeners)
 
     def ask(self, ask: Ask, listener: Listener) -> int:
-        """Send an ask; its number. Raises APIError (503) while there is no engine."""
+        """Send an ask; its number. Raises APIError: 400 where the answer would not fit the pipe, 503 while there is no engine."""
+        if sentence := untellable(ask):
+            raise invalid(sentence)
         if self.ready is None:
             raise APIError(503, "the engine is starting; try again in a moment", code="engine_starting", retry_after_s=1)
         self._numbers += 1
@@ -103,6 +100,19 @@ class EngineProcess:
         await self._gone()
         self._fail_all("the server is shutting down", "shutting_down")
 
+    async def _started(self) -> Ready:
+        """Raises EngineError."""
+        try:
+            await self._spawn()
+        # no memory, no process or no file left; asyncio may need a thread of its own to wait for a process
+        except (OSError, RuntimeError) as error:
+            raise EngineError(f"the engine's process cannot be started: {error}") from None
+        news = await self._read()
+        if news is not None and news.ready is not None:
+            return news.ready
+        await self._gone()
+        raise EngineError(news.failure if news is not None and news.failure else "the engine ended before it was ready")
+
     async def _spawn(self) -> None:
         # a session of its own: an interrupt from the terminal is for the server alone
         self._process = await asyncio.create_subprocess_exec(
@@ -110,19 +120,11 @@ class EngineProcess:
             *("-m", "paceline.serve.worker"),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
-            limit=_LONGEST_LINE,
+            limit=LONGEST_LINE_BYTES,
             start_new_session=True,
         )
         assert self._process.stdin is not None
         self._process.stdin.write(self._settings + b"\n")
-
-    async def _until_ready(self) -> Ready | str:
-        """What it is, or why it cannot be."""
-        news = await self._read()
-        if news is not None and news.ready is not None:
-            return news.ready
-        await self._gone()
-        return news.failure if news is not None and news.failure else "the engine ended before it was ready"
 
     async def _read(self) -> News | None:
         """The next line; None at the end."""
@@ -151,13 +153,11 @@ class EngineProcess:
             wait_s = _BACKOFF_S[min(failures, len(_BACKOFF_S) - 1)]
             log.error("the engine ended; it is started again in %g s", wait_s)
             await asyncio.sleep(wait_s)
-            await self._spawn()
-            ready = await self._until_ready()
-            if isinstance(ready, Ready):
-                self.ready = ready
+            try:
+                self.ready = await self._started()
                 log.info("the engine is back")
-            else:
-                log.error("the engine cannot be started: %s", ready)
+            except EngineError as error:
+                log.error("the engine cannot be started: %s", error)
 
     async def _listened(self) -> bool:
         """Pass the news on until they end; whether there were any."""

@@ -48,6 +48,8 @@ class Items:
     def finish(self, cut: bool) -> list[dict[str, Any]]:
         """The answer ended. cut: before it was whole. One without any text or call has an empty message."""
         told = [] if self.output else self._begin_message()
+        # a call that is whole was closed when it was: this one was cut off, by a stop string if by nothing else
+        cut = cut or (self._open is not None and self._open["type"] == "function_call")
         return [*told, *self.close("incomplete" if cut else "completed")]
 
     def _text(self, text: str) -> list[dict[str, Any]]:

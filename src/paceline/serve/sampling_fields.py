@@ -97,11 +97,11 @@ def answer_tokens(service: Service, prompt_tokens: int, asked: int | None, defau
 
 
 def asks(
-    prompt: Many[int], params: SamplingParams, fields: Extensions, reference: Many[int], service: Service, n: int = 1
+    prompt: Many[int], params: SamplingParams, fields: Extensions, reference: tuple[int, ...], service: Service, n: int = 1
 ) -> list[Ask]:
     """The n choices of one prompt. The first has the request's seed, the others seeds made from it.
 
-    reference: the tokens of `prediction`, if there is one. Raises APIError (400) for a drafter that is not offered.
+    reference: as `reference_of` makes it. Raises APIError (400) for a drafter that is not offered.
     """
     assert params.seed is not None
     speculation, shared = fields.speculation, tuple(prompt)
@@ -110,7 +110,7 @@ def asks(
         Ask(
             prompt=shared,
             params=params.model_copy(update={"seed": seed}),
-            reference=tuple(reference),
+            reference=reference,
             tenant=fields.cache_salt or "",
             priority=fields.priority or 0,
             drafters=None if speculation is None else speculation.names(service.drafters),
@@ -121,9 +121,19 @@ def asks(
     ]
 
 
-async def reference_of(service: Service, fields: Extensions) -> list[int]:
-    """Token ids of `prediction`; none without one."""
-    return [] if fields.prediction is None else await service.encode(fields.prediction.text, add_special=False)
+async def reference_of(service: Service, settings: Settings, fields: Extensions, choices: int = 1) -> tuple[int, ...]:
+    """Token ids of `prediction`, as many as an answer can have; none without one.
+
+    choices: of the whole request. The engine gets the tokens anew with each of them, so what they come to together has a bound.
+    Raises APIError (400) beyond it.
+    """
+    if fields.prediction is None:
+        return ()
+    reference = tuple((await service.encode(fields.prediction.text, add_special=False))[: service.context_length])
+    if len(reference) * choices > settings.max_prompt_chars:
+        each = f"'prediction' has {len(reference)} tokens for each of {choices} choices"
+        raise invalid(f"{each}; the server takes at most {settings.max_prompt_chars} together", "prediction")
+    return reference
 
 
 def check_count(n: int | None, settings: Settings) -> int:
@@ -131,10 +141,3 @@ def check_count(n: int | None, settings: Settings) -> int:
     if n is not None and n > settings.max_choices:
         raise invalid(f"'n' may be at most {settings.max_choices}", "n")
     return n or 1
-
-
-def check_length(characters: int, settings: Settings, param: str) -> None:
-    """Before anything is tokenized. Raises APIError (400)."""
-    if characters > settings.max_prompt_chars:
-        message = f"'{param}' has {characters} characters; the server takes at most {settings.max_prompt_chars}"
-        raise invalid(message, param, "context_length_exceeded")

@@ -51,7 +51,8 @@ class Settings(BaseModel):
     allowed_hosts: names that a Host header may carry, "*" for any; if empty, those of this machine, or any where the server
     listens beyond it. cors_origins: pages of other origins that may call. root_path: what a proxy cuts off in front of every
     path. batch: sequences in flight. prefill_chunk: prompt tokens of one step. cache_tokens: that all sequences may hold. queue:
-    requests that may wait before the next is told 429. default_max_tokens: where a request names none; None for what the
+    requests that may wait before the next is told 429. max_prompt_chars: characters of a request's prompts or conversation, and
+    tokens of its prediction, counted once per choice. default_max_tokens: where a request names none; None for what the
     endpoint's own API says. body_timeout_s: until a body has arrived whole. drain_timeout_s: what running requests get once the
     server is told to stop. log_prompts: logs may hold texts of requests.
     """

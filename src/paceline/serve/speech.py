@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from paceline.serve.choices import Answer
-from paceline.serve.tool_parsing import Arguments, CallBegun, Content, Event
+from paceline.serve.tool_parsing import Arguments, CallBegun, CallEnded, Content, Event
 from paceline.serve.tools import ToolPlan
 
 
@@ -15,13 +15,16 @@ class Speech:
 
     def __init__(self, plan: ToolPlan) -> None:
         self._parser = plan.parser()
-        self._calls = False
+        self._calls = self._whole = False
+        """Whether it has called anything, and whether the last call is whole."""
 
     def delta(self, text: str, ended: bool) -> dict[str, Any]:
         """`delta` of a chunk, empty where nothing became known. text: what is new of the answer."""
         events = [*self._parser.feed(text), *(self._parser.end() if ended else ())]
         content, calls = _read(events)
-        self._calls = self._calls or bool(calls)
+        for event in events:
+            if isinstance(event, CallBegun | CallEnded):
+                self._calls, self._whole = True, isinstance(event, CallEnded)
         return ({"content": content} if content else {}) | ({"tool_calls": calls} if calls else {})
 
     def message(self, answer: Answer) -> dict[str, Any]:
@@ -34,8 +37,9 @@ class Speech:
         return message
 
     def finish_reason(self, answer: Answer) -> str:
+        """ "tool_calls" tells the client to run them: never where a stop string or token cut the last one off."""
         reason = answer.finish_reason
-        return "tool_calls" if self._calls and reason == "stop" else reason
+        return "tool_calls" if self._whole and reason == "stop" else reason
 
 
 def _read(events: Iterable[Event]) -> tuple[str, list[dict[str, Any]]]:

@@ -58,7 +58,9 @@ def structured(fields: Extensions) -> Grammar | None:
 def schema_grammar(schema: Mapping[str, Any] | str, param: str) -> Grammar:
     """A JSON schema as a grammar. Raises APIError (400)."""
     try:
-        text = schema if isinstance(schema, str) else json.dumps(schema, allow_nan=False, separators=(",", ":"))
+        text = (
+            schema if isinstance(schema, str) else json.dumps(schema, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+        )
     except (ValueError, RecursionError):
         raise invalid(f"'{param}' holds what JSON cannot: NaN, an infinity, or too many levels", param) from None
     return grammar("json_schema", text, param)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable, Mapping, Sequence as Many
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
 from pathlib import Path
+from queue import SimpleQueue
+from threading import Thread
 from typing import Any, TypeVar
 
 from paceline.constraint import GrammarError
@@ -16,6 +18,7 @@ from paceline.models.pieces import Pieces
 from paceline.models.tokenizer import Tokenizer
 from paceline.params import Grammar, SamplingParams
 from paceline.serve.errors import APIError, invalid
+from paceline.serve.lengths import characters
 
 _THREADS = 2
 _LONGEST_WAIT_S = 20.0
@@ -24,18 +27,23 @@ Result = TypeVar("Result")
 
 
 class Texts:
-    """The tokenizer of a model behind a small pool of threads. max_chars: of all texts of one request, together."""
+    """The tokenizer of a model behind a few threads. max_chars: of a text, or of all texts of a conversation together."""
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int, max_chars: int) -> None:
         self.tokenizer = tokenizer
         self._pieces, self._max_chars = Pieces(tokenizer, vocab_size), max_chars
         self._grammars = Grammars(self.tokenizer, vocab_size)
-        self._pool = ThreadPoolExecutor(_THREADS, "texts")
+        self._work: SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = SimpleQueue()
+        # daemons, unlike the threads of an executor: a template that does not end must not keep the process from ending
+        for _ in range(_THREADS):
+            Thread(target=_work_off, args=(self._work,), name="texts", daemon=True).start()
 
     async def run(self, work: Callable[[], Result]) -> Result:
         """Run in a thread. Raises APIError (400) for ModelError, and where it takes too long."""
+        future: Future[Result] = Future()
+        self._work.put((future, work))
         try:
-            return await asyncio.wait_for(asyncio.get_running_loop().run_in_executor(self._pool, work), _LONGEST_WAIT_S)
+            return await asyncio.wait_for(asyncio.wrap_future(future), _LONGEST_WAIT_S)
         except TimeoutError:
             raise invalid("the text of this request takes too long to prepare") from None
         except ModelError as error:
@@ -52,7 +60,7 @@ class Texts:
         answer_begun: bool,
         variables: Mapping[str, Any],
     ) -> list[int]:
-        self._bound(len(json.dumps([*messages, *tools, variables])))
+        self._bound(characters(messages, tools, variables))
         return await self.run(lambda: self.tokenizer.chat(messages, tools, answer_begun=answer_begun, variables=variables))
 
     async def check(self, grammar: Grammar) -> None:
@@ -69,12 +77,25 @@ class Texts:
             return self._pieces.names[token].encode()
         return self._pieces.of[token] if token < len(self._pieces.of) else b""
 
-    def close(self) -> None:
-        self._pool.shutdown(wait=False, cancel_futures=True)
-
     def _bound(self, chars: int) -> None:
         if chars > self._max_chars:
             raise APIError(400, f"the request holds more than {self._max_chars} characters of text", code="text_too_long")
+
+
+def _work_off(queue: SimpleQueue[tuple[Future[Any], Callable[[], Any]]]) -> None:
+    """One thread: work in the order it came. What is done is not held while it waits for more."""
+    while True:
+        _work_on(*queue.get())
+
+
+def _work_on(future: Future[Any], work: Callable[[], Any]) -> None:
+    if not future.set_running_or_notify_cancel():
+        # nobody waits for it any more
+        return
+    try:
+        future.set_result(work())
+    except BaseException as error:
+        future.set_exception(error)
 
 
 def sampling_defaults(folder: Path) -> dict[str, Any]:

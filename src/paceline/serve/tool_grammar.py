@@ -54,7 +54,7 @@ def deepest(value: Any) -> int:
 def _json_rule(schema: Mapping[str, Any], strict: bool) -> str:
     # one way to put blanks keeps a weak model from writing blanks for ever, and lets schemas share one lexer
     options = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": ", "lenient": not strict}
-    return "%json " + json.dumps({**closed(bare(schema)), "x-guidance": options})
+    return "%json " + json.dumps({**closed(bare(schema)), "x-guidance": options}, ensure_ascii=False)
 
 
 def grammar_of(

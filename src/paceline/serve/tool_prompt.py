@@ -47,7 +47,9 @@ def spelled_out(messages: Many[Mapping[str, Any]], functions: Many[Mapping[str, 
     for message in told:
         message.pop("of_tools", None)
     if functions:
-        listed = "\n".join(json.dumps({"type": "function", "function": _shown(function)}) for function in functions)
+        listed = "\n".join(
+            json.dumps({"type": "function", "function": _shown(function)}, ensure_ascii=False) for function in functions
+        )
         text = _TOLD.format(tools=listed, rule=_MUST if must else _MAY)
         if told and told[0]["role"] == "system":
             told[0] = {**told[0], "content": f"{text}\n\n{told[0]['content']}"}

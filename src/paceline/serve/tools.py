@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence as Many
+from collections.abc import Collection, Mapping, Sequence as Many
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,11 +64,12 @@ async def planned(
     tool_choice: str | Mapping[str, Any] | None = None,
     parallel: bool | None = None,
     answer: Grammar | None = None,
+    allowed: Collection[str] | None = None,
 ) -> ToolPlan:
     """`plan` for the template and vocabulary of a service; its grammar compiles. Raises APIError (400)."""
     template = service.chat_template
     special = await _special(service, form_of(template or "")) if tools else {}
-    made = plan(tools, tool_choice, parallel, template, special=special, answer=answer)
+    made = plan(tools, tool_choice, parallel, template, special=special, answer=answer, allowed=allowed)
     if made.grammar is not None and made.grammar is not answer:
         try:
             await service.check_grammar(made.grammar)
@@ -86,13 +87,15 @@ def plan(
     *,
     special: Mapping[str, int] | None = None,
     answer: Grammar | None = None,
+    allowed: Collection[str] | None = None,
 ) -> ToolPlan:
     """Tools and choice as /v1/chat/completions has them: {"type": "function", "function": {...}}; "none", "auto", "required" or
     {"type": "function", "function": {"name": ...}}.
 
     With "none" the model is not shown the tools, and nothing it writes is a call. Arguments always keep to their schema; parts of
     it that no grammar can say are left out, unless the tool is `strict`: then they are refused. parallel: False for at most one
-    call. answer: what an answer that calls nothing keeps to. special: ids of markers that are special tokens.
+    call. answer: what an answer that calls nothing keeps to. special: ids of markers that are special tokens. allowed: names of
+    tools that may be called, the others being as if they were not there; all, if None.
 
     Raises APIError (400) for a choice that does not fit the tools, and schemas beyond the bounds.
     """
@@ -102,6 +105,8 @@ def plan(
     must, named = _choice(tool_choice, functions)
     if not functions or tool_choice == "none":
         return ToolPlan(form, grammar=answer, native=native)
+    if allowed is not None:
+        functions = [function for function in functions if function["name"] in allowed]
     if named:
         functions = [function for function in functions if function["name"] == named]
     schema = None
@@ -151,7 +156,7 @@ def _functions(tools: Many[Mapping[str, Any]]) -> list[dict[str, Any]]:
         if deepest(schema) > DEEPEST_SCHEMA:
             raise invalid(f"the schema of '{place}' is more than {DEEPEST_SCHEMA} levels deep", place)
         try:
-            length += len(json.dumps(schema, allow_nan=False))
+            length += len(json.dumps(schema, ensure_ascii=False, allow_nan=False))
         except ValueError:
             raise invalid(f"the schema of '{place}' holds what JSON cannot: NaN or an infinity", place) from None
         if length > LONGEST_SCHEMAS:

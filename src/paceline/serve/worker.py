@@ -25,7 +25,7 @@ from paceline.methods import described
 from paceline.models.base import ModelError
 from paceline.registry import DRAFTERS, UnknownMethod
 from paceline.serve.asking import Ask, Delta
-from paceline.serve.pipe import Line, News, Order, Ready
+from paceline.serve.pipe import Line, News, Order, Ready, parted
 from paceline.serve.report import Report
 from paceline.serve.running import Running
 from paceline.serve.settings import Settings
@@ -69,7 +69,8 @@ class Worker:
             self._step(news)
             stats = self._report.due()
             if news.deltas or news.refused or stats:
-                self._tell(replace(news, stats=stats))
+                for part in parted(replace(news, stats=stats)):
+                    self._tell(part)
 
     def _tell(self, news: News) -> None:
         self._out.write(self._line.write(news))

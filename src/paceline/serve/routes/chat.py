@@ -15,14 +15,9 @@ from paceline.serve.chunks import Chunks, head
 from paceline.serve.conversing import longest_of, params_of
 from paceline.serve.errors import APIError
 from paceline.serve.events import Begun, EventStream, openai_frames, unless_gone
+from paceline.serve.lengths import check_length
 from paceline.serve.logprobs_told import chat_entries, prompt_entries
-from paceline.serve.sampling_fields import (
-    asks,
-    check_count,
-    check_length,
-    generation_values,
-    reference_of,
-)
+from paceline.serve.sampling_fields import asks, check_count, generation_values, reference_of
 from paceline.serve.settings import Settings
 from paceline.serve.speculation_told import metrics
 from paceline.serve.speech import Speech
@@ -74,7 +69,7 @@ async def _asked(service: Service, settings: Settings, fields: ChatRequest) -> t
     answer = wanted(fields)
     await check(service, answer, param_of(fields))
     tools = await _tools(service, fields, answer)
-    reference = await reference_of(service, fields)
+    reference = await reference_of(service, settings, fields, n)
     values = generation_values(fields) | {"logprobs": (fields.top_logprobs or 0) if fields.logprobs else None}
     params = params_of(service, settings, tools, values)
     messages = tools.conversation(fields.template_messages)

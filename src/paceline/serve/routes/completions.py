@@ -14,12 +14,12 @@ from paceline.serve.choices import Answer, collected, usage
 from paceline.serve.chunks import Chunks, head
 from paceline.serve.errors import invalid
 from paceline.serve.events import Begun, EventStream, openai_frames, unless_gone
+from paceline.serve.lengths import check_length
 from paceline.serve.logprobs_told import CompletionLogprobs, joined, prompt_entries
 from paceline.serve.sampling_fields import (
     answer_tokens,
     asks,
     check_count,
-    check_length,
     generation_values,
     reference_of,
     sampling_params,
@@ -88,12 +88,12 @@ async def _asked(service: Service, settings: Settings, fields: CompletionRequest
     check_length(sum(len(one) for one in prompts if isinstance(one, str)), settings, "prompt")
     grammar = wanted(fields)
     await check(service, grammar, param_of(fields))
-    reference = await reference_of(service, fields)
+    reference = await reference_of(service, settings, fields, n * len(prompts))
     values = generation_values(fields) | {"logprobs": fields.logprobs, "grammar": grammar, "max_tokens": 1}
     if fields.echo and fields.logprobs is not None:
         values["prompt_logprobs"] = max(fields.logprobs, fields.prompt_logprobs or 0)
     params = sampling_params(service, settings, values)
-    default = settings.default_max_tokens or service.defaults.get("max_tokens", _DEFAULT_MAX_TOKENS)
+    default = settings.default_max_tokens or _DEFAULT_MAX_TOKENS
     asked, choices = [], []
     for prompt in prompts:
         ids = await _ids(service, fields, prompt)

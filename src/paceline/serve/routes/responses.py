@@ -39,7 +39,8 @@ async def _answered(service: Service, settings: Settings, fields: ResponsesReque
     check_model(fields.model, service.model)
     grammar = fields.grammar
     await check(service, grammar, "text.format" if fields.text and fields.text.format else param_of(fields))
-    plan = await planned(service, fields.plain_tools, fields.plain_choice, fields.parallel_tool_calls, grammar)
+    tools, choice, allowed = fields.plain_tools, fields.plain_choice, fields.allowed_tools
+    plan = await planned(service, tools, choice, fields.parallel_tool_calls, grammar, allowed)
     prompt = await prompt_of(service, settings, plan, fields.template_messages, "input")
     values = generation_values(fields) | {"logprobs": (fields.top_logprobs or 0) if fields.tells_logprobs else None}
     ask = await ask_of(service, settings, fields, plan, prompt, values, fields.max_output_tokens, "input")

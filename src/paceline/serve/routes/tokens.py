@@ -10,7 +10,7 @@ from fastapi import APIRouter
 
 from paceline.serve.asking import Service
 from paceline.serve.errors import invalid
-from paceline.serve.sampling_fields import check_length
+from paceline.serve.lengths import check_length
 from paceline.serve.settings import Settings
 from paceline.serve.speculation_told import shown
 from paceline.serve.tools import planned

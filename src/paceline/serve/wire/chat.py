@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import ConfigDict, Field, model_validator
 
 from paceline.serve.errors import invalid
-from paceline.serve.wire.common import Name, Text, Wire, misfit, refusal
+from paceline.serve.wire.common import Entries, Name, Text, Wire, misfit, refusal, up_to
 from paceline.serve.wire.generation import FOREIGN, Generation, TextPart
 
 FunctionName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,128}$")]
@@ -44,12 +44,12 @@ class Message(Wire):
     }
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Text | Annotated[list[TextPart], Field(max_length=1024)] | None = None
+    content: Text | Annotated[list[TextPart], up_to(1024)] | None = None
     type: Literal["text", "message"] | None = None
     name: Name | None = None
     refusal: Text | None = None
-    annotations: Annotated[list[Any], Field(max_length=0)] | None = None
-    tool_calls: Annotated[list[ToolCall], Field(max_length=128)] | None = None
+    annotations: Annotated[list[Any], up_to(0)] | None = None
+    tool_calls: Annotated[list[ToolCall], up_to(128)] | None = None
     tool_call_id: Name | None = None
 
     @model_validator(mode="after")
@@ -125,12 +125,12 @@ class NamedTool(Wire):
     function: NamedFunction
 
 
-Messages = Annotated[list[Message], Field(min_length=1, max_length=4096)]
-Tools = Annotated[list[Tool], Field(max_length=128)]
+Messages = Annotated[list[Message], up_to(4096, least=1)]
+Tools = Annotated[list[Tool], up_to(128)]
 
 
 Variable = bool | Annotated[int, Field(ge=-(2**53), le=2**53)] | float | Annotated[str, Field(max_length=4096)] | None
-Variables = Annotated[dict[Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,63}$")], Variable], Field(max_length=32)]
+Variables = Annotated[dict[Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,63}$")], Variable], Entries(32)]
 
 
 class Conversation(Wire):
@@ -158,7 +158,7 @@ class Conversation(Wire):
     def characters(self) -> int:
         """How much there is to render and tokenize."""
         calls = [call for message in self.messages for call in message.tool_calls or ()]
-        tools = sum(len(json.dumps(tool.model_dump(exclude_none=True))) for tool in self.tools or ())
+        tools = sum(len(json.dumps(tool.model_dump(exclude_none=True), ensure_ascii=False)) for tool in self.tools or ())
         return sum(len(message.text) for message in self.messages) + sum(len(call.function.arguments) for call in calls) + tools
 
     @property
@@ -192,7 +192,7 @@ class ChatRequest(Conversation, Generation):
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
-    modalities: Annotated[list[Name], Field(max_length=8)] | None = None
+    modalities: Annotated[list[Name], up_to(8)] | None = None
     reasoning_effort: Name | None = None
     verbosity: Name | None = None
     prompt_cache_options: dict[str, Any] | None = None

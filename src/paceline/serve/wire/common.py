@@ -4,17 +4,44 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence as Many
+from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
-from pydantic_core import PydanticCustomError
+from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, model_validator
+from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 from paceline.params import TokenId
 from paceline.serve.errors import APIError, invalid
 
+
+def up_to(most: int, *, least: int | None = None) -> Any:
+    """For lists: how many items they may hold. Only the first bad one is told of: errors cost far more time and memory than what
+    they are about, and a body may hold a million bad items."""
+    return Field(min_length=least, max_length=most, fail_fast=True)
+
+
+@dataclass(frozen=True)
+class Entries:
+    """For mappings: how many entries they may hold. They are counted first, else each bad one would be an error, however many."""
+
+    most: int
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        schema = handler(source)
+        assert schema["type"] == "dict"
+        # for the OpenAPI page
+        schema["max_length"] = self.most
+        return core_schema.no_info_before_validator_function(self._counted, schema)
+
+    def _counted(self, value: Any) -> Any:
+        if isinstance(value, dict) and len(value) > self.most:
+            raise PydanticCustomError("too_long", "should have at most {most} entries", {"most": self.most})
+        return value
+
+
 Name = Annotated[str, Field(max_length=256)]
 Text = Annotated[str, Field(max_length=1 << 22)]
-Ids = Annotated[list[TokenId], Field(max_length=1 << 20)]
+Ids = Annotated[list[TokenId], up_to(1 << 20)]
 
 _FIELD = re.compile(r"[a-z_][a-z0-9_]*\Z")
 _BRANCHES = frozenset({"str", "int", "float", "bool", "dict", "list", "none"})
@@ -30,12 +57,17 @@ class Wire(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _supported(cls, values: Any) -> Any:
-        if not isinstance(values, dict) or not cls.unsupported:
+        if not isinstance(values, dict):
             return values
         for name, reason in cls.unsupported.items():
             if values.get(name) is not None:
                 raise refusal(name, reason)
-        return {name: value for name, value in values.items() if name not in cls.unsupported}
+        if len(values) > len(cls.model_fields) + len(cls.unsupported):
+            # some are unknown: one of them is told of, where pydantic makes an error of each
+            known = {field.alias or name for name, field in cls.model_fields.items()} | cls.unsupported.keys()
+            stranger = next(name for name in values if name not in known)
+            raise PydanticCustomError("unknown", "unknown field '{param}'", {"param": printable(stranger)})
+        return {name: value for name, value in values.items() if name not in cls.unsupported} if cls.unsupported else values
 
 
 def refusal(name: str, reason: str) -> PydanticCustomError:
@@ -70,6 +102,8 @@ def explained(errors: Many[Mapping[str, Any]]) -> APIError:
         return invalid("a field's name is not valid Unicode")
     if not param:
         return invalid("the body must be a JSON object (Content-Type: application/json)")
+    if kind == "unknown":
+        return invalid(f"unknown field '{param}'", param)
     if kind == "missing":
         return invalid(f"'{param}' is missing", param)
     if kind == "unsupported":

@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
-from paceline.serve.wire.common import Ids, Text, refusal
+from paceline.serve.wire.common import Ids, Text, refusal, up_to
 from paceline.serve.wire.generation import FOREIGN, Generation
 
 _PROMPTS = 1024
@@ -21,9 +21,9 @@ def _form(prompt: Any) -> str:
 
 Prompt = Annotated[
     Annotated[Text, Tag("Text")]
-    | Annotated[list[Text], Field(min_length=1, max_length=_PROMPTS), Tag("Texts")]
+    | Annotated[list[Text], up_to(_PROMPTS, least=1), Tag("Texts")]
     | Annotated[Ids, Field(min_length=1), Tag("Tokens")]
-    | Annotated[list[Annotated[Ids, Field(min_length=1)]], Field(min_length=1, max_length=_PROMPTS), Tag("Lists")],
+    | Annotated[list[Annotated[Ids, Field(min_length=1)]], up_to(_PROMPTS, least=1), Tag("Lists")],
     Discriminator(_form),
 ]
 

@@ -9,9 +9,9 @@ from pydantic import Field, model_validator
 
 from paceline.params import Finite, TokenId
 from paceline.serve.errors import invalid
-from paceline.serve.wire.common import Name, Text, Wire, misfit, printable, refusal
+from paceline.serve.wire.common import Entries, Name, Text, Wire, misfit, printable, refusal, up_to
 
-Metadata = Annotated[dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]], Field(max_length=16)]
+Metadata = Annotated[dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]], Entries(16)]
 
 
 class StreamOptions(Wire):
@@ -29,7 +29,7 @@ class Speculating(Wire):
     stream reports what every step drafted.
     """
 
-    drafter: Annotated[str, Field(max_length=256)] | Annotated[list[Name], Field(max_length=16)] | None = None
+    drafter: Annotated[str, Field(max_length=256)] | Annotated[list[Name], up_to(16)] | None = None
     budget: Annotated[int, Field(ge=0, le=64)] | None = None
     off: bool = False
     trace: bool = False
@@ -70,7 +70,7 @@ class Prediction(Wire):
     """What the answer is expected to be; tokens of it are drafted."""
 
     type: Literal["content"]
-    content: Text | Annotated[list[TextPart], Field(max_length=1024)]
+    content: Text | Annotated[list[TextPart], up_to(1024)]
 
     @property
     def text(self) -> str:
@@ -83,9 +83,7 @@ class StructuredOutputs(Wire):
     regex: Annotated[str, Field(max_length=65536)] | None = None
     grammar: Annotated[str, Field(max_length=65536)] | None = None
     json_: Annotated[dict[str, Any] | str | None, Field(alias="json")] = None
-    choice: Annotated[list[Annotated[str, Field(min_length=1, max_length=4096)]], Field(min_length=1, max_length=256)] | None = (
-        None
-    )
+    choice: Annotated[list[Annotated[str, Field(min_length=1, max_length=4096)]], up_to(256, least=1)] | None = None
 
 
 class Extensions(Wire):
@@ -96,7 +94,7 @@ class Extensions(Wire):
     repetition_penalty: Annotated[Finite, Field(ge=0.01, le=100)] | None = None
     min_tokens: Annotated[int, Field(ge=0, le=2**24)] | None = None
     ignore_eos: bool | None = None
-    stop_token_ids: Annotated[list[TokenId], Field(max_length=1024)] | None = None
+    stop_token_ids: Annotated[list[TokenId], up_to(1024)] | None = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
     priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] | None = None
@@ -107,9 +105,7 @@ class Extensions(Wire):
     guided_json: dict[str, Any] | Annotated[str, Field(max_length=65536)] | None = None
     guided_regex: Annotated[str, Field(max_length=65536)] | None = None
     guided_grammar: Annotated[str, Field(max_length=65536)] | None = None
-    guided_choice: (
-        Annotated[list[Annotated[str, Field(min_length=1, max_length=4096)]], Field(min_length=1, max_length=256)] | None
-    ) = None
+    guided_choice: Annotated[list[Annotated[str, Field(min_length=1, max_length=4096)]], up_to(256, least=1)] | None = None
 
 
 class SchemaFormat(Wire):
@@ -143,17 +139,15 @@ class Generation(Extensions):
     logit_bias: (
         Annotated[
             dict[Annotated[str, Field(pattern=r"^[0-9]{1,10}$")], Annotated[Finite, Field(ge=-100, le=100)]],
-            Field(max_length=4096),
+            Entries(4096),
         ]
         | None
     ) = None
     seed: Annotated[int, Field(ge=-(2**63), lt=2**64)] | None = None
     n: Annotated[int, Field(ge=1, le=128)] | None = None
-    stop: (
-        Annotated[str, Field(max_length=1024)]
-        | Annotated[list[Annotated[str, Field(max_length=1024)]], Field(max_length=64)]
-        | None
-    ) = None
+    stop: Annotated[str, Field(max_length=1024)] | Annotated[list[Annotated[str, Field(max_length=1024)]], up_to(64)] | None = (
+        None
+    )
     max_tokens: Annotated[int, Field(ge=0, le=2**31)] | None = None
     response_format: ResponseFormat | None = None
     prompt_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None

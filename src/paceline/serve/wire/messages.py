@@ -9,7 +9,7 @@ from pydantic import BaseModel, Field, Tag, model_validator
 from paceline.params import Finite, Grammar
 from paceline.serve.errors import invalid
 from paceline.serve.structured import schema_grammar, structured
-from paceline.serve.wire.common import Name, Text, Wire, misfit, refusal
+from paceline.serve.wire.common import Name, Text, Wire, misfit, refusal, up_to
 from paceline.serve.wire.generation import Extensions
 from paceline.serve.wire.typed import OfType, by_kind
 
@@ -29,12 +29,12 @@ class TextBlock(OfType):
     type: Literal["text"]
     text: Text
     cache_control: CacheControl | None = None
-    citations: Annotated[list[Any], Field(max_length=0)] | None = None
+    citations: Annotated[list[Any], up_to(0)] | None = None
 
 
 _BY_KIND = by_kind("must be a text or a list of blocks")
 Texts = Annotated[
-    Annotated[Text, Tag("str")] | Annotated[list[TextBlock], Field(max_length=1024), Tag("list")],
+    Annotated[Text, Tag("str")] | Annotated[list[TextBlock], up_to(1024), Tag("list")],
     _BY_KIND,
 ]
 _BELONG = {"text": {"text"}, "tool_use": {"id", "name", "input"}, "tool_result": {"tool_use_id"}}
@@ -48,7 +48,7 @@ class Block(OfType):
 
     type: Literal["text", "tool_use", "tool_result"]
     text: Text | None = None
-    citations: Annotated[list[Any], Field(max_length=0)] | None = None
+    citations: Annotated[list[Any], up_to(0)] | None = None
     id: Name | None = None
     name: FunctionName | None = None
     input: dict[str, Any] | None = None
@@ -75,7 +75,7 @@ class Turn(Wire):
 
     role: Literal["user", "assistant"]
     content: Annotated[
-        Annotated[Text, Tag("str")] | Annotated[list[Block], Field(max_length=1024), Tag("list")],
+        Annotated[Text, Tag("str")] | Annotated[list[Block], up_to(1024), Tag("list")],
         _BY_KIND,
     ]
 
@@ -103,7 +103,7 @@ class ToolOf(OfType):
     input_schema: dict[str, Any]
     strict: bool | None = None
     cache_control: CacheControl | None = None
-    input_examples: Annotated[list[dict[str, Any]], Field(max_length=64)] | None = None
+    input_examples: Annotated[list[dict[str, Any]], up_to(64)] | None = None
     eager_input_streaming: bool | None = None
 
 
@@ -148,9 +148,9 @@ class Prompting(Wire):
     }
 
     model: Name | None = None
-    messages: Annotated[list[Turn], Field(min_length=1, max_length=4096)]
+    messages: Annotated[list[Turn], up_to(4096, least=1)]
     system: Texts | None = None
-    tools: Annotated[list[ToolOf], Field(max_length=128)] | None = None
+    tools: Annotated[list[ToolOf], up_to(128)] | None = None
     tool_choice: ToolChoice | None = None
     thinking: dict[str, Any] | None = None
     output_config: OutputConfig | None = None
@@ -231,7 +231,7 @@ class MessagesRequest(Prompting, Extensions):
     max_tokens: Annotated[int, Field(ge=1, le=2**31)]
     temperature: Annotated[Finite, Field(ge=0, le=1)] | None = None
     top_p: Annotated[Finite, Field(ge=0, le=1)] | None = None
-    stop_sequences: Annotated[list[Annotated[str, Field(min_length=1, max_length=1024)]], Field(max_length=64)] | None = None
+    stop_sequences: Annotated[list[Annotated[str, Field(min_length=1, max_length=1024)]], up_to(64)] | None = None
     stream: bool | None = None
     metadata: Metadata | None = None
     service_tier: Literal["auto", "standard_only"] | None = None

@@ -11,7 +11,7 @@ from paceline.params import Grammar
 from paceline.serve.errors import invalid
 from paceline.serve.structured import ANY_OBJECT, schema_grammar, structured
 from paceline.serve.wire.chat import FunctionName
-from paceline.serve.wire.common import Name, Text, Wire, misfit, printable, refusal
+from paceline.serve.wire.common import Name, Text, Wire, misfit, printable, refusal, up_to
 from paceline.serve.wire.generation import FOREIGN, Generation
 from paceline.serve.wire.typed import OfType, by_kind
 
@@ -37,7 +37,7 @@ class Part(OfType):
 
 
 Content = Annotated[
-    Annotated[Text, Tag("str")] | Annotated[list[Part], Field(max_length=1024), Tag("list")],
+    Annotated[Text, Tag("str")] | Annotated[list[Part], up_to(1024), Tag("list")],
     by_kind("must be a text or a list of parts"),
 ]
 _BELONG = {
@@ -93,7 +93,7 @@ class ChosenTool(OfType):
     type: Literal["function", "allowed_tools"]
     name: FunctionName | None = None
     mode: Literal["auto", "required"] | None = None
-    tools: Annotated[list[dict[str, Any]], Field(min_length=1, max_length=128)] | None = None
+    tools: Annotated[list[dict[str, Any]], up_to(128, least=1)] | None = None
 
     @model_validator(mode="after")
     def _coherent(self) -> ChosenTool:
@@ -150,13 +150,13 @@ class ResponsesRequest(Generation):
     }
 
     input: Annotated[
-        Annotated[Text, Tag("str")] | Annotated[list[Item], Field(min_length=1, max_length=4096), Tag("list")],
+        Annotated[Text, Tag("str")] | Annotated[list[Item], up_to(4096, least=1), Tag("list")],
         by_kind("must be a text or a list of items"),
     ]
     instructions: Text | None = None
     max_output_tokens: Annotated[int, Field(ge=1, le=2**31)] | None = None
     text: TextOptions | None = None
-    tools: Annotated[list[FunctionTool], Field(max_length=128)] | None = None
+    tools: Annotated[list[FunctionTool], up_to(128)] | None = None
     tool_choice: (
         Annotated[
             Annotated[Literal["none", "auto", "required"], Tag("str")] | Annotated[ChosenTool, Tag("dict")],
@@ -165,7 +165,7 @@ class ResponsesRequest(Generation):
         | None
     ) = None
     parallel_tool_calls: bool | None = None
-    include: Annotated[list[Name], Field(max_length=16)] | None = None
+    include: Annotated[list[Name], up_to(16)] | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     reasoning: dict[str, Any] | None = None
     truncation: Name | None = None
@@ -218,14 +218,18 @@ class ResponsesRequest(Generation):
 
     @property
     def plain_tools(self) -> list[dict[str, Any]]:
-        """Those that may be called, in the form of chat completions."""
-        held = [{"type": "function", "function": tool.model_dump(exclude={"type"})} for tool in self.tools or ()]
-        if isinstance(self.tool_choice, ChosenTool) and self.tool_choice.tools is not None:
-            allowed = {str(tool.get("name")) for tool in self.tool_choice.tools}
-            if strangers := allowed - {tool["function"]["name"] for tool in held}:
-                raise invalid(f"'tool_choice' allows '{printable(min(strangers))}', which is not among 'tools'", "tool_choice")
-            return [tool for tool in held if tool["function"]["name"] in allowed]
-        return held
+        """All of them, in the form of chat completions."""
+        return [{"type": "function", "function": tool.model_dump(exclude={"type"})} for tool in self.tools or ()]
+
+    @property
+    def allowed_tools(self) -> set[str] | None:
+        """Names of those that may be called; all, if None. Raises APIError (400) where there is no such tool."""
+        if not isinstance(self.tool_choice, ChosenTool) or self.tool_choice.tools is None:
+            return None
+        allowed = {str(tool.get("name")) for tool in self.tool_choice.tools}
+        if strangers := allowed - {tool.name for tool in self.tools or ()}:
+            raise invalid(f"'tool_choice' allows '{printable(min(strangers))}', which is not among 'tools'", "tool_choice")
+        return allowed
 
     @property
     def plain_choice(self) -> str | dict[str, Any] | None:

@@ -1,0 +1,57 @@
+"""Lines between the server and its engine: none is longer than the server reads."""
+
+from __future__ import annotations
+
+import pytest
+
+from paceline.logprobs import TokenLogprobs
+from paceline.params import SamplingParams
+from paceline.serve.asking import Ask, Delta, Ending
+from paceline.serve.pipe import LONGEST_LINE_BYTES, Line, News, Stats, parted, untellable
+
+TOKEN, LOGPROB = 2**31 - 1, -1.2345678901234567e-300
+FAR_TOO_MANY = 1 << 20
+
+
+def asking(tokens: int, count: int | None) -> Ask:
+    return Ask((1,) * tokens, SamplingParams(prompt_logprobs=count))
+
+
+def longest(count: int) -> int:
+    """Tokens of the longest prompt that may be told of, found by asking."""
+    low, high = 1, FAR_TOO_MANY
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (low, middle - 1) if untellable(asking(middle, count)) else (middle, high)
+    return low
+
+
+@pytest.mark.parametrize("count", [0, 1, 20])
+def test_what_may_be_asked_of_a_prompt_fits_a_line_whatever_the_numbers(count: int):
+    told = TokenLogprobs(TOKEN, LOGPROB, TOKEN, ((TOKEN, LOGPROB),) * count)
+    some = Line(News).write(News(deltas={1: Delta(prompt_logprobs=(told,) * 1000)}))
+    most = longest(count)
+    assert len(some) / 1000 * most < LONGEST_LINE_BYTES
+    # and the bound leaves little unused
+    assert len(some) / 1000 * most > 0.85 * LONGEST_LINE_BYTES
+    sentence = untellable(asking(most + 1, count))
+    assert sentence is not None
+    assert f"at most {most} tokens" in sentence
+    assert untellable(asking(FAR_TOO_MANY, None)) is None
+
+
+def test_prompts_are_told_of_one_to_a_line():
+    told = (None, TokenLogprobs(5, -0.5, 1))
+    deltas = {
+        1: Delta(tokens=(3,), prompt_logprobs=told, ending=Ending("stop", 0)),
+        2: Delta(tokens=(4,)),
+        3: Delta(prompt_logprobs=told),
+        4: Delta(text="a"),
+    }
+    news = News(deltas=deltas, refused={9: "no"}, stats=Stats(steps=1))
+    lines = list(parted(news))
+    assert [set(line.deltas) for line in lines] == [{1}, {3}, {2, 4}]
+    assert {number: delta for line in lines for number, delta in line.deltas.items()} == deltas
+    assert [line.stats for line in lines] == [None, None, news.stats]
+    assert [line.refused for line in lines] == [{}, {}, news.refused]
+    assert list(parted(News(deltas={2: deltas[2]}))) == [News(deltas={2: deltas[2]})]

@@ -1,0 +1,108 @@
+"""The engine's process, with a small program in its place: starts that fail, and asks that its pipe cannot carry."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import signal
+import sys
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from paceline.params import SamplingParams
+from paceline.serve import process
+from paceline.serve.asking import Ask, Delta
+from paceline.serve.errors import APIError
+from paceline.serve.pipe import Line, News, Ready
+from paceline.serve.process import EngineError, EngineProcess
+
+READY = Ready(200_000, 10, (), (), {}, "target", "policy", "verifier")
+LINE = Line(News).write(News(ready=READY)).decode()
+PROGRAM = f"import sys; sys.stdin.readline(); print({LINE!r}, end='', flush=True); sys.stdin.read()"
+"""It says that it is ready, and ends with its input."""
+spawned = asyncio.create_subprocess_exec
+
+
+class Starts:
+    """In place of asyncio's own: raises the errors in turn, None being a start."""
+
+    def __init__(self, *errors: Exception | None) -> None:
+        self._errors, self.count = list(errors), 0
+
+    async def __call__(self, *_: Any, **options: Any) -> asyncio.subprocess.Process:
+        self.count += 1
+        if self._errors and (error := self._errors.pop(0)) is not None:
+            raise error
+        return await spawned(sys.executable, "-c", PROGRAM, **options)
+
+
+class Listening:
+    def __init__(self) -> None:
+        self.errors: list[APIError] = []
+
+    def brought(self, delta: Delta) -> None: ...
+
+    def failed(self, error: APIError) -> None:
+        self.errors.append(error)
+
+
+def run(monkeypatch: pytest.MonkeyPatch, starts: Starts, scene: Callable[[EngineProcess], Awaitable[None]]) -> None:
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", starts)
+    monkeypatch.setattr(process, "_BACKOFF_S", (0.0, 0.01, 0.02))
+
+    async def whole() -> None:
+        engine = EngineProcess(b"{}", lambda stats: None, lambda: None)
+        try:
+            await asyncio.wait_for(scene(engine), 20)
+        finally:
+            await engine.close()
+
+    asyncio.run(whole())
+
+
+@pytest.mark.parametrize(
+    "error",
+    [OSError(errno.ENOMEM, "no memory"), BlockingIOError(errno.EAGAIN, "no process"), RuntimeError("can't start new thread")],
+)
+def test_starts_that_the_machine_refuses_are_tried_again(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, error: Exception
+) -> None:
+    starts = Starts(None, error, error, error)
+
+    async def scene(engine: EngineProcess) -> None:
+        await engine.start()
+        assert engine.pid is not None
+        listening, first = Listening(), engine.pid
+        engine.ask(Ask((1,), SamplingParams()), listening)
+        os.kill(first, signal.SIGKILL)
+        while engine.ready is None or engine.pid == first:
+            await asyncio.sleep(0.01)
+        assert [one.code for one in listening.errors] == ["engine_failed"]
+        assert starts.count == 5
+
+    run(monkeypatch, starts, scene)
+    assert sum("cannot be started" in record.message for record in caplog.records) == 3
+
+
+def test_a_first_start_that_the_machine_refuses_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scene(engine: EngineProcess) -> None:
+        with pytest.raises(EngineError, match="no memory"):
+            await engine.start()
+
+    run(monkeypatch, Starts(OSError(errno.ENOMEM, "no memory")), scene)
+
+
+def test_what_the_pipe_cannot_carry_is_refused_before_it_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scene(engine: EngineProcess) -> None:
+        await engine.start()
+        listening = Listening()
+        with pytest.raises(APIError, match="this prompt has 120000") as refused:
+            engine.ask(Ask((1,) * 120_000, SamplingParams(prompt_logprobs=20)), listening)
+        assert (refused.value.status, engine.load) == (400, 0)
+        engine.ask(Ask((1,) * 120_000, SamplingParams()), listening)
+        assert engine.load == 1
+
+    run(monkeypatch, Starts(), scene)
