@@ -11,15 +11,18 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from queue import Empty, SimpleQueue
 from threading import Thread
 from time import monotonic
 from typing import BinaryIO
 
 from paceline.compose import IfItFits
-from paceline.engine.engine import RequestError
+from paceline.constraint import GrammarError
+from paceline.engine.engine import Engine, RequestError
 from paceline.engine.llm import LLM
 from paceline.methods import described
 from paceline.models.base import ModelError
@@ -141,17 +144,23 @@ class Worker:
 
 
 class Orders:
-    """Lines of the input, read by a thread of their own; the end of the input ends the process."""
+    """Lines of the input, read by a thread of their own; the end of the input ends the process.
 
-    def __init__(self, source: BinaryIO) -> None:
-        self._source = source
+    prepare: what is done with an ask in this thread first, while the engine goes on with its steps.
+    """
+
+    def __init__(self, source: Iterable[bytes], prepare: Callable[[Ask], None]) -> None:
+        self._source, self._prepare = source, prepare
         self._queue: SimpleQueue[Order] = SimpleQueue()
         Thread(target=self._read, daemon=True).start()
 
     def _read(self) -> None:
         line = Line(Order)
         for read in self._source:
-            self._queue.put(line.read(read))
+            order = line.read(read)
+            if order.ask is not None:
+                self._prepare(order.ask)
+            self._queue.put(order)
         os._exit(0)
 
     def taken(self, wait: bool) -> Iterator[Order]:
@@ -163,6 +172,14 @@ class Orders:
                 yield self._queue.get_nowait()
             except Empty:
                 return
+
+
+def prepared(engine: Engine, ask: Ask) -> None:
+    """Compile its grammar, so that the engine finds it compiled: it takes up to seconds, the first one of all a second more."""
+    if ask.params.grammar is not None:
+        # what cannot be compiled is refused when it is to begin
+        with suppress(GrammarError):
+            engine.grammars.check(ask.params.grammar)
 
 
 def loaded(settings: Settings) -> LLM:
@@ -193,7 +210,8 @@ def main() -> None:
     settings = Settings.model_validate_json(sys.stdin.buffer.readline())
     line: Line[News] = Line(News)
     try:
-        worker = Worker(loaded(settings), Orders(sys.stdin.buffer), out)
+        llm = loaded(settings)
+        worker = Worker(llm, Orders(sys.stdin.buffer, partial(prepared, llm.engine)), out)
         # what loading left behind stays for good: the collector need not look through it at every turn
         gc.freeze()
         worker.run()
