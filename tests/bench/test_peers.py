@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from pathlib import Path
+from time import monotonic
 
 import pytest
 
@@ -56,6 +58,21 @@ def test_whatever_a_peer_raises_is_one_line() -> None:
         guarded(broken)
     assert str(failed.value).startswith("first second long")
     assert len(str(failed.value)) < 300
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_peer_is_stopped_while_it_is_not_asked(tmp_path: Path) -> None:
+    """Its threads would spin on cores that others are measured on."""
+    peer = HostedPeer("transformers", Material(save_tiny(tmp_path / "target", 3), None, tmp_path, "fp32", 64, frozenset(), 1))
+    decoder = PeerDecoder(peer, "plain", peer.modes()["plain"])
+    for _ in range(2):
+        assert len(decoder.decode([1, 2, 3], 4).token_ids) == 4
+        state, until = "", monotonic() + 10
+        while state != "T" and monotonic() < until:
+            state = Path(f"/proc/{peer.process_id}/stat").read_text().rpartition(")")[2].split()[0]
+        assert state == "T"
+    peer.close()
+    assert not Path(f"/proc/{peer.process_id}").exists()
 
 
 def test_a_peer_that_crashes_ends_alone_and_its_row_says_how(tmp_path: Path) -> None:

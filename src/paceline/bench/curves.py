@@ -26,8 +26,8 @@ def verify_curve(
 ) -> dict[str, dict[int, float]]:
     """Median milliseconds by rows of each forward, measured in turns after one warm-up each; name -> rows -> ms.
 
-    Each is timed behind another of its own, as when decoding: threads of other engines spin on for some milliseconds. One that
-    fails is left out from then on, and `failures` says why, by name.
+    Each is timed behind another of its own, as when decoding. One that fails is left out from then on, and `failures` says why,
+    by name.
     """
     seen: dict[str, dict[int, list[float]]] = {name: {n: [] for n in rows} for name in forwards}
     for turn in range(repeats + 1):

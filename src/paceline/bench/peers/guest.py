@@ -1,12 +1,14 @@
 """Guest: what runs in a peer's process, `python -m paceline.bench.peers.guest NAME ORDERS ANSWERS`: it does as `host` orders.
 
-ORDERS, ANSWERS: the descriptors of the pipe. It ends when the pipe does.
+ORDERS, ANSWERS: the descriptors of the pipe. It ends when the pipe does, and on Linux when its host does.
 """
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
+import signal
 import sys
 from collections.abc import Callable
 from dataclasses import asdict
@@ -67,7 +69,14 @@ class Guest:
         return {"seconds": self._forward(rows)}
 
 
+_PR_SET_PDEATHSIG = 1
+"""Of Linux's prctl."""
+
+
 def main() -> None:
+    if sys.platform == "linux":
+        # stopped while others are measured, it would not see the end of the pipe
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     name, orders, answers = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
     guest = Guest(name)
     with os.fdopen(orders, encoding="utf-8") as lines, os.fdopen(answers, "w", encoding="utf-8") as out:
