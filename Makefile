@@ -72,18 +72,19 @@ docs: setup
 RECORDS ?= benchmarks
 MODEL_DRAFT := --draft 'model:"paceline-14m-draft",depth=5@int8'
 GROWN := --grow 16x768 --tasks e2e,sql --context 320 --max-tokens 64 --draft auto $(MODEL_DRAFT) --limit 4 --repeats 3
-PEERS := --peers llama.cpp,ctranslate2,openvino --batch 4,16
+OTHERS := llama.cpp,ctranslate2,openvino
 
 bench: setup
 	$(BIN)/python examples/demo.py --out benchmarks/demo.json
 	$(BIN)/python benchmarks/step_overhead.py --out benchmarks/step_overhead.json \
 		--plot docs/images/step_overhead.png --lookup-plot docs/images/look_ups.png
+	rm -f benchmarks/serve-*.json
 	$(BIN)/python benchmarks/serve.py benchmarks
 	for threads in 1 2; do \
 		$(BIN)/paceline bench --threads $$threads --draft auto --draft ngram $(MODEL_DRAFT) --limit 6 --batch 4,16 --out $(RECORDS) && \
-		$(BIN)/paceline bench --threads $$threads $(GROWN) --weights fp32 --peers transformers --out $(RECORDS) && \
-		$(BIN)/paceline bench --threads $$threads $(GROWN) --weights fp16 --out $(RECORDS) && \
-		$(BIN)/paceline bench --threads $$threads $(GROWN) --weights int8 $(PEERS) --out $(RECORDS) && \
-		$(BIN)/paceline bench --threads $$threads $(GROWN) --weights w8a8 $(PEERS) --out $(RECORDS) || exit; \
+		$(BIN)/paceline bench --threads $$threads $(GROWN) --weights fp32 --peers transformers,$(OTHERS) --out $(RECORDS) && \
+		$(BIN)/paceline bench --threads $$threads $(GROWN) --weights fp16 --peers $(OTHERS) --out $(RECORDS) && \
+		$(BIN)/paceline bench --threads $$threads $(GROWN) --weights int8 --peers $(OTHERS) --batch 4,16 --out $(RECORDS) && \
+		$(BIN)/paceline bench --threads $$threads $(GROWN) --weights w8a8 --peers $(OTHERS) --batch 4,16 --out $(RECORDS) || exit; \
 	done
 	$(BIN)/python -m paceline.bench.page benchmarks docs

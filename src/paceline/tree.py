@@ -19,7 +19,7 @@ from paceline.union import Union
 
 
 class Proposal(Enum):
-    """How the tokens of a tree were chosen; a verifier declares per kind whether it is exact (METHODS: verifiers)."""
+    """How the tokens of a tree were chosen; a verifier declares per kind whether it is exact (docs/methods.md, Verifiers)."""
 
     POINT = "point"
     """A deterministic choice given the prefix (lookup, greedy, top-k): the proposal distribution is a point mass."""

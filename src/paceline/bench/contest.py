@@ -76,8 +76,18 @@ class Tally:
     def decode_tokens_per_s(self) -> float | None:
         """Of what came behind the first tokens; None where nothing did."""
         later = sum(len(repeats[0].token_ids) - repeats[0].first_tokens for repeats in self.runs.values())
-        spent = self.total_s - self.first_s
-        return later / spent if later > 0 and spent > 0 else None
+        return later / self.decode_s if later > 0 and self.decode_s > 0 else None
+
+    @property
+    def decode_s(self) -> float:
+        """From the first tokens to the end."""
+        return sum(median(one.total_s - one.first_s for one in repeats) for repeats in self.runs.values())
+
+    @property
+    def seconds(self) -> dict[str, list[list[float]]]:
+        """Every measurement, prompt by prompt and repeat by repeat."""
+        runs = self.runs.values()
+        return {name: [[getattr(one, name) for one in repeats] for repeats in runs] for name in ("first_s", "total_s")}
 
     @property
     def speculation(self) -> Speculation:

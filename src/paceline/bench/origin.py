@@ -14,6 +14,7 @@ from paceline.machine import processor
 from paceline.version import __version__
 
 _PACKAGES = ("torch", "transformers", "numpy")
+_INSTRUCTIONS = ("avx", "amx", "f16c", "fma")
 
 
 def origin() -> dict[str, Any]:
@@ -21,13 +22,37 @@ def origin() -> dict[str, Any]:
     return {
         "date": datetime.now(UTC).date().isoformat(),
         "commit": commit(),
-        "machine": {"processor": processor(), "cores": os.cpu_count(), "system": f"{platform.system()} {platform.machine()}"},
+        "machine": {
+            "processor": processor(),
+            "cores": os.cpu_count(),
+            "system": f"{platform.system()} {platform.machine()}",
+            **_details(),
+        },
         "versions": {
             "paceline": __version__,
             "python": platform.python_version(),
             **{package: version(package) for package in _PACKAGES},
         },
     }
+
+
+def _details() -> dict[str, Any]:
+    """What tells processors of one name apart, and whether large pages are given; nothing where Linux does not say it."""
+    lines = _read(Path("/proc/cpuinfo")).partition("\n\n")[0].splitlines()
+    told = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
+    pages = _read(Path("/sys/kernel/mm/transparent_hugepage/enabled"))
+    return {
+        "family": [told[key] for key in ("cpu family", "model", "stepping") if key in told],
+        "instructions": [flag for flag in told.get("flags", "").split() if flag.startswith(_INSTRUCTIONS)],
+        "huge_pages": pages.partition("[")[2].partition("]")[0] or None,
+    }
+
+
+def _read(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except OSError:
+        return ""
 
 
 def commit() -> str | None:

@@ -12,7 +12,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from paceline.bench.files import records, threads, title
+from paceline.bench.circumstances import circumstances
+from paceline.bench.files import records, title
 from paceline.bench.load.plots import body_label, plot as plot_load
 from paceline.bench.markdown import table
 from paceline.bench.ours import PLAIN
@@ -46,19 +47,26 @@ def page(
         " named after a folder were made on another machine than the others. The command of a run, its machine and its commit"
         " stand with it; `make bench` makes such records on yours.",
         "",
-        "Every ratio was measured in one run, medians of the repeats, and stands beside both of its terms; modes took turns, but"
-        " for batches in older runs."
-        " Rates are tokens per second, greedy, one request at a time where no batch is named. **tokens/s** is of whole answers,"
-        " prompt included; **decoding** leaves out the time until the first token. **tau** is the mean number of tokens per"
-        " decoding step of the target. Peers run in processes of their own, except in records whose memory includes them.",
+        "Every ratio was measured in one run, medians of the repeats, and stands beside both of its terms; modes took turns (in"
+        " older runs batches did not). Newer records hold every measurement. Rates are tokens per second, greedy, one request at"
+        " a time where no batch is named. **tokens/s** is of whole answers, prompt included; **decoding** leaves out the time"
+        " until the first token, and answers are short: read it with care. **tau** is the mean number of tokens per decoding"
+        " step of the target.",
+        "",
+        "Peers get the same token ids, run in processes of their own that are stopped while others are measured, and compute"
+        " every prompt; records that were made otherwise say so, or their memory includes that of peers. 8 bits of OpenVINO are"
+        " what `optimum-cli --weight-format int8` makes, and in older runs Q8_0 read from GGUF, which is slower. It keeps equal"
+        " constants once, also the zeros that a grown model is padded with: it reads about a seventh less. llama.cpp has the"
+        " draft model too in newer runs, in a loop of ours that drafts as its server does by default. Our weights lie on large"
+        " pages where the system gives them to who asks; peers do not ask.",
+        "",
+        "On the Xeon llama.cpp was built without AMX, since it crashes with it (ggml-org/llama.cpp#20824). With AMX one row at"
+        " the beginning of a text took 8.0 ms there and without it 13 to 16, so its plain decoding would be nearer to ours.",
         "",
         "The model is the small one that comes with the package, trained on the domains that most of the prompts come from (E2E,"
         " WikiSQL, school problems, stories, code), and its draft was distilled from it: drafts come true more often here than"
         " they may elsewhere. A grown model is the same function, padded to the size of a larger one: its cost is that size's,"
         " its text and its acceptance are those of the small model. No speed was measured on a public pair of models.",
-        "",
-        "`int8` had a scale per 32 inputs in the runs of the EPYC, which are older than [ADR 0013](adr/0013-int8-by-output.md),"
-        " and has one per output in those of the Xeon.",
         "",
         *_summary(runs),
     ]
@@ -132,8 +140,7 @@ def _anchor(record: dict[str, Any], file: str) -> str:
 
 
 def _run(record: dict[str, Any], file: str, plots: list[str]) -> list[str]:
-    model, grown, machine = record["model"], record["grown"], record["machine"]
-    versions = ", ".join(f"{name} {version}" for name, version in record["versions"].items())
+    model, grown = record["model"], record["grown"]
     size = f"{model['parameters'] / 1e6:.1f}M parameters, weights {model['weights']}"
     if grown:
         wide = f" of width {grown['width']}" if grown["width"] else ""
@@ -142,12 +149,7 @@ def _run(record: dict[str, Any], file: str, plots: list[str]) -> list[str]:
         f"## {title(record)}{_elsewhere(file)}",
         "",
         f"- Model: {model['name']}, {size}",
-        f"- Machine: {machine['processor']}, {machine['cores']} cores, {machine['system']}; {threads(record)}",
-        f"- Versions: {versions}; commit {record['commit']}; {record['date']}",
-        f"- Command: `paceline {shlex.join(record['argv'])}` ([record](../benchmarks/{file}))",
-        f"- Text equal to plain decoding in every drafted run{_promised(record)}: {'yes' if record['equal'] else '**no**'}",
-        *_peers(record),
-        *_memory(record["memory"]),
+        *circumstances(record, file),
         "",
         *_speeds(record),
         *_against(record),
@@ -169,32 +171,6 @@ def _elsewhere(file: str) -> str:
 
 def _rate(value: float | None, form: str = ".1f") -> str:
     return "" if value is None else format(value, form)
-
-
-def _peers(record: dict[str, Any]) -> list[str]:
-    lines = [f"- Peer: {name} {one['version']}, weights {one['weights']}" for name, one in record["peers"].items()]
-    lines += [f"- {name} failed: {why}" for name, why in record["failed"].items()]
-    absent = record["not_installed"]
-    return lines + ([f"- Not installed, so not run: {', '.join(absent)}"] if absent else [])
-
-
-def _memory(memory: dict[str, Any]) -> list[str]:
-    if memory["peak_resident_bytes"] is None:
-        return []
-    # older records are of the benchmark's own process, the oldest of its peers too
-    whole = (
-        " of one answer"
-        if memory.get("of_one_answer")
-        else ", peers included"
-        if memory.get("holds_peers")
-        else " of the benchmark"
-    )
-    parts = [memory[name] / 1e6 for name in ("peak_resident_bytes", "weights_bytes", "kv_bytes")]
-    return [f"- Peak resident memory {parts[0]:.0f} MB{whole}; weights {parts[1]:.0f} MB, keys and values {parts[2]:.0f} MB"]
-
-
-def _promised(record: dict[str, Any]) -> str:
-    return " that promises it" if any(row.get("keeps", "text") != "text" for row in record["rows"]) else ""
 
 
 def _speeds(record: dict[str, Any]) -> list[str]:
@@ -252,7 +228,7 @@ def _verify(record: dict[str, Any]) -> list[str]:
         (name, *(f"{ms:.2f} ({cost['relative'][name][n]:.2f})" for n, ms in by_rows.items()))
         for name, by_rows in cost["ms"].items()
     ]
-    first = ", ".join(f"{name} {ms:.0f} ms" for name, ms in prefill["ms"].items())
+    first = ", ".join(f"{name} {ms:.0f} ms{_range(prefill, name)}" for name, ms in prefill["ms"].items())
     return [
         f"A forward behind {cost['context_tokens']} cached tokens, ms by rows (over one row):",
         "",
@@ -261,6 +237,12 @@ def _verify(record: dict[str, Any]) -> list[str]:
         f"First token behind a prompt of {prefill['tokens']}: {first}.",
         "",
     ]
+
+
+def _range(prefill: dict[str, Any], name: str) -> str:
+    """The least and the most of the repeats; older records do not know."""
+    ends = prefill.get("range_ms", {}).get(name)
+    return f" ({ends[0]:.0f} to {ends[1]:.0f})" if ends else ""
 
 
 def _floor(floor: dict[str, Any] | None) -> list[str]:

@@ -29,6 +29,8 @@ def task_rows(
             "tokens": tally.tokens,
             "total_s": tally.total_s,
             "first_s": tally.first_s,
+            "decode_s": tally.decode_s,
+            "seconds": tally.seconds,
             "tokens_per_s": tally.tokens_per_s,
             "decode_tokens_per_s": tally.decode_tokens_per_s,
             "equal_prompts": tally.equal_prompts(plain),
@@ -84,8 +86,8 @@ def _total(rows: list[dict[str, Any]]) -> dict[str, Any]:
         for name, value in rows[0].items()
         if isinstance(value, int) and all(name in row for row in rows)
     }
-    total_s, first_s = (sum(row[name] for row in rows) for name in ("total_s", "first_s"))
-    decoded = [(row["decode_tokens_per_s"], row["total_s"] - row["first_s"]) for row in rows if row["decode_tokens_per_s"]]
+    total_s, first_s, decode_s = (sum(row[name] for row in rows) for name in ("total_s", "first_s", "decode_s"))
+    decoded = [(row["decode_tokens_per_s"], row["decode_s"]) for row in rows if row["decode_tokens_per_s"]]
     total: dict[str, Any] = {
         "task": ALL,
         "mode": rows[0]["mode"],
@@ -94,6 +96,7 @@ def _total(rows: list[dict[str, Any]]) -> dict[str, Any]:
         **summed,
         "total_s": total_s,
         "first_s": first_s,
+        "decode_s": decode_s,
         "tokens_per_s": summed["tokens"] / total_s,
         "decode_tokens_per_s": sum(rate * s for rate, s in decoded) / sum(s for _, s in decoded) if decoded else None,
     }

@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager
 from dataclasses import asdict
 from itertools import product
 from pathlib import Path
+from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -144,6 +145,7 @@ class _Run:
                 "repeats": settings.repeats,
                 "context_tokens": settings.context_tokens,
                 "drafts": list(self.ours)[1:],
+                "auto": automatic(str(self.source)),
                 "temperature": settings.temperature,
                 "greedy": settings.temperature == 0.0,
             },
@@ -156,7 +158,10 @@ class _Run:
             "verify_cost": verify_cost,
             "prefill": prefill,
             "batches": batches,
-            "peers": {name: {"version": peer.version, "weights": peer.weights} for name, peer in self.peers.items()},
+            "peers": {
+                name: {"version": peer.version, "weights": peer.weights, "options": {**peer.options}, "stopped_between": True}
+                for name, peer in self.peers.items()
+            },
             "failed": self.failures,
             "not_installed": list(settings.absent),
             "against_peers": against_peers(rows),
@@ -209,15 +214,20 @@ class _Run:
         return {"bytes": reading.bytes, "row_ms": row_ms, "reading_ms": reading_ms, "ratio": row_ms / reading_ms}
 
     def _prefill(self) -> dict[str, Any]:
-        """Milliseconds until the first token behind a prompt of that length, with nothing cached."""
+        """Milliseconds until the first token behind a prompt of that length, with nothing cached; the least and the most too."""
         tokens = min(PREFILL, self.longest - 1)
         theirs = [one for one in self.theirs.values() if one.name == f"{one.peer} {PLAIN}"]
         decoders: list[Decoder] = [self.ours[PLAIN], *theirs]
         prompt = some_tokens(tokens, self.target.vocab_size)
-        with self.watch("prefill", (1 + self.rules.repeats) * len(decoders)) as advance:
-            tallies = contest(decoders, [prompt], Rules(1, self.rules.repeats), advance)
+        with self.watch("prefill", (1 + FORWARDS) * len(decoders)) as advance:
+            tallies = contest(decoders, [prompt], Rules(1, FORWARDS), advance)
         self.failures |= {f"{name}, prefill": one.error for name, one in tallies.items() if one.error is not None}
-        return {"tokens": tokens, "ms": {name: one.total_s * 1e3 for name, one in tallies.items() if one.error is None}}
+        times = {name: [s * 1e3 for s in one.seconds["total_s"][0]] for name, one in tallies.items() if one.error is None}
+        return {
+            "tokens": tokens,
+            "ms": {name: median(ms) for name, ms in times.items()},
+            "range_ms": {name: [min(ms), max(ms)] for name, ms in times.items()},
+        }
 
     def _memory(self, prompt: tuple[int, ...], kv_bytes: int) -> dict[str, Any]:
         """Of a process of its own that answers the longest prompt, under the draft that takes most. kv_bytes: one request's."""

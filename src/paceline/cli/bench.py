@@ -30,7 +30,11 @@ def bench_drafts(
     ] = None,
     lossy: Lossy = False,
     tasks: Annotated[
-        str, typer.Option("--tasks", help="A comma list of built-in tasks, of JSONL files in Spec-Bench's form, or of both.")
+        str,
+        typer.Option(
+            "--tasks",
+            help="A comma list of tasks (e2e, sql, maths, code, story, copy, random) and of JSONL files in Spec-Bench's form.",
+        ),
     ] = "e2e,sql,maths,code,story,copy",
     out_dir: Annotated[
         Path | None, typer.Option("--out", help="Write the record as JSON, and its plots, to this folder.")

@@ -12,12 +12,12 @@ from rich.progress import Progress
 
 from paceline.cli.answering import loaded
 from paceline.cli.options import (
+    CheckedPolicy,
     Draft,
     Json,
     Lossy,
     MaxTokens,
     Model,
-    Policy,
     Seed,
     Temperature,
     TopP,
@@ -37,7 +37,7 @@ def check(
     draft: Draft = "auto",
     verify: Verify = "match",
     lossy: Lossy = False,
-    policy: Policy = None,
+    policy: CheckedPolicy = None,
     weights: Weights = None,
     prompts: Annotated[Path | None, typer.Option("--prompts", help="One prompt per line, or JSONL rows with 'prompt'.")] = None,
     max_tokens: MaxTokens = 64,
@@ -60,7 +60,6 @@ def check(
     settings = [greedy]
     if temperature > 0:
         settings.append(sampling_params(max_tokens=max_tokens, temperature=temperature, top_p=top_p, seed=seed))
-    # whatever a policy would leave out is drafted here: what is never drafted is not checked
     llm = loaded(model, draft, verify, lossy, policy or "fixed", weights, quiet=as_json)
     rows = []
     with Progress(console=err, transient=True, disable=as_json or not err.is_terminal) as bar:

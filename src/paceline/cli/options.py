@@ -19,6 +19,10 @@ Policy = Annotated[
     str | None,
     typer.Option("--policy", help="How much is drafted: fixed, bass, confidence or adaptive; adaptive for auto, else fixed."),
 ]
+CheckedPolicy = Annotated[
+    str | None,
+    typer.Option("--policy", help="How much is drafted; fixed if left out: what is never drafted is not checked."),
+]
 Weights = Annotated[
     str | None,
     typer.Option("--weights", help="What the target is: fp32, bf16, fp16, int8, int4 or w8a8; as stored if left out."),

@@ -66,8 +66,8 @@ def serve(
 ) -> None:
     """Serve a model over HTTP: OpenAI's API at /v1, a live page at /.
 
-    Every option is also a variable (PACELINE_PORT) and a name in the file of --config (port). What may be repeated is there a
-    list: names between commas, or a JSON list.
+    Every option is also a variable (PACELINE_PORT) and a name in the file of --config (port). Options that may be
+    repeated are written with commas in a variable, and with commas or as a JSON list in the file.
     """
     given = {name: value for name, value in locals().items() if name != "config" and _is_set(value)}
 

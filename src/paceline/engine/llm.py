@@ -32,8 +32,12 @@ Prompt = str | Many[int]
 
 @dataclass(frozen=True)
 class Completion:
-    """One finished answer. token_ids: the generated tokens only. sources: per token the drafter that proposed it, or "".
-    logprobs, prompt_logprobs: per token, where the parameters asked for them; of a prompt None for the first."""
+    """One finished answer.
+
+    text, token_ids: the generated ones only. finish_reason: "stop", "length" or "abort". prompt_tokens: how many the prompt had.
+    seed: the one given or drawn. sources: per token the drafter that proposed it, or "". speculation: what was drafted and
+    accepted. logprobs, prompt_logprobs: per token, where the parameters asked for them; of a prompt None for the first.
+    """
 
     text: str
     token_ids: list[int]
@@ -76,7 +80,9 @@ class LLM:
     a rule. lossy: allow rules that change the text or its distribution. policy: what decides how much is drafted; `adaptive`
     for `auto`, else `fixed`. weights: the target's format, one of `WEIGHTS`; the checkpoint's own precision unless given.
     beside: specs of drafters that draft beside it where a request gives them something to draft from. offer: specs of
-    drafters for requests that name them. Raises ModelError, SpecError or UnknownMethod.
+    drafters for requests that name them. batch: sequences in flight. prefill_chunk: prompt tokens of one step, over all
+    sequences. cache_tokens: tokens that all sequences may hold in the target's cache. shortest_prefix: tokens of the shortest
+    beginning that requests share. Raises ModelError, SpecError or UnknownMethod, and ValueError where one of these is below 1.
 
     `generate`, `stream` and `use` may be called from several threads. One step runs at a time, for the requests of all: whoever
     waits for an answer runs it, and finds what the others' steps brought. A single stream is for one thread at a time, and
@@ -229,7 +235,7 @@ class LLM:
     ) -> Iterator[Progress]:
         """One prompt, step by step. The text of each `Progress` only grows; leaving the loop early ends the request.
 
-        reference, errors: as for `generate`.
+        reference, errors: as for `generate`; the request begins, and errors are raised, when the first `Progress` is asked for.
         """
         params = params or SamplingParams()
         like = self._reference(reference, prompt)

@@ -6,9 +6,10 @@ A peer is imported only when it is asked for. What goes wrong in its code ends i
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence as Many
+from collections.abc import Callable, Mapping, Sequence as Many
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import TypeVar
 
 from pydantic import TypeAdapter
@@ -42,11 +43,13 @@ MATERIAL = TypeAdapter(Material)
 
 
 class Peer(ABC):
-    """One engine, loaded. name: as `--peers` says it. version: of its package. weights: the format it really holds."""
+    """One engine, loaded. name: as `--peers` says it. version: of its package. weights: the format it really holds. options: what
+    else it was told, and how it was built, for the record."""
 
     name: str
     version: str
     weights: str
+    options: Mapping[str, str] = MappingProxyType({})
 
     @abstractmethod
     def modes(self) -> dict[str, Callable[[], Mode]]:

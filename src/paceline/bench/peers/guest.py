@@ -48,7 +48,8 @@ class Guest:
         torch.set_num_threads(given.threads)
         self._peer = PEERS[self._name].load(given)
         self._loaders = self._peer.modes()
-        return {"version": self._peer.version, "weights": self._peer.weights, "modes": list(self._loaders)}
+        peer = self._peer
+        return {"version": peer.version, "weights": peer.weights, "options": {**peer.options}, "modes": list(self._loaders)}
 
     def _open(self, mode: str) -> dict[str, Any]:
         self._modes[mode] = self._loaders[mode]()

@@ -40,7 +40,7 @@ class HostedPeer(Peer):
         except BaseException:
             self.close()
             raise
-        self.version, self.weights = self._known["version"], self._known["weights"]
+        self.version, self.weights, self.options = (self._known[what] for what in ("version", "weights", "options"))
 
     @property
     def process_id(self) -> int:

@@ -1,9 +1,15 @@
-"""llama.cpp: its C API through llama-cpp-python, plain; and the binding's own prompt lookup. On a GGUF file of the checkpoint."""
+"""llama.cpp: its C API through llama-cpp-python, plain and with the draft model; and the binding's own prompt lookup. On GGUF
+files of the checkpoints.
+
+The loop around a draft model is ours, since the binding has none: it drafts as `llama-server` does unless told otherwise, up to
+16 tokens while the draft gives its choice a probability of 0.75 or more.
+"""
 
 from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Sequence as Many
+from pathlib import Path
 from time import perf_counter
 from typing import Any
 
@@ -15,6 +21,7 @@ from paceline.bench.peers.gguf_file import FORMATS, gguf_file
 from paceline.engine.measure import some_tokens
 
 _BATCH = 512
+_DEEPEST, _LEAST = 16, 0.75
 
 
 class LlamaCpp(Peer):
@@ -27,13 +34,18 @@ class LlamaCpp(Peer):
         self._material = material
         self._lookups: list[Any] = []
         self._file = str(gguf_file(material.target, material.work, material.weights))
-        self._context = _Context(llama_cpp, self._file, material)
+        self._contexts = [_Context(llama_cpp, self._file, material)]
+        built = llama_cpp.llama_print_system_info().decode().strip()
+        self.options = {"built": built, "draft": f"at most {_DEEPEST} tokens, of {_LEAST} or more"}
 
     def modes(self) -> dict[str, Callable[[], Mode]]:
-        return {"plain": lambda: self._plain, "prompt lookup": self._lookup}
+        found: dict[str, Callable[[], Mode]] = {"plain": lambda: self._plain, "prompt lookup": self._lookup}
+        if (draft := self._material.draft) is not None:
+            found["draft model"] = lambda: self._with_draft(draft)
+        return found
 
     def forward(self, context: int) -> Callable[[int], float]:
-        inner = self._context
+        inner = self._contexts[0]
         tokens = some_tokens(context + _BATCH, inner.vocab_size)
         inner.truncate(0)
         inner.feed(tokens[:context], 0)
@@ -48,21 +60,58 @@ class LlamaCpp(Peer):
         return run
 
     def close(self) -> None:
-        for model in self._lookups:
-            model.close()
-        self._context.close()
+        for one in (*self._lookups, *self._contexts):
+            one.close()
 
     def _plain(self, prompt: Many[int], max_tokens: int) -> Decoded:
-        inner, ends = self._context, self._material.ends
+        inner, ends = self._contexts[0], self._material.ends
         inner.truncate(0)
         began = perf_counter()
         inner.feed(prompt, 0)
-        tokens = [inner.best()]
+        tokens = [int(inner.logits().argmax())]
         first_s = perf_counter() - began
         while tokens[-1] not in ends and len(tokens) < max_tokens:
             inner.feed(tokens[-1:], len(prompt) + len(tokens) - 1)
-            tokens.append(inner.best())
+            tokens.append(int(inner.logits().argmax()))
         return Decoded(tokens, first_s, 1, perf_counter() - began)
+
+    def _with_draft(self, folder: Path) -> Mode:
+        import llama_cpp  # pyright: ignore[reportMissingImports]
+
+        material, target = self._material, self._contexts[0]
+        draft = _Context(llama_cpp, str(gguf_file(folder, material.work, material.weights)), material)
+        self._contexts.append(draft)
+
+        def drafted(text: list[int], most: int) -> list[int]:
+            """What the draft goes on with behind a text of which it holds the beginning."""
+            found: list[int] = []
+            while len(found) < most:
+                draft.feed([*text, *found][draft.held :], draft.held)
+                row = draft.logits()
+                token = int(row.argmax())
+                if 1.0 / np.exp(row - row[token]).sum() < _LEAST:
+                    break
+                found.append(token)
+            return found
+
+        def decode(prompt: Many[int], max_tokens: int) -> Decoded:
+            target.truncate(0)
+            draft.truncate(0)
+            began = perf_counter()
+            target.feed(prompt, 0)
+            text = [*prompt, int(target.logits().argmax())]
+            first_s, longest = perf_counter() - began, len(prompt) + max_tokens
+            while text[-1] not in material.ends and len(text) < longest:
+                tokens = drafted(text, min(_DEEPEST, longest - len(text) - 1))
+                target.feed([text[-1], *tokens], len(text) - 1, every_row=True)
+                chosen = [int(target.logits(row).argmax()) for row in range(len(tokens) + 1)]
+                right = next((n for n, token in enumerate(tokens) if token != chosen[n]), len(tokens))
+                draft.truncate(len(text) + right)
+                text += chosen[: right + 1]
+                target.truncate(len(text) - 1)
+            return Decoded(text[len(prompt) :], first_s, 1, perf_counter() - began)
+
+        return decode
 
     def _lookup(self) -> Mode:
         from llama_cpp import Llama  # pyright: ignore[reportMissingImports]
@@ -96,7 +145,8 @@ class LlamaCpp(Peer):
 
 
 class _Context:
-    """A model and a context of one sequence, through the C API: no Python stands between the tokens but the loop."""
+    """A model and a context of one sequence, through the C API: no Python stands between the tokens but the loop. held: how many
+    tokens it holds."""
 
     def __init__(self, library: Any, file: str, material: Material) -> None:
         self._library = library
@@ -114,6 +164,7 @@ class _Context:
         self._batch = library.llama_batch_init(_BATCH, 0, 1)
         self._memory = library.llama_get_memory(self._context)
         self.vocab_size = library.llama_vocab_n_tokens(library.llama_model_get_vocab(self._model))
+        self.held = 0
 
     def close(self) -> None:
         self._library.llama_batch_free(self._batch)
@@ -121,7 +172,9 @@ class _Context:
         self._library.llama_model_free(self._model)
 
     def truncate(self, length: int) -> None:
+        """Hold no more than that."""
         self._library.llama_memory_seq_rm(self._memory, 0, length, -1)
+        self.held = min(self.held, length)
 
     def feed(self, tokens: Many[int], start: int, every_row: bool = False) -> None:
         """Forward tokens in pieces of the batch; logits of the last, or of every row."""
@@ -135,11 +188,11 @@ class _Context:
             if self._library.llama_decode(self._context, batch):
                 raise RuntimeError("llama_decode failed")
         self._library.llama_synchronize(self._context)
+        self.held = start + len(tokens)
 
-    def best(self) -> int:
-        """The token with the largest logit behind the last row."""
-        logits = self._library.llama_get_logits_ith(self._context, -1)
-        return int(np.ctypeslib.as_array(logits, shape=(self.vocab_size,)).argmax())
+    def logits(self, row: int = -1) -> np.ndarray:
+        """Those of a row that was asked for, the last unless told otherwise; float32 [V], overwritten by the next forward."""
+        return np.ctypeslib.as_array(self._library.llama_get_logits_ith(self._context, row), shape=(self.vocab_size,))
 
 
 def load(material: Material) -> Peer:

@@ -23,6 +23,7 @@ class Transformers(Peer):
 
     def __init__(self, material: Material) -> None:
         self.version = version("transformers")
+        self.options = {"draft": "5 tokens looked up, its own schedule with a model"}
         self._material = material
         self._model = _loaded(material.target, material.ends)
 

@@ -1,0 +1,64 @@
+"""Circumstances: what a run was made with and on, as lines of the page of benchmarks. Older records know less."""
+
+from __future__ import annotations
+
+import shlex
+from typing import Any
+
+from paceline.bench.files import threads
+
+_TELLING = ("avx2", "avx512_vnni", "avx_vnni", "avx512_bf16", "avx512_fp16", "amx_int8", "amx_bf16")
+"""Instructions that products of few bits are made of."""
+
+
+def circumstances(record: dict[str, Any], file: str) -> list[str]:
+    """The lines. file: of the record, relative to the folder of records."""
+    machine, family = record["machine"], record["machine"].get("family")
+    versions = ", ".join(f"{name} {version}" for name, version in record["versions"].items())
+    kind = f" (family {family[0]}, model {family[1]})" if family and len(family) > 1 else ""
+    lines = [
+        f"- Machine: {machine['processor']}{kind}, {machine['cores']} cores, {machine['system']}; {threads(record)}",
+        f"- Versions: {versions}; commit {record['commit']}; {record['date']}",
+        f"- Command: `paceline {shlex.join(record['argv'])}` ([record](../benchmarks/{file}))",
+        f"- Text equal to plain decoding in every drafted run{_promised(record)}: {'yes' if record['equal'] else '**no**'}",
+    ]
+    if "instructions" in machine:
+        telling = ", ".join(name for name in _TELLING if name in machine["instructions"]) or "none of those that matter here"
+        lines.append(f"- Instructions: {telling}; large pages: {machine['huge_pages'] or 'unknown'}")
+    if auto := record["settings"].get("auto"):
+        lines.append(f"- `auto` is `{auto}` under `adaptive`")
+    return [*lines, *_peers(record), *_memory(record["memory"])]
+
+
+def _promised(record: dict[str, Any]) -> str:
+    return " that promises it" if any(row.get("keeps", "text") != "text" for row in record["rows"]) else ""
+
+
+def _peers(record: dict[str, Any]) -> list[str]:
+    lines = [f"- Peer: {name} {one['version']}, weights {one['weights']}{_told(one)}" for name, one in record["peers"].items()]
+    if record["peers"] and record["threads"] > 1 and not all(one.get("stopped_between") for one in record["peers"].values()):
+        lines.append(
+            "- Threads of peers could still spin while others were measured: they were not stopped between their turns then"
+        )
+    lines += [f"- {name} failed: {why}" for name, why in record["failed"].items()]
+    absent = record["not_installed"]
+    return lines + ([f"- Not installed, so not run: {', '.join(absent)}"] if absent else [])
+
+
+def _told(peer: dict[str, Any]) -> str:
+    return "".join(f"; {name}: {value}" for name, value in peer.get("options", {}).items())
+
+
+def _memory(memory: dict[str, Any]) -> list[str]:
+    if memory["peak_resident_bytes"] is None:
+        return []
+    # older records are of the benchmark's own process, the oldest of its peers too
+    whole = (
+        " of one answer"
+        if memory.get("of_one_answer")
+        else ", peers included"
+        if memory.get("holds_peers")
+        else " of the benchmark"
+    )
+    parts = [memory[name] / 1e6 for name in ("peak_resident_bytes", "weights_bytes", "kv_bytes")]
+    return [f"- Peak resident memory {parts[0]:.0f} MB{whole}; weights {parts[1]:.0f} MB, keys and values {parts[2]:.0f} MB"]
