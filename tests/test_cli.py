@@ -201,7 +201,9 @@ def test_a_missing_model_gets_one_sentence_and_exit_code_2(monkeypatch, capsys, 
     assert len(capsys.readouterr().err.strip().splitlines()) == 1
 
 
-@pytest.mark.parametrize("content", ['{"promt": "x"}', "{broken", '{"prompt": 3}'])
+@pytest.mark.parametrize(
+    "content", ['{"promt": "x"}', "{broken", '{"prompt": 3}', pytest.param('{"prompt": ' + "[" * 100_000, id="deep")]
+)
 def test_a_bad_prompt_file_gets_one_sentence_and_exit_code_2(monkeypatch, capsys, models, tmp_path: Path, content: str) -> None:
     file = tmp_path / "prompts.jsonl"
     file.write_text(content)

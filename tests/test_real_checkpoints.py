@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from functools import cache
 from math import sqrt
-from pathlib import Path
 
 import pytest
 import torch
@@ -17,12 +16,12 @@ from paceline.sampling import Context, best
 from paceline.sequence import Sequence
 from paceline.step import Feed, Step
 from paceline.tree import DraftTree
+from shared import CHECKPOINTS, DATA, WHY
 
-CHECKPOINTS = Path(__file__).parents[2] / "shared" / "checkpoints"
-STORIES = CHECKPOINTS.parent / "data" / "tinystories" / "val_decoded.txt"
+STORIES = DATA / "tinystories" / "val_decoded.txt"
 TARGET, DRAFT = str(CHECKPOINTS / "stories260K"), str(CHECKPOINTS / "llama2xs_280k")
 
-pytestmark = pytest.mark.skipif(not CHECKPOINTS.is_dir(), reason="the shared checkpoints are not beside this checkout")
+pytestmark = pytest.mark.skipif(not CHECKPOINTS.is_dir(), reason=WHY)
 
 PROMPTS = (
     "Once upon a time",
@@ -111,7 +110,7 @@ def test_depth_one_acceptance_of_coupled_draws_is_what_others_measured() -> None
     assert within(same, total, 0.633)
 
 
-@pytest.mark.skipif(not STORIES.exists(), reason="the shared stories are not beside this checkout")
+@pytest.mark.skipif(not STORIES.exists(), reason=WHY)
 def test_depth_one_acceptance_of_greedy_drafts_is_what_others_measured() -> None:
     """0.590, over 5,000 and more positions that continue the openings of real stories.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import random
 import re
@@ -37,8 +38,7 @@ from paceline.zoo.sources import (
 from paceline.zoo.stages import Workshop, make_draft, make_target, make_tokenizer
 from paceline.zoo.tokenizer import train_tokenizer
 from paceline.zoo.train import app
-
-DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
+from shared import DATA, WHY
 
 OPTIONS = Options(
     seed=3,
@@ -324,6 +324,7 @@ def test_text_files_of_every_form(tmp_path: Path) -> None:
         (b'{"text": 5}\n', "needs the field"),
         (b"{not json\n", "is not JSON"),
         (b"[1]\n", "is not a JSON object"),
+        pytest.param(b"[" * 100_000, "is not JSON", id="deep"),
         (b"\xff\xfe\xfa", "is not UTF-8"),
         (b"\n\n", "there is no text"),
     ],
@@ -332,6 +333,13 @@ def test_bad_files_are_named(tmp_path: Path, content: bytes, message: str) -> No
     path = tmp_path / "bad.jsonl"
     path.write_bytes(content)
     with pytest.raises(RecipeError, match=message):
+        from_files([path])
+
+
+def test_a_damaged_archive_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "bad.txt.gz"
+    path.write_bytes(gzip.compress(b"")[:10] + b"\xff" * 20)
+    with pytest.raises(RecipeError, match="cannot be read"):
         from_files([path])
 
 
@@ -351,6 +359,10 @@ def test_damaged_checkpoint_is_named(trained: Workshop, tmp_path: Path) -> None:
         ([], "nothing to train on: name the folder of the mixture with --data, or files with --text"),
         (["--text", "/nowhere.txt"], "there is no file"),
         (["--heads", "5"], "heads must divide"),
+        (["--heads", "0"], "--heads must be at least 1"),
+        (["--kv-heads", "0"], "--kv-heads must be at least 1"),
+        (["--draft-layers", "0"], "--draft-layers must be at least 1"),
+        (["--threads", "0"], "--threads must be at least 1"),
         (["--what", "draft", "--text", __file__], "no tokenizer|no target"),
     ],
 )
@@ -377,9 +389,7 @@ def test_tagged_forms() -> None:
     assert official_spelling("priceRange[£ 20 - 25], customerrating[low]") == ("priceRange[£20-25], customer rating[low]")
 
 
-@pytest.mark.skipif(
-    not DATA.is_dir(), reason="the texts of the built-in mixture are not here: they are no part of the repository"
-)
+@pytest.mark.skipif(not DATA.is_dir(), reason=WHY)
 def test_built_in_mixture_keeps_its_held_out_documents_apart() -> None:
     corpus = built_in(DATA, seed=20)
     assert corpus.shares.keys() == corpus.train.keys() == corpus.held_out.keys()

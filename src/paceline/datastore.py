@@ -68,10 +68,12 @@ class Datastore:
 
 def _header(folder: Path) -> Header:
     file = folder / HEADER
-    if not file.is_file():
-        raise SpecError(f"there is no datastore in '{folder}': make one with 'paceline datastore build FILES --out {folder}'")
     try:
         text = file.read_bytes()
+    # ValueError: a path that no file can have, such as one with a null byte
+    except (FileNotFoundError, NotADirectoryError, ValueError):
+        told = f"there is no datastore in '{folder}': make one with 'paceline datastore build FILES --out {folder}'"
+        raise SpecError(told) from None
     except OSError as error:
         raise SpecError(f"cannot read '{file}': {error.strerror}") from None
     try:

@@ -197,6 +197,20 @@ def test_what_is_damaged_is_refused_in_one_sentence(tmp_path: Path, change, said
     assert said in damaged(stored(tmp_path, [[3, 1, 2, 0], [2, 1, 0]]), change)
 
 
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("nowhere", "there is no datastore"),
+        ("file", "there is no datastore"),
+        ("a\0b", "there is no datastore"),
+        ("x" * 300, "cannot read"),
+    ],
+)
+def test_what_can_be_no_datastore_is_refused_in_one_sentence(tmp_path: Path, name: str, said: str) -> None:
+    (tmp_path / "file").write_text("text")
+    assert said in damaged(tmp_path / name, lambda _: None)
+
+
 def test_damage_that_goes_unseen_costs_speed_alone(tmp_path: Path) -> None:
     """Done behind its back, since opening would find it: suffixes that point nowhere, tokens that are none."""
     stream = np.random.default_rng(0)

@@ -23,10 +23,10 @@ from paceline.sequence import Sequence
 from paceline.spec import SpecError, bind, parse
 from paceline.step import Verdict
 from paceline.tree import Budget, DraftTree, Proposal
+from shared import CHECKPOINTS, WHY
 from tiny import save_tiny
 
 SAMPLED = SamplingParams(temperature=1.0)
-CHECKPOINTS = Path(__file__).parents[3] / "shared" / "checkpoints"
 
 
 def surroundings(
@@ -258,7 +258,7 @@ def test_what_drafts_inside_a_draft_through_text_knows_whose_request_it_is(folde
     assert set(inside._tables) == {"one", "other"}
 
 
-@pytest.mark.skipif(not CHECKPOINTS.is_dir(), reason="the shared checkpoints are not beside this checkout")
+@pytest.mark.skipif(not CHECKPOINTS.is_dir(), reason=WHY)
 @pytest.mark.parametrize(("options", "bar"), [("", 1.25), (",bridge=text", 1.6)])
 def test_a_real_draft_of_another_make_is_right_often_enough(options: str, bar: float) -> None:
     """A model of 4096 byte-level tokens drafts for one of 512 pieces."""

@@ -12,15 +12,17 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tokenizers import Tokenizer as Backend
+from tokenizers import Tokenizer as Backend, models
 from transformers import PreTrainedTokenizerFast
 
 from paceline.cache.base import Branching
 from paceline.models import embedded
 from paceline.models.base import ModelError
 from paceline.models.embedded import DEFAULT, draft_of, embedded_models
-from paceline.models.load import load_model, resolve
+from paceline.models.load import context_length, load_model, resolve
+from paceline.models.stated import StatedConfig
 from paceline.models.tokenizer import Tokenizer
+from paceline.sequence import Sequence
 from paceline.tree import DraftTree
 from stepping import alone, missing, score, sequence
 from tiny import CHAT_TEMPLATE, save_tiny, tiny_model
@@ -131,6 +133,12 @@ def negative(header: dict[str, Any]) -> None:
     header["model.norm.weight"]["shape"] = [-64]
 
 
+def in_utf_16(data: bytes) -> bytes:
+    (length,) = struct.unpack("<Q", data[:8])
+    text = data[8 : 8 + length].decode().encode("utf-16")
+    return struct.pack("<Q", len(text)) + text + data[8 + length :]
+
+
 DAMAGED_WEIGHTS: dict[str, tuple[Callable[[Path], None], str]] = {
     "empty": (lambda file: rewrite(file, lambda _: b""), "truncated: it has 0 bytes"),
     "a few bytes": (lambda file: rewrite(file, lambda data: data[:5]), "truncated"),
@@ -140,6 +148,12 @@ DAMAGED_WEIGHTS: dict[str, tuple[Callable[[Path], None], str]] = {
     "garbage": (lambda file: rewrite(file, lambda _: b"\x80\x04garbage" * 100), "header claims"),
     "huge header": (lambda file: rewrite(file, lambda data: struct.pack("<Q", 2**63) + data[8:]), "header claims"),
     "no json": (lambda file: rewrite(file, lambda data: data[:8] + b"\xff" * (len(data) - 8)), "not valid JSON"),
+    "UTF-16 header": (lambda file: rewrite(file, in_utf_16), "not valid JSON"),
+    "numbers as metadata": (
+        lambda file: reheaded(file, lambda header: header.update(__metadata__={"step": 100})),
+        "__metadata__",
+    ),
+    "list as metadata": (lambda file: reheaded(file, lambda header: header.update(__metadata__=[])), "__metadata__"),
     "list header": (lambda file: rewrite(file, lambda _: struct.pack("<Q", 2) + b"[]"), "not a JSON object"),
     "negative shape": (lambda file: reheaded(file, negative), "'model.norm.weight' does not add up"),
     "overlap": (lambda file: reheaded(file, overlapping), "damaged"),
@@ -193,6 +207,12 @@ def test_what_is_not_there_is_named(folder: Path, tmp_path: Path) -> None:
         ({"hidden_size": -64}, "cannot be loaded"),
         ({"hidden_size": "64"}, "not a valid 'llama' configuration"),
         ({"num_hidden_layers": 3}, "lacks 9 tensors"),
+        ({"num_hidden_layers": 0}, "between 1 and 21"),
+        ({"num_hidden_layers": -1}, "between 1 and 21"),
+        ({"num_hidden_layers": 10**12}, "between 1 and 21"),
+        ({"model_type": "gpt2", "n_layer": 10**12}, "between 1 and 21"),
+        ({"text_config": {"num_hidden_layers": 10**12}}, "between 1 and 21"),
+        ({"per_layer_config": {"1": {"max_position_embeddings": 64}}}, "configuration"),
         ({"vocab_size": 300}, "config.json asks for"),
         ({"num_attention_heads": 0}, "config"),
     ],
@@ -275,6 +295,52 @@ def test_a_configuration_does_not_say_how_it_is_run(folder: Path) -> None:
     choices = {"return_dict": False, "output_attentions": True, "use_cache": False}
     edit(folder / "config.json", attn_implementation="someone/kernels", _attn_implementation="someone/kernels", **choices)
     assert load_model(folder).branching is Branching.TREE
+
+
+LONG: dict[str, Any] = {"rope_type": "longrope", "original_max_position_embeddings": 64}
+
+
+@pytest.mark.parametrize(
+    ("parameters", "length"),
+    [
+        (None, 256),
+        ({"rope_type": "default"}, 256),
+        ({"rope_type": "yarn", "original_max_position_embeddings": 64}, 256),
+        (LONG, 64),
+        ({"rope_type": "longrope"}, 128),
+        ({"sliding_attention": {"rope_type": "default"}, "full_attention": LONG}, 64),
+        ({**LONG, "original_max_position_embeddings": 512}, 256),
+        ({**LONG, "rope_type": "yarn", "long_mscale": 1.3}, 64),
+    ],
+    ids=str,
+)
+def test_the_context_ends_where_a_longrope_changes(parameters: dict[str, Any] | None, length: int) -> None:
+    config = StatedConfig(max_position_embeddings=256, original_max_position_embeddings=128, rope_parameters=parameters)
+    assert context_length(config) == length
+
+
+@pytest.mark.parametrize("older", [False, True])
+def test_a_longrope_gives_a_row_the_same_numbers_beside_others(tmp_path: Path, older: bool) -> None:
+    """Past the first 64 positions transformers takes the other factors for all rows of a call."""
+    factors = {"short_factor": [1.0] * 8, "long_factor": [4.0] * 8, "factor": 4.0}
+    over: dict[str, Any] = {"max_position_embeddings": 256, "original_max_position_embeddings": 64}
+    over["rope_parameters"] = {**LONG, **factors, "rope_theta": 10000.0}
+    save_tiny(tmp_path, kind="phi3", **over)
+    reference = tiny_model("phi3", **over, vocab_size=262)
+    if older:
+        edit(tmp_path / "config.json", rope_parameters=None, rope_theta=10000.0, rope_scaling={"type": "longrope", **factors})
+    model, text = load_model(tmp_path), list(range(3, 103))
+    assert model.context_length == 64
+
+    def first_row(*owners: Sequence) -> torch.Tensor:
+        cache = model.new_cache()
+        return score(model, cache, [missing(cache, owner, DraftTree.root(owner.root)) for owner in owners]).logits[0]
+
+    own = alone(reference, text[:20])[-1]
+    assert (alone(reference, text[:65])[19] - own).abs().max() > 1e-2
+    short, beside = sequence(0, text[:20]), sequence(1, text[:61])
+    assert (first_row(short) - own).abs().max() < 1e-4
+    assert (first_row(short, beside) - own).abs().max() < 1e-4
 
 
 def test_tokenizer_goes_both_ways(whole: Path) -> None:
@@ -377,6 +443,29 @@ def test_hostile_templates_are_stopped(tmp_path: Path, template: str) -> None:
 def test_damaged_tokenizers_are_named(folder: Path, content: str) -> None:
     (folder / "tokenizer.json").write_text(content)
     assert "tokenizer" in refusal(lambda: Tokenizer(folder))
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", pytest.param('{"a":' * 100_000, id="deep")])
+def test_damaged_settings_are_named(folder: Path, content: str) -> None:
+    (folder / "tokenizer_config.json").write_text(content)
+    assert "tokenizer_config.json" in refusal(lambda: Tokenizer(folder))
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        models.Unigram([("a", 0.0)], None),
+        models.WordLevel({"a": 0}, unk_token="<unk>"),
+        models.BPE({"a": 0}, [], unk_token="<unk>"),
+    ],
+    ids=lambda model: type(model).__name__,
+)
+def test_texts_that_a_tokenizer_has_no_tokens_for_are_one_sentence(folder: Path, model: Any) -> None:
+    Backend(model).save(str(folder / "tokenizer.json"))
+    edit(folder / "tokenizer_config.json", unk_token=None, bos_token=None, eos_token=None)
+    tokenizer = Tokenizer(folder)
+    assert tokenizer.encode("a") == [0]
+    assert "cannot encode" in refusal(lambda: tokenizer.encode("bcd"))
 
 
 def test_absent_tokenizers_are_named(folder: Path) -> None:

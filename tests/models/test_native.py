@@ -19,6 +19,7 @@ from paceline.kernels.native.products import laid_as
 from paceline.models.base import LanguageModel, ModelError
 from paceline.models.load import load_model
 from paceline.models.native import NativeModel
+from paceline.models.rotation import Rotation
 from paceline.tree import DraftTree
 from stepping import alone, missing, score, sequence
 
@@ -49,7 +50,19 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "llama",
         {"hidden_size": 88, "intermediate_size": 130, "vocab_size": 262, "tie_word_embeddings": True},
     ),
+    "llama, words of other families": (
+        "llama",
+        {
+            "sliding_window": 3,
+            "layer_types": ["sliding_attention", "full_attention"],
+            "hidden_activation": "gelu_pytorch_tanh",
+            "query_pre_attn_scalar": 99,
+            "attn_logit_softcapping": 1.0,
+            "final_logit_softcapping": 2.0,
+        },
+    ),
     "mistral": ("mistral", {}),
+    "mistral, kinds of layers that it does not heed": ("mistral", {"layer_types": ["full_attention", "full_attention"]}),
     "mistral, no window": ("mistral", {"sliding_window": None}),
     "qwen2": ("qwen2", {}),
     "qwen2, sliding": ("qwen2", {"use_sliding_window": True, "sliding_window": 4, "layer_types": _BOTH}),
@@ -108,6 +121,11 @@ OUTSIDE: dict[str, tuple[str, dict[str, Any], str]] = {
             },
         },
         "'longrope'",
+    ),
+    "an odd part of a head": (
+        "phi3",
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.3125}},
+        "5 of the 16 numbers",
     ),
     "parallel": ("stablelm", {"use_parallel_residual": True}, "use_parallel_residual"),
     "norms per head": ("stablelm", {"qk_layernorm": True}, "qk_layernorm"),
@@ -214,7 +232,12 @@ BAD_CONFIGURATIONS: list[dict[str, Any]] = [
     {"hidden_act": None},
     {"rope_parameters": {"rope_type": "yarn"}},
     {"rope_parameters": {"rope_type": "default", "rope_theta": "x"}},
+    {"partial_rotary_factor": -1.0},
     {"head_dim": 15},
+    {"head_dim": -16},
+    {"num_hidden_layers": 0},
+    {"num_hidden_layers": 10**12},
+    {"sliding_window": 10**30},
 ]
 
 
@@ -226,6 +249,67 @@ def test_configurations_from_strangers_end_in_one_sentence_or_in_the_same_number
     edit(folder, **changes)
     found = loaded_or_sentence(folder)
     assert "\n" not in found if isinstance(found, str) else same(found, reference)
+
+
+def rotating(part: float, kind: str = "default", **more: Any) -> dict[str, Any]:
+    return {"rope_type": kind, "rope_theta": 1e4, "partial_rotary_factor": part, **more}
+
+
+BEYOND_A_HEAD: list[tuple[str, dict[str, Any]]] = [
+    *(("phi3", rotating(part)) for part in (1000.0, 2.0, 0.3125, 0.0, -1.0)),
+    *(("stablelm", rotating(part)) for part in (1000.0, 2.0, 0.3125, -1.0)),
+    ("llama", rotating(0, "linear", factor=2.0)),
+    (
+        "gemma3_text",
+        {
+            "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+            "full_attention": rotating(0.01, "linear", factor=2.0),
+        },
+    ),
+]
+"""Families and rotations; compiled code would write beside a head, or read beside a table."""
+
+
+@pytest.mark.parametrize(("kind", "rotation"), BEYOND_A_HEAD, ids=str)
+def test_what_is_rotated_lies_within_a_head(tmp_path: Path, kind: str, rotation: dict[str, Any]) -> None:
+    folder, _ = checkpoint(tmp_path, kind)
+    edit(folder, rope_parameters=rotation)
+    assert "it rotates" in refusal(folder)
+    assert not isinstance(loaded_or_sentence(folder), NativeModel)
+
+
+def test_heads_of_an_odd_size_are_refused(tmp_path: Path) -> None:
+    """Their tensors fit, and their configuration is read without transformers, which would have refused it."""
+    folder, _ = checkpoint(tmp_path)
+    edit(folder, head_dim=15)
+    tensors = load_file(folder / "model.safetensors")
+    rows = {"q_proj": 60, "k_proj": 30, "v_proj": 30}
+    cut = {name: tensor[: rows[part]] for name, tensor in tensors.items() for part in rows if part in name}
+    cut |= {name: tensor[:, :60].contiguous() for name, tensor in tensors.items() if "o_proj" in name}
+    with pytest.raises(ModelError, match="not a valid 'llama' configuration"):
+        load_model(rewritten(folder, **cut))
+
+
+def test_a_rotation_table_that_does_not_fit_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    tables = Rotation.tables
+    monkeypatch.setattr(Rotation, "tables", lambda self, *of: tuple(table[:, 1:] for table in tables(self, *of)))
+    assert "rotation table" in refusal(checkpoint(tmp_path)[0])
+
+
+FAILING: list[tuple[str, dict[str, Any]]] = [
+    ("gemma2", {"query_pre_attn_scalar": -256}),
+    ("mistral", {"sliding_window": 10**30}),
+    ("llama", {"per_layer_config": {"1": {"rms_norm_eps": 0.5}}}),
+]
+"""Configurations that transformers takes, and that fail only while a model is made of them."""
+
+
+@pytest.mark.parametrize(("kind", "changes"), FAILING, ids=str)
+def test_whatever_fails_on_the_way_is_a_refusal(tmp_path: Path, kind: str, changes: dict[str, Any]) -> None:
+    folder, _ = checkpoint(tmp_path, kind)
+    edit(folder, **changes)
+    assert refusal(folder)
+    assert not isinstance(loaded_or_sentence(folder), NativeModel)
 
 
 def test_weights_that_are_not_numbers_are_refused(tmp_path: Path) -> None:

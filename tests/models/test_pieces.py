@@ -12,10 +12,11 @@ from foreign import pieced_tokenizer, save, shuffled_tokenizer
 from paceline.models.embedded import WEIGHTS_FOLDER
 from paceline.models.pieces import Pieces, translated_specials
 from paceline.models.tokenizer import Tokenizer
+from shared import CHECKPOINTS
 from tiny import save_tokenizer
 
 still = settings(derandomize=True, deadline=None, max_examples=150, database=None)
-STORIES = Path(__file__).parents[3] / "shared" / "checkpoints" / "stories260K"
+STORIES = CHECKPOINTS / "stories260K"
 TEXTS = ["the thin and the thick", " then", "in\nthere", "h\u00e9 \U0001f600 on", "\n\n a", "<s> hello", "  two", "\u00e9"]
 
 

@@ -1,15 +1,16 @@
-"""Validation against OpenAI's own description of its API, where it lies beside this checkout."""
+"""Validation against OpenAI's own description of its API, where it is at hand."""
 
 from __future__ import annotations
 
 import functools
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-DESCRIPTION = Path(__file__).parents[3] / "shared" / "data" / "openai-openapi.json"
+from shared import DATA, WHY
+
+DESCRIPTION = DATA / "openai-openapi.json"
 
 
 def check(name: str, body: Any) -> None:
@@ -43,7 +44,7 @@ def _validator(name: str) -> Any:
 @functools.cache
 def _schemas() -> dict[str, Any]:
     if not DESCRIPTION.is_file():
-        pytest.skip("OpenAI's description of its API is not beside this checkout")
+        pytest.skip(WHY)
     return _plain(json.loads(DESCRIPTION.read_text(encoding="utf-8"))["components"]["schemas"])
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from functools import cache
 from math import sqrt
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,10 +16,10 @@ from paceline.engine.law import FALSE_ALARM, TURNS, Draws, Fit, draws, fit
 from paceline.registry import VERIFIERS
 from paceline.verifiers.base import NodeByNode
 from paceline.verifiers.contrastive import Contrastive
+from shared import CHECKPOINTS, WHY
 
-CHECKPOINTS = Path(__file__).parents[3] / "shared" / "checkpoints"
 TARGET, DRAFT = str(CHECKPOINTS / "stories260K"), str(CHECKPOINTS / "llama2xs_280k")
-real = pytest.mark.skipif(not CHECKPOINTS.is_dir(), reason="the shared checkpoints are not beside this checkout")
+real = pytest.mark.skipif(not CHECKPOINTS.is_dir(), reason=WHY)
 PROMPTS = (
     "Once upon a time",
     "Lily and Ben",

@@ -82,7 +82,7 @@ def _read_prompts(path: Path) -> list[str]:
         return [_prompt_of(json.loads(line)) if line.lstrip().startswith("{") else line for line in lines]
     except (OSError, UnicodeDecodeError) as error:
         fail(f"cannot read {path}: {getattr(error, 'strerror', None) or 'it is not UTF-8 text'}")
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         fail(f"{path} holds a row that is neither a prompt nor JSON with a 'prompt'")
 
 

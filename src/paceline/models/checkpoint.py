@@ -21,6 +21,7 @@ WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".msgpack", ".h5", ".gguf")
 _LARGEST_HEADER_BYTES = 100_000_000
 """The limit of the safetensors format itself."""
+_LAYER_COUNTS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 _BITS = {
     **dict.fromkeys(("BOOL", "U8", "I8", "F8_E5M2", "F8_E4M3", "F8_E8M0", "F8_E5M2FNUZ", "F8_E4M3FNUZ"), 8),
     **dict.fromkeys(("U16", "I16", "F16", "BF16"), 16),
@@ -62,6 +63,7 @@ def inspected(path: Path) -> Checkpoint:
     for name, shard in placed.items():
         if name not in held[shard]:
             raise ModelError(f"'{path / INDEX}' says that tensor '{name}' is in '{shard.name}', which does not hold it")
+    _check_layers(path / "config.json", config, sum(len(tensors) for tensors in held.values()))
     generation = path / "generation_config.json"
     eos = read_object(generation).get("eos_token_id") if generation.is_file() else None
     return Checkpoint(
@@ -71,6 +73,15 @@ def inspected(path: Path) -> Checkpoint:
         sum(size for tensors in held.values() for size in tensors.values()),
         _ids(config.get("eos_token_id") if eos is None else eos),
     )
+
+
+def _check_layers(file: Path, config: dict[str, Any], tensors: int) -> None:
+    """Raise ModelError for a number of layers that so many tensors cannot make, before anything of that size is built."""
+    for part in (config, config.get("text_config")):
+        counts = {name: part.get(name) for name in _LAYER_COUNTS} if isinstance(part, dict) else {}
+        for name, count in counts.items():
+            if type(count) is int and not 0 < count <= tensors:
+                raise ModelError(f"the {name} of '{file}' does not lie between 1 and {tensors}, the number of tensors")
 
 
 def read_object(file: Path) -> dict[str, Any]:
@@ -123,12 +134,15 @@ def _tensors(file: Path) -> dict[str, int]:
             raise ModelError(f"'{file}' is no whole safetensors file: its header claims {length} bytes of {size}")
         text = stream.read(length)
     try:
-        header = json.loads(text)
+        # left to itself, json would take UTF-16 as well
+        header = json.loads(text.decode("utf-8"))
     except (ValueError, RecursionError) as error:
         raise ModelError(f"'{file}' is not a safetensors file: its header is not valid JSON") from error
     if not isinstance(header, dict):
         raise ModelError(f"'{file}' is not a safetensors file: its header is not a JSON object")
-    header.pop("__metadata__", None)
+    metadata = header.pop("__metadata__", None)
+    if metadata is not None and not (isinstance(metadata, dict) and all(isinstance(text, str) for text in metadata.values())):
+        raise ModelError(f"'{file}' is damaged: its __metadata__ does not map text to text")
     spans = {name: _span(file, name, entry) for name, entry in header.items()}
     place = 0
     for name, (start, end, _) in sorted(spans.items(), key=lambda item: item[1][:2]):

@@ -15,6 +15,18 @@ _PARTLY_ROTATED = frozenset({"phi3", "stablelm"})
 _ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh", "gelu_new": "gelu_tanh"}
 
 
+_BY_LAYER = frozenset({"qwen2", "qwen3", "gemma2", "gemma3_text"})
+_READ = {
+    "sliding_window": _BY_LAYER | {"mistral", "phi3"},
+    "layer_types": _BY_LAYER,
+    "hidden_activation": frozenset({"gemma2", "gemma3_text"}),
+    "query_pre_attn_scalar": frozenset({"gemma2", "gemma3_text"}),
+    "attn_logit_softcapping": frozenset({"gemma2"}),
+    "final_logit_softcapping": frozenset({"gemma2", "gemma3_text"}),
+}
+"""Which families heed what a config.json may say of any model. Source: the modelling files of transformers 5.23."""
+
+
 class Unsuited(Exception):
     """The native road cannot run this model; the message says why, for the developer and for `--weights int8`."""
 
@@ -67,20 +79,25 @@ def form_of(config: Any) -> Form:
     kind = config.model_type
     if kind not in FAMILIES:
         raise Unsuited(f"the architecture '{kind}' is not of the Llama form")
-    named = getattr(config, "hidden_activation", None) or config.hidden_act
+    if getattr(config, "is_heterogeneous", False):
+        raise Unsuited("it has a per_layer_config")
+    named = _said(config, "hidden_activation") or config.hidden_act
     if named not in _ACTIVATIONS:
         raise Unsuited(f"its activation is '{named}'")
     for flag in ("use_parallel_residual", "qk_layernorm", "use_bidirectional_attention"):
         if getattr(config, flag, None):
             raise Unsuited(f"it sets {flag}")
-    size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    if config.num_attention_heads % (config.num_key_value_heads or config.num_attention_heads):
+    heads, key_heads = config.num_attention_heads, config.num_key_value_heads or config.num_attention_heads
+    size = getattr(config, "head_dim", None) or config.hidden_size // heads
+    if min(config.hidden_size, heads, key_heads, size, config.intermediate_size, config.vocab_size) < 1:
+        raise Unsuited("one of its sizes is less than 1")
+    if heads % key_heads:
         raise Unsuited("its heads do not share their keys evenly")
     gemma = kind.startswith("gemma")
     return Form(
         hidden=config.hidden_size,
-        heads=config.num_attention_heads,
-        key_heads=config.num_key_value_heads or config.num_attention_heads,
+        heads=heads,
+        key_heads=key_heads,
         head_size=size,
         rotary=_rotary(config, size),
         inner=config.intermediate_size,
@@ -93,11 +110,16 @@ def form_of(config: Any) -> Form:
         epsilon=getattr(config, "rms_norm_eps", None) or config.layer_norm_eps,
         offset=1.0 if gemma else 0.0,
         tied=bool(config.tie_word_embeddings),
-        score_scale=float(getattr(config, "query_pre_attn_scalar", None) or size) ** -0.5,
-        score_cap=float(getattr(config, "attn_logit_softcapping", None) or 0.0),
+        score_scale=float(_said(config, "query_pre_attn_scalar") or size) ** -0.5,
+        score_cap=float(_said(config, "attn_logit_softcapping") or 0.0),
         embedding_scale=config.hidden_size**0.5 if gemma else 1.0,
-        logit_cap=float(getattr(config, "final_logit_softcapping", None) or 0.0),
+        logit_cap=float(_said(config, "final_logit_softcapping") or 0.0),
     )
+
+
+def _said(config: Any, name: str) -> Any:
+    """What a configuration says where the family heeds it, else None."""
+    return getattr(config, name, None) if config.model_type in _READ[name] else None
 
 
 def _extras(config: Any) -> frozenset[str]:
@@ -120,21 +142,29 @@ def _extras(config: Any) -> frozenset[str]:
 
 
 def _rotary(config: Any, size: int) -> int:
-    """Numbers of a head that are rotated; the rest stays. Raises Unsuited where the rotation changes with the length."""
+    """Numbers of a head that are rotated; the rest stays. Raises Unsuited where they are no pairs within a head, or not as many
+    in every layer, and where the rotation changes with the length.
+    """
     parameters = config.rope_parameters
     kinds = [parameters] if "rope_type" in parameters else [one for one in parameters.values() if isinstance(one, dict)]
     for one in kinds:
         if one["rope_type"] in ("dynamic", "longrope", "proportional"):
             raise Unsuited(f"its rotation is '{one['rope_type']}', which changes with the length of the text")
-    fraction = kinds[0].get("partial_rotary_factor") or 1.0
-    if fraction != 1.0 and config.model_type not in _PARTLY_ROTATED:
+    fractions = {one.get("partial_rotary_factor", 1.0) for one in kinds}
+    if fractions != {1.0} and config.model_type not in _PARTLY_ROTATED:
         raise Unsuited("it rotates a part of each head, which its family does not")
-    return int(size * fraction)
+    counts = {int(size * fraction) for fraction in fractions}
+    if len(counts) > 1:
+        raise Unsuited("it rotates another part of each head in some layers than in others")
+    (rotary,) = counts
+    if not 0 < rotary <= size or rotary % 2:
+        raise Unsuited(f"it rotates {rotary} of the {size} numbers of a head")
+    return rotary
 
 
 def _layers(config: Any) -> tuple[LayerForm, ...]:
-    window = getattr(config, "sliding_window", None) or 0
-    kinds = getattr(config, "layer_types", None)
+    window = _said(config, "sliding_window") or 0
+    kinds = _said(config, "layer_types")
     if not kinds:
         return (LayerForm(window, ""),) * config.num_hidden_layers
     per_kind = "rope_type" not in config.rope_parameters

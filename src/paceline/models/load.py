@@ -19,6 +19,7 @@ from paceline.models.stated import StatedConfig, stated
 _HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 _HUB_FILES = ["*.safetensors", "*.json", "*.txt", "*.model", "*.jinja", "*.tiktoken"]
 _CONTEXT_NAMES = ("max_position_embeddings", "n_positions", "n_ctx", "seq_length", "max_seq_len", "max_sequence_length")
+_ORIGINAL = "original_max_position_embeddings"
 _NOT_ARCHITECTURE = {
     "auto_map",
     *("attn_implementation", "_attn_implementation", "_attn_implementation_internal"),
@@ -92,7 +93,13 @@ def load_model(path: str | Path, *, weights: str | None = None, native: bool = T
 
         model = _weighed(checkpoint, config, DTYPES[weights] if weights else None)
         identity = Identity(checkpoint.path.name, context_length(model.config), checkpoint.eos_token_ids)
-        return probed(model, identity)
+        try:
+            return probed(model, identity)
+        except ModelError:
+            raise
+        # what configurations from strangers ask for may fail in any way once it runs
+        except Exception as error:
+            raise ModelError(f"'{checkpoint.path}' does not run: {sentence(error)}") from error
 
 
 def packs_weights() -> bool:
@@ -101,10 +108,29 @@ def packs_weights() -> bool:
 
 
 def context_length(config: Any) -> int:
-    """The longest text that the configuration states, in tokens."""
-    text = config.get_text_config()
-    stated = [getattr(text, name, None) for name in _CONTEXT_NAMES]
-    return next((length for length in stated if isinstance(length, int) and length > 0), _UNSTATED_CONTEXT)
+    """The longest text that the configuration states, in tokens, but no longer than the first factors of a longrope are for.
+
+    Raises ModelError where the configuration cannot be read.
+    """
+    try:
+        text = config.get_text_config()
+        stated = [getattr(text, name, None) for name in _CONTEXT_NAMES]
+        length = next((length for length in stated if isinstance(length, int) and length > 0), _UNSTATED_CONTEXT)
+        return min([length, *_original_lengths(text)])
+    # such as one that states it for each layer
+    except Exception as error:
+        raise ModelError(f"the configuration does not say how long a text may be: {sentence(error)}") from error
+
+
+def _original_lengths(text: Any) -> list[int]:
+    """Up to where each longrope of a configuration takes its first factors."""
+    parameters = getattr(text, "rope_parameters", None) or {}
+    kinds = [parameters, *(one for one in parameters.values() if isinstance(one, dict))]
+    # transformers chooses factors, and PhiMoE the scales of any rotation, for all rows of a call by the largest position among
+    # them: past it a text would depend on its neighbours, on drafts, and on how its prompt is divided
+    switching = [one for one in kinds if one.get("rope_type") == "longrope" or "long_mscale" in one]
+    ends = [one.get(_ORIGINAL, getattr(text, _ORIGINAL, None)) for one in switching]
+    return [int(end) for end in ends if isinstance(end, int | float) and end >= 1]
 
 
 def _weighed(checkpoint: Checkpoint, config: Any, dtype: torch.dtype | None) -> Any:

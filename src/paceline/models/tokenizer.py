@@ -15,6 +15,7 @@ from jinja2.exceptions import TemplateError
 from tokenizers import Tokenizer as Backend
 
 from paceline.models.base import ModelError
+from paceline.models.checkpoint import read_object
 from paceline.models.quiet import quiet, sentence
 
 _DESCRIPTION = "tokenizer.json"
@@ -63,15 +64,19 @@ class Tokenizer:
     def encode(self, text: str, add_special: bool = True) -> list[int]:
         """Token ids; `add_special` adds what this model expects around a text, such as a BOS, once.
 
-        Raises ModelError for a text that UTF-8 cannot write (a lone surrogate).
+        Raises ModelError for a text that UTF-8 cannot write (a lone surrogate), or that this tokenizer has no tokens for.
         """
         try:
             text.encode("utf-8")
         except UnicodeEncodeError as error:
             raise ModelError("the text is not valid Unicode: it holds half of a surrogate pair or a stray byte") from error
-        if self._bare is not None:
-            return self._bare.encode(text, add_special_tokens=add_special).ids
-        return self.library.encode(text, add_special_tokens=add_special, verbose=False)
+        try:
+            if self._bare is not None:
+                return self._bare.encode(text, add_special_tokens=add_special).ids
+            return self.library.encode(text, add_special_tokens=add_special, verbose=False)
+        # the tokenizers library raises plain Exception
+        except Exception as error:
+            raise ModelError(f"the tokenizer in '{self.path}' cannot encode this text: {sentence(error)}") from error
 
     def decode(self, ids: Many[int], skip_special: bool = True) -> str:
         """The text of some tokens; bytes that are no whole character show as U+FFFD."""
@@ -182,12 +187,4 @@ def _decoder(tokenizer: Any) -> Callable[[list[int], bool], str]:
 
 def _settings(file: Path) -> dict[str, Any]:
     """tokenizer_config.json, or nothing where there is none."""
-    if not file.is_file():
-        return {}
-    try:
-        settings = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ModelError(f"'{file}' is not valid JSON: {sentence(error)}") from error
-    if not isinstance(settings, dict):
-        raise ModelError(f"'{file}' does not hold a JSON object")
-    return settings
+    return read_object(file) if file.is_file() else {}

@@ -11,6 +11,14 @@ from paceline.zoo.loop import Plan
 from paceline.zoo.models import Shape
 from paceline.zoo.optimizers import Rates
 
+_SIZES = ("hidden", "layers", "heads", "kv_heads", "intermediate")
+_COUNTS = (
+    *("steps", "draft_steps", "tokens", "batches_per_step", "warmup_steps"),
+    *_SIZES,
+    *(f"draft_{size}" for size in _SIZES),
+)
+"""Options of which there must be at least one."""
+
 
 @dataclass(frozen=True)
 class Options:
@@ -49,7 +57,7 @@ class Options:
         for name, value in asdict(self).items():
             if isinstance(value, int | float) and name not in ("seed", "draft_data_share") and value < 0:
                 raise RecipeError(f"--{name.replace('_', '-')} must not be negative")
-        for name in ("steps", "draft_steps", "tokens", "batches_per_step", "warmup_steps"):
+        for name in _COUNTS:
             if getattr(self, name) < 1:
                 raise RecipeError(f"--{name.replace('_', '-')} must be at least 1")
         if not 0 < self.decay_share < 1:

@@ -13,6 +13,7 @@ import hashlib
 import json
 import random
 import re
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -105,7 +106,7 @@ def read_text(path: Path) -> str:
         raise RecipeError(f"there is no file {path}") from None
     except UnicodeDecodeError:
         raise RecipeError(f"{path} is not UTF-8 text") from None
-    except (OSError, EOFError) as error:
+    except (OSError, EOFError, zlib.error) as error:
         raise RecipeError(f"{path} cannot be read: {error}") from None
 
 
@@ -117,7 +118,7 @@ def read_rows(path: Path) -> Iterator[dict[str, Any]]:
             continue
         try:
             row = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             raise RecipeError(f"{path} line {number} is not JSON") from None
         if not isinstance(row, dict):
             raise RecipeError(f"{path} line {number} is not a JSON object")

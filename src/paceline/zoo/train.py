@@ -108,10 +108,12 @@ def main(
         draft_intermediate=draft_intermediate,
         draft_data_share=draft_data_share,
     )
-    if threads is not None:
-        torch.set_num_threads(threads)
     try:
         options.check()
+        if threads is not None:
+            if threads < 1:
+                raise RecipeError("--threads must be at least 1")
+            torch.set_num_threads(threads)
         if data is None and not text:
             raise RecipeError("there is nothing to train on: name the folder of the mixture with --data, or files with --text")
         # files are read instead of the mixture, whose folder then is never looked at
