@@ -14,6 +14,7 @@ from paceline.cache.panels import PanelCache
 from paceline.growth import Growth
 from paceline.models.base import LanguageModel
 from paceline.models.native import NativeModel
+from paceline.models.native_chains import is_compiled
 from paceline.params import SamplingParams
 from paceline.sequence import Sequence
 from paceline.stopping import CLASSES, DEEPEST, Stopping
@@ -214,3 +215,18 @@ def test_a_draft_of_no_numbers_is_none(tmp_path: Path) -> None:
     trees = model.extend(owners, [Budget(9, 3), Budget(9, 2)], cache, growth=CHAIN, vocab_size=97, source="test")
     assert [len(tree) for tree in trees] == [1, 1]
     assert [cache.length(owner.key) for owner in owners] == [4, 6]
+
+
+def test_who_is_drafted_for_token_by_token_holds_nobody_up(model: NativeModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request under top_p or a grammar drafts beside others that are drafted for in one call."""
+    called: list[int] = []
+    drafted = model._drafted
+    monkeypatch.setattr(model, "_drafted", lambda live, *rest: called.append(len(live)) or drafted(live, *rest))
+    noise = torch.Generator().manual_seed(3)
+    owners = [
+        Sequence(key, tuple(torch.randint(3, 90, (9 + key,), generator=noise).tolist()), params, seed=key)
+        for key, params in enumerate(PARAMS)
+    ]
+    trees = Both(model).extend(owners, [4] * len(owners))
+    assert [len(tree) for tree in trees] == [5] * len(owners)
+    assert called == [sum(map(is_compiled, PARAMS))]

@@ -84,6 +84,10 @@ class LanguageModel(ABC):
     def forget(self) -> None:
         """Forget what was learnt from the texts of all requests so far; a no-op but for a cascade."""
 
+    def settle(self, key: int) -> None:
+        """As `Drafter.settle`; a no-op but for a cascade."""
+        return
+
     def extend(
         self,
         sequences: Many[Sequence],

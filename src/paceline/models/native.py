@@ -9,7 +9,8 @@ are float32 where weights are, else float16. Under formats of whole numbers embe
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Sequence as Many
+from collections.abc import Iterable, Iterator, Sequence as Many
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -91,8 +92,9 @@ class NativeModel(LanguageModel):
             places = np.zeros(layers + 1, np.int64)
             places[list(captured)] = [hidden.data_ptr() for hidden in captured.values()]
             self._call["taps"] = places.ctypes.data
-        spread(self._step, threads, self._call_at)
-        if captured:
+        try:
+            spread(self._step, threads, self._call_at)
+        finally:
             self._call["taps"] = 0
         return Scores(logits if logits.shape[1] == self.vocab_size else logits[:, : self.vocab_size], captured)
 
@@ -107,10 +109,15 @@ class NativeModel(LanguageModel):
         source: str,
     ) -> list[DraftTree]:
         """As `LanguageModel.extend`; chains of choices under no more than a temperature are drafted in one call."""
-        if growth.chain is None or growth.amateur or not all(is_compiled(one.params) for one in sequences):
-            return super().extend(sequences, budgets, cache, growth=growth, vocab_size=vocab_size, source=source)
+        options: dict[str, Any] = {"growth": growth, "vocab_size": vocab_size, "source": source}
+        if growth.chain is None or growth.amateur:
+            return super().extend(sequences, budgets, cache, **options)
         live: list[tuple[Sequence, Budget]] = []
+        apart: list[tuple[Sequence, Budget]] = []
         for sequence, budget in zip(sequences, budgets, strict=True):
+            if not is_compiled(sequence.params):
+                apart.append((sequence, budget))
+                continue
             depth = min(budget.depth, budget.nodes, growth.chain, self.room(sequence, cache))
             if depth > 0:
                 live.append((sequence, budget if depth == budget.depth else replace(budget, depth=depth)))
@@ -118,6 +125,9 @@ class NativeModel(LanguageModel):
         if len(trees) == len(sequences):
             return trees
         found = dict(zip((sequence.key for sequence, _ in live), trees, strict=True))
+        if apart:
+            others, granted = map(list, zip(*apart, strict=True))
+            found.update(zip((one.key for one in others), super().extend(others, granted, cache, **options), strict=True))
         return [found.get(sequence.key) or DraftTree.root(sequence.root) for sequence in sequences]
 
     def _drafted(
@@ -176,26 +186,39 @@ def runs_here() -> bool:
 
 
 def native_model(checkpoint: Checkpoint, config: Any, context_length: int, weights: str | None = None) -> NativeModel:
-    """The model of a checkpoint on this road. config: transformers' own. Raises Unsuited where it must go by the other one."""
+    """The model of a checkpoint on this road. config: transformers' own. Raises Unsuited where it must go by the other one, and
+    ModelError where it cannot go by any.
+    """
     if not runs_here():
         raise Unsuited("compiled kernels need a processor with fused multiply-add, and POSIX threads")
-    try:
+    with _whatever_fails_unsuited():
         form = form_of(config)
         rotation = Rotation(config, form.rotary)
         for kind in form.rotations:
-            rotation.tables(1, kind)
-    # a configuration from a stranger may be anything; the other road says what is wrong with it
-    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-        raise Unsuited(f"its configuration does not add up: {sentence(error)}") from error
+            # compiled code steps through the tables by what the form says
+            if rotation.tables(1, kind)[0].shape[1] != form.rotary // 2:
+                raise Unsuited("its rotation table does not fit its heads")
     with announced():
         step_part()
         draft_part()
-    packed = Weights(form, Tensors(checkpoint), rotation, weights)
-    model = NativeModel(packed, checkpoint.path.name, context_length, checkpoint.eos_token_ids)
-    text = Sequence(0, tuple(range(min(3, form.vocabulary))), SamplingParams(), seed=0)
-    if not bool(model.logits_after([(text, tuple(text.tokens))], model.new_cache()).isfinite().all()):
-        raise ModelError(f"the weights of '{checkpoint.path}' give logits that are not finite numbers")
+    with _whatever_fails_unsuited():
+        packed = Weights(form, Tensors(checkpoint), rotation, weights)
+        model = NativeModel(packed, checkpoint.path.name, context_length, checkpoint.eos_token_ids)
+        text = Sequence(0, tuple(range(min(3, form.vocabulary))), SamplingParams(), seed=0)
+        if not bool(model.logits_after([(text, tuple(text.tokens))], model.new_cache()).isfinite().all()):
+            raise ModelError(f"the weights of '{checkpoint.path}' give logits that are not finite numbers")
     return model
+
+
+@contextmanager
+def _whatever_fails_unsuited() -> Iterator[None]:
+    """A checkpoint from a stranger may hold anything: where that makes something fail, the other road says what is wrong."""
+    try:
+        yield
+    except (ModelError, Unsuited):
+        raise
+    except Exception as error:
+        raise Unsuited(f"it does not add up: {sentence(error)}") from error
 
 
 _DTYPES = {"fp32": np.dtype(np.float32), "fp16": np.dtype(np.float16)}

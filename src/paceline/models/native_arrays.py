@@ -48,14 +48,17 @@ class StepArrays:
         call["rows"], call["wanted_count"], call["segment_count"] = rows, len(wanted), len(segments)
 
     def _grow(self, rows: int) -> None:
-        self._rows = max(rows, 2 * self._rows, 64)
+        rows = max(rows, 2 * self._rows, 64)
+        # none until all are there: whoever is interrupted in between begins anew
+        self._rows = 0
         # whole numbers alone: a SEGMENT is seven of them
         fields = layout.SEGMENT.itemsize // 8
-        whole = np.zeros((4 + fields) * self._rows, np.int64)
-        self._tokens, self._positions, self._parents, self._wanted = whole[: 4 * self._rows].reshape(4, self._rows)
-        self._segments = whole[4 * self._rows :].reshape(self._rows, fields)
+        whole = np.zeros((4 + fields) * rows, np.int64)
+        self._tokens, self._positions, self._parents, self._wanted = whole[: 4 * rows].reshape(4, rows)
+        self._segments = whole[4 * rows :].reshape(rows, fields)
         for name in ("tokens", "positions", "parents", "wanted", "segments"):
             self._call[name] = getattr(self, f"_{name}").ctypes.data
+        self._rows = rows
 
 
 class Scratch:
@@ -82,25 +85,28 @@ class Scratch:
         self._counter.fill(0)
         if threads <= self._threads and rows <= self._rows and longest <= self._longest:
             return
-        self._threads, self._rows = max(self._threads, threads), max(self._rows, rows)
-        if longest > self._longest:
-            self._longest = padded(max(longest, 2 * self._longest, 256), PANEL)
+        threads, rows = max(self._threads, threads), max(self._rows, rows)
+        more = longest > self._longest
+        longest = padded(max(longest, 2 * self._longest, 256), PANEL) if more else self._longest
+        # none until all of it is there: whoever is interrupted in between, or has no more memory, begins anew
+        self._threads = self._rows = self._longest = 0
         for name, width in self._per_row.items():
-            self._point(record, name, self._rows * width)
+            self._point(record, name, rows * width)
         # attention is through with these before the MLP begins
         record["projected"] = record["gated"]
-        record["attended"] = record["projected"] + 4 * self._rows * self._projected
-        record["counter"], record["longest"] = self._counter.ctypes.data, self._longest
+        record["attended"] = record["projected"] + 4 * rows * self._projected
+        record["counter"], record["longest"] = self._counter.ctypes.data, longest
         each = {
-            "tiles": self._rows * self._row_bytes,
+            "tiles": rows * self._row_bytes,
             "row": 4 * self._widest,
-            "attention": scratch_bytes(self._head_size, self._rows, self._longest),
+            "attention": scratch_bytes(self._head_size, rows, longest),
         }
         for name, size in each.items():
             # each thread's part on cache lines of its own
             size = padded(size, 128) + 128
             record[name + "_bytes"] = size
-            self._point(record, name, self._threads * size // 4)
+            self._point(record, name, threads * size // 4)
+        self._threads, self._rows, self._longest = threads, rows, longest
 
     def _point(self, record: Any, name: str, count: int) -> None:
         # cleared, because padding between rows is read too, and must be numbers

@@ -77,15 +77,18 @@ class Chains:
                 self._least[begin + levels : begin + deepest] = 0.0
 
     def _grow(self, sequences: int, levels: int) -> None:
-        self._sequences, self._levels = max(sequences, 2 * self._sequences), max(levels, 2 * self._levels)
-        self._owners, self._depths = np.zeros(self._sequences, np.int64), np.zeros(self._sequences, np.int64)
-        self._floors, self._temperatures = np.zeros(self._sequences, np.float32), np.zeros(self._sequences, np.float32)
-        self._factors, self._reaches = np.ones(self._sequences, np.float32), np.ones(self._sequences, np.float32)
-        self._chances, self._least = np.zeros(self._sequences, np.int64), np.zeros(self._levels, np.float32)
-        self._keys, self._chosen = np.zeros(self._levels, np.uint64), np.zeros(self._levels, np.int64)
-        self._confidences = np.zeros(self._levels, np.float32)
+        sequences, levels = max(sequences, 2 * self._sequences), max(levels, 2 * self._levels)
+        # none until all are there: whoever is interrupted in between begins anew
+        self._sequences = self._levels = 0
+        self._owners, self._depths = np.zeros(sequences, np.int64), np.zeros(sequences, np.int64)
+        self._floors, self._temperatures = np.zeros(sequences, np.float32), np.zeros(sequences, np.float32)
+        self._factors, self._reaches = np.ones(sequences, np.float32), np.ones(sequences, np.float32)
+        self._chances, self._least = np.zeros(sequences, np.int64), np.zeros(levels, np.float32)
+        self._keys, self._chosen = np.zeros(levels, np.uint64), np.zeros(levels, np.int64)
+        self._confidences = np.zeros(levels, np.float32)
         for name in _ARRAYS:
             self._job[name] = getattr(self, f"_{name}").ctypes.data
+        self._sequences, self._levels = sequences, levels
 
     def _key(self, sequence: Sequence, level: int) -> int:
         """Of the noise: that of the token's position, or, as `draws.siblings` has it, of the draft's own stream for a node."""

@@ -124,11 +124,14 @@ class Weights:
         """Make the rotation tables reach this many positions; they double, so that it happens rarely."""
         if positions <= self._positions:
             return
-        self._positions = max(positions, 2 * self._positions)
-        self._tables = {kind: self._rotation.tables(self._positions, kind) for kind in self.form.rotations}
+        positions = max(positions, 2 * self._positions)
+        # none until all are there: whoever is interrupted in between begins anew
+        self._positions = 0
+        self._tables = {kind: self._rotation.tables(positions, kind) for kind in self.form.rotations}
         for index, layer in enumerate(self.form.layers):
             cosine, sine = self._tables[layer.rotary]
             self.layers[index]["cosine"], self.layers[index]["sine"] = cosine.data_ptr(), sine.data_ptr()
+        self._positions = positions
 
     def _model(self, layers: int) -> np.ndarray:
         form = self.form

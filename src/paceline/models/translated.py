@@ -200,6 +200,9 @@ class TranslatedModel(LanguageModel):
     def forget(self) -> None:
         self._inner.forget()
 
+    def settle(self, key: int) -> None:
+        self._inner.settle(key)
+
     def new_cache(self) -> TranslatedCache:
         return TranslatedCache(self._inner.new_cache(), self._translation)
 

@@ -7,12 +7,14 @@ changes when any of them does.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from hashlib import sha256
 from logging import getLogger
 from pathlib import Path
+from pickle import UnpicklingError
 from threading import Timer
+from typing import Any
 
 from paceline import noise, stopping
 from paceline.kernels.native.vectors import MATRIX_UNIT
@@ -22,6 +24,22 @@ _FILES = [
 ]
 SOURCES = sha256(b"".join([*_FILES, bytes([MATRIX_UNIT])])).hexdigest()[:16]
 """A digest of these files, and of what the system decides about and not the processor."""
+
+_UNREADABLE = (OSError, RuntimeError, EOFError, UnpicklingError)
+
+
+def kept(compile_: Callable[[bool], Any]) -> Any:
+    """What `compile_` makes, kept on disk or read from there; not so where Numba cannot, as from a file that was cut off.
+
+    compile_: is told whether to keep it.
+    """
+    try:
+        return compile_(True)
+    except _UNREADABLE as error:
+        why = str(error) or type(error).__name__
+        getLogger("paceline").warning("kernels are compiled anew: they cannot be kept on disk, or not be read there: %s", why)
+        return compile_(False)
+
 
 _PATIENCE_S = 1.5
 """Reading kernels from disk takes less."""

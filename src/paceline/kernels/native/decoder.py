@@ -14,7 +14,7 @@ import numpy as np
 
 from paceline.kernels.native import arithmetic
 from paceline.kernels.native.attention import attend
-from paceline.kernels.native.compiled import SOURCES
+from paceline.kernels.native.compiled import SOURCES, kept
 from paceline.kernels.native.layout import (
     AFTER_ATTENTION,
     AFTER_MLP,
@@ -291,4 +291,4 @@ def _step_part(sources: str) -> Any:
             matrix = matrices[MATRICES * model.layers]
             headed(model, norms[NORMS * model.layers], matrix, matrices[QKV], wanted, call, thread, round_)
 
-    return numba.cfunc(PART, cache=True, nogil=True, error_model="numpy")(step)
+    return kept(lambda disk: numba.cfunc(PART, cache=disk, nogil=True, error_model="numpy")(step))

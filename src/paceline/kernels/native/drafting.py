@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from paceline.kernels.native.arithmetic import exponential
-from paceline.kernels.native.compiled import SOURCES
+from paceline.kernels.native.compiled import SOURCES, kept
 from paceline.kernels.native.layout import CALL, COUPLED, DRAFT, LIKELIEST, SEGMENT
 from paceline.kernels.native.memory import HELPER, PART, barrier, bits_of, carray, float_of, floats, helper, pointer, run_part
 from paceline.noise import LARGEST_GUMBEL, ORDINARY, ORDINARY_HASH
@@ -212,7 +212,7 @@ def _draft_part(sources: str) -> Any:
             barrier(counters[1:].ctypes.data, met, threads)
             level += 1
 
-    return numba.cfunc(PART, cache=True, nogil=True, error_model="numpy")(draft)
+    return kept(lambda disk: numba.cfunc(PART, cache=disk, nogil=True, error_model="numpy")(draft))
 
 
 @cache

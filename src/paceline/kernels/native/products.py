@@ -16,7 +16,7 @@ from typing import Any
 from llvmlite import ir
 
 from paceline.kernels.native import matrix_unit
-from paceline.kernels.native.compiled import SOURCES
+from paceline.kernels.native.compiled import SOURCES, kept
 from paceline.kernels.native.formats import FORMATS, Format
 from paceline.kernels.native.layout import BYTES, FLOATS, GROUPED, HALVES, WORDS
 from paceline.kernels.native.memory import helper, intrinsic, prefetched
@@ -71,7 +71,9 @@ def _product_of(name: str, sources: str) -> Any:
     def product(rows, activations, weights, panel_bytes, inputs, outputs, stride, low, high, mode):
         _emitted(name, sources, rows, activations, weights, panel_bytes, inputs, outputs, stride, low, high, mode)
 
-    return numba.cfunc(SIGNATURE, cache=True)(product)
+    # a file of its own on disk: two processes that keep two formats at once must not write to the same
+    product.__qualname__ = f"product.{name}"
+    return kept(lambda disk: numba.cfunc(SIGNATURE, cache=disk)(product))
 
 
 @intrinsic

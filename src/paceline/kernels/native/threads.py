@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from paceline.kernels.native.compiled import SOURCES
+from paceline.kernels.native.compiled import SOURCES, kept
 from paceline.kernels.native.layout import POOL
 from paceline.kernels.native.memory import PART, arrived, awaited, carray, pause, pointer, run_part, seen
 
@@ -49,6 +49,8 @@ def _function(address: int) -> Any:
 _pools: dict[tuple[int, int], _Pool] = {}
 """Process and threads -> pool: a forked process has the memory of its parent's pools, but not their threads."""
 _opening = Lock()
+_begun: list[_Pool] = []
+"""Every pool that may have a thread."""
 
 
 def _pool(process: int, threads: int) -> _Pool:
@@ -77,6 +79,8 @@ class _Pool:
         self._owner = Lock()
         self._lead = _function(_lead_part(SOURCES).address)
         work = _function(_work_part(SOURCES).address)
+        # where one cannot be started, those before it go on in this memory
+        _begun.append(self)
         for thread in range(1, threads):
             Thread(target=work, args=(thread, self._record.ctypes.data), daemon=True, name=f"paceline-{thread}").start()
 
@@ -106,7 +110,7 @@ def _work_part(sources: str) -> Any:
             run_part(pool[0].part, thread, pool[0].record)
             arrived(address + _FINISHED, 1)
 
-    return numba.cfunc(PART, cache=True, nogil=True, error_model="numpy")(work)
+    return kept(lambda disk: numba.cfunc(PART, cache=disk, nogil=True, error_model="numpy")(work))
 
 
 def _lead_part(sources: str) -> Any:
@@ -121,7 +125,7 @@ def _lead_part(sources: str) -> Any:
         run_part(pool[0].part, thread, pool[0].record)
         awaited(address + _FINISHED, pool[0].threads - 1, _SPINS)
 
-    return numba.cfunc(PART, cache=True, nogil=True, error_model="numpy")(lead)
+    return kept(lambda disk: numba.cfunc(PART, cache=disk, nogil=True, error_model="numpy")(lead))
 
 
 _OFFSETS: Any = POOL.fields

@@ -1,0 +1,64 @@
+"""Room for a step that was not made in full: whoever was interrupted goes on as if nothing had happened."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from native import checkpoint, native
+from paceline.models.native import NativeModel
+from paceline.models.native_arrays import Scratch
+from paceline.models.rotation import Rotation
+from paceline.tree import DraftTree
+from stepping import missing, score, sequence
+
+SHORT, LONG = [5, 6, 7], [3 + n % 50 for n in range(40)]
+
+
+def read(model: NativeModel, tokens: list[int]) -> torch.Tensor:
+    """float32 [1, V]: the logits behind a text."""
+    cache, owner = model.new_cache(), sequence(1, tokens)
+    return score(model, cache, [missing(cache, owner, DraftTree.root(owner.root))]).logits
+
+
+def failing_at(monkeypatch: pytest.MonkeyPatch, kind: type, name: str, number: int) -> list[bool]:
+    """Have a method interrupted behind one of its calls from now on; what is returned fills when it was."""
+    method, calls, failed = getattr(kind, name), [0], []
+
+    def interrupted(*given, **named):
+        result = method(*given, **named)
+        calls[0] += 1
+        if calls[0] == number:
+            failed.append(True)
+            raise KeyboardInterrupt
+        return result
+
+    monkeypatch.setattr(kind, name, interrupted)
+    return failed
+
+
+@pytest.mark.parametrize("number", range(1, 8))
+def test_room_that_was_not_made_in_full_is_made_anew(tmp_path: Path, number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, _ = checkpoint(tmp_path)
+    expected = read(native(folder), LONG)
+    model = native(folder)
+    read(model, SHORT)
+    failed = failing_at(monkeypatch, Scratch, "_point", number)
+    with pytest.raises(KeyboardInterrupt):
+        read(model, LONG)
+    assert failed
+    assert torch.equal(read(model, LONG), expected)
+
+
+def test_rotations_that_were_not_made_in_full_are_made_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, _ = checkpoint(tmp_path)
+    expected = read(native(folder), LONG)
+    model = native(folder)
+    model.packed._positions = 8
+    failed = failing_at(monkeypatch, Rotation, "tables", 1)
+    with pytest.raises(KeyboardInterrupt):
+        read(model, LONG)
+    assert failed
+    assert torch.equal(read(model, LONG), expected)
