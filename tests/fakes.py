@@ -140,6 +140,7 @@ class TableModel(LanguageModel):
         assert isinstance(cache, RecordingCache | DenseTableCache)
         ids, positions = step.token_ids.tolist(), step.positions.tolist()
         indices: dict[int, int] = {}
+        wanted = step.wants.tolist()
         for segment in step.segments:
             low, high, start = segment.low, segment.high, segment.start
             slots = cache.write(segment, list(zip(ids[low:high], positions[low:high], strict=True)))
@@ -149,11 +150,13 @@ class TableModel(LanguageModel):
                 indices[low] = self._index([*before, slots[start]], positions[low])
                 continue
             visible = segment.ancestors.tolist()
-            for row in range(rows - segment.nodes, rows):
+            for row in range(rows):
+                if low + row not in wanted:
+                    continue
                 own = [slots[start + other] for other, sees in enumerate(visible[row]) if sees]
                 seen = sorted(before + own, key=lambda slot: slot[1])
                 indices[low + row] = self._index(seen, positions[low + row])
-        return Scores(self.table[[indices[row] for row in step.wants.tolist()]])
+        return Scores(self.table[[indices[row] for row in wanted]])
 
 
 class FakeTokenizer:

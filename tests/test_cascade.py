@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -212,9 +213,27 @@ def test_a_whole_engine_on_a_cascade_keeps_the_text() -> None:
         assert sequence.generated == oracle.tokens
     assert drafter.held_bytes == 0
     assert not pair._seen
+    assert not pair._shadows
 
 
 def test_only_a_model_can_be_drafted_for(tmp_path: Path) -> None:
     surroundings = Surroundings(TableModel(6), None, lambda path: (TableModel(6), None))  # pyright: ignore[reportArgumentType]
     with pytest.raises(SpecError, match="'ngram' is none"):
         build_drafter("ngram^ngram", surroundings)
+
+
+def test_a_draft_costs_no_more_behind_a_long_text() -> None:
+    """The request is followed from draft to draft, not copied; what it counts of its tokens is what the request counts."""
+    model = TableModel(6, seed=3)
+    pair = Cascade(model.disturbed(0.8), NgramDrafter(Options(max=2, min=1)), Match(), FixedPolicy())
+    engine = engine_of(model, ModelDrafter(pair, 6, ModelOptions(path="fake", depth=4)))
+    request = engine.add([1, 2, 3, 1, 2], PARAMS[2])
+    shadows = set()
+    while request.finish_reason is None:
+        engine.step()
+        if request.key in pair._shadows:
+            shadow = pair._shadows[request.key]
+            shadows.add(id(shadow.sequence))
+            assert shadow.sequence.tokens[: shadow.committed] == request.tokens[: shadow.committed]
+            assert shadow.sequence.generated_counts == Counter(shadow.sequence.generated)
+    assert len(shadows) == 1

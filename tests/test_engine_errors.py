@@ -8,17 +8,23 @@ import pytest
 import torch
 
 from fakes import DenseTableCache, RecordingCache, TableModel, coupled
+from paceline.cascade import Cascade
 from paceline.compose import build_verifier
 from paceline.drafters.base import Drafter
+from paceline.drafters.model import ModelDrafter, Options as ModelOptions
 from paceline.drafters.ngram import NgramDrafter, Options as NgramOptions
+from paceline.drafters.reference import Options as ReferenceOptions, ReferenceDrafter
 from paceline.engine.engine import Engine, Progress
+from paceline.engine.scheduler import Limits
 from paceline.models.base import Scores
 from paceline.params import SamplingParams
+from paceline.policies.fixed import FixedPolicy
 from paceline.registry import VERIFIERS
 from paceline.sampling import LogitsError
 from paceline.sequence import Sequence
 from paceline.serve.asking import Ask
 from paceline.serve.running import Running
+from paceline.verifiers.match import Match
 from serving import engine_of
 
 PARAMS = SamplingParams(max_tokens=12, temperature=1.0, seed=3, ignore_eos=True)
@@ -179,3 +185,114 @@ def test_a_request_that_ended_in_a_step_that_failed_can_be_left(monkeypatch: pyt
     assert idle(engine)
     assert engine.step() == []
     assert sequence.generated_tokens == 1
+
+
+def stepped(engine: Engine) -> tuple[dict[Sequence, Progress], int]:
+    """The last progress of each request, and how many steps were interrupted."""
+    last: dict[Sequence, Progress] = {}
+    interrupted = 0
+    for _ in range(60):
+        try:
+            last |= {one.sequence: one for one in engine.step()}
+        except KeyboardInterrupt:
+            interrupted += 1
+    return last, interrupted
+
+
+@pytest.mark.parametrize("where", ["_commit", "policy.observe", "cache.commit"])
+def test_log_probabilities_are_told_once_whatever_interrupts(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, long = TableModel(6), [n % 4 for n in range(12)]
+    answering, telling = PARAMS.model_copy(update={"logprobs": 1}), PARAMS.model_copy(update={"prompt_logprobs": 1})
+
+    def told(interrupts: bool) -> list[object]:
+        engine = engine_of(model, None, Limits(chunk=2))
+        sequences = [engine.add([1, 2, 3], answering), engine.add(long, telling)]
+        for _ in range(3):
+            engine.step()
+        owner, _, name = where.rpartition(".")
+        if interrupts:
+            failing_once(monkeypatch, getattr(engine.speculative, owner) if owner else engine.speculative, name)
+        assert stepped(engine)[1] == interrupts
+        assert len(sequences[0].logprobs) == sequences[0].generated_tokens
+        assert len(sequences[1].prompt_logprobs) == len(long)
+        return [sequences[0].logprobs, sequences[1].prompt_logprobs, sequences[0].generated, sequences[1].generated]
+
+    assert told(True) == told(False)
+
+
+@pytest.mark.parametrize("owner", ["cache", "drafter"])
+@pytest.mark.parametrize("taken", [False, True])
+def test_whoever_is_interrupted_on_its_way_in_waits_on(taken: bool, owner: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """taken: the text that ended is taken over and not copied."""
+    model, prompt = TableModel(6), [n * n % 5 for n in range(30)]
+    engine = engine_of(model, NgramDrafter(NgramOptions(max=3, min=1)), Limits(shortest_prefix=4))
+    first = engine.add(prompt, PARAMS)
+    ended(engine, [first])
+    texts = [[*first.tokens, 2] if taken else [*prompt, 4, 4], [*prompt, 3]]
+    alone = []
+    for text in texts:
+        other = engine_of(model)
+        sequence = other.add(text, PARAMS)
+        alone.append(ended(other, [sequence])[sequence].text)
+    name = "move" if taken and owner == "cache" else "fork"
+    failing_once(monkeypatch, getattr(engine.speculative, owner), name)
+    sequences = [engine.add(text, PARAMS) for text in texts]
+    last, interrupted = stepped(engine)
+    assert interrupted == 1
+    assert [last[sequence].text for sequence in sequences] == alone
+    assert idle(engine)
+
+
+def test_whoever_is_interrupted_on_its_way_in_can_be_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = engine_of(TableModel(6), None, Limits(shortest_prefix=4))
+    prompt = [n * n % 5 for n in range(30)]
+    ended(engine, [engine.add(prompt, PARAMS)])
+    failing_once(monkeypatch, engine.speculative.cache, "fork")
+    sequence = engine.add([*prompt[:20], 4], PARAMS)
+    with pytest.raises(KeyboardInterrupt):
+        engine.step()
+    engine.abort(sequence)
+    assert idle(engine)
+
+
+def test_of_two_that_end_in_a_step_that_fails_both_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = engine_of(TableModel(6))
+    short = PARAMS.model_copy(update={"max_tokens": 3})
+    sequences = [engine.add(prompt, short) for prompt in ((1, 2, 3), (2, 2))]
+    calls: list[bool] = []
+    failing_once(monkeypatch, engine.prefixes, "end", lambda: calls.append(True) or len(calls) == 2)
+    last, interrupted = stepped(engine)
+    assert interrupted == 1
+    assert [last[sequence].text for sequence in sequences] == [engine.tokenizer.decode(one.generated) for one in sequences]
+    assert [last[sequence].finished for sequence in sequences] == [True, True]
+
+
+def test_an_interrupted_draft_of_a_cascade_leaves_the_next_steps_their_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = TableModel(6, seed=3)
+    pair = Cascade(model.disturbed(0.4), NgramDrafter(NgramOptions(max=2, min=1)), Match(), FixedPolicy())
+    engine = engine_of(model, ModelDrafter(pair, 6, ModelOptions(path="fake", depth=6)))
+    requests = [((1, 2, 3, 1, 2, 3, 1, 2), PARAMS), ((4, 1, 4, 1, 4, 1, 4), PARAMS)]
+    texts = []
+    for prompt, params in requests:
+        alone = engine_of(model)
+        sequence = alone.add(prompt, params)
+        texts.append(ended(alone, [sequence])[sequence].text)
+    sequences = [engine.add(prompt, params) for prompt, params in requests]
+    for _ in range(2):
+        engine.step()
+    forwards: list[bool] = []
+    # in the second forward of a draft: what the first one drafted was shown to the drafter inside
+    failing_once(monkeypatch, pair._pair.target, "score", lambda: forwards.append(True) or len(forwards) == 2)
+    last, interrupted = stepped(engine)
+    assert interrupted == 1
+    assert [last[sequence].text for sequence in sequences] == texts
+    assert idle(engine)
+
+
+def test_of_a_request_that_ended_nothing_is_held_that_no_other_can_use() -> None:
+    engine = engine_of(TableModel(6), ReferenceDrafter(ReferenceOptions()), Limits(shortest_prefix=4))
+    for number in range(10):
+        sequence = engine.add([number % 5, *([n * n % 5 for n in range(20)])], PARAMS, reference=[1, 2, 3] * 700)
+        ended(engine, [sequence])
+    assert engine.prefixes.kept_tokens > 0
+    assert engine.speculative.drafter.held_bytes == 0

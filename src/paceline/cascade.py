@@ -47,8 +47,9 @@ class Cascade(LanguageModel):
         self.branching, self.eos_token_ids = model.branching, model.eos_token_ids
         self._rule = _Confident(verifier)
         self._pair = Speculative(model, drafter, self._rule, policy)
+        self._shadows: dict[int, _Shadow] = {}
         self._seen: dict[int, list[int]] = {}
-        """What the drafter inside was last shown of a sequence, drafts of that time included."""
+        """What the drafter inside was shown of a sequence that has no shadow yet: that of another, whose state it was given."""
         self._requests: dict[int, Sequence] = {}
         """Those drafted for, so that the drafter inside is told how they ended."""
 
@@ -109,25 +110,20 @@ class Cascade(LanguageModel):
 
     def _shadow(self, sequence: Sequence) -> Sequence:
         """The same request, to be drafted on; what is drafted counts as generated, as it would for the request."""
-        self._requests[sequence.key] = sequence
-        shadow = Sequence(
-            sequence.key,
-            sequence.prompt,
-            sequence.params,
-            sequence.seed,
-            sequence.stop_ids,
-            reference=sequence.reference,
-            tenant=sequence.tenant,
-        )
-        shadow.commit(tuple(sequence.generated), ())
+        key = sequence.key
+        self._requests[key] = sequence
+        known = self._shadows.get(key)
+        if known is None:
+            seen = self._seen.pop(key, None)
+            known = self._shadows[key] = _Shadow.of(sequence)
+            if seen is not None:
+                self._pair.drafter.truncate(key, _alike(seen, known.sequence.tokens))
+        else:
+            self._pair.drafter.truncate(key, known.follow(sequence))
         if sequence.constraint is not None:
             # it has read what is committed
-            shadow.constraint = Ahead(sequence.constraint)
-        seen = self._seen.pop(sequence.key, None)
-        if seen is not None:
-            same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(seen, shadow.tokens, strict=False)))
-            self._pair.drafter.truncate(sequence.key, same)
-        return shadow
+            known.sequence.constraint = Ahead(sequence.constraint)
+        return known.sequence
 
     def _work(self, draft: _Draft) -> Work:
         shadow, cached = draft.shadow, self._pair.cache.length(draft.shadow.key)
@@ -138,7 +134,6 @@ class Cascade(LanguageModel):
     def _finished(self, draft: _Draft, vocab_size: int, source: str) -> DraftTree:
         """The chain that was drafted; of the cache no more is kept than belongs to it."""
         text, key = len(draft.sequence.tokens), draft.sequence.key
-        self._seen[key] = draft.shadow.tokens
         tokens = list(takewhile(lambda token: token < vocab_size, draft.shadow.tokens[text : text + draft.depth]))
         cache = self._pair.cache
         if cache.length(key) > text + max(len(tokens) - 1, 0):
@@ -150,12 +145,18 @@ class Cascade(LanguageModel):
         """Forget what the drafter inside learnt from the texts of all requests so far."""
         self._pair.drafter.forget()
 
-    def release(self, key: int) -> None:
-        """Forget a sequence, and what it was answered with once it ended: to remember that is for the drafter inside."""
+    def settle(self, key: int) -> None:
+        """Tell of a sequence that ended: to remember what it was answered with is for the drafter inside."""
         request = self._requests.pop(key, None)
         if request is not None and request.finish_reason not in (None, "abort"):
             self._tell(request)
+        self._pair.drafter.settle(key)
+
+    def release(self, key: int) -> None:
+        """Forget a sequence."""
+        self.settle(key)
         self._pair.release(key)
+        self._shadows.pop(key, None)
         self._seen.pop(key, None)
 
     def _tell(self, request: Sequence) -> None:
@@ -169,8 +170,8 @@ class Cascade(LanguageModel):
         """Give `new_key` the state of `key`."""
         self._pair.cache.fork(key, new_key, length)
         self._pair.drafter.fork(key, new_key)
-        if key in self._seen:
-            self._seen[new_key] = list(self._seen[key])
+        if key in self._shadows:
+            self._seen[new_key] = list(self._shadows[key].sequence.tokens)
 
     @property
     def inner_cache(self) -> KVCache:
@@ -181,6 +182,48 @@ class Cascade(LanguageModel):
     def held_bytes(self) -> int:
         """Bytes that the model's cache and the drafter inside hold."""
         return self._pair.cache.held_bytes + self._pair.drafter.held_bytes
+
+
+@dataclass
+class _Shadow:
+    """A request as the pair inside sees it, drafts included. committed: tokens of the request when it was last looked at."""
+
+    sequence: Sequence
+    committed: int
+
+    @classmethod
+    def of(cls, request: Sequence) -> _Shadow:
+        sequence = Sequence(
+            request.key,
+            request.prompt,
+            request.params,
+            request.seed,
+            request.stop_ids,
+            reference=request.reference,
+            tenant=request.tenant,
+        )
+        sequence.commit(tuple(request.generated), ())
+        return cls(sequence, len(request.tokens))
+
+    def follow(self, request: Sequence) -> int:
+        """Go back to where drafts were wrong, and on to where the request is; how many tokens were right."""
+        shadow = self.sequence
+        # whoever was interrupted here left it shorter
+        known = min(self.committed, len(shadow.tokens))
+        right = known + _alike(shadow.tokens[known:], request.tokens[known:])
+        # whatever it reads has read these before
+        shadow.constraint = None
+        shadow.logprobs.clear()
+        shadow.sources.clear()
+        shadow.take_back(right)
+        shadow.commit(tuple(request.tokens[right:]), ())
+        self.committed = len(request.tokens)
+        return right
+
+
+def _alike(tokens: Many[int], others: Many[int]) -> int:
+    """How many tokens two texts begin with in common."""
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(tokens, others, strict=False)))
 
 
 class _Confident(Verifier):

@@ -122,3 +122,14 @@ class Sequence:
         self.generated_counts.update(tokens)
         if self.constraint is not None:
             self.constraint.commit(tokens)
+
+    def take_back(self, length: int) -> None:
+        """Keep so many tokens, the prompt's at least. Nothing of a request is ever taken back, much of a draft ahead of it is.
+        Where tokens of that came from nobody asks.
+        """
+        for token in self.tokens[length:]:
+            self.generated_counts[token] -= 1
+            if not self.generated_counts[token]:
+                # a penalty asks which tokens there are
+                del self.generated_counts[token]
+        del self.tokens[length:]

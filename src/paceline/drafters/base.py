@@ -86,6 +86,10 @@ class Drafter(ABC):
     def fork(self, key: int, new_key: int) -> None:
         """Give `new_key` the state of `key`; a drafter that rebuilds its state may ignore it."""
 
+    def settle(self, key: int) -> None:
+        """A sequence ended and is kept for others to go on from: nothing but `fork` and `release` will be asked of its state."""
+        return
+
     def release(self, key: int) -> None:
         """Forget a sequence; a no-op for one never seen."""
 
@@ -128,6 +132,10 @@ class StatefulDrafter(Drafter, Generic[State]):
     def truncate(self, key: int, length: int) -> None:
         # begun anew from the tokens that are left
         self.release(key)
+
+    def settle(self, key: int) -> None:
+        if type(self).fork is Drafter.fork:
+            self.release(key)
 
     def release(self, key: int) -> None:
         self._states.pop(key, None)

@@ -57,6 +57,10 @@ class MergedDrafter(Drafter):
         for part in self._parts:
             part.fork(key, new_key)
 
+    def settle(self, key: int) -> None:
+        for part in self._parts:
+            part.settle(key)
+
     def release(self, key: int) -> None:
         for part in self._parts:
             part.release(key)

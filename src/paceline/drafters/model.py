@@ -185,6 +185,10 @@ class ModelDrafter(Drafter):
             self._ranks = Ranks()
             self._growth = replace(self._growth, shape=self._shape())
 
+    def settle(self, key: int) -> None:
+        self._drafts.pop(key, None)
+        self.model.settle(key)
+
     def release(self, key: int) -> None:
         self._cached.pop(key, None)
         self._drafts.pop(key, None)
@@ -213,6 +217,9 @@ class TextDrafter(Drafter):
 
     def forget(self) -> None:
         self._model.forget()
+
+    def settle(self, key: int) -> None:
+        self._model.release(key)
 
     def release(self, key: int) -> None:
         self._model.release(key)

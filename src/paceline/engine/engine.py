@@ -152,8 +152,10 @@ class Engine:
             progress = [self._progress(outcome) for outcome in self.speculative.step(work, self.stops)]
             for one in progress:
                 if one.finished:
+                    self._owed[one.sequence] = one
                     self._leave(one.sequence)
                     self.prefixes.end(one.sequence)
+            self._owed = {}
         except LogitsError as error:
             self._recover(work)
             failed = next((item.sequence for item in work if item.sequence is error.sequence), None)
@@ -176,10 +178,14 @@ class Engine:
             if sequence.finish_reason is None:
                 # texts and cache may have run ahead of tokens that were never committed
                 self.stops.begin(sequence)
-                if cache.length(sequence.key) >= len(sequence.tokens):
-                    cache.truncate(sequence.key, len(sequence.tokens) - 1)
+                del sequence.logprobs[sequence.generated_tokens :]
+                # a prompt that is told is fed again from the first token that was not
+                known = len(sequence.prompt_logprobs) if sequence.tells_prompt else len(sequence.tokens)
+                if cache.length(sequence.key) >= known:
+                    cache.truncate(sequence.key, known - 1)
             elif sequence in self.scheduler.running:
-                self._owed[sequence] = self._progress(_nothing_more(sequence, sequence.finish_reason))
+                if sequence not in self._owed:
+                    self._owed[sequence] = self._progress(_nothing_more(sequence, sequence.finish_reason))
                 self._leave(sequence)
                 self.prefixes.release(sequence)
 

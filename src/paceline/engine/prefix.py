@@ -95,16 +95,19 @@ class Prefixes:
     def _share(self, source: int, sequence: Sequence, common: int, room: int) -> None:
         """Copy a beginning, or take the whole over where nothing is lost or there is no room for both."""
         cache, drafter, key = self._speculative.cache, self._speculative.drafter, sequence.key
-        ended, held = self._ended.pop(source, None), self.length(source)
+        ended, held = self._ended.get(source), self.length(source)
         taken = ended is not None and (_contained(held, common) or held > room)
         if ended is not None and not taken:
-            self._ended[source] = ended
+            # the latest to be used: it does not make room for its own copy
+            self._ended[source] = self._ended.pop(source)
             self.make_room(room)
         drafter.fork(source, key)
+        self._speculative.policy.fork(source, key, common)
         if ended is not None and taken:
-            self.kept_tokens -= held
             cache.move(source, key)
             cache.truncate(key, common)
+            del self._ended[source]
+            self.kept_tokens -= held
             self._free(source, ended)
         else:
             cache.fork(source, key, common)
@@ -124,6 +127,7 @@ class Prefixes:
                     self._drop(key)
         self._ended[sequence.key] = sequence.tenant
         self.kept_tokens += held
+        self._speculative.drafter.settle(sequence.key)
         while self._ended and self._speculative.cache.held_bytes > self._most_bytes:
             self._drop(next(iter(self._ended)))
 

@@ -162,8 +162,13 @@ class Scheduler:
                 self._overdue.add(sequence.key)
             self._waited[sequence.key] = self._steps - self._came[sequence.key]
             self._admissions += 1
+            try:
+                self._prefixes.begin(sequence, max(free - wished.nodes * (len(self.running) + 1), 0))
+            except BaseException:
+                # it waits on, and what was copied of another's text is gone
+                self._prefixes.release(sequence)
+                raise
             self.waiting.remove(sequence)
-            self._prefixes.begin(sequence, max(free - wished.nodes * (len(self.running) + 1), 0))
             self.running.append(sequence)
 
     def _in_turn(self) -> Iterator[Sequence]:
