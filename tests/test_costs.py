@@ -26,3 +26,18 @@ def test_shapes_alike_share_their_measurements() -> None:
     assert [(row["rows"], row["count"], row["mean_s"]) for row in costs.table()] == [(5, 2, 0.5), (6, 1, 0.5), (32, 2, 0.5)]
     assert costs.steps == 5
     assert costs.spent == Timings(0.0, 2.5, 0.0, 0.0)
+
+
+def test_a_first_ask_of_a_look_up_says_nothing_of_later_ones() -> None:
+    costs = Costs()
+    costs.looked_up("ngram", 16, [1, 2], 80.0)
+    assert costs.draft_s("ngram", 16, 1) == 0.0
+    costs.looked_up("ngram", 16, [1, 2], 4.0)
+    costs.looked_up("suffix", 16, [1], 40.0)
+    costs.looked_up("ngram", 16, [2, 3], 40.0)
+    costs.release(1)
+    costs.looked_up("ngram", 16, [1], 40.0)
+    assert costs.draft_s("ngram", 16, 1) == 2.0
+    assert costs.draft_s("suffix", 16, 1) == 0.0
+    costs.looked_up("ngram", 16, [1, 2, 3], 9.0)
+    assert 2.0 < costs.draft_s("ngram", 16, 1) < 3.0

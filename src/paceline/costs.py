@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
 
 from paceline.draft_curve import DraftCurve, bucket
@@ -59,9 +60,11 @@ class Costs:
     sequence_s: float = 0.0
     """Seconds that every further sequence adds to a forward, whatever its rows."""
     drafts: dict[str, DraftCurve] = field(default_factory=dict)
-    """Drafter -> seconds of asking it, by depth and sequences."""
+    """Drafter -> seconds of asking it, by depth and sequences; a look-up takes its time for each sequence anew."""
     reading: dict[str, float] = field(default_factory=dict)
     """Drafter -> seconds per token of a text that it has not seen yet, paid when it is first asked for a request."""
+    asked: dict[str, set[int]] = field(default_factory=dict)
+    """Look-up -> requests that it was asked for."""
     steps: int = 0
     spent: Timings = Timings(0.0, 0.0, 0.0, 0.0)
     """Sums over all steps."""
@@ -89,10 +92,25 @@ class Costs:
         """See what one drafter took for drafts of up to `depth` levels for `batch` sequences."""
         self.drafts.setdefault(part, DraftCurve()).see(depth, batch, seconds)
 
+    def looked_up(self, part: str, depth: int, keys: Many[int], seconds: float) -> None:
+        """See what a look-up took for drafts of up to `depth` levels for these requests, one after another.
+
+        Where it was asked for one of them for the first time it read a prompt on its way, which says nothing of later asks.
+        """
+        asked = self.asked.setdefault(part, set())
+        if asked.issuperset(keys):
+            self.drafted(part, depth, 1, seconds / len(keys))
+        asked.update(keys)
+
     def draft_s(self, part: str, depth: float, batch: int) -> float:
         """Seconds that a draft of this depth for `batch` sequences is expected to take; 0.0 where none was measured."""
         known = self.drafts.get(part)
         return known(depth, batch) if known else 0.0
+
+    def release(self, key: int) -> None:
+        """Forget a request; what it taught about costs stays."""
+        for asked in self.asked.values():
+            asked.discard(key)
 
     def profile(self, wall_s: float) -> dict[str, Spent]:
         """Where `wall_s`, the time in which all steps ran, went by part; `other` is what the parts leave of it."""

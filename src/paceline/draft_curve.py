@@ -5,7 +5,7 @@ A policy compares depths that it uses with depths that it does not: when the mac
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, insort
 
 _FOLLOW, _CORRECT = 0.1, 0.03
 """How fast the curve follows the machine as a whole, and how fast one point of it moves against the others."""
@@ -21,9 +21,11 @@ def bucket(size: int) -> int:
 
 
 class DraftCurve:
-    """Seconds by depth and sequences, of one drafter. Between what was measured, time is taken to grow in proportion."""
+    """Seconds by depth and sequences, of one drafter: linear between what was measured, in proportion behind it."""
 
     def __init__(self) -> None:
+        self._sizes: list[int] = []
+        """Buckets of sequences of which any depth is known, in rising order."""
         self._depths: dict[int, list[int]] = {}
         """Bucket of sequences -> the depths that are known."""
         self._seconds: dict[int, list[float]] = {}
@@ -42,6 +44,8 @@ class DraftCurve:
     def put(self, depth: int, batch: int, seconds: float) -> None:
         """Set a point, measured on its own."""
         size = bucket(batch)
+        if size not in self._depths:
+            insort(self._sizes, size)
         depths, known = self._depths.setdefault(size, []), self._seconds.setdefault(size, [])
         at = bisect_left(depths, depth)
         if at < len(depths) and depths[at] == depth:
@@ -56,26 +60,42 @@ class DraftCurve:
         if expected == 0.0:
             self.put(depth, batch, seconds)
             return
+        if bucket(batch) not in self._depths:
+            self._begin(batch)
         change = min(max(seconds / expected, _LEAST), _MOST) - 1.0
         self._pace *= 1.0 + _FOLLOW * change
         self.put(depth, batch, self(depth, batch) * (1.0 + _CORRECT * change))
 
+    def _begin(self, batch: int) -> None:
+        """Set what so many sequences are expected to take at every depth: from one depth alone, all would be in proportion."""
+        depths = {depth for known in self._depths.values() for depth in known}
+        for depth, seconds in [(depth, self(depth, batch)) for depth in depths]:
+            self.put(depth, batch, seconds)
+
     def __call__(self, depth: float, batch: int) -> float:
         """Seconds that such a draft, or one of so many levels in the mean, is expected to take; 0.0 if none was measured."""
-        size = near = bucket(batch)
-        depths = self._depths.get(size)
-        if depths is None:
-            if not self._depths:
-                return 0.0
-            near = min(self._depths, key=lambda known: (abs(known - size), known))
-            depths = self._depths[near]
-        known, at = self._seconds[near], bisect_left(depths, depth)
+        if not self._sizes:
+            return 0.0
+        size = bucket(batch)
+        at = bisect_left(self._sizes, size)
+        if at == len(self._sizes):
+            return self._of(self._sizes[-1], depth) * size / self._sizes[-1] * self._pace
+        high = self._sizes[at]
+        seconds = self._of(high, depth)
+        if at and high > size:
+            low = self._sizes[at - 1]
+            fewer_s = self._of(low, depth)
+            seconds = fewer_s + (size - low) / (high - low) * (seconds - fewer_s)
+        return seconds * self._pace
+
+    def _of(self, size: int, depth: float) -> float:
+        """Seconds before the pace, in a bucket of sequences that is known."""
+        depths, known = self._depths[size], self._seconds[size]
+        at = bisect_left(depths, depth)
         if at == len(depths) or (at == 0 and depth < depths[0]):
             at = max(at - 1, 0)
-            seconds = known[at] * depth / depths[at]
-        elif depths[at] == depth:
-            seconds = known[at]
-        else:
-            share = (depth - depths[at - 1]) / (depths[at] - depths[at - 1])
-            seconds = known[at - 1] + share * (known[at] - known[at - 1])
-        return seconds * self._pace * (size / near if size > near else 1.0)
+            return known[at] * depth / depths[at]
+        if depths[at] == depth:
+            return known[at]
+        share = (depth - depths[at - 1]) / (depths[at] - depths[at - 1])
+        return known[at - 1] + share * (known[at] - known[at - 1])

@@ -147,7 +147,9 @@ class Speculative:
             asked_s += took_s
             # a costly draft takes its time by the levels that it has, a look-up by those that it may have
             depth = max(tree.deepest for tree in trees) if part.costly else max(budget.depth for _, _, budget in asked)
-            if depth:
+            if not part.costly:
+                self.costs.looked_up(part.name, depth, [item.sequence.key for _, item, _ in asked], took_s)
+            elif depth:
                 self.costs.drafted(part.name, depth, len(asked), took_s)
             for (draft, item, budget), tree in zip(asked, trees, strict=True):
                 # a drafter that has nothing to say costs next to nothing
@@ -238,6 +240,7 @@ class Speculative:
         self.drafter.release(key)
         self.policy.release(key)
         self.acceptance.release(key)
+        self.costs.release(key)
 
 
 @dataclass

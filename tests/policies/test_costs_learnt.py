@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from random import Random
+
 import pytest
 from hypothesis import given, settings, strategies as st
 
@@ -10,6 +12,8 @@ from paceline.costs import Costs
 from paceline.engine.scheduler import Limits
 from paceline.forward_curve import ForwardCurve
 from paceline.params import SamplingParams
+from paceline.sequence import Sequence
+from paceline.tree import Budget, DraftTree
 from serving import engine_of
 
 
@@ -77,6 +81,19 @@ def test_drafts_cost_what_they_cost_of_late() -> None:
     assert costs.draft_s("ngram", 5, 1) == 0.0
 
 
+def test_drafts_for_some_sequences_cost_between_those_for_fewer_and_those_for_more() -> None:
+    costs = Costs()
+    for depth, batch, seconds in [(1, 1, 0.18), (5, 1, 0.5), (1, 4, 0.27), (5, 4, 0.75)]:
+        costs.measured("model", depth, batch, seconds)
+    assert [costs.draft_s("model", depth, 2) for depth in (1, 3, 5)] == pytest.approx([0.21, 0.34 + 0.17 / 3, 0.5 + 0.25 / 3])
+    assert costs.draft_s("model", 1, 3) == costs.draft_s("model", 1, 4) == pytest.approx(0.27)
+    assert costs.draft_s("model", 1, 16) == pytest.approx(4 * 0.27), "in proportion beyond the most that is known"
+    costs.drafted("model", 5, 2, 0.58)
+    assert 0.18 <= costs.draft_s("model", 1, 2) <= 0.27, "one draft of them says nothing of other depths"
+    costs.measured("many", 1, 16, 1.0)
+    assert costs.draft_s("many", 1, 2) == 1.0
+
+
 def test_reading_a_prompt_once_does_not_make_drafts_dear() -> None:
     costs = Costs()
     costs.drafted("model", 4, 1, 1.0)
@@ -113,3 +130,44 @@ def test_steps_that_decode_teach_the_curve_and_show_their_trees() -> None:
     assert [tree is not None for tree in trees] == [False, False, True, True]
     assert [len(points) for points in curves] == [0, 0, 0, 1]
     assert all(len(tree) > 1 for tree in trees[2:])
+
+
+class Clock:
+    """Time that passes as it is told to, and a little at every look."""
+
+    now_s = 0.0
+
+    def __call__(self) -> float:
+        self.now_s += 1e-6
+        return self.now_s
+
+
+class ReadingDrafter(ChainDrafter):
+    """A look-up that takes a second per request, and a hundred more to read the text of one that it does not know."""
+
+    def __init__(self, model: TableModel, clock: Clock) -> None:
+        super().__init__(model)
+        self.clock, self.known = clock, set[int]()
+
+    def _tree(self, sequence: Sequence, budget: Budget, stream: Random) -> DraftTree:
+        self.clock.now_s += 1.0 if sequence.key in self.known else 101.0
+        self.known.add(sequence.key)
+        return super()._tree(sequence, budget, stream)
+
+
+@pytest.mark.parametrize("requests", [1, 16])
+def test_a_look_up_costs_what_it_takes_for_one_request_that_it_knows(requests: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, clock = TableModel(6), Clock()
+    monkeypatch.setattr("paceline.speculative.perf_counter", clock)
+    engine = engine_of(model, ReadingDrafter(model, clock), Limits(batch=17))
+    costs, params = engine.speculative.costs, SamplingParams(max_tokens=60, ignore_eos=True)
+    for _ in range(requests):
+        engine.add([1, 2, 3, 4, 5], params)
+    engine.step()
+    assert costs.drafts == {}
+    engine.step()
+    learnt_s = costs.draft_s("scripted", 4, 1)
+    assert learnt_s == pytest.approx(1.0, rel=1e-3)
+    engine.add([1, 2, 3, 4, 5], params)
+    engine.step()
+    assert costs.draft_s("scripted", 4, 1) == learnt_s, "nor does one who joins later make it dear"

@@ -7,13 +7,16 @@ from itertools import combinations
 import pytest
 from hypothesis import given, settings, strategies as st
 
+from fakes import TableModel
 from paceline.costs import Timings
+from paceline.engine.scheduler import Limits
 from paceline.params import SamplingParams
 from paceline.policies import adaptive, bass, confidence
 from paceline.policies.base import Policy
 from paceline.sequence import Sequence
 from paceline.step import Verdict
 from paceline.tree import NOTHING, Budget, DraftTree, Part
+from serving import engine_of
 
 settings.register_profile("still", derandomize=True, deadline=None, max_examples=100, database=None)
 settings.load_profile("still")
@@ -78,6 +81,12 @@ def test_a_drafter_that_fails_is_left_alone_and_comes_back_when_it_succeeds() ->
     assert good[-1] >= 4
 
 
+def test_no_more_than_a_few_trials_are_saved_up_while_none_is_needed() -> None:
+    policy = adaptive_with({1: 1.0, 8: 1.2}, 0.2)
+    assert all(run(policy, MODEL, 1.0, 3000)[-100:])
+    assert sum(map(bool, run(policy, MODEL, 0.0, 100)[40:])) < 15
+
+
 def test_another_request_does_not_inherit_a_failure_for_long() -> None:
     policy = adaptive_with({1: 1.0, 8: 1.2}, 0.1)
     run(policy, MODEL, 0.0, 400, key=1)
@@ -94,6 +103,32 @@ def test_a_look_up_that_brings_nothing_is_asked_ever_more_rarely_and_comes_back(
     assert sum(map(bool, asked[500:])) * 0.3 < 0.015 * 500, "no more than its share of the time"
     back = run(policy, LOOKUP, 1.0, 200)
     assert all(back[-50:])
+
+
+def test_what_a_drafter_has_read_of_a_shared_beginning_it_need_not_read_again() -> None:
+    policy = adaptive_with({1: 1.0, 8: 1.05}, 0.01)
+    for _ in range(30):
+        teach(policy, 0, DraftTree.chain(3, [5] * 6, "model"), [5] * 6 + [7])
+    source, sharing, other = (Sequence(key, (1, 2, 3, 4) * 500, SamplingParams(), 0) for key in range(3))
+    policy.budgets(MODEL, [source], [DraftTree.root(4)])
+    policy.costs.reading["model"] = 1.0
+    policy.fork(0, 1, 1990)
+    policy.release(0)
+    assert policy._reading_s(MODEL, sharing) == pytest.approx(10.0)
+    assert policy.budgets(MODEL, [sharing], [DraftTree.root(4)])[0].some
+    assert policy.budgets(MODEL, [other], [DraftTree.root(4)]) == [NOTHING]
+
+
+def test_a_policy_is_told_of_a_shared_beginning_before_its_source_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, told = engine_of(TableModel(5), limits=Limits(shortest_prefix=4)), []
+    policy, prompt = engine.speculative.policy, [n * n % 5 for n in range(30)]
+    monkeypatch.setattr(policy, "fork", lambda *which: told.append(which))
+    monkeypatch.setattr(policy, "release", told.append)
+    for _ in range(2):
+        engine.add(prompt, SamplingParams(max_tokens=3, ignore_eos=True))
+        while engine.has_work:
+            engine.step()
+    assert told == [(0, 1, 29), 0]
 
 
 def test_of_a_batch_those_draft_for_whom_it_pays() -> None:
@@ -220,18 +255,34 @@ def test_probes_are_not_trimmed() -> None:
     ],
 )
 def test_the_rule_of_bass(length: int, failing: bool, accepted: list[int], after: tuple[int, bool]) -> None:
-    assert bass.next_length(length, failing, accepted, bass.Options()) == after
+    assert bass.next_length(length, length, failing, accepted, bass.Options()) == after
 
 
 def test_bass_grants_one_length_to_all_and_learns_from_the_best() -> None:
     policy = bass.build(bass.Options(first=4))
     pair = [sequence(1), sequence(2)]
-    trees = [DraftTree.root(3)] * 2
+    trees, drafted = [DraftTree.root(3)] * 2, [DraftTree.chain(3, [5] * 4, "model")] * 2
     assert [budget.depth for budget in policy.budgets(MODEL, pair, trees)] == [4, 4]
-    policy.observe(pair, trees, [Verdict((), (5,) * 5, 4), Verdict((), (7,), 0)], STEP)
+    policy.observe(pair, drafted, [Verdict((), (5,) * 5, 4), Verdict((), (7,), 0)], STEP)
     assert policy.budgets(MODEL, pair, trees)[0].depth == 6
     with pytest.raises(ValueError, match="limit"):
         bass.Options(first=10, limit=5)
+
+
+def test_bass_learns_from_what_was_drafted_however_much_was_granted() -> None:
+    policy = bass.build(bass.Options(first=4))
+    pair, nothing = [sequence(1), sequence(2)], [DraftTree.root(3)] * 2
+    short = [DraftTree.chain(3, [5, 5], "ngram"), DraftTree.root(3)]
+    for _ in range(10):
+        policy.budgets(LOOKUP, pair, nothing)
+        policy.observe(pair, nothing, [Verdict((), (7,), 0)] * 2, STEP)
+    assert policy.length == 4
+    policy.budgets(LOOKUP, pair, nothing)
+    policy.observe(pair, short, [Verdict((1, 2), (5, 5, 7), 2), Verdict((), (7,), 0)], STEP)
+    assert policy.length == 6
+    policy.budgets(LOOKUP, pair, nothing)
+    policy.observe(pair, short, [Verdict((1,), (5, 7), 1), Verdict((), (7,), 0)], STEP)
+    assert policy.length == 5
 
 
 def test_confidence_stops_drafts_and_leaves_doubtful_nodes_out() -> None:

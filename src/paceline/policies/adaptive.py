@@ -47,6 +47,8 @@ _LEAST_COST = 0.1
 """Share of its time that a trial is taken to cost, however much is expected of it."""
 _TRIAL_SHARE = 0.005
 """Share of all time that may go into trying a drafter where it is not thought to be worth it."""
+_SAVED_TRIALS = 4
+"""Trials that time is saved for at most, however long none was needed."""
 _USUAL_LENGTH, _FEWEST_LEFT, _TOKENS_PER_STEP = 64.0, 4.0, 2.0
 """Tokens of an answer while none has ended, those taken to be left of one that is longer than usual, those of a drafted step."""
 _SMOOTH = 0.1
@@ -212,6 +214,7 @@ class AdaptivePolicy(Policy):
         rows_s = self._time(rows + depth, True) - self._time(rows, False)
         # what is expected of a trial pays for most of it, if not all, if only the target looks at it
         cost_s = max(asking_s - max(gain_s - rows_s, 0.0), _LEAST_COST * asking_s)
+        self._trials_s = max(self._trials_s, _TRIAL_SHARE * self._decoding_s - _SAVED_TRIALS * cost_s)
         if self._trials_s + cost_s > _TRIAL_SHARE * self._decoding_s:
             # what it costs changes, so it is asked again before all of the time is over
             left_s = (self._trials_s + cost_s) / _TRIAL_SHARE - self._decoding_s
@@ -343,6 +346,10 @@ class AdaptivePolicy(Policy):
                 self._trials_s += self._trial[2]
         self._accounts.book(sequences, trees, self._deepened, (len(trees) + _STEP_ITSELF) * self._more_s, self._steps)
         self._deepened, self._drafted_s, self._trial = {}, 0.0, None
+
+    def fork(self, key: int, new_key: int, length: int) -> None:
+        for name, visit in self._visits.get(key, {}).items():
+            self._visits.setdefault(new_key, {})[name] = _Visit(_NEVER.step, min(visit.read_tokens, length))
 
     def release(self, key: int) -> None:
         self._accounts.release(key)

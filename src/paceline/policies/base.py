@@ -42,5 +42,8 @@ class Policy(ABC):
     def observe(self, sequences: Many[Sequence], trees: Many[DraftTree], verdicts: Many[Verdict], timings: Timings) -> None:
         """See what a step brought and what it took."""
 
+    def fork(self, key: int, new_key: int, length: int) -> None:
+        """Sequence `new_key` begins with the first `length` tokens of `key`, and so does what the drafters hold of it."""
+
     def release(self, key: int) -> None:
         """Forget a sequence; a no-op for one never seen."""

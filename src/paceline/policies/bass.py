@@ -39,10 +39,13 @@ class Options(BaseModel):
         return self
 
 
-def next_length(length: int, failing: bool, accepted: Many[int], options: Options) -> tuple[int, bool]:
-    """The draft length after a step, and whether that step failed. accepted: tokens accepted per sequence."""
+def next_length(length: int, drafted: int, failing: bool, accepted: Many[int], options: Options) -> tuple[int, bool]:
+    """The draft length after a step, and whether that step failed.
+
+    drafted: levels of its deepest draft, which may be fewer than the length. accepted: tokens accepted per sequence.
+    """
     most = max(accepted)
-    if most >= length:
+    if most >= drafted:
         return min(length + options.increment, options.limit), False
     shorter = length - ceil(length / options.divisor) - failing
     return max(1, most, shorter), True
@@ -57,19 +60,21 @@ class BassPolicy(Policy):
         super().__init__()
         self.options, self.length = options, options.first
         self._failing = False
-        self._drafted = 0
+        self._granted = 0
+        """Levels that the step may draft: no drafter may go as deep as the rule would like."""
 
     def budgets(self, part: Part, sequences: Many[Sequence], trees: Many[DraftTree]) -> list[Budget]:
         depth = min(self.length, part.budget.depth)
-        self._drafted = max(self._drafted, depth)
+        self._granted = max(self._granted, depth)
         return [Budget(depth * part.width, depth)] * len(sequences)
 
     def observe(self, sequences: Many[Sequence], trees: Many[DraftTree], verdicts: Many[Verdict], timings: Timings) -> None:
-        if verdicts and self._drafted:
-            # no drafter may go as deep as the rule would like: it is judged by what was drafted
+        # a request that names its drafters may draft further
+        drafted = min(max((tree.deepest for tree in trees), default=0), self._granted)
+        if drafted:
             accepted = [verdict.accepted for verdict in verdicts]
-            self.length, self._failing = next_length(self._drafted, self._failing, accepted, self.options)
-        self._drafted = 0
+            self.length, self._failing = next_length(self._granted, drafted, self._failing, accepted, self.options)
+        self._granted = 0
 
 
 def build(options: Options) -> BassPolicy:
