@@ -124,8 +124,11 @@ def _values(field: Mapping[str, Any]) -> str:
         return f"{', '.join(others)} or {last}"
     if field["type"] in _VALUES:
         return _VALUES[field["type"]]
-    low = f"above {field['exclusiveMinimum']:.12g}" if "exclusiveMinimum" in field else f"{field['minimum']:.12g}"
-    return f"{low} to {field['maximum']:.12g}" if "maximum" in field else f"{low} or more"
+    low, high = field.get("minimum", field.get("exclusiveMinimum")), field.get("maximum")
+    if low is None:
+        return "any number" if high is None else f"up to {high:.12g}"
+    low = f"above {low:.12g}" if "exclusiveMinimum" in field else f"{low:.12g}"
+    return f"{low} or more" if high is None else f"{low} to {high:.12g}"
 
 
 def _described(name: str, text: str | None) -> dict[str, str]:

@@ -1,0 +1,60 @@
+"""The drafter of docs/drafters.md, taken from the page: it passes what every drafter must, and describes itself."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from paceline.methods import described, options
+from paceline.registry import DRAFTERS, Row
+from test_lossless import LONGEST, Way, plain, run
+
+PAGE = Path(__file__).parents[1] / "docs" / "drafters.md"
+WAYS = [
+    Way(1, 64, 100_000, "dense", "greedy"),
+    Way(3, 7, 110, "panels", "sampled", "adaptive"),
+    Way(8, 7, 100_000, "replay", "grammar"),
+    Way(2, 1, 110, "stateful", "everything", "confidence"),
+]
+
+
+@pytest.fixture
+def spec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A spec of the page's drafter, which is registered as the page says."""
+    source, row, *_ = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    found = re.fullmatch(r'"(\w+)": Row\("paceline\.drafters\.(\w+)", "([^"]+)"\),\n', row)
+    assert found is not None
+    name, module, example = found.groups()
+    (tmp_path / f"own_{module}.py").write_text(source, encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, f"own_{module}", raising=False)
+    monkeypatch.setitem(DRAFTERS._rows, name, Row(f"own_{module}", example))
+    return example
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("checkpoints")
+
+
+@pytest.mark.parametrize("way", WAYS, ids=str)
+def test_its_text_is_that_of_plain_decoding(folder: Path, spec: str, way: Way) -> None:
+    assert run(folder, spec, way)[0] == plain(folder, way.params)
+
+
+def test_its_drafts_are_really_accepted(folder: Path, spec: str) -> None:
+    _, engine = run(folder, spec, WAYS[0])
+    assert engine.speculative.forwards < 8 * LONGEST
+
+
+def test_it_says_what_it_is(spec: str) -> None:
+    name = spec.partition(":")[0]
+    said = next(row for row in described(DRAFTERS) if row["name"] == name)
+    assert {"source", "proposals", "taps", "branching", "trained", "cost"} <= said.keys()
+    assert said["summary"]
+    (option,) = options(DRAFTERS[name].load())
+    assert (option.name, option.values, option.default) == ("depth", "1 to 64", 4)
+    assert option.meaning
