@@ -41,6 +41,14 @@ def test_decoders_take_turns_and_the_warm_up_is_not_counted() -> None:
     assert decoders[0].begun == 1 + 3, "no repeat learns from the one before"
 
 
+def test_decoding_takes_what_each_repeat_took_behind_its_own_first_token() -> None:
+    tally = Tally()
+    for first_s, total_s in ((0.1, 1.0), (0.6, 1.1), (0.5, 2.0)):
+        tally.add(0, Decoded([1, 2, 3], first_s, 1, total_s))
+    assert tally.decode_s == pytest.approx(0.9), "and not the median total less the median first"
+    assert tally.seconds == {"first_s": [[0.1, 0.6, 0.5]], "total_s": [[1.0, 1.1, 2.0]]}
+
+
 def test_a_decoder_that_fails_leaves_the_contest_and_the_others_go_on() -> None:
     calls: list[tuple[str, int]] = []
     advanced = []

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from paceline.bench import page as benchmarks_page
+from paceline.bench.circumstances import circumstances
 from paceline.bench.load.plots import body_label
 from paceline.bench.page import page
 from paceline.bench.plots import _shown
@@ -90,10 +91,10 @@ def test_a_server_under_load_is_told_with_its_command_and_its_texts(file: Path) 
     served = json.loads(file.read_text())
     text = page({}, {file.name: ["images/x-load.png"]}, {file.name: served})
     assert "paceline bench serve" in text
-    assert "the record does not say" in text
     assert "8 distinct prompts of e2e" in text
     assert "the same text in 1024 of 1024 pairs" in text
-    assert "| 64 | drafting on | 2220.8 |" in text
+    rate = served["levels"][-1]["bodies"]["body"]["tokens_per_s"]
+    assert f"| 64 | drafting on | {rate:.1f} |" in text
     assert "requests at once: the server under load" in text, "pictures have words"
 
 
@@ -104,6 +105,8 @@ def test_how_a_server_was_started_is_said_where_it_told() -> None:
     text = page({}, {}, {file.name: {**served, "server": {**served["server"], "speculation": told}}})
     assert "m, ngram+model drafting, match verifying, adaptive deciding, up to 16 requests at once" in text
     assert "does not say" not in text
+    older = {**served, "server": {name: value for name, value in served["server"].items() if name != "speculation"}}
+    assert "the record does not say" in page({}, {}, {file.name: older})
 
 
 def test_bodies_are_called_by_what_they_switch() -> None:
@@ -133,3 +136,19 @@ def test_the_page_is_that_of_the_records(tmp_path: Path, monkeypatch: pytest.Mon
         monkeypatch.setattr(benchmarks_page, plot, drawn)
     benchmarks_page.main(RECORDS, tmp_path)
     assert (tmp_path / "benchmarks.md").read_text() == (docs / "benchmarks.md").read_text()
+
+
+def test_what_a_run_was_made_with_is_said_where_it_is_known() -> None:
+    old = record(row("plain", 50, 100, 0.4), prefill={"plain": 300.0}) | {"threads": 2}
+    lines = circumstances(old, "one.json")
+    assert "- Peer: other 1, weights Q8_0" in lines
+    assert any("were not stopped between their turns" in line for line in lines)
+    machine = {"family": ["25", "17", "1"], "instructions": ["avx2", "avx512_vnni"], "huge_pages": "madvise"}
+    peer = {"version": "1", "weights": "int8", "options": {"draft": "5 tokens"}, "stopped_between": True}
+    new = old | {"machine": old["machine"] | machine, "peers": {"other": peer}, "settings": {"drafts": [], "auto": "ngram"}}
+    lines = circumstances(new, "one.json")
+    assert "- Machine: one (family 25, model 17), 2 cores, Linux; 2 threads" in lines
+    assert "- Instructions: avx2, avx512_vnni; large pages: madvise" in lines
+    assert "- `auto` is `ngram` under `adaptive`" in lines
+    assert "- Peer: other 1, weights int8; draft: 5 tokens" in lines
+    assert not any("stopped" in line for line in lines)

@@ -77,6 +77,14 @@ def test_the_record_holds_both_terms_of_every_ratio(monkeypatch, capsys, models,
     assert rows["raw", "plain"]["tau"] == 1.0
     assert record["tau"]["raw"][f"model:{draft}"] > 1.0
     assert 0 < record["acceptance_by_depth"]["raw"][f"model:{draft}"][0] <= 1
+    seconds = rows["raw", "plain"]["seconds"]
+    assert [len(repeats) for repeats in seconds["total_s"]] == [1, 1], "every measurement, by prompt"
+    assert rows["raw", "plain"]["decode_s"] == pytest.approx(
+        sum(total - first for (total,), (first,) in zip(seconds["total_s"], seconds["first_s"], strict=True))
+    )
+    least, most = record["prefill"]["range_ms"]["plain"]
+    assert least <= record["prefill"]["ms"]["plain"] <= most
+    assert "/" not in record["settings"]["auto"], "no path of this machine"
     assert set(rows["raw", "ngram"]["step_ms"]) == {"draft", "forward", "verify", "commit", "other"}
     assert list(record["verify_cost"]["ms"]["paceline"]) == ["1", "2", "4", "8", "16", "32", "64"]
     floor = record["verify_cost"]["floor"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -145,7 +146,8 @@ class _Run:
                 "repeats": settings.repeats,
                 "context_tokens": settings.context_tokens,
                 "drafts": list(self.ours)[1:],
-                "auto": automatic(str(self.source)),
+                # by the draft's name: where it lies on this machine is nobody's business
+                "auto": re.sub(r'"[^"]*[/\\]([^"/\\]+)"', r'"\1"', automatic(str(self.source))),
                 "temperature": settings.temperature,
                 "greedy": settings.temperature == 0.0,
             },
