@@ -20,7 +20,7 @@ from grammars import SENTENCE
 from paceline.cache.base import Branching
 from paceline.compose import build_drafter, build_policy, build_verifier
 from paceline.datastore import build
-from paceline.drafters.base import Drafter, Surroundings
+from paceline.drafters.base import Surroundings
 from paceline.engine.engine import Engine
 from paceline.engine.scheduler import Limits
 from paceline.models.base import LanguageModel
@@ -31,6 +31,7 @@ from paceline.params import Grammar, SamplingParams
 from paceline.registry import CACHES, DRAFTERS, POLICIES, VERIFIERS
 from paceline.spec import SpecError
 from paceline.speculative import Speculative
+from test_registry import classes
 from tiny import save_tiny
 
 LONGEST = 40
@@ -177,8 +178,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def needs_trees(spec: str) -> bool:
     """Whether a drafter of the spec says that it is of no use without branches."""
-    named = [DRAFTERS[name].load() for name in DRAFTERS if name in re.split(r"[:+^]", spec)]
-    kinds = [kind for module in named for kind in vars(module).values() if isinstance(kind, type) and issubclass(kind, Drafter)]
+    kinds = [kind for name in DRAFTERS if name in re.split(r"[:+^]", spec) for kind in classes(name)]
     return any(kind.branching is Branching.TREE for kind in kinds)
 
 

@@ -9,9 +9,15 @@ from pathlib import Path
 
 def processor() -> str:
     """The processor's name where the system tells it."""
+    return core().get("model name", platform.machine())
+
+
+def core() -> dict[str, str]:
+    """What Linux says of the first core, by its own names; nothing elsewhere."""
     cpuinfo = Path("/proc/cpuinfo")
-    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
+    text = cpuinfo.read_text() if cpuinfo.exists() else ""
+    lines = (line.partition(":") for line in text.partition("\n\n")[0].splitlines())
+    return {name.strip(): value.strip() for name, _, value in lines}
 
 
 def free_bytes() -> int:

@@ -24,6 +24,11 @@ def threads(record: dict[str, Any]) -> str:
     return f"{record['threads']} thread" + ("s" if record["threads"] != 1 else "")
 
 
+def without_folders(spec: str) -> str:
+    """A spec whose paths are their last parts: where they lie on one machine is nobody's business on another."""
+    return re.sub(r'"([^"]*)"', lambda quoted: f'"{Path(quoted[1]).name}"', spec)
+
+
 def written(record: dict[str, Any], folder: Path) -> Path:
     """Write the record to `folder`, over one of the same settings. Raises BenchError where it cannot."""
     file = folder / f"bench-{title(record)}.json"

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import platform
 import subprocess
+from contextlib import suppress
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from paceline.machine import processor
+from paceline.machine import core, processor
 from paceline.version import __version__
 
 _PACKAGES = ("torch", "transformers", "numpy")
@@ -38,21 +39,14 @@ def origin() -> dict[str, Any]:
 
 def _details() -> dict[str, Any]:
     """What tells processors of one name apart, and whether large pages are given; nothing where Linux does not say it."""
-    lines = _read(Path("/proc/cpuinfo")).partition("\n\n")[0].splitlines()
-    told = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
-    pages = _read(Path("/sys/kernel/mm/transparent_hugepage/enabled"))
+    told, pages = core(), ""
+    with suppress(OSError):
+        pages = Path("/sys/kernel/mm/transparent_hugepage/enabled").read_text(encoding="utf-8")
     return {
         "family": [told[key] for key in ("cpu family", "model", "stepping") if key in told],
         "instructions": [flag for flag in told.get("flags", "").split() if flag.startswith(_INSTRUCTIONS)],
         "huge_pages": pages.partition("[")[2].partition("]")[0] or None,
     }
-
-
-def _read(file: Path) -> str:
-    try:
-        return file.read_text(encoding="utf-8")
-    except OSError:
-        return ""
 
 
 def commit() -> str | None:

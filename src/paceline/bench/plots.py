@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paceline.bench.files import threads
+from paceline.bench.files import threads, without_folders
 from paceline.bench.ours import PLAIN
 from paceline.bench.pictures import pyplot_for_files, saved
 
@@ -42,7 +41,7 @@ def _subject(record: dict[str, Any]) -> str:
 
 def _shown(mode: str, wide: int | None = None) -> str:
     """A mode without quotes, its paths by their last part; broken behind commas into lines of about `wide` characters."""
-    mode = re.sub(r'"([^"]*)"', lambda quoted: Path(quoted[1]).name, mode)
+    mode = without_folders(mode).replace('"', "")
     if wide is None or len(mode) <= wide:
         return mode
     return mode.replace(",", ",\n")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -18,6 +17,7 @@ import torch
 from paceline.bench.batches import batch_rows
 from paceline.bench.contest import Decoder, DecoderFailed, Rules, contest
 from paceline.bench.curves import FORWARDS, PREFILL, ROWS, VERIFY_CONTEXT, verify_curve
+from paceline.bench.files import without_folders
 from paceline.bench.grow import grown
 from paceline.bench.memory import peak_of_answering
 from paceline.bench.origin import origin
@@ -146,8 +146,7 @@ class _Run:
                 "repeats": settings.repeats,
                 "context_tokens": settings.context_tokens,
                 "drafts": list(self.ours)[1:],
-                # by the draft's name: where it lies on this machine is nobody's business
-                "auto": re.sub(r'"[^"]*[/\\]([^"/\\]+)"', r'"\1"', automatic(str(self.source))),
+                "auto": without_folders(automatic(str(self.source))),
                 "temperature": settings.temperature,
                 "greedy": settings.temperature == 0.0,
             },

@@ -88,7 +88,6 @@ class Drafter(ABC):
 
     def settle(self, key: int) -> None:
         """A sequence ended and is kept for others to go on from: nothing but `fork` and `release` will be asked of its state."""
-        return
 
     def release(self, key: int) -> None:
         """Forget a sequence; a no-op for one never seen."""

@@ -86,7 +86,6 @@ class LanguageModel(ABC):
 
     def settle(self, key: int) -> None:
         """As `Drafter.settle`; a no-op but for a cascade."""
-        return
 
     def extend(
         self,
