@@ -12,7 +12,7 @@ import torch
 from paceline.kernels.native import arithmetic, drafting, rows
 from paceline.kernels.native.compiled import SOURCES
 from paceline.kernels.native.formats import BLOCK, GROUP, LARGEST, Format, Packed
-from paceline.kernels.native.layout import BYTES, HALVES, WORDS
+from paceline.kernels.native.layout import BYTES, HALVES, HALVES_AND_REST, WORDS
 from paceline.kernels.native.matrix_unit import fewest_rows
 from paceline.kernels.native.memory import float_of, floats, half_copied, put, put_half
 from paceline.kernels.native.products import laid_as, product_address
@@ -147,6 +147,8 @@ def laid_out(activations: torch.Tensor, packed: Packed) -> torch.Tensor:
     full[:, :inputs] = activations
     bits = packed.form.activation_bits
     if laid_as(packed.form) == HALVES:
+        return full.bfloat16().view(count, -1, GROUP).permute(1, 0, 2).contiguous().view(torch.int8).flatten()
+    if laid_as(packed.form) == HALVES_AND_REST:
         upper = full.bfloat16()
         both = torch.stack([upper, (full - upper.float()).bfloat16()], 1)
         return both.view(count, 2, -1, GROUP).permute(2, 1, 0, 3).contiguous().view(torch.int8).flatten()
@@ -213,6 +215,8 @@ def multiplied(
 def as_read(activations: torch.Tensor, form: Format) -> torch.Tensor:
     """float32 [..., K]: what a format makes of activations before it multiplies them."""
     if laid_as(form) == HALVES:
+        return activations.bfloat16().float()
+    if laid_as(form) == HALVES_AND_REST:
         upper = activations.bfloat16().float()
         return upper + (activations - upper).bfloat16().float()
     if not form.scaled:

@@ -14,7 +14,7 @@ from compiled import as_read
 from models.test_families import largest_error
 from native import FORMATS, checkpoint, native, rewritten, with_half_keys
 from paceline.kernels.native.formats import FORMATS as FORMS, represented
-from paceline.kernels.native.layout import HALVES
+from paceline.kernels.native.layout import HALVES_AND_REST
 from paceline.kernels.native.products import laid_as
 from paceline.models.base import LanguageModel, ModelError
 from paceline.models.load import load_model
@@ -327,7 +327,8 @@ these models noise of 2**-17 of every activation moves logits by as much, noise 
 _TOLERANCES = {
     "fp32": TOLERANCE,
     "fp16": HALVES_TOLERANCE,
-    "bf16": _NARROW_TOLERANCE if laid_as(FORMS["bf16"]) == HALVES else HALVES_TOLERANCE,
+    "bf16": _NARROW_TOLERANCE if laid_as(FORMS["bf16"]) == HALVES_AND_REST else HALVES_TOLERANCE,
+    "w16a16": 0.1,
     "int8": _NARROW_TOLERANCE,
     "int4": _NARROW_TOLERANCE,
     "w8a8": 0.5,

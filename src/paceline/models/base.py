@@ -17,7 +17,7 @@ from paceline.tree import Budget, DraftTree
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 """Formats in which every road holds weights."""
-WEIGHTS = (*DTYPES, "int8", "int4", "w8a8")
+WEIGHTS = (*DTYPES, "w16a16", "int8", "int4", "w8a8")
 """Formats in which weights can be held, those of packed weights included; losslessness is against the target in its format."""
 
 

@@ -12,7 +12,7 @@ import torch
 from paceline.kernels.native import layout
 from paceline.kernels.native.arena import Arena
 from paceline.kernels.native.compiled import announced
-from paceline.kernels.native.formats import FORMATS, Packed, Rows, pack
+from paceline.kernels.native.formats import FORMATS, PLAIN, Packed, Rows, pack
 from paceline.kernels.native.products import highest_tile, laid_as, panels_together, product_address
 from paceline.kernels.native.vectors import PANEL
 from paceline.models.alternating import Alternating
@@ -135,8 +135,7 @@ class Weights:
 
     def _model(self, layers: int) -> np.ndarray:
         form = self.form
-        kinds = {name: kind for kind, name in _STORED.items()}
-        self._embedding = self._embedding.to(kinds.get(self.format, self._embedding.dtype))
+        self._embedding = self._embedding.to(PLAIN.get(self.format, self._embedding.dtype))
         self._kept.append(self._embedding)
         record = np.zeros(1, layout.MODEL)
         for field in ("hidden", "heads", "key_heads", "head_size", "rotary", "inner", "vocabulary"):

@@ -157,7 +157,7 @@ def test_sums(count: int) -> None:
 
 @pytest.mark.parametrize("count", [1, 31, 32, 33, 70, 96])
 @pytest.mark.parametrize("height", [1, 5, MOST_ROWS, HIGHEST])
-@pytest.mark.parametrize("name", ["w8a8", "int8", "bf16"])
+@pytest.mark.parametrize("name", ["w8a8", "int8", "bf16", "w16a16"])
 def test_narrow_activations_lie_as_the_tiles_read_them(count: int, height: int, name: str) -> None:
     rows = torch.randn(height, count, generator=torch.Generator().manual_seed(count)) * torch.logspace(-4, 4, height)[:, None]
     rows[0, : count // 2] = 0

@@ -186,7 +186,7 @@ def test_small_weights_lose_no_more_than_large_ones(size: float) -> None:
         assert lost(name, size * weight) < 1.1 * lost(name, weight)
 
 
-@pytest.mark.parametrize(("name", "share"), [("fp32", 0), ("fp16", 2**-11), ("bf16", 2**-8), ("int4", 1 / 13)])
+@pytest.mark.parametrize(("name", "share"), [("fp32", 0), ("fp16", 2**-11), ("bf16", 2**-8), ("w16a16", 2**-8), ("int4", 1 / 13)])
 def test_formats_round_as_far_as_their_bits_reach(name: str, share: float) -> None:
     weight = numbers(7, 3 * GROUP + 1)
     groups = torch.nn.functional.pad(weight, (0, GROUP - 1)).view(7, -1, GROUP)

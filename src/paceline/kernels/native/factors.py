@@ -9,14 +9,17 @@ from llvmlite import ir
 from paceline.kernels.native.formats import Format
 from paceline.kernels.native.vectors import (
     F16,
+    HALVES,
     I8,
     LANES,
     MULTIPLIES_BYTES,
+    MULTIPLIES_HALVES,
     PAIR_PRODUCTS,
     PAIRS,
     VECTOR,
     WORDS,
     external,
+    fused,
     repeated,
 )
 
@@ -24,6 +27,7 @@ WORDS_OF = {
     "fp32": VECTOR,
     "fp16": ir.VectorType(F16, LANES),
     "bf16": WORDS,
+    "w16a16": WORDS,
     "int8": WORDS,
     "int4": WORDS,
     "w8a8": WORDS,
@@ -39,9 +43,24 @@ def widened(builder: Any, form: Format, word: Any, step: int) -> Any:
         case "fp16":
             return builder.fpext(word, VECTOR)
         case "bf16":
-            high = builder.shl(word, repeated(16)) if step == 0 else builder.and_(word, repeated(-65536))
-            return builder.bitcast(high, VECTOR)
+            return _half_of(builder, word, step)
     raise ValueError(f"no tile widens the format {form.name!r}")
+
+
+def _half_of(builder: Any, words: Any, step: int) -> Any:
+    """The first or second bfloat16 of each word, as float32."""
+    high = builder.shl(words, repeated(16)) if step == 0 else builder.and_(words, repeated(-65536))
+    return builder.bitcast(high, VECTOR)
+
+
+def half_products(builder: Any, sums: Any, left: Any, right: Any) -> Any:
+    """Per lane: the sum plus the products of two pairs of bfloat16, one after the other."""
+    if MULTIPLIES_HALVES:
+        callee = external(builder, f"llvm.x86.avx512bf16.dpbf16ps.{32 * LANES}", VECTOR, [VECTOR, HALVES, HALVES])
+        return builder.call(callee, [sums, builder.bitcast(left, HALVES), builder.bitcast(right, HALVES)])
+    for step in (0, 1):
+        sums = fused(builder, _half_of(builder, left, step), _half_of(builder, right, step), sums)
+    return sums
 
 
 def whole_numbers(builder: Any, form: Format, word: Any, step: int) -> Any:

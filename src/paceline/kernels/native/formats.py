@@ -5,7 +5,8 @@ output side by side, so that a register holds the same input of LANES outputs. W
 they share (the largest magnitude maps to 127, or 7), and activations that meet them become whole numbers too, with float32
 scales, so that many products are summed exactly and several at a time. `int4` has a scale per output and group of 32 inputs, and
 activations of 16 bits one per row and group (ADR 0011). `int8` and `w8a8` have one per output, and one per row of activations, of
-16 bits and of 8, so that a processor's matrix unit can make their sums (ADR 0012, ADR 0013).
+16 bits and of 8, so that a processor's matrix unit can make their sums (ADR 0012, ADR 0013). In `w16a16` activations become bfloat16
+as weights do, for the instructions that multiply pairs of these (ADR 0014).
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ class Format:
     """bits: of one weight, scale aside. together: inputs that share a word of word_bytes.
 
     activation_bits: of the whole numbers that activations become; 0: they stay float32, and weights have no scales.
-    by_group: whether a scale serves GROUP inputs, not all. excess: how much more than its weight a word holds.
+    by_group: whether a scale serves GROUP inputs, not all. excess: how much more than its weight a word holds. halved: whether
+    activations become bfloat16.
     """
 
     name: str
@@ -45,6 +47,7 @@ class Format:
     activation_bits: int = 0
     by_group: bool = False
     excess: int = 0
+    halved: bool = False
 
     @property
     def scaled(self) -> bool:
@@ -69,10 +72,10 @@ class Format:
         return inputs if self.scaled_once else GROUP
 
     def row_bytes(self, inputs: int) -> int:
-        """Bytes of one row of activations: float32, or two bfloat16 each; or whole numbers with a scale and a sum, per group or,
-        with room to spare, per row."""
+        """Bytes of one row of activations: float32, or two bfloat16 each, or one; or whole numbers with a scale and a sum, per
+        group or, with room to spare, per row."""
         if not self.scaled:
-            return 4 * inputs
+            return (2 if self.halved else 4) * inputs
         numbers = inputs * self.activation_bits // 8
         return numbers + (8 * inputs // GROUP if self.by_group else BLOCK)
 
@@ -101,6 +104,7 @@ FORMATS = {
         Format("fp32", 32, 1, 4),
         Format("fp16", 16, 1, 2),
         Format("bf16", 16, 2, 4),
+        Format("w16a16", 16, 2, 4, halved=True),
         Format("int8", 8, 4, 4, activation_bits=16),
         Format("int4", 4, 8, 4, activation_bits=16, by_group=True, excess=8),
         Format("w8a8", 8, 4, 4, activation_bits=8, excess=128),
@@ -181,10 +185,11 @@ def represented(weight: torch.Tensor, form: Format) -> torch.Tensor:
         full[:, :inputs] = weight
         whole, scales = _quantized(full.view(outputs, -1, form.group(full.shape[1]), 1), form)
         return (whole * scales.float()).view(outputs, -1)[:, :inputs].contiguous()
-    return weight.to(_PLAIN[form.name]).float()
+    return weight.to(PLAIN[form.name]).float()
 
 
-_PLAIN = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+PLAIN = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16, "w16a16": torch.bfloat16}
+"""What numbers of a format without scales are held in."""
 
 
 def _quantized(groups: torch.Tensor, form: Format) -> tuple[torch.Tensor, torch.Tensor]:
@@ -202,7 +207,7 @@ def _words(values: torch.Tensor, form: Format) -> torch.Tensor:
             return values
         case "fp16":
             return values.half()
-        case "bf16":
+        case "bf16" | "w16a16":
             return _side_by_side(values.bfloat16(), 2)
         case "int8":
             return _side_by_side(values.to(torch.int8), 4)

@@ -21,9 +21,9 @@ MATRIX = np.dtype(
     align=True,
 )
 
-FLOATS, GROUPED, BYTES, WORDS, HALVES = range(5)
-"""Float32; whole numbers of 16 bits, scaled by group of inputs; of 8 bits, scaled by row; of 16 bits, scaled by row; bfloat16 and
-what they leave over.
+FLOATS, GROUPED, BYTES, WORDS, HALVES, HALVES_AND_REST = range(6)
+"""Float32; whole numbers of 16 bits, scaled by group of inputs; of 8 bits, scaled by row; of 16 bits, scaled by row; bfloat16;
+bfloat16 and what they leave over.
 """
 
 NORM = np.dtype(

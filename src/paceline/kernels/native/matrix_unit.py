@@ -2,9 +2,9 @@
 
 Of bytes it makes the same whole numbers as `tiles.py`, and they are scaled by the same roundings; so which of the two a row went
 through changes no bit of it. An activation of 16 bits is two signed bytes, which go through the unit as two rows, and whose sums
-are put together as often as `tiles.py` rounds. Its sums of bfloat16 are rounded in an order of its own; so with `bf16` all rows
-go through the unit, however few. It takes bfloat16 on both sides: an activation comes as two, the nearest and the nearest to what
-is left over, whose products are added one after the other.
+are put together as often as `tiles.py` rounds. Its sums of bfloat16 are rounded in an order of its own; so with `bf16` and
+`w16a16` all rows go through the unit, however few. It takes bfloat16 on both sides: with `bf16` an activation comes as two, the nearest
+and the nearest to what is left over, whose products are added one after the other.
 
 Source: Intel, "Intel 64 and IA-32 Architectures Software Developer's Manual", volume 1, chapter "Programming with Intel AMX".
 """
@@ -44,7 +44,7 @@ from paceline.kernels.native.vectors import (
     store,
 )  # fmt: skip
 
-_FEWEST_ROWS = {"bf16": 1, "int8": 4, "w8a8": 4}
+_FEWEST_ROWS = {"bf16": 1, "w16a16": 1, "int8": 4, "w8a8": 4}
 """From so many rows on the unit is faster than vectors, measured (ADR 0012, ADR 0013); with bfloat16 it has to be always."""
 HIGHEST = 32
 """Rows of the unit in the tallest tile: two registers of activations."""
@@ -172,7 +172,7 @@ class _Tile:
             turn = self.builder.add(first, loop.index)
             words = self.builder.add(self.words, self.builder.mul(turn, constant(_TURN)))
             self._ahead = self._lines_ahead(turn, vectors)
-            multiply = self._bytes if self.form.scaled else self._halves
+            multiply = self._of_lines if self.form.scaled or self.form.halved else self._halves_and_rest
             multiply(turn, words, vectors)
         for register, vector, row in self._sums(vectors):
             self._move("tilestored64", register, self._sums_of(vector, constant(row)), constant(_LINE))
@@ -234,15 +234,16 @@ class _Tile:
         place = self.builder.add(room, constant(vector * HIGHEST * _LINE))
         return self.builder.add(place, self.builder.mul(row, constant(_LINE)))
 
-    def _bytes(self, turn: Any, words: Any, vectors: range) -> None:
-        """The sums after BLOCK more inputs."""
+    def _of_lines(self, turn: Any, words: Any, vectors: range) -> None:
+        """The sums after one more line of each row: BLOCK inputs in bytes, or GROUP in bfloat16."""
         builder = self.builder
-        self._load_rows(builder.add(self.activations, builder.mul(turn, builder.mul(self.unit_rows, constant(BLOCK)))), VECTORS)
+        self._load_rows(builder.add(self.activations, builder.mul(turn, builder.mul(self.unit_rows, constant(_LINE)))), VECTORS)
+        instruction = "tdpbf16ps" if self.form.halved else "tdpbsud" if self.form.excess else "tdpbssd"
         for place, vector in enumerate(vectors):
             self._load_weights(words, vector, 6 + place % 2)
-            self._multiply("tdpbsud" if self.form.excess else "tdpbssd", VECTORS, 6 + place % 2, place, len(vectors))
+            self._multiply(instruction, VECTORS, 6 + place % 2, place, len(vectors))
 
-    def _halves(self, turn: Any, words: Any, vectors: range) -> None:
+    def _halves_and_rest(self, turn: Any, words: Any, vectors: range) -> None:
         """The sums after GROUP more inputs: first of the bfloat16, then of what these leave over."""
         builder, size = self.builder, self.builder.mul(self.rows, constant(2 * GROUP))
         upper = builder.add(self.activations, builder.mul(turn, builder.mul(size, constant(2))))

@@ -18,7 +18,7 @@ from llvmlite import ir
 from paceline.kernels.native import matrix_unit
 from paceline.kernels.native.compiled import SOURCES, kept
 from paceline.kernels.native.formats import FORMATS, Format
-from paceline.kernels.native.layout import BYTES, FLOATS, GROUPED, HALVES, WORDS
+from paceline.kernels.native.layout import BYTES, FLOATS, GROUPED, HALVES, HALVES_AND_REST, WORDS
 from paceline.kernels.native.memory import helper, intrinsic, prefetched
 from paceline.kernels.native.tiles import AHEAD, MOST_ROWS, emit_tile, most_rows
 from paceline.kernels.native.vectors import I64, PANEL, VECTORS, constant
@@ -50,7 +50,9 @@ def laid_as(form: Format) -> int:
         return GROUPED
     if form.scaled:
         return BYTES if form.activation_bits == 8 else WORDS
-    return HALVES if matrix_unit.suits(form) else FLOATS
+    if form.halved:
+        return HALVES
+    return HALVES_AND_REST if matrix_unit.suits(form) else FLOATS
 
 
 def panels_together(form: Format, panel_bytes: int) -> int:

@@ -1,5 +1,5 @@
 """Quantization of activations, in vector instructions: a group of inputs, or a row, as whole numbers with one scale, or a row as
-pairs of bfloat16.
+bfloat16, one or two for each number.
 
 Source: integer-only products of symmetric whole numbers, Jacob et al. (arXiv:1712.05877); a scale per row (token) or group after
 ZeroQuant (arXiv:2206.01861); sums of bfloat16 in place of a float32, Henry, Tang and Heinecke (arXiv:1904.06376).
@@ -107,6 +107,20 @@ row_of_pairs = _row_of(16, _write_pairs)
 
 
 @intrinsic
+def halved_row(context, source, inputs, target, stride):
+    """Round a row of float32 at `source`, a multiple of GROUP, to bfloat16; `stride` bytes from one GROUP of them to the next."""
+
+    def generate(context, builder, signature, arguments):
+        source, inputs, target, stride = arguments
+        with counted(builder, builder.udiv(inputs, constant(GROUP))) as loop:
+            numbers = load(builder, builder.add(source, builder.mul(loop.index, constant(4 * GROUP))), _NUMBERS, 4)
+            _store_halves(builder, _nearest_half(builder, numbers), builder.add(target, builder.mul(loop.index, stride)))
+        return context.get_dummy_value()
+
+    return types.void(*[types.int64] * 4), generate
+
+
+@intrinsic
 def split_row(context, source, inputs, target, stride):
     """Split a row of float32 at `source`, a multiple of GROUP, into bfloat16 and, as bfloat16 again, what these leave over:
     together they have 16 significant bits.
@@ -121,11 +135,16 @@ def split_row(context, source, inputs, target, stride):
             place = builder.add(target, builder.mul(loop.index, builder.mul(stride, constant(2))))
             upper = _nearest_half(builder, numbers)
             rest = builder.fsub(numbers, builder.bitcast(builder.shl(upper, ir.Constant(_WHOLE, [16] * GROUP)), _NUMBERS))
-            for half, at in ((upper, place), (_nearest_half(builder, rest), builder.add(place, stride))):
-                store(builder, builder.trunc(half, ir.VectorType(I16, GROUP)), at, 2)
+            _store_halves(builder, upper, place)
+            _store_halves(builder, _nearest_half(builder, rest), builder.add(place, stride))
         return context.get_dummy_value()
 
     return types.void(*[types.int64] * 4), generate
+
+
+def _store_halves(builder: Any, bits: Any, place: Any) -> None:
+    """bits: of GROUP bfloat16, as int32."""
+    store(builder, builder.trunc(bits, ir.VectorType(I16, GROUP)), place, 2)
 
 
 def _nearest_half(builder: Any, numbers: Any) -> Any:

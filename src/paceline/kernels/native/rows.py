@@ -11,11 +11,18 @@ import numpy as np
 
 from paceline.kernels.native import arithmetic
 from paceline.kernels.native.formats import BLOCK, FORMATS, GROUP, padded
-from paceline.kernels.native.layout import BYTES, FLOATS, HALVES, LAYER, NO_NORM, RMS, WORDS
+from paceline.kernels.native.layout import BYTES, FLOATS, HALVES, HALVES_AND_REST, LAYER, NO_NORM, RMS, WORDS
 from paceline.kernels.native.matrix_unit import fewest_rows
 from paceline.kernels.native.memory import barrier, floats, helper, put
 from paceline.kernels.native.products import asked_for, call_product
-from paceline.kernels.native.quantization import quantized_group, row_of_bytes, row_of_pairs, row_of_planes, split_row
+from paceline.kernels.native.quantization import (
+    halved_row,
+    quantized_group,
+    row_of_bytes,
+    row_of_pairs,
+    row_of_planes,
+    split_row,
+)
 from paceline.kernels.native.vectors import PANEL
 
 _f = np.float32
@@ -106,8 +113,8 @@ def narrowed(laid, row, count, inputs, own, tile, place, height):
     """One row as numbers of fewer bits. GROUPED: per group of inputs, of all rows of the tile in turn, the float32 scale, the
     int32 sum, and the words, each of two numbers. BYTES: per BLOCK of inputs, of all rows in turn, the bytes; behind them the
     scales and sums of all rows. WORDS: the same without sums, but 16 bits each, for vectors in pairs that cross, for the matrix
-    unit the upper bytes of all rows before the lower ones. HALVES: per group, of all rows in turn, the bfloat16; then what they
-    leave over.
+    unit the upper bytes of all rows before the lower ones. HALVES: per group, of all rows in turn, the bfloat16; and, with
+    HALVES_AND_REST, then what they leave over.
 
     own: where the row is laid if zeros must follow it.
     """  # fmt: skip
@@ -128,6 +135,8 @@ def narrowed(laid, row, count, inputs, own, tile, place, height):
         else:
             row_of_pairs(row, inputs, at, at + 4 * height, tile + place * 2 * BLOCK, stride)
     elif laid == HALVES:
+        halved_row(row, inputs, tile + place * 2 * GROUP, height * 2 * GROUP)
+    elif laid == HALVES_AND_REST:
         split_row(row, inputs, tile + place * 2 * GROUP, height * 2 * GROUP)
     else:
         for group in range(inputs // GROUP):

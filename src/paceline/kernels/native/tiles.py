@@ -17,7 +17,7 @@ from typing import Any
 
 from llvmlite import ir
 
-from paceline.kernels.native.factors import WORDS_OF, four_products, pair_products, whole_numbers, widened
+from paceline.kernels.native.factors import WORDS_OF, four_products, half_products, pair_products, whole_numbers, widened
 from paceline.kernels.native.formats import BLOCK, GROUP, SUMMED, Format
 from paceline.kernels.native.vectors import (
     F16,
@@ -49,10 +49,14 @@ AHEAD = max(8192, PAGES * PAGE)
 """Bytes by which a tile prefetches its panel: the latency of memory at the speed it is read, measured (ADR 0004). All pages that
 are fetched in turn have arrived when the first of them is read.
 """
+_TURNS = BLOCK // 4
+"""Words of inputs for which a row's activations lie side by side."""
 _SPARE = 5
 """Registers left for weights and broadcast activations."""
 _Step = Callable[[Any, list[Any], list[Any]], list[Any]]
 """(number of a word, the word of every output, sums) -> the sums after it."""
+_Products = Callable[[Any, Any, Any, Any], Any]
+"""(builder, sums, weights, factors) -> the sums after the products of what their lanes hold."""
 
 
 def most_rows(vectors: int) -> int:
@@ -86,7 +90,9 @@ def emit_tile(module: Any, form: Format, rows: int, vectors: int, first: int) ->
     ]
     start = _begun(builder, places, mode)
     body = _Body(builder, form, rows, vectors, first, panel, panel_bytes)
-    if not form.scaled:
+    if form.halved:
+        loops = body.pairwise
+    elif not form.scaled:
         loops = body.plain
     elif form.by_group:
         loops = body.grouped
@@ -159,6 +165,14 @@ class _Body:
 
         return self._walked(constant(0), self.builder.udiv(inputs, constant(self.form.together)), start, multiplied)
 
+    def pairwise(self, activations: Any, inputs: Any, start: list[Any]) -> list[Any]:
+        """One sum of products of bfloat16 over all inputs, pair after pair."""
+
+        def multiplied(word: Any, words: list[Any], sums: list[Any]) -> list[Any]:
+            return self._added_up(self._factors(activations, word, 2 * GROUP), words, half_products, sums)
+
+        return self._walked(constant(0), self.builder.udiv(inputs, constant(2)), start, multiplied)
+
     def bytewise(self, activations: Any, inputs: Any, start: list[Any]) -> list[Any]:
         """One sum of whole numbers over all inputs, exact in whatever order, which is scaled in the end."""
         builder = self.builder
@@ -216,8 +230,8 @@ class _Body:
         return sums
 
     def _factors(self, activations: Any, turn: Any, row_bytes: int) -> list[Any]:
-        """Addresses of what each row has for the `turn`-th four inputs. row_bytes: of BLOCK inputs."""
-        builder, turns = self.builder, BLOCK // 4
+        """Addresses of what each row has for the `turn`-th word. row_bytes: of so many words' inputs that lie side by side."""
+        builder, turns = self.builder, _TURNS
         block = builder.mul(builder.udiv(turn, constant(turns)), constant(self.rows * row_bytes))
         within = builder.mul(builder.urem(turn, constant(turns)), constant(row_bytes // turns))
         first = builder.add(activations, builder.add(block, within))
@@ -283,17 +297,17 @@ class _Body:
 
     def _products(self, factors: list[Any], words: list[Any], step: int, sums: list[Any]) -> list[Any]:
         """The sums after the `step`-th inputs of these words. factors: addresses of a word of each row."""
+        weights = [whole_numbers(self.builder, self.form, word, step) for word in words]
+        return self._added_up(factors, weights, four_products if self.form.activation_bits == 8 else pair_products, sums)
+
+    def _added_up(self, factors: list[Any], weights: list[Any], together: _Products, sums: list[Any]) -> list[Any]:
+        """The sums after the products of these weights with a word of each row, which lie at `factors`."""
         builder, following = self.builder, []
-        weights = [whole_numbers(builder, self.form, word, step) for word in words]
         for row, place in enumerate(factors):
             factor = splat(builder, load(builder, place, I32, 4))
             for vector in range(self.vectors):
-                following.append(self._added(sums[row * self.vectors + vector], weights[vector], factor))
+                following.append(together(builder, sums[row * self.vectors + vector], weights[vector], factor))
         return following
-
-    def _added(self, sums: Any, weights: Any, factor: Any) -> Any:
-        together = four_products if self.form.activation_bits == 8 else pair_products
-        return together(self.builder, sums, weights, factor)
 
     def _turns(self, inputs: Any) -> Any:
         """Words of a group, one after another: GROUP / together, found out from the panel's size.

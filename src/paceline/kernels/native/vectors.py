@@ -23,6 +23,19 @@ I8, I16, I32, I64 = ir.IntType(8), ir.IntType(16), ir.IntType(32), ir.IntType(64
 F16, F32 = ir.HalfType(), ir.FloatType()
 
 
+class _BFloat(ir.Type):
+    """bfloat16, which llvmlite has no name for."""
+
+    def _to_string(self) -> str:
+        return "bfloat"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _BFloat)
+
+    def __hash__(self) -> int:
+        return hash(_BFloat)
+
+
 VECTORS = 4
 """Registers to a panel."""
 
@@ -62,6 +75,10 @@ FUSES = bool(MACHINE.features & {"fma", "avx512f", "neon"})
 
 MULTIPLIES_BYTES = bool(MACHINE.features & {"avx512vnni", "avxvnni"})
 """Whether one instruction multiplies four pairs of bytes and adds them up."""
+
+
+MULTIPLIES_HALVES = MACHINE.lanes == 16 and "avx512bf16" in MACHINE.features
+"""Whether one instruction multiplies two pairs of bfloat16 and adds them up."""
 
 
 def _pair_products() -> str:
@@ -105,6 +122,7 @@ if MACHINE.lanes == 16:
 VECTOR = ir.VectorType(F32, LANES)
 WORDS = ir.VectorType(I32, LANES)
 PAIRS = ir.VectorType(I16, 2 * LANES)
+HALVES = ir.VectorType(_BFloat(), 2 * LANES)
 ZERO = ir.Constant(VECTOR, [0.0] * LANES)
 
 
