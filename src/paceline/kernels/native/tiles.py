@@ -321,11 +321,14 @@ class _Body:
 
     def _prefetch(self, offset: Any, reach: int) -> None:
         """Fetch `reach` bytes, or this part's share, that lie so far behind `offset` that they arrive when they are needed."""
-        builder, place = self.builder, self.builder.add(self.panel, constant(AHEAD))
+        builder, place, level = self.builder, self.builder.add(self.panel, constant(AHEAD)), 1
         if self._next is not None:
             place, offset, reach = self._next, builder.udiv(offset, constant(self._parts)), -(-reach // self._parts)
+            # a whole panel further on it would be out of the first one again; on its way there it takes the place of this panel's
+            # lines, which come from the second one
+            level = 2
         for line in lines_in_turn(builder, builder.add(place, offset), reach):
-            prefetch(builder, line)
+            prefetch(builder, line, level)
 
     def _at(self, vector: int, offset: Any, element_bytes: int) -> Any:
         """Address of a vector of elements at a byte offset of the panel."""

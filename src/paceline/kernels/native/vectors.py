@@ -172,11 +172,12 @@ def fused(builder: Any, a: Any, b: Any, c: Any) -> Any:
     return builder.call(external(builder, f"llvm.fma.v{LANES}f32", VECTOR, [VECTOR] * 3), [a, b, c])
 
 
-def prefetch(builder: Any, address: Any) -> None:
+def prefetch(builder: Any, address: Any, level: int = 1) -> None:
+    """Ask for a line of memory. level: of the cache that it is to be in."""
     name = "llvm.prefetch.p0"
     callee = external(builder, name, ir.VoidType(), [I8.as_pointer(), I32, I32, I32])
     pointer = builder.inttoptr(address, I8.as_pointer())
-    builder.call(callee, [pointer, ir.Constant(I32, 0), ir.Constant(I32, 3), ir.Constant(I32, 1)])
+    builder.call(callee, [pointer, ir.Constant(I32, 0), ir.Constant(I32, 4 - level), ir.Constant(I32, 1)])
 
 
 class Loop:
