@@ -5,8 +5,8 @@ output side by side, so that a register holds the same input of LANES outputs. W
 they share (the largest magnitude maps to 127, or 7), and activations that meet them become whole numbers too, with float32
 scales, so that many products are summed exactly and several at a time. `int4` has a scale per output and group of 32 inputs, and
 activations of 16 bits one per row and group (ADR 0011). `int8` and `w8a8` have one per output, and one per row of activations, of
-16 bits and of 8, so that a processor's matrix unit can make their sums (ADR 0012, ADR 0013). In `w16a16` activations become bfloat16
-as weights do, for the instructions that multiply pairs of these (ADR 0014).
+16 bits and of 8, so that a processor's matrix unit can make their sums (ADR 0012, ADR 0013). In `w16a16` activations become
+bfloat16 as weights do, for the instructions that multiply pairs of these (ADR 0014).
 """
 
 from __future__ import annotations

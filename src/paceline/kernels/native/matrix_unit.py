@@ -3,8 +3,8 @@
 Of bytes it makes the same whole numbers as `tiles.py`, and they are scaled by the same roundings; so which of the two a row went
 through changes no bit of it. An activation of 16 bits is two signed bytes, which go through the unit as two rows, and whose sums
 are put together as often as `tiles.py` rounds. Its sums of bfloat16 are rounded in an order of its own; so with `bf16` and
-`w16a16` all rows go through the unit, however few. It takes bfloat16 on both sides: with `bf16` an activation comes as two, the nearest
-and the nearest to what is left over, whose products are added one after the other.
+`w16a16` all rows go through the unit, however few. It takes bfloat16 on both sides: with `bf16` an activation comes as two,
+the nearest and the nearest to what is left over, whose products are added one after the other.
 
 Source: Intel, "Intel 64 and IA-32 Architectures Software Developer's Manual", volume 1, chapter "Programming with Intel AMX".
 """
