@@ -66,10 +66,11 @@ check: setup
 docs: setup
 	$(BIN)/python docs/generate.py
 
-# an hour or more of a quiet machine; peers run where `pip install -e '.[peers]'` was done before (llama.cpp is compiled by it; on
+# an hour or more of a quiet machine, half of it with THREADS=1; peers run where `pip install -e '.[peers]'` was done before (llama.cpp is compiled by it; on
 # processors with AMX it has been seen to crash on 8-bit weights, CFLAGS=-mno-amx-int8 CXXFLAGS=-mno-amx-int8 avoids it).
 # RECORDS=benchmarks/NAME keeps the runs of another machine beside those that are there
 RECORDS ?= benchmarks
+THREADS ?= 1 2
 MODEL_DRAFT := --draft 'model:"paceline-14m-draft",depth=5@int8'
 GROWN := --grow 16x768 --tasks e2e,sql --context 320 --max-tokens 64 --draft auto $(MODEL_DRAFT) --limit 4 --repeats 3
 OTHERS := llama.cpp,ctranslate2,openvino
@@ -80,11 +81,12 @@ bench: setup
 		--plot docs/images/step_overhead.png --lookup-plot docs/images/look_ups.png
 	rm -f benchmarks/serve-*.json
 	$(BIN)/python benchmarks/serve.py benchmarks
-	for threads in 1 2; do \
-		$(BIN)/paceline bench --threads $$threads --draft auto --draft ngram $(MODEL_DRAFT) --limit 6 --batch 4,16 --out $(RECORDS) && \
-		$(BIN)/paceline bench --threads $$threads $(GROWN) --weights fp32 --peers transformers,$(OTHERS) --out $(RECORDS) && \
-		$(BIN)/paceline bench --threads $$threads $(GROWN) --weights fp16 --peers $(OTHERS) --out $(RECORDS) && \
+	for threads in $(THREADS); do \
+		$(BIN)/paceline bench --threads $$threads --draft auto --draft ngram $(MODEL_DRAFT) --limit 4 --batch 4,16 --out $(RECORDS) && \
 		$(BIN)/paceline bench --threads $$threads $(GROWN) --weights int8 --peers $(OTHERS) --batch 4,16 --out $(RECORDS) && \
-		$(BIN)/paceline bench --threads $$threads $(GROWN) --weights w8a8 --peers $(OTHERS) --batch 4,16 --out $(RECORDS) || exit; \
+		$(BIN)/paceline bench --threads $$threads $(GROWN) --weights fp32 --peers transformers,$(OTHERS) --out $(RECORDS) && \
+		for weights in fp16 w16a16 w8a8; do \
+			$(BIN)/paceline bench --threads $$threads $(GROWN) --weights $$weights --peers $(OTHERS) --out $(RECORDS) || exit; \
+		done || exit; \
 	done
 	$(BIN)/python -m paceline.bench.page benchmarks docs

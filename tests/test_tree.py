@@ -130,6 +130,18 @@ def test_a_merger_holds_the_first_tree_and_then_what_the_second_adds(left: Draft
         assert source == ("left" if word in ours else "right")
 
 
+def test_what_one_drafter_holds_for_likely_leaves_the_rest_to_another_that_disagrees() -> None:
+    """Each was judged on its own; together they would count for more than certain. Which of them came first does not matter."""
+    sure = DraftTree((7, 1, 2), (-1, 0, 0), sources=("", "a", "a"), confidences=(1.0, 0.7, 0.2))
+    other = DraftTree((7, 3, 4, 2), (-1, 0, 1, 0), sources=("", "b", "b", "b"), confidences=(1.0, 0.5, 0.9, 0.1))
+    for merged in (sure.merged(other), other.merged(sure)):
+        held = {word: merged.confidences[node] for node, word in enumerate(words(merged))}
+        assert held[(1,)] == 0.7, "the likeliest is as likely as it was"
+        assert held[(3,)] == pytest.approx(0.5 * (1 - 0.7))
+        assert held[(3, 4)] == 0.9, "nothing else was said of what follows it"
+        assert held[(2,)] == 0.2, "what both hold is as likely as either says"
+
+
 @given(trees(source="left"), trees(source="right"))
 def test_a_merger_claims_no_drawn_proposal_that_it_cannot_show(left: DraftTree, right: DraftTree) -> None:
     for kind, other in product(Proposal, Proposal):

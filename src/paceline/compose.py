@@ -28,7 +28,7 @@ from paceline.verifiers.base import Exactness, Verifier
 
 
 def automatic(model_path: str) -> str:
-    """The spec `auto` stands for: the embedded draft of this target beside n-gram look-up, else n-gram look-up alone.
+    """The spec `auto` stands for: the embedded draft of this target beside n-gram look-up, else token recycling beside it.
 
     How deep the draft goes, if it is made at all, is for the policy; eight levels are more than a small machine ever asks for.
     A draft is free to be an approximation, so it is held in int8 where weights are packed: half as much to read, and hardly
@@ -36,7 +36,7 @@ def automatic(model_path: str) -> str:
     """
     draft = draft_of(model_path)
     held = "@int8" if packs_weights() else ""
-    return f'ngram+model:"{draft}",depth=8{held}' if draft else "ngram"
+    return f'ngram+model:"{draft}",depth=8{held}' if draft else "ngram+recycle"
 
 
 class IfItFits(str):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence as Many
 from typing import Protocol
 
 
@@ -43,3 +43,28 @@ class Union:
                 self.confidences.append(tree.confidences[node])
             place[node] = at
         return place
+
+    def weigh(self, first: Many[int], second: Many[int]) -> None:
+        """Where the two trees hold different tokens for likely, what the likelier one leaves is all that the other can have.
+
+        first, second: where the candidates of either tree are in the union. Both were judged on their own: together they would
+        count for more than certain.
+        """
+        both = set(first) & set(second)
+        if len(both) == len(first) or len(both) == len(second):
+            return
+        of_first, below = set(first), dict[int, list[int]]()
+        for node in (*first, *second):
+            below.setdefault(self.parents[node], []).append(node)
+        for nodes in below.values():
+            if len(nodes) == 1:
+                continue
+            taken = [0.0, 0.0]
+            for node in sorted({*nodes}, key=lambda node: -self.confidences[node]):
+                if node in both:
+                    taken = [share + self.confidences[node] for share in taken]
+                    continue
+                side = node not in of_first
+                # what its own tree holds beside it was judged with it
+                self.confidences[node] *= max(1.0 - taken[not side], 0.0)
+                taken[side] += self.confidences[node]

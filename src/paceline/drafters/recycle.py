@@ -18,7 +18,6 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence as Many
-from itertools import groupby
 from typing import Annotated
 
 import numpy as np
@@ -26,6 +25,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field
 
 from paceline.drafters.base import Drafter, Surroundings
+from paceline.kernels.successors import largest, note
 from paceline.models.base import Scores
 from paceline.sequence import Sequence
 from paceline.step import Verdict
@@ -55,23 +55,16 @@ def _acceptance(successors: int) -> list[float]:
 
 
 class _Table:
-    """tokens: int32 [V, k], the successors of every token, the likeliest first. shares: float16 [V, k], of the likelihood of all
+    """tokens: int32 [V, k], the successors of every token, the likeliest first. shares: float32 [V, k], of the likelihood of all
     k that each of them had."""
 
     def __init__(self, vocab_size: int, successors: int) -> None:
         self.tokens = np.full((vocab_size, successors), _NOTHING, np.int32)
-        self.shares = np.zeros((vocab_size, successors), np.float16)
+        self.shares = np.zeros((vocab_size, successors), np.float32)
 
     def take(self, seen: list[int], logits: torch.Tensor) -> None:
         """Note what follows each of `seen`; where a token was seen twice the later row counts. logits: float32 [n, V]."""
-        values, ids = _largest(logits, self.tokens.shape[1])
-        sound = np.isfinite(values).all(1)
-        if not sound.all():
-            values, ids, seen = values[sound], ids[sound], [seen[row] for row in np.flatnonzero(sound)]
-        weights = np.exp(values - values[:, :1])
-        # of repeated places numpy leaves the last value behind
-        self.tokens[seen] = ids
-        self.shares[seen] = weights / weights.sum(1, keepdims=True)
+        note(*_largest(logits, self.tokens.shape[1]), np.array(seen), self.tokens, self.shares)
 
 
 class RecycleDrafter(Drafter):
@@ -107,19 +100,24 @@ class RecycleDrafter(Drafter):
         return DraftTree.grown(self.name, tokens, parents, held)
 
     def observe(self, sequences: Many[Sequence], trees: Many[DraftTree], verdicts: Many[Verdict], scores: Scores) -> None:
-        rows = zip(sequences, trees, scores.of(trees), strict=True)
-        for tenant, group in groupby(sorted(rows, key=_tenant), key=_tenant):
-            self._take(tenant, [(tree, logits) for _, tree, logits in group])
+        tenants = {sequence.tenant for sequence in sequences}
+        if len(tenants) == 1:
+            seen = [token for tree in trees for token in tree.tokens]
+            self._take(tenants.pop(), seen, scores.logits[: len(seen)])
+            return
+        rows = scores.of(trees)
+        for tenant in tenants:
+            of = [at for at, sequence in enumerate(sequences) if sequence.tenant == tenant]
+            self._take(tenant, [token for at in of for token in trees[at].tokens], torch.cat([rows[at] for at in of]))
 
-    def _take(self, tenant: str, seen: list[tuple[DraftTree, torch.Tensor]]) -> None:
+    def _take(self, tenant: str, seen: list[int], logits: torch.Tensor) -> None:
         table = self._tables.get(tenant)
         if table is None:
             table = self._tables[tenant] = _Table(self._vocab_size, self._successors)
             if len(self._tables) > _TENANTS:
                 self._tables.popitem(last=False)
         self._tables.move_to_end(tenant)
-        logits = [rows for _, rows in seen]
-        table.take([token for tree, _ in seen for token in tree.tokens], torch.cat(logits) if len(logits) > 1 else logits[0])
+        table.take(seen, logits)
 
     def forget(self) -> None:
         self._tables.clear()
@@ -129,19 +127,13 @@ class RecycleDrafter(Drafter):
         return sum(table.tokens.nbytes + table.shares.nbytes for table in self._tables.values())
 
 
-_ALONE = 32768
-"""Values that torch looks through on one thread; its others would spin on the cores that the next forward needs."""
-
-
 def _largest(logits: torch.Tensor, count: int) -> tuple[np.ndarray, np.ndarray]:
     """float32 [n, count] and int64 [n, count]: the largest values of every row, in falling order, and where they are."""
-    found = [rows.topk(count) for rows in logits.split(max(_ALONE // logits.shape[1], 1))]
-    values, ids = ([part.cpu().numpy() for part in parts] for parts in zip(*found, strict=True))
-    return np.concatenate(values), np.concatenate(ids)
-
-
-def _tenant(row: tuple[Sequence, DraftTree, torch.Tensor]) -> str:
-    return row[0].tenant
+    if logits.device.type == "cpu":
+        # not by torch, whose threads would spin on the cores that the next forward needs
+        return largest(logits.contiguous().numpy(), count)
+    values, places = logits.topk(count)
+    return values.cpu().numpy(), places.cpu().numpy()
 
 
 def build(options: Options, surroundings: Surroundings) -> RecycleDrafter:

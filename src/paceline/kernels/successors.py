@@ -1,0 +1,80 @@
+"""Successors: of every row of logits the few largest, in one walk over it, noted behind the token whose row it is."""
+
+from __future__ import annotations
+
+from math import exp
+
+import numpy as np
+
+from paceline.kernels.lookups import compiled, helper
+
+_BLOCK = 64
+"""Numbers of which only the largest is compared with what is held; hardly any block of a large vocabulary has one to take."""
+
+
+@helper
+def _key(bits):
+    """int32 in the order of the float32 of these bits: below zero they are turned about."""
+    return np.int32(bits ^ np.int32(np.int32(bits >> np.int32(31)) & np.int32(0x7FFFFFFF)))
+
+
+@helper
+def _largest(row, keys, places):
+    """The largest of a row in falling order, of equal ones the first first. row: bits of float32; keys: as many as are wanted."""
+    held, count = 0, len(keys)
+    for begin in range(0, len(row), _BLOCK):
+        end = min(begin + _BLOCK, len(row))
+        top = np.int32(-(2**31))
+        for at in range(begin, end):
+            top = max(top, _key(row[at]))
+        if held == count and top <= keys[count - 1]:
+            continue
+        for at in range(begin, end):
+            key = _key(row[at])
+            if held == count and key <= keys[count - 1]:
+                continue
+            held = min(held + 1, count)
+            place = held - 1
+            while place > 0 and keys[place - 1] < key:
+                keys[place], places[place] = keys[place - 1], places[place - 1]
+                place -= 1
+            keys[place], places[place] = key, at
+
+
+@compiled
+def largest(logits, count):
+    """float32 and int64 [n, count]: the largest of every row in falling order, of equal ones the first first, and where they are.
+
+    logits: float32 [n, V], contiguous, with V at least `count`.
+    """
+    bits = logits.view(np.int32)
+    values, places = np.empty((len(logits), count), np.float32), np.empty((len(logits), count), np.int64)
+    keys = np.empty(count, np.int32)
+    for row in range(len(logits)):
+        _largest(bits[row], keys, places[row])
+        for place in range(count):
+            values[row, place] = logits[row, places[row, place]]
+    return values, places
+
+
+@compiled
+def note(values, places, seen, tokens, shares):
+    """Note what follows each of `seen`; where a token was seen twice the later row counts, one with no number among its largest
+    never.
+
+    values, places: of `largest`. seen: int64 [n]. tokens: int32 [V, k], the k successors of every token, the likeliest first.
+    shares: float32 [V, k], of the likelihood of all k that each of them has.
+    """
+    count = tokens.shape[1]
+    weights = np.empty(count)
+    for row in range(len(seen)):
+        token, first = seen[row], np.float64(values[row, 0])
+        if not (np.isfinite(first) and np.isfinite(values[row, count - 1])):
+            continue
+        total = 0.0
+        for place in range(count):
+            weights[place] = exp(np.float64(values[row, place]) - first)
+            total += weights[place]
+        for place in range(count):
+            tokens[token, place] = places[row, place]
+            shares[token, place] = weights[place] / total
