@@ -142,6 +142,19 @@ def test_what_one_drafter_holds_for_likely_leaves_the_rest_to_another_that_disag
         assert held[(2,)] == 0.2, "what both hold is as likely as either says"
 
 
+def test_a_token_that_both_hold_stands_against_nobody_who_knew_how_likely_it_is() -> None:
+    knows = DraftTree((7, 1, 2), (-1, 0, 0), sources=("", "a", "a"), confidences=(1.0, 0.9, 0.08))
+    for further in ((), (5,)):
+        agrees = DraftTree.chain(7, (1, *further), "b").rated((1.0, 0.5, *[0.6] * len(further)))
+        for merged in (knows.merged(agrees), agrees.merged(knows)):
+            held = {word: merged.confidences[node] for node, word in enumerate(words(merged))}
+            assert (held[(1,)], held[(2,)]) == (0.9, 0.08), "it was judged beside that token"
+    surer = DraftTree.chain(7, (1,), "b").rated((1.0, 0.98))
+    for merged in (knows.merged(surer), surer.merged(knows)):
+        held = {word: merged.confidences[node] for node, word in enumerate(words(merged))}
+        assert held[(2,)] == pytest.approx(0.08 * (1 - (0.98 - 0.9))), "what is likelier than it knew leaves less"
+
+
 @given(trees(source="left"), trees(source="right"))
 def test_a_merger_claims_no_drawn_proposal_that_it_cannot_show(left: DraftTree, right: DraftTree) -> None:
     for kind, other in product(Proposal, Proposal):

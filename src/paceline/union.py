@@ -26,6 +26,8 @@ class Union:
         self.tokens, self.parents, self.sources, self.confidences = [root], [-1], [""], [1.0]
         self._apart = apart
         self._children: dict[tuple[int, int], int] = {}
+        self._words: dict[int, tuple[float, float]] = {}
+        """Node that both trees hold -> how likely either says it is."""
 
     def take(self, tree: Nodes, nodes: Iterable[int], place: dict[int, int], probes: bool = False) -> dict[int, int]:
         """Add nodes of a tree; where each of its nodes is in the union. What both hold counts as likely as either says."""
@@ -33,7 +35,8 @@ class Union:
             parent, token = place[tree.parents[node]], tree.tokens[node]
             at = None if self._apart or probes else self._children.get((parent, token))
             if at is not None:
-                self.confidences[at] = max(self.confidences[at], tree.confidences[node])
+                self._words[at] = self.confidences[at], tree.confidences[node]
+                self.confidences[at] = max(self._words[at])
             else:
                 at = len(self.tokens)
                 self._children.setdefault((parent, token), at)
@@ -47,24 +50,22 @@ class Union:
     def weigh(self, first: Many[int], second: Many[int]) -> None:
         """Where the two trees hold different tokens for likely, what the likelier one leaves is all that the other can have.
 
-        first, second: where the candidates of either tree are in the union. Both were judged on their own: together they would
+        first, second: where the candidates of either tree are in the union. Each tree was judged on its own: together they would
         count for more than certain.
         """
-        both = set(first) & set(second)
-        if len(both) == len(first) or len(both) == len(second):
-            return
         of_first, below = set(first), dict[int, list[int]]()
-        for node in (*first, *second):
+        for node in dict.fromkeys((*first, *second)):
             below.setdefault(self.parents[node], []).append(node)
         for nodes in below.values():
             if len(nodes) == 1:
                 continue
-            taken = [0.0, 0.0]
-            for node in sorted({*nodes}, key=lambda node: -self.confidences[node]):
-                if node in both:
-                    taken = [share + self.confidences[node] for share in taken]
-                    continue
-                side = node not in of_first
-                # what its own tree holds beside it was judged with it
-                self.confidences[node] *= max(1.0 - taken[not side], 0.0)
-                taken[side] += self.confidences[node]
+            # by tree: how much likelier than it says itself are tokens that the other holds
+            against = [0.0, 0.0]
+            for node in sorted(nodes, key=lambda node: -self.confidences[node]):
+                words = self._words.get(node)
+                if words is not None:
+                    against = [more + self.confidences[node] - word for more, word in zip(against, words, strict=True)]
+                else:
+                    side = node not in of_first
+                    self.confidences[node] *= max(1.0 - against[side], 0.0)
+                    against[not side] += self.confidences[node]

@@ -118,7 +118,7 @@ def test_rows_that_hold_no_numbers_teach_nothing() -> None:
     assert [len(drafter.propose([owner_of("", token)], [Budget(8, 1)])[0]) > 1 for token in (1, 2, 3)] == [True, False, False]
 
 
-def test_tenants_do_not_see_each_other_and_few_are_remembered() -> None:
+def test_tenants_do_not_see_each_other() -> None:
     drafter = RecycleDrafter(Options(), VOCABULARY)
     trees = [DraftTree.root(3), DraftTree.root(3)]
     drafter.observe(
@@ -127,15 +127,42 @@ def test_tenants_do_not_see_each_other_and_few_are_remembered() -> None:
     assert words(drafter.propose([owner_of("one", 3)], [Budget(1, 1)])[0]) == {(int(noise(2, 1)[0].argmax()),)}
     assert words(drafter.propose([owner_of("other", 3)], [Budget(1, 1)])[0]) == {(int(noise(2, 1)[1].argmax()),)}
     assert len(drafter.propose([owner_of("third", 3)], [Budget(1, 1)])[0]) == 1
-    held = drafter.held_bytes
-    for number in range(20):
-        teach(drafter, "one", trees[0], noise(1, 0))
-        teach(drafter, f"more {number}", trees[0], noise(1, 0))
-    assert held < drafter.held_bytes == 8 * VOCABULARY * 8 * 8
-    assert len(drafter.propose([owner_of("one", 3)], [Budget(1, 1)])[0]) == 2
-    assert len(drafter.propose([owner_of("other", 3)], [Budget(1, 1)])[0]) == 1
     drafter.forget()
     assert drafter.held_bytes == 0
+
+
+def test_what_is_held_is_bounded_and_nobody_in_flight_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("paceline.drafters.recycle._MOST_TOKENS", 1024)
+    drafter = RecycleDrafter(Options(), VOCABULARY)
+
+    def knows(tenant: str) -> bool:
+        return len(drafter.propose([owner_of(tenant, 3)], [Budget(1, 1)])[0]) > 1
+
+    for number in range(20):
+        teach(drafter, "one", DraftTree.root(3), noise(1, 0))
+        teach(drafter, f"more {number}", DraftTree.root(3), noise(1, 0))
+    assert [knows(tenant) for tenant in ("one", "more 19", "more 17", "more 16")] == [True, True, True, False]
+    many = [f"at once {number}" for number in range(12)]
+    for _ in range(2):
+        scores = Scores(noise(12, 1))
+        drafter.observe([owner_of(tenant, 3) for tenant in many], [DraftTree.root(3)] * 12, [Verdict((), (1,))] * 12, scores)
+    assert all(map(knows, many))
+    assert not knows("one")
+
+
+def test_a_table_grows_with_the_tokens_that_were_seen() -> None:
+    size = 3000
+    drafter = RecycleDrafter(Options(), size)
+    logits = noise(size, 0, 40)
+    for first in range(0, size, 500):
+        part = tuple(range(first, first + 500))
+        wide = torch.full((500, size), -9.0)
+        wide[:, :40] = logits[first : first + 500]
+        teach(drafter, "", DraftTree(part, (-1, *[0] * 499)), wide)
+    for token in (0, 255, 256, 1700, size - 1):
+        tree = drafter.propose([owner_of("", token)], [Budget(1, 1)])[0]
+        assert tree.tokens[1] == int(logits[token].argmax())
+    assert drafter.held_bytes < 4 * size * 64
 
 
 @pytest.mark.parametrize("size", [8, 10, VOCABULARY, 4096, 32775])

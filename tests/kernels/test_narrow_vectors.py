@@ -24,13 +24,24 @@ from paceline.kernels.native.vectors import LANES, MATRIX_UNIT, MULTIPLIES_BYTES
 assert (LANES, MULTIPLIES_BYTES, bool(PAIR_PRODUCTS), MATRIX_UNIT) == ({lanes}, {fours}, {pairs}, False)
 inputs = 2 * SUMMED + 70
 weight, rows = torch.randn(100, inputs) / 4, torch.randn(MOST_ROWS, inputs)
-for name in ("fp32", "int8", "int4", "w8a8"):
+for name in ("fp32", "w16a16", "int8", "int4", "w8a8"):
     packed = pack(weight, FORMATS[name])
     alone = torch.cat([multiplied(packed, row[None]) for row in rows])
     for count in range(2, MOST_ROWS + 1):
         assert torch.equal(multiplied(packed, rows[:count]), alone[:count]), (name, count)
     wanted = as_read(rows, packed.form) @ represented(weight, FORMATS[name]).t()
     assert torch.allclose(alone[:, :100], wanted, atol=2e-2 if name == "w8a8" else 2e-3 if name != "fp32" else 1e-4), name
+"""
+
+PAIRS = """
+import sys, torch
+sys.path.insert(0, {tests!r})
+from compiled import multiplied
+from paceline.kernels.native.formats import FORMATS, pack
+from paceline.kernels.native.vectors import MULTIPLIES_HALVES
+draw = torch.Generator().manual_seed(1)
+weight, rows = torch.randn(64, 1024, generator=draw), torch.randn(5, 1024, generator=draw)
+print(MULTIPLIES_HALVES, multiplied(pack(weight, FORMATS["w16a16"]), rows).view(torch.int32).tolist())
 """
 
 REFUSED = """
@@ -56,6 +67,15 @@ class TestNarrow:
         if not llvm.get_host_cpu_features().get("avx512f"):
             pytest.skip("this processor has no AVX-512")
         narrowed(PRODUCT.format(tests=_TESTS, lanes=16, fours=False, pairs=False), "knl", _AVX2 + ",+avx512f,+avx512cd")
+
+    def test_pairs_of_bfloat16_have_the_bits_that_their_instruction_gives(self) -> None:
+        features = llvm.get_host_cpu_features()
+        if not features.get("avx512bf16") or features.get("amx-bf16"):
+            pytest.skip("this processor has no such instruction, or a matrix unit that is used instead")
+        name, script = llvm.get_host_cpu_name(), PAIRS.format(tests=_TESTS)
+        found = [narrowed(script, name, features.flatten() + more).split(" ", 1) for more in ("", ",-avx512bf16")]
+        assert [one for one, _ in found] == ["True", "False"]
+        assert found[0][1] == found[1][1]
 
     def test_vectors_multiply_bytes_where_the_matrix_unit_is_not_to_be_used(self) -> None:
         features = llvm.get_host_cpu_features()

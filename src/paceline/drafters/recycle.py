@@ -16,6 +16,7 @@ Cost: the best few of every row of logits, and the rows of the tree
 
 from __future__ import annotations
 
+import sys
 from collections import OrderedDict
 from collections.abc import Sequence as Many
 from typing import Annotated
@@ -25,6 +26,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field
 
 from paceline.drafters.base import Drafter, Surroundings
+from paceline.kernels.native.compiled import announced
 from paceline.kernels.successors import largest, note
 from paceline.models.base import Scores
 from paceline.sequence import Sequence
@@ -43,8 +45,10 @@ class Options(BaseModel):
     successors: Annotated[int, Field(ge=1, le=32)] = 8
 
 
-_TENANTS = 8
-"""Tables held at once; the one used longest ago is dropped."""
+_MOST_TOKENS = 2**17
+"""Tokens that all tables together have room for; then the table used longest ago is dropped, but none of this step's."""
+_FIRST_TOKENS = 256
+"""Room of a table as it begins."""
 _NOTHING = -1
 """In place of a token: nothing is known there yet."""
 
@@ -55,16 +59,30 @@ def _acceptance(successors: int) -> list[float]:
 
 
 class _Table:
-    """tokens: int32 [V, k], the successors of every token, the likeliest first. shares: float32 [V, k], of the likelihood of all
-    k that each of them had."""
+    """rows: token -> its row. tokens: int32 [R, k], the successors of every token seen, the likeliest first. shares: float32
+    [R, k], of the likelihood of all k that each of them had."""
 
-    def __init__(self, vocab_size: int, successors: int) -> None:
-        self.tokens = np.full((vocab_size, successors), _NOTHING, np.int32)
-        self.shares = np.zeros((vocab_size, successors), np.float32)
+    def __init__(self, successors: int) -> None:
+        self.rows: dict[int, int] = {}
+        self.tokens = np.full((_FIRST_TOKENS, successors), _NOTHING, np.int32)
+        self.shares = np.zeros((_FIRST_TOKENS, successors), np.float32)
 
     def take(self, seen: list[int], logits: torch.Tensor) -> None:
         """Note what follows each of `seen`; where a token was seen twice the later row counts. logits: float32 [n, V]."""
-        note(*_largest(logits, self.tokens.shape[1]), np.array(seen), self.tokens, self.shares)
+        rows = np.array([self.rows.setdefault(token, len(self.rows)) for token in seen])
+        lacking = len(self.rows) - len(self.tokens)
+        if lacking > 0:
+            more = ((0, max(lacking, len(self.tokens))), (0, 0))
+            self.tokens = np.pad(self.tokens, more, constant_values=_NOTHING)
+            self.shares = np.pad(self.shares, more)
+        values, places = _largest(logits, self.tokens.shape[1])
+        if len(values) != len(rows):
+            raise ValueError(f"{len(rows)} tokens and {len(values)} rows of logits")
+        note(values, places, rows, self.tokens, self.shares)
+
+    @property
+    def held_bytes(self) -> int:
+        return sys.getsizeof(self.rows) + self.tokens.nbytes + self.shares.nbytes
 
 
 class RecycleDrafter(Drafter):
@@ -72,11 +90,13 @@ class RecycleDrafter(Drafter):
     kinds = frozenset({Proposal.POINT})
 
     def __init__(self, options: Options, vocab_size: int) -> None:
-        self.options, self._vocab_size = options, vocab_size
-        self._successors = min(options.successors, vocab_size)
+        self.options, self._successors = options, min(options.successors, vocab_size)
         self.budget = Budget(options.nodes, options.depth)
         self._shape = optimal_tree(_acceptance(self._successors), options.nodes, options.depth)
         self._tables: OrderedDict[str, _Table] = OrderedDict()
+        with announced():
+            # compiles, or loads what is compiled, before anything is timed
+            _Table(self._successors).take([0], torch.zeros(1, self._successors))
 
     def propose(self, sequences: Many[Sequence], budgets: Many[Budget]) -> list[DraftTree]:
         return [self._one(sequence, budget) for sequence, budget in zip(sequences, budgets, strict=True)]
@@ -90,7 +110,9 @@ class RecycleDrafter(Drafter):
         for node, below in enumerate(children(self._shape, budget.nodes, budget.depth)):
             if below and node in places:
                 parent = places[node]
-                row = tokens[parent]
+                row = table.rows.get(tokens[parent])
+                if row is None:
+                    continue
                 for child, token, share in zip(below, table.tokens[row].tolist(), table.shares[row].tolist(), strict=False):
                     if token != _NOTHING:
                         places[child] = len(tokens)
@@ -100,38 +122,41 @@ class RecycleDrafter(Drafter):
         return DraftTree.grown(self.name, tokens, parents, held)
 
     def observe(self, sequences: Many[Sequence], trees: Many[DraftTree], verdicts: Many[Verdict], scores: Scores) -> None:
-        tenants = {sequence.tenant for sequence in sequences}
+        tenants = dict.fromkeys(sequence.tenant for sequence in sequences)
         if len(tenants) == 1:
             seen = [token for tree in trees for token in tree.tokens]
-            self._take(tenants.pop(), seen, scores.logits[: len(seen)])
-            return
-        rows = scores.of(trees)
-        for tenant in tenants:
-            of = [at for at, sequence in enumerate(sequences) if sequence.tenant == tenant]
-            self._take(tenant, [token for at in of for token in trees[at].tokens], torch.cat([rows[at] for at in of]))
+            self._table(*tenants).take(seen, scores.logits[: len(seen)])
+        else:
+            rows = scores.of(trees)
+            for tenant in tenants:
+                of = [at for at, sequence in enumerate(sequences) if sequence.tenant == tenant]
+                seen = [token for at in of for token in trees[at].tokens]
+                self._table(tenant).take(seen, torch.cat([rows[at] for at in of]))
+        room = sum(len(table.tokens) for table in self._tables.values())
+        while room > _MOST_TOKENS and len(self._tables) > len(tenants):
+            room -= len(self._tables.popitem(last=False)[1].tokens)
 
-    def _take(self, tenant: str, seen: list[int], logits: torch.Tensor) -> None:
+    def _table(self, tenant: str) -> _Table:
+        """The table of a tenant, which is now the one used last."""
         table = self._tables.get(tenant)
         if table is None:
-            table = self._tables[tenant] = _Table(self._vocab_size, self._successors)
-            if len(self._tables) > _TENANTS:
-                self._tables.popitem(last=False)
+            table = self._tables[tenant] = _Table(self._successors)
         self._tables.move_to_end(tenant)
-        table.take(seen, logits)
+        return table
 
     def forget(self) -> None:
         self._tables.clear()
 
     @property
     def held_bytes(self) -> int:
-        return sum(table.tokens.nbytes + table.shares.nbytes for table in self._tables.values())
+        return sum(table.held_bytes for table in self._tables.values())
 
 
 def _largest(logits: torch.Tensor, count: int) -> tuple[np.ndarray, np.ndarray]:
     """float32 [n, count] and int64 [n, count]: the largest values of every row, in falling order, and where they are."""
     if logits.device.type == "cpu":
-        # not by torch, whose threads would spin on the cores that the next forward needs
-        return largest(logits.contiguous().numpy(), count)
+        # nothing by torch, whose threads would spin on the cores that the next forward needs
+        return largest(np.ascontiguousarray(logits.numpy()), count)
     values, places = logits.topk(count)
     return values.cpu().numpy(), places.cpu().numpy()
 

@@ -14,7 +14,8 @@ _BLOCK = 64
 
 @helper
 def _key(bits):
-    """int32 in the order of the float32 of these bits: below zero they are turned about."""
+    """int32 in the order of the float32 of these bits: below zero they are turned about. What is no number is the
+    largest or, with the sign bit, the least."""
     return np.int32(bits ^ np.int32(np.int32(bits >> np.int32(31)) & np.int32(0x7FFFFFFF)))
 
 
@@ -58,23 +59,23 @@ def largest(logits, count):
 
 
 @compiled
-def note(values, places, seen, tokens, shares):
-    """Note what follows each of `seen`; where a token was seen twice the later row counts, one with no number among its largest
+def note(values, places, rows, tokens, shares):
+    """Note what follows a token in each of `rows`; of equal rows the later one counts, one with no number among its largest
     never.
 
-    values, places: of `largest`. seen: int64 [n]. tokens: int32 [V, k], the k successors of every token, the likeliest first.
-    shares: float32 [V, k], of the likelihood of all k that each of them has.
+    values, places: of `largest`. rows: int64 [n]. tokens: int32 [R, k], k successors, the likeliest first. shares: float32
+    [R, k], of the likelihood of all k that each of them has.
     """
     count = tokens.shape[1]
     weights = np.empty(count)
-    for row in range(len(seen)):
-        token, first = seen[row], np.float64(values[row, 0])
-        if not (np.isfinite(first) and np.isfinite(values[row, count - 1])):
+    for at in range(len(rows)):
+        first = np.float64(values[at, 0])
+        if not (np.isfinite(first) and np.isfinite(values[at, count - 1])):
             continue
         total = 0.0
         for place in range(count):
-            weights[place] = exp(np.float64(values[row, place]) - first)
+            weights[place] = exp(np.float64(values[at, place]) - first)
             total += weights[place]
         for place in range(count):
-            tokens[token, place] = places[row, place]
-            shares[token, place] = weights[place] / total
+            tokens[rows[at], place] = places[at, place]
+            shares[rows[at], place] = weights[place] / total

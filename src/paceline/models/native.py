@@ -2,8 +2,9 @@
 
 A second road beside the transformers adapter, behind the same contract. A row's logits have the same bits whatever rides beside
 it and on any number of threads, so that verifying equals decoding in every format, int4 included. Activations are float32, but
-whole numbers where they meet such weights, and two bfloat16 each where a matrix unit multiplies them with such; keys and values
-are float32 where weights are, else float16. Under formats of whole numbers embeddings keep the checkpoint's precision.
+whole numbers where they meet such weights, bfloat16 under `w16a16`, and two bfloat16 each where a matrix unit multiplies
+them under `bf16`; keys and values are float32 where weights are, else float16. Under formats of whole numbers embeddings keep the
+checkpoint's precision.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Confidence: a draft goes on as long as its drafter is sure enough of it.
 
 A draft model stops behind the first token it holds less likely than the threshold. Look-ups draft at no cost, so of theirs the
-nodes below the threshold are left out afterwards, judged by how often such drafts came true.
+nodes below the threshold are left out afterwards, judged by how often such drafts came true and by what likelier tokens of others
+leave them.
 
 Source: the assistant confidence threshold of transformers' assisted generation (Mamou et al., arXiv:2405.04304, section 3).
 """

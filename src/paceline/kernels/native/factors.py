@@ -54,11 +54,11 @@ def _half_of(builder: Any, words: Any, step: int) -> Any:
 
 
 def half_products(builder: Any, sums: Any, left: Any, right: Any) -> Any:
-    """Per lane: the sum plus the products of two pairs of bfloat16, one after the other."""
+    """Per lane: the sum plus the products of two pairs of bfloat16, the second pair's first."""
     if MULTIPLIES_HALVES:
         callee = external(builder, f"llvm.x86.avx512bf16.dpbf16ps.{32 * LANES}", VECTOR, [VECTOR, HALVES, HALVES])
         return builder.call(callee, [sums, builder.bitcast(left, HALVES), builder.bitcast(right, HALVES)])
-    for step in (0, 1):
+    for step in (1, 0):
         sums = fused(builder, _half_of(builder, left, step), _half_of(builder, right, step), sums)
     return sums
 

@@ -35,7 +35,7 @@ _MOST_INPUTS = (2**31 - 1) // 127**2
 class Format:
     """bits: of one weight, scale aside. together: inputs that share a word of word_bytes.
 
-    activation_bits: of the whole numbers that activations become; 0: they stay float32, and weights have no scales.
+    activation_bits: of the whole numbers that activations become; 0: they become none, and weights have no scales.
     by_group: whether a scale serves GROUP inputs, not all. excess: how much more than its weight a word holds. halved: whether
     activations become bfloat16.
     """

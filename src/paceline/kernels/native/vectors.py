@@ -60,7 +60,9 @@ def _detected() -> Machine:
     if listed is None:
         generic = os.environ.get("NUMBA_CPU_NAME") == "generic"
         listed = "" if generic else llvm.get_host_cpu_features().flatten()
-    present = frozenset(name[1:] for name in listed.split(",") if name.startswith("+"))
+    # of what is listed twice the last counts, as it does for LLVM
+    said = {feature[1:]: feature[0] == "+" for feature in listed.split(",") if feature}
+    present = frozenset(feature for feature, there in said.items() if there)
     if "avx512f" in present:
         return Machine(16, 32, present)
     if "avx2" in present and "fma" in present:
