@@ -13,13 +13,16 @@ from collections.abc import Sequence as Many
 
 from paceline.bench.contest import DecoderFailed
 
+_ALONE = "import runpy, sys; sys.modules['scipy'] = None; runpy.run_module('paceline', run_name='__main__', alter_sys=True)"
+"""The command line without SciPy, which comes with peers and is no part of Paceline: Numba imports it where it is, 17 MB."""
+
 
 def peak_of_answering(options: Many[str], threads: int) -> int | None:
     """The peak resident bytes of `paceline generate` with these options; None where the system does not tell.
 
     Raises DecoderFailed where it fails.
     """
-    call = [sys.executable, "-m", "paceline", "generate", *options, "--json"]
+    call = [sys.executable, "-c", _ALONE, "generate", *options, "--json"]
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
     answer = subprocess.run(call, capture_output=True, text=True, env=environment, stdin=subprocess.DEVNULL, check=False)
     if answer.returncode:
