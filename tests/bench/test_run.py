@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from paceline import LLM
 from paceline.bench import runner
 from paceline.bench.page import main as write_page
 from paceline.bench.peers import PEERS
@@ -20,7 +21,10 @@ FEW = ("--repeats", "1", "--max-tokens", "12", "--threads", "1")
 def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
     folder = tmp_path_factory.mktemp("models")
     longer = {"max_position_embeddings": 512}
-    return str(save_tiny(folder / "target", 3, **longer)), str(save_tiny(folder / "draft", 3, disturbed=0.3, **longer))
+    target = str(save_tiny(folder / "target", 3, **longer))
+    # compiles what a fresh machine lacks, which would be told beside what is tested here
+    LLM(target, "auto")
+    return target, str(save_tiny(folder / "draft", 3, disturbed=0.3, **longer))
 
 
 @pytest.fixture(scope="module")
