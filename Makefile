@@ -66,8 +66,9 @@ check: setup
 docs: setup
 	$(BIN)/python docs/generate.py
 
-# an hour or more of a quiet machine, half of it with THREADS=1; peers run where `pip install -e '.[peers]'` was done before (llama.cpp is compiled by it; on
-# processors with AMX it has been seen to crash on 8-bit weights, CFLAGS=-mno-amx-int8 CXXFLAGS=-mno-amx-int8 avoids it).
+# an hour or more of a quiet machine, half of it with THREADS=1; peers run where `pip install -e '.[peers]'` was done before
+# (llama.cpp is compiled by it; on processors with AMX it has been seen to crash on 8-bit weights,
+# CFLAGS=-mno-amx-int8 CXXFLAGS=-mno-amx-int8 avoids it).
 # RECORDS=benchmarks/NAME keeps the runs of another machine beside those that are there
 RECORDS ?= benchmarks
 THREADS ?= 1 2

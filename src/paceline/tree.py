@@ -345,7 +345,7 @@ class DraftTree:
         places = [union.take(tree, range(1, tree.candidates), {0: 0}) for tree in (self, other)]
         candidates = len(union.tokens)
         if not apart:
-            union.weigh(*([*place.values()][1:] for place in places))
+            union.weigh(max(places[0].values()) + 1)
         for tree, place in zip((self, other), places, strict=True):
             union.take(tree, range(tree.candidates, len(tree)), place, probes=True)
         both_coupled = self.kind is other.kind is Proposal.COUPLED

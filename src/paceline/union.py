@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence as Many
+from collections.abc import Iterable
 from typing import Protocol
 
 
@@ -47,14 +47,14 @@ class Union:
             place[node] = at
         return place
 
-    def weigh(self, first: Many[int], second: Many[int]) -> None:
+    def weigh(self, first: int) -> None:
         """Where the two trees hold different tokens for likely, what the likelier one leaves is all that the other can have.
 
-        first, second: where the candidates of either tree are in the union. Each tree was judged on its own: together they would
-        count for more than certain.
+        first: nodes of the union when it held one tree alone. Each tree was judged on its own: together they would count for more
+        than certain.
         """
-        of_first, below = set(first), dict[int, list[int]]()
-        for node in dict.fromkeys((*first, *second)):
+        below = dict[int, list[int]]()
+        for node in range(1, len(self.tokens)):
             below.setdefault(self.parents[node], []).append(node)
         for nodes in below.values():
             if len(nodes) == 1:
@@ -66,6 +66,6 @@ class Union:
                 if words is not None:
                     against = [more + self.confidences[node] - word for more, word in zip(against, words, strict=True)]
                 else:
-                    side = node not in of_first
+                    side = node >= first
                     self.confidences[node] *= max(1.0 - against[side], 0.0)
                     against[not side] += self.confidences[node]

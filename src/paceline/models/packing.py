@@ -16,13 +16,13 @@ from paceline.kernels.native.formats import FORMATS, PLAIN, Packed, Rows, pack
 from paceline.kernels.native.products import highest_tile, laid_as, panels_together, product_address
 from paceline.kernels.native.vectors import PANEL
 from paceline.models.alternating import Alternating
+from paceline.models.base import weights_name
 from paceline.models.forms import Form, Unsuited
 from paceline.models.free_memory import return_free_memory
 from paceline.models.rotation import Rotation
 from paceline.models.tensors import Tensors
 
 _KINDS = {"F32": "fp32", "F16": "fp16", "BF16": "bf16"}
-_STORED = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
 _NORMS = {
     layout.BEFORE_ATTENTION: "input_layernorm",
     layout.AFTER_ATTENTION: "post_attention_layernorm",
@@ -146,7 +146,7 @@ class Weights:
         record["kv_bytes"] = FORMATS[self.kv_format].bits // 8
         record["activation"] = layout.SILU if form.activation == "silu" else layout.GELU_TANH
         record["embedding"] = self._embedding.data_ptr()
-        record["embedding_kind"] = layout.EMBEDDING_KINDS.index(_STORED[self._embedding.dtype])
+        record["embedding_kind"] = layout.EMBEDDING_KINDS.index(weights_name(self._embedding.dtype))
         return record
 
     def _layer_matrices(self, prefix: str) -> list[tuple[int, ...]]:

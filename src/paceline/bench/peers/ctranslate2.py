@@ -12,7 +12,15 @@ from paceline.bench.contest import Decoded
 from paceline.bench.peers.base import Material, Mode, Peer
 from paceline.models.quiet import quiet
 
-_FORMATS = {**dict.fromkeys(("fp32", "fp16", "bf16", "w16a16"), "float32"), **dict.fromkeys(("int8", "w8a8", "int4"), "int8")}
+_FORMATS = {
+    "fp32": "float32",
+    "fp16": "float32",
+    "bf16": "float32",
+    "w16a16": "float32",
+    "int8": "int8",
+    "w8a8": "int8",
+    "int4": "int8",
+}
 """On a CPU it computes half precision in float32, and has no 4-bit weights."""
 
 
