@@ -109,7 +109,8 @@ class PanelCache(KVCache):
     def stage(self, step: Step) -> None:
         check_starts(step, self)
         for segment in step.segments:
-            self.reserve(segment.sequence.key, segment.end)
+            # room for the whole prompt at once: growing in between would hold, and copy, what was read of it so far
+            self.reserve(segment.sequence.key, max(segment.end, len(segment.sequence.tokens)))
         self._staged = step
 
     def slab(self, key: int) -> Slab:

@@ -81,8 +81,9 @@ class LLM:
     for `auto`, else `fixed`. weights: the target's format, one of `WEIGHTS`; the checkpoint's own precision unless given.
     beside: specs of drafters that draft beside it where a request gives them something to draft from. offer: specs of
     drafters for requests that name them. batch: sequences in flight. prefill_chunk: prompt tokens of one step, over all
-    sequences. cache_tokens: tokens that all sequences may hold in the target's cache. shortest_prefix: tokens of the shortest
-    beginning that requests share. Raises ModelError, SpecError or UnknownMethod, and ValueError where one of these is below 1.
+    sequences; what suits the target unless given. cache_tokens: tokens that all sequences may hold in the target's cache.
+    shortest_prefix: tokens of the shortest beginning that requests share. Raises ModelError, SpecError or UnknownMethod, and
+    ValueError where one of these is below 1.
 
     `generate`, `stream` and `use` may be called from several threads. One step runs at a time, for the requests of all: whoever
     waits for an answer runs it, and finds what the others' steps brought. A single stream is for one thread at a time, and
@@ -101,7 +102,7 @@ class LLM:
         beside: Many[str] = (),
         offer: Many[str] = (),
         batch: int = 8,
-        prefill_chunk: int = 512,
+        prefill_chunk: int | None = None,
         cache_tokens: int = 65536,
         shortest_prefix: int = Limits.shortest_prefix,
     ) -> None:
@@ -111,7 +112,8 @@ class LLM:
         self.target: LanguageModel = load_model(self.path, weights=weights)
         self.tokenizer = Tokenizer(self.path)
         self.lossy = lossy
-        self.limits = Limits(batch, prefill_chunk, cache_tokens, shortest_prefix)
+        chunk = self.target.prefill_chunk if prefill_chunk is None else prefill_chunk
+        self.limits = Limits(batch, chunk, cache_tokens, shortest_prefix)
         self._verifier, self._policy = build_verifier(verify), policy
         self._beside, self._offer = tuple(beside), tuple(offer)
         self._load = lru_cache(maxsize=4)(_checkpoint)

@@ -70,6 +70,8 @@ class LanguageModel(ABC):
     """What ends a text, as the checkpoint says; empty where it does not."""
     is_cascade = False
     """Whether others draft for it while it drafts, in an `extend` of its own."""
+    prefill_chunk = 512
+    """Prompt tokens of one step that suit it, unless the user says how many."""
     returns_early = False
     """Whether `score` returns while a GPU is still at work; whoever reads a number waits for it."""
 

@@ -50,11 +50,11 @@ class Settings(BaseModel):
     api_key_file (a key a line): a client must show one of them; without any, only this machine is served, unless `insecure`.
     allowed_hosts: names that a Host header may carry, "*" for any; if empty, those of this machine, or any where the server
     listens beyond it. cors_origins: pages of other origins that may call. root_path: what a proxy cuts off in front of every
-    path. batch: sequences in flight. prefill_chunk: prompt tokens of one step. cache_tokens: that all sequences may hold. queue:
-    requests that may wait before the next is told 429. max_prompt_chars: characters of a request's prompts or conversation, and
-    tokens of its prediction, counted once per choice. default_max_tokens: where a request names none; None for what the
-    endpoint's own API says. body_timeout_s: until a body has arrived whole. drain_timeout_s: what running requests get once the
-    server is told to stop. log_prompts: logs may hold texts of requests.
+    path. batch: sequences in flight. prefill_chunk: prompt tokens of one step; what suits the model unless given. cache_tokens:
+    that all sequences may hold. queue: requests that may wait before the next is told 429. max_prompt_chars: characters of a
+    request's prompts or conversation, and tokens of its prediction, counted once per choice. default_max_tokens: where a request
+    names none; None for what the endpoint's own API says. body_timeout_s: until a body has arrived whole. drain_timeout_s: what
+    running requests get once the server is told to stop. log_prompts: logs may hold texts of requests.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
@@ -78,7 +78,7 @@ class Settings(BaseModel):
     cors_origins: tuple[str, ...] = ()
 
     batch: Annotated[int, Field(ge=1, le=1024)] = 8
-    prefill_chunk: Annotated[int, Field(ge=1, le=1 << 16)] = 512
+    prefill_chunk: Annotated[int, Field(ge=1, le=1 << 16)] | None = None
     cache_tokens: Annotated[int, Field(ge=2, le=1 << 24)] = 65536
     queue: Annotated[int, Field(ge=0, le=1 << 16)] = 256
 
