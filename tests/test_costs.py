@@ -41,3 +41,16 @@ def test_a_first_ask_of_a_look_up_says_nothing_of_later_ones() -> None:
     assert costs.draft_s("suffix", 16, 1) == 0.0
     costs.looked_up("ngram", 16, [1, 2, 3], 9.0)
     assert 2.0 < costs.draft_s("ngram", 16, 1) < 3.0
+
+
+def test_a_machine_that_slows_down_does_so_for_rows_and_sequences() -> None:
+    costs = Costs(sequence_s=0.1)
+    for rows in (1, 16, 32):
+        costs.curve.put(rows, 1.0 + 0.1 * rows)
+    before = costs.forward_s(16, 16)
+    for _ in range(200):
+        costs.observe(16, 16, 100, Timings(0.0, 3 * before, 0.0, 0.0), decoding=True)
+    assert costs.forward_s(16, 16) == pytest.approx(3 * before, rel=0.01)
+    # what sixteen sequences take of it is what they took, or nearly: the point for sixteen rows is corrected a little as well
+    assert costs.curve(16) / costs.forward_s(16, 16) == pytest.approx(2.6 / before, rel=0.1)
+    assert costs.forward_s(32, 1) == pytest.approx(3 * 4.2, rel=0.15)

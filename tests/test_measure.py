@@ -17,12 +17,23 @@ from paceline.speculative import Speculative
 from paceline.verifiers.match import Match
 
 
-class Watched(TableModel):
-    forwards = 0
+class Machine:
+    """A clock for forwards: one second, and `row_s` for each further row, all of it `pace` times."""
 
-    def score(self, *arguments: Any, **named: Any) -> Any:
-        self.forwards += 1
-        return super().score(*arguments, **named)
+    def __init__(self) -> None:
+        self.row_s, self.pace = 0.02, 1.0
+        self.measured_rows: set[int] = set()
+
+    def warmed(self, run: Any, rows: int, batch: int = 1) -> float:
+        self.measured_rows.add(rows)
+        return self.pace * (1.0 + self.row_s * (rows * batch - 1))
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
+    machine = Machine()
+    monkeypatch.setattr(measure, "_warmed", machine.warmed)
+    return machine
 
 
 @pytest.fixture
@@ -32,7 +43,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def pair(drafter: Drafter | None = None) -> Speculative:
-    model = Watched(6)
+    model = TableModel(6)
     return Speculative(model, drafter or coupled(model), Match(), adaptive.build(adaptive.Options()))
 
 
@@ -49,16 +60,32 @@ def test_forwards_by_rows_and_costly_drafts_are_measured(folder: Path) -> None:
     assert speculative.drafter.held_bytes == 0
 
 
-def test_what_was_measured_is_read_at_the_next_start(folder: Path) -> None:
+def test_what_was_measured_is_read_at_the_next_start(folder: Path, machine: Machine) -> None:
     first, second, other = pair(), pair(), pair()
     for speculative, spec in ((first, "model:a"), (second, "model:a"), (other, "model:b")):
+        machine.measured_rows.clear()
         measure.measure(speculative, 4096, spec)
-    assert isinstance(second.target, Watched)
-    assert isinstance(other.target, Watched)
-    assert second.target.forwards == 0
-    assert other.target.forwards > 0
+        if speculative is second:
+            assert machine.measured_rows == {1, 16}
+        else:
+            assert {1, 2, 3, 16, 48} <= machine.measured_rows
+    assert second.costs.sequence_s == first.costs.sequence_s
     assert second.costs.curve.points == pytest.approx(first.costs.curve.points)
     assert second.costs.drafts["model"].points == pytest.approx(first.costs.drafts["model"].points)
+
+
+def test_what_a_busy_machine_took_does_not_last(folder: Path, machine: Machine) -> None:
+    """While it was busy a further row cost a third of the first one, and was measured so."""
+    machine.row_s = 0.3
+    measure.measure(pair(), 4096, "a")
+    machine.row_s, machine.pace = 0.02, 5.0
+    measure.measure(pair(), 4096, "a")
+    (file,) = folder.iterdir()
+    assert dict(json.loads(file.read_text())["curve"])[16] == pytest.approx(5.0 * 1.3)
+    # as a whole it may be faster or slower, that is told by every step
+    machine.pace = 1.0
+    measure.measure(pair(), 4096, "a")
+    assert dict(json.loads(file.read_text())["curve"])[16] == pytest.approx(5.0 * 1.3)
 
 
 @pytest.mark.parametrize(
@@ -85,7 +112,7 @@ def test_where_nothing_can_be_written_it_is_measured_every_time(tmp_path: Path, 
 
 
 def test_a_short_context_is_no_obstacle(folder: Path) -> None:
-    model = Watched(6, context_length=20)
+    model = TableModel(6, context_length=20)
     speculative = Speculative(model, NgramDrafter(Options()), Match(), adaptive.build(adaptive.Options()))
     measure.measure(speculative, 20, "ngram")
     assert max(speculative.costs.curve.points) <= 20

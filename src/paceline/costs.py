@@ -58,7 +58,7 @@ class Costs:
     curve: ForwardCurve = field(default_factory=ForwardCurve)
     """Forwards of decoding steps alone, by rows, as if all were of one sequence."""
     sequence_s: float = 0.0
-    """Seconds that every further sequence adds to a forward, whatever its rows."""
+    """Seconds that every further sequence adds to a forward, whatever its rows, at the pace at which it was measured."""
     drafts: dict[str, DraftCurve] = field(default_factory=dict)
     """Drafter -> seconds of asking it, by depth and sequences; a look-up takes its time for each sequence anew."""
     reading: dict[str, float] = field(default_factory=dict)
@@ -78,11 +78,13 @@ class Costs:
         self.steps += 1
         self.spent += timings
         if decoding:
-            self.curve.see(rows, max(timings.forward_s - (batch - 1) * self.sequence_s, timings.forward_s / 2))
+            # whoever is faster or slower than expected is so in all it does: rows and sequences share it
+            expected_s = self.forward_s(rows, batch) or timings.forward_s
+            self.curve.see(rows, timings.forward_s * (self.curve(rows) or expected_s) / expected_s)
 
     def forward_s(self, rows: int, batch: int) -> float:
         """Seconds that a decoding step's forward is expected to take; 0.0 where nothing was ever measured."""
-        return self.curve(rows) + (batch - 1) * self.sequence_s
+        return self.curve(rows) + (batch - 1) * self.sequence_s * self.curve.pace
 
     def measured(self, part: str, depth: int, batch: int, seconds: float) -> None:
         """Set what such a draft takes, measured on its own."""
@@ -106,6 +108,12 @@ class Costs:
         """Seconds that a draft of this depth for `batch` sequences is expected to take; 0.0 where none was measured."""
         known = self.drafts.get(part)
         return known(depth, batch) if known else 0.0
+
+    def start_from(self, measured: Costs) -> None:
+        """Take over what forwards and drafts were measured to take."""
+        self.curve, self.sequence_s = measured.curve, measured.sequence_s
+        self.drafts.update(measured.drafts)
+        self.reading.update(measured.reading)
 
     def release(self, key: int) -> None:
         """Forget a request; what it taught about costs stays."""

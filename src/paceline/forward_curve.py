@@ -24,7 +24,8 @@ class ForwardCurve:
     def __init__(self) -> None:
         self._rows: list[int] = []
         self._seconds: list[float] = []
-        self._pace = 1.0
+        self.pace = 1.0
+        """Seconds of late over those that were put."""
         self._table: list[float | None] = []
         """Seconds by rows up to `_LARGEST`, before the pace; None where a point nearby has moved and nobody has asked since.
         Policies ask dozens of times a step, and every step moves a point."""
@@ -35,16 +36,16 @@ class ForwardCurve:
     @property
     def points(self) -> dict[int, float]:
         """Rows -> seconds, as things stand."""
-        return {rows: seconds * self._pace for rows, seconds in zip(self._rows, self._seconds, strict=True)}
+        return {rows: seconds * self.pace for rows, seconds in zip(self._rows, self._seconds, strict=True)}
 
     def put(self, rows: int, seconds: float) -> None:
         """Set a point, measured on its own."""
         at = bisect_left(self._rows, rows)
         if at < len(self._rows) and self._rows[at] == rows:
-            self._seconds[at] = seconds / self._pace
+            self._seconds[at] = seconds / self.pace
         else:
             self._rows.insert(at, rows)
-            self._seconds.insert(at, seconds / self._pace)
+            self._seconds.insert(at, seconds / self.pace)
         if len(self._rows) < 3:
             self._table = [None] * (_LARGEST + 1)
             return
@@ -59,21 +60,21 @@ class ForwardCurve:
             self.put(rows, seconds)
             return
         ratio = min(max(seconds / self(rows), 1 / _ODD), _ODD)
-        self._pace *= 1.0 + _FOLLOW * (ratio - 1.0)
+        self.pace *= 1.0 + _FOLLOW * (ratio - 1.0)
         if rows <= _LARGEST:
             self.put(rows, self(rows) * (1.0 + _CORRECT * (ratio - 1.0)))
 
     def __call__(self, rows: int) -> float:
         """Seconds of a forward of `rows` rows; 0.0 where nothing was ever measured."""
         if rows < len(self._table):
-            return self._known(rows) * self._pace
-        return self._shape(rows) * self._pace if self._rows else 0.0
+            return self._known(rows) * self.pace
+        return self._shape(rows) * self.pace if self._rows else 0.0
 
     def span(self, rows: int, count: int) -> list[float]:
         """Seconds of forwards of `rows` rows and of up to `count` more."""
         if rows + count < len(self._table):
             return [
-                (self._known(size) if seconds is None else seconds) * self._pace
+                (self._known(size) if seconds is None else seconds) * self.pace
                 for size, seconds in enumerate(self._table[rows : rows + count + 1], rows)
             ]
         return [self(size) for size in range(rows, rows + count + 1)]

@@ -45,7 +45,7 @@ def test_what_a_curve_keeps_ready_is_what_follows_from_its_points(points: list[t
         else:
             made.put(rows, seconds)
     for rows in range(90):
-        assert made(rows) == pytest.approx(made._shape(rows) * made._pace)
+        assert made(rows) == pytest.approx(made._shape(rows) * made.pace)
         assert made.span(rows, 7) == [made(rows + more) for more in range(8)]
 
 

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.progress import Progress
 
 from paceline.cli.answering import loaded
 from paceline.cli.options import (
@@ -51,6 +50,8 @@ def check(
     Texts are compared token by token. At a temperature, where a rule keeps only the distribution, what it draws is tested
     against the target's.
     """
+    from rich.progress import Progress
+
     from paceline.engine.check import Comparison, examine, verdict
     from paceline.engine.law import TURNS
     from paceline.engine.prompts import all_prompts

@@ -40,6 +40,8 @@ _REPEATS = 5
 """The fastest of so many counts: a disturbance only ever adds."""
 _PATIENCE_S = 3.0
 """No further point is begun after so many seconds; the curve goes on from those it has."""
+_CHECKED_ROWS, _CHECK_S, _ALIKE = 16, 0.05, 1.35
+"""What costs from disk are held against: forwards of one and of so many rows, for so long, and how far their ratio may be off."""
 _KEYS = range(-1, -1 - max(_BATCHES), -1)
 """Below every key that an engine gives."""
 
@@ -104,22 +106,38 @@ def measure(speculative: Speculative, longest: int, draft: str) -> None:
 
     longest: tokens that a sequence may have. draft: the spec that the drafters were built from.
     """
-    file = _file(speculative.target, draft)
-    if not _read(file, speculative.costs):
-        _measure(speculative, max(min(_CONTEXT, longest // 2), 1), longest)
+    file, costs = _file(speculative.target, draft), Costs()
+    if not _read(file, costs) or not _holds(costs, speculative.target):
+        costs = Costs()
+        _measure(speculative, costs, max(min(_CONTEXT, longest // 2), 1), longest)
         return_free_memory()
-        _write(file, speculative.costs)
+        _write(file, costs)
+    speculative.costs.start_from(costs)
 
 
-def _measure(speculative: Speculative, context: int, longest: int) -> None:
-    target, costs, began = speculative.target, speculative.costs, perf_counter()
+def _holds(costs: Costs, target: LanguageModel) -> bool:
+    """Whether costs from disk have the shape that forwards have now: what was measured on a busy machine has none that lasts.
+
+    How fast all of it is does not matter, steps tell that soon; which share of it a further row is, they hardly would.
+    """
+    # of a slow machine only the first points may be known
+    rows = max(rows for rows in costs.curve.points if rows <= _CHECKED_ROWS)
+    forward, began = ModelForward(target, 1, rows), perf_counter()
+    one = many = inf
+    while perf_counter() - began < _CHECK_S:
+        one, many = min(one, _warmed(forward, 1)), min(many, _warmed(forward, rows))
+    return 1 / _ALIKE < costs.curve(rows) / costs.curve(1) * one / many < _ALIKE
+
+
+def _measure(speculative: Speculative, costs: Costs, context: int, longest: int) -> None:
+    target, began = speculative.target, perf_counter()
     sizes = [rows for rows in _ROWS if context + rows <= longest]
-    # what it holds is let go before anything else is measured: no request needs as much
-    together = _fastest(ModelForward(target, context, 1, _SIDE_BY_SIDE), 1, _SIDE_BY_SIDE)
     forward = ModelForward(target, context, max(sizes, default=0))
     for rows, seconds in _forwards(forward, sizes).items():
         costs.curve.put(rows, seconds)
-    costs.sequence_s = max(together - costs.curve(_SIDE_BY_SIDE), 0.0) / (_SIDE_BY_SIDE - 1)
+    if _SIDE_BY_SIDE in sizes:
+        # room for two rows, of which one is used: slabs of caches as large as the other's
+        costs.sequence_s = _sequence_s(forward, ModelForward(target, context, 2, _SIDE_BY_SIDE))
     for part in speculative.drafter.parts:
         if not part.costly:
             continue
@@ -141,13 +159,27 @@ def _forwards(forward: Callable[[int], float], sizes: Many[int]) -> dict[int, fl
         for rows in sizes if not turn else tuple(fastest):
             if perf_counter() - began > _PATIENCE_S and (turn or rows > 2):
                 break
-            # another size before it left other things in the processor's caches
-            forward(rows)
-            fastest[rows] = min(forward(rows), fastest.get(rows, inf))
+            fastest[rows] = min(_warmed(forward, rows), fastest.get(rows, inf))
     least = inf
     for rows in sorted(fastest, reverse=True):
         least = fastest[rows] = min(fastest[rows], least)
     return fastest
+
+
+def _sequence_s(alone: Callable[..., float], together: Callable[..., float]) -> float:
+    """Seconds that a sequence adds to a forward beside its rows: as many rows of one and of several, in turns.
+
+    It is a small difference, which counts up to fifteen times: whatever was measured before the other would be thought slower.
+    """
+    seconds = [(_warmed(alone, _SIDE_BY_SIDE), _warmed(together, 1, _SIDE_BY_SIDE)) for _ in range(_REPEATS)]
+    one, several = map(min, zip(*seconds, strict=True))
+    return max(several - one, 0.0) / (_SIDE_BY_SIDE - 1)
+
+
+def _warmed(run: Callable[..., float], *shape: int) -> float:
+    """Seconds of the second of two runs: another shape before them left other things in the processor's caches."""
+    run(*shape)
+    return run(*shape)
 
 
 def _fastest(run: Callable[..., float], *shape: int) -> float:
