@@ -84,7 +84,7 @@ bench: setup
 	$(BIN)/python benchmarks/serve.py benchmarks
 	for threads in $(THREADS); do \
 		$(BIN)/paceline bench --threads $$threads --draft auto --draft ngram $(MODEL_DRAFT) --limit 4 --batch 4,16 --out $(RECORDS) && \
-		$(BIN)/paceline bench --threads $$threads $(GROWN) --weights int8 --peers $(OTHERS) --batch 4 --out $(RECORDS) && \
+		$(BIN)/paceline bench --threads $$threads $(GROWN) --weights int8 --peers $(OTHERS) --batch 4,16 --out $(RECORDS) && \
 		$(BIN)/paceline bench --threads $$threads $(GROWN) --weights fp32 --peers transformers,$(OTHERS) --out $(RECORDS) && \
 		for weights in fp16 w16a16 w8a8; do \
 			$(BIN)/paceline bench --threads $$threads $(GROWN) --weights $$weights --peers $(OTHERS) --out $(RECORDS) || exit; \

@@ -158,7 +158,7 @@ class Speculative:
         free = [
             at
             for at, draft in enumerate(drafts)
-            if not draft.tree.kind.drawn and len(draft.tree) > 1 and sequences[at].drafters is None
+            if len(draft.tree) > 1 and not draft.tree.kind.drawn and sequences[at].drafters is None
         ]
         if free:
             kept = self.policy.trimmed([sequences[at] for at in free], [drafts[at].tree for at in free])
@@ -223,12 +223,16 @@ class Speculative:
         sequence.finish_reason = verdict.finish
         count = sequence.speculation
         count.steps += 1
-        count.draft_tokens += tree.candidates - 1
-        count.accepted_tokens += verdict.accepted
         count.emitted_tokens += len(verdict.tokens)
-        count.predicted_tokens += self.policy.predicted(tree)
-        count.drafted_by_depth.update(range(1, tree.deepest + 1))
-        count.accepted_by_depth.update(range(1, verdict.accepted + 1))
+        if len(tree) == 1:
+            # in a crowd most steps draft nothing for most sequences
+            count.predicted_tokens += 1.0
+        else:
+            count.draft_tokens += tree.candidates - 1
+            count.accepted_tokens += verdict.accepted
+            count.predicted_tokens += self.policy.predicted(tree)
+            count.drafted_by_depth.update(range(1, tree.deepest + 1))
+            count.accepted_by_depth.update(range(1, verdict.accepted + 1))
         for part, granted, proposed in draft.proposed:
             self.acceptance.observe(sequence.key, proposed, verdict.tokens)
             if part.costly:

@@ -47,9 +47,9 @@ class Segment:
     tree: DraftTree | None
     told: bool = False
 
-    @property
+    @cached_property
     def rows(self) -> int:
-        return self.chain + (len(self.tree) - 1 if self.tree else 0)
+        return self.chain + (len(self.tree.tokens) - 1 if self.tree is not None else 0)
 
     @property
     def high(self) -> int:
@@ -68,7 +68,7 @@ class Segment:
     @property
     def nodes(self) -> int:
         """Rows whose logits decide what comes next: the root and the nodes below it; none for a prefill chunk."""
-        return len(self.tree) if self.tree else 0
+        return len(self.tree.tokens) if self.tree is not None else 0
 
     @property
     def told_rows(self) -> int:
