@@ -119,7 +119,8 @@ def native_drafts() -> bool:
         drafts: list[list[list[DraftTree]]] = []
         for extend in (NativeModel.extend, LanguageModel.extend):
             store = model.new_cache()
-            owners = [Sequence(key, (5, 80 - key, *range(9 * key)), params, seed=key) for key in range(3)]
+            ends = (frozenset[int](), frozenset(range(0, 60, 7)), frozenset({4}))
+            owners = [Sequence(key, (5, 80 - key, *range(9 * key)), params, key, ends[key]) for key in range(3)]
             rounds = []
             for depths in ([4, 2, 6], [1, 3, 5], [3, 3, 3]):
                 budgets = [Budget(depth, depth) for depth in depths]

@@ -139,6 +139,18 @@ def test_a_draft_ends_where_the_models_own_would(params: SamplingParams, floor: 
         assert len(lengths) == 1 if stopping is None and not floor else len(lengths) > 1
 
 
+@pytest.mark.parametrize("params", PARAMS, ids=["greedy", "sampled", "penalties"])
+def test_a_draft_ends_where_its_text_would(params: SamplingParams) -> None:
+    lengths = set()
+    for seed in range(30):
+        sequence = Sequence(0, (seed % 6, seed // 6, 3), params, seed, frozenset({seed % 5}))
+        one, other = drafted_by_both(MixedDrafter, sequence, Budget(6, 6))
+        assert one.tokens == other.tokens
+        assert sequence.stop_ids.isdisjoint(other.tokens[1:-1])
+        lengths.add(len(other))
+    assert len(lengths) > 1
+
+
 def drafted_by_both(kind: type[ScriptedDrafter], sequence: Sequence, budget: Budget) -> list[DraftTree]:
     return [
         model.extend([sequence], [budget], model.new_cache(), growth=GROWTH, vocab_size=6, source="b")[0]

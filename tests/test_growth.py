@@ -296,6 +296,22 @@ def test_a_floor_ends_a_draft_behind_the_token_in_doubt(shape: Shape, kind: Prop
     assert ended > 10
 
 
+@pytest.mark.parametrize("kind", [Proposal.POINT, Proposal.IID])
+@pytest.mark.parametrize("shape", SHAPES, ids=len)
+def test_a_draft_ends_where_its_text_would(shape: Shape, kind: Proposal) -> None:
+    """What hangs on another token is what it is where nothing ends the text."""
+    ended = 0
+    for seed in range(30):
+        model, ends = TableModel(9, seed=seed), frozenset({seed % 9, (seed + 4) % 9})
+        owners = [Sequence(0, (3, 1, 2), SamplingParams(temperature=1.0), seed, stops) for stops in (frozenset[int](), ends)]
+        whole, tree = (extended(model, [owner], Growth(kind, shape))[0] for owner in owners)
+        kept = [node for node in range(len(whole)) if ends.isdisjoint(path_of(whole, node)[:-1])]
+        assert tree.tokens == tuple(whole.tokens[node] for node in kept)
+        assert tree.confidences == tuple(whole.confidences[node] for node in kept)
+        ended += len(kept) < len(whole)
+    assert ended > 10
+
+
 # vocabularies and caches
 
 

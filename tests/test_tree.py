@@ -101,6 +101,17 @@ def test_what_goes_from_a_drawn_tree_goes_blindly(tree: DraftTree, nodes: int) -
     assert words(tree.likeliest(nodes)) == words(tree.first(nodes))
 
 
+@given(trees(), st.frozensets(st.integers(0, 3), max_size=3))
+def test_nothing_stands_behind_a_token_that_ends_the_text(tree: DraftTree, ends: frozenset[int]) -> None:
+    assert words(tree.until(ends)) == [word for word in words(tree) if ends.isdisjoint(word[:-1])]
+
+
+def test_probes_stay_whatever_ends_the_text() -> None:
+    tree = DraftTree((9, 1, 2, 3, 1, 5), (-1, 0, 1, 1, 0, 4), probes=2)
+    kept = tree.until(frozenset({1}))
+    assert (kept.tokens, kept.parents, kept.probes) == ((9, 1, 1, 5), (-1, 0, 0, 2), 2)
+
+
 def test_probes_go_before_candidates() -> None:
     tree = DraftTree((9, 1, 2, 3), (-1, 0, 0, 1), confidences=(1.0, 0.1, 0.9, 0.9), probes=1)
     assert tree.likeliest(2).tokens == (9, 1, 2)

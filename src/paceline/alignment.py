@@ -196,11 +196,6 @@ class Alignment:
         """How much of what it promised this reference has kept of late."""
         return (self._hits + _DOUBT) / (self._expected + _DOUBT)
 
-    @property
-    def at_end(self) -> bool:
-        """Whether the text has come to the end of the reference."""
-        return self._matched >= _SURE and self.place == len(self.reference.tokens)
-
     def confidences(self, longest: int, floor: float = 0.0) -> list[float]:
         """How likely each of the next tokens of the reference is to come once those before it have.
 

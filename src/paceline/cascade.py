@@ -32,9 +32,6 @@ from paceline.step import Step, Verdict
 from paceline.tree import Budget, DraftTree, Proposal
 from paceline.verifiers.base import Verifier
 
-_PIECE = 512
-"""Rows per sequence of one forward while a long prompt is read."""
-
 
 class Cascade(LanguageModel):
     """model: the one whose drafts these are. drafter: what runs ahead of it. verifier: `match`, or no longer the same drafts."""
@@ -45,6 +42,7 @@ class Cascade(LanguageModel):
         self.name, self.weights, self.weights_bytes = model.name, model.weights, model.weights_bytes
         self.vocab_size, self.context_length = model.vocab_size, model.context_length
         self.branching, self.eos_token_ids = model.branching, model.eos_token_ids
+        self.prefill_chunk = model.prefill_chunk
         self._rule = _Confident(verifier)
         self._pair = Speculative(model, drafter, self._rule, policy)
         self._shadows: dict[int, _Shadow] = {}
@@ -129,7 +127,7 @@ class Cascade(LanguageModel):
         shadow, cached = draft.shadow, self._pair.cache.length(draft.shadow.key)
         missing = len(shadow.tokens) - cached
         room = Budget(self._pair.drafter.budget.nodes, draft.left - 1)
-        return Work(shadow, cached, min(missing, _PIECE), room)
+        return Work(shadow, cached, min(missing, self.prefill_chunk), room)
 
     def _finished(self, draft: _Draft, vocab_size: int, source: str) -> DraftTree:
         """The chain that was drafted; of the cache no more is kept than belongs to it."""
@@ -277,13 +275,16 @@ class _Draft:
         return self.depth - (len(self.shadow.tokens) - len(self.sequence.tokens))
 
     def judge(self, confidences: Many[float]) -> None:
-        """Take in those of the tokens that a step drafted, and end behind the first in doubt, as the model alone would."""
-        stopping = self.budget.stopping
+        """Take in those of the tokens that a step drafted, and end behind the first that is in doubt or ends the text, as the
+        model alone would."""
+        stopping, text = self.budget.stopping, len(self.sequence.tokens)
         for held in confidences:
+            token = self.shadow.tokens[text + len(self.confidences)]
             self.confidences.append(held)
             level = len(self.confidences)
             self.reach = stopping.reach(self.reach, level, held) if stopping else 1.0
-            if held < self.budget.floor or (stopping and not stopping.goes_on(level, self.reach)):
+            doubted = held < self.budget.floor or (stopping and not stopping.goes_on(level, self.reach))
+            if doubted or token in self.sequence.stop_ids:
                 self.depth = min(self.depth, level)
 
 

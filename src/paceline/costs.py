@@ -109,11 +109,14 @@ class Costs:
         known = self.drafts.get(part)
         return known(depth, batch) if known else 0.0
 
-    def start_from(self, measured: Costs) -> None:
-        """Take over what forwards and drafts were measured to take."""
+    def start_from(self, measured: Costs, pace: float) -> None:
+        """Take over what forwards and drafts were measured to take, on a machine that takes `pace` times as long by now."""
         self.curve, self.sequence_s = measured.curve, measured.sequence_s
+        self.curve.pace *= pace
         self.drafts.update(measured.drafts)
-        self.reading.update(measured.reading)
+        for curve in measured.drafts.values():
+            curve.pace *= pace
+        self.reading.update((part, seconds * pace) for part, seconds in measured.reading.items())
 
     def release(self, key: int) -> None:
         """Forget a request; what it taught about costs stays."""

@@ -30,13 +30,14 @@ class DraftCurve:
         """Bucket of sequences -> the depths that are known."""
         self._seconds: dict[int, list[float]] = {}
         """Bucket of sequences -> what they take, before the pace."""
-        self._pace = 1.0
+        self.pace = 1.0
+        """Seconds of late over those that were put."""
 
     @property
     def points(self) -> dict[tuple[int, int], float]:
         """(depth, sequences) -> seconds, as things stand."""
         return {
-            (depth, size): seconds * self._pace
+            (depth, size): seconds * self.pace
             for size, depths in self._depths.items()
             for depth, seconds in zip(depths, self._seconds[size], strict=True)
         }
@@ -49,10 +50,10 @@ class DraftCurve:
         depths, known = self._depths.setdefault(size, []), self._seconds.setdefault(size, [])
         at = bisect_left(depths, depth)
         if at < len(depths) and depths[at] == depth:
-            known[at] = seconds / self._pace
+            known[at] = seconds / self.pace
         else:
             depths.insert(at, depth)
-            known.insert(at, seconds / self._pace)
+            known.insert(at, seconds / self.pace)
 
     def see(self, depth: int, batch: int, seconds: float) -> None:
         """A draft took so long. The machine as a whole is followed soon, the shape of the curve slowly."""
@@ -63,7 +64,7 @@ class DraftCurve:
         if bucket(batch) not in self._depths:
             self._begin(batch)
         change = min(max(seconds / expected, _LEAST), _MOST) - 1.0
-        self._pace *= 1.0 + _FOLLOW * change
+        self.pace *= 1.0 + _FOLLOW * change
         self.put(depth, batch, self(depth, batch) * (1.0 + _CORRECT * change))
 
     def _begin(self, batch: int) -> None:
@@ -79,14 +80,14 @@ class DraftCurve:
         size = bucket(batch)
         at = bisect_left(self._sizes, size)
         if at == len(self._sizes):
-            return self._of(self._sizes[-1], depth) * size / self._sizes[-1] * self._pace
+            return self._of(self._sizes[-1], depth) * size / self._sizes[-1] * self.pace
         high = self._sizes[at]
         seconds = self._of(high, depth)
         if at and high > size:
             low = self._sizes[at - 1]
             fewer_s = self._of(low, depth)
             seconds = fewer_s + (size - low) / (high - low) * (seconds - fewer_s)
-        return seconds * self._pace
+        return seconds * self.pace
 
     def _of(self, size: int, depth: float) -> float:
         """Seconds before the pace, in a bucket of sequences that is known."""

@@ -115,11 +115,12 @@ class Draft:
         return range(self._growth.width) if self._slots is None else self._slots[node.place]
 
     def _parents_of(self, fresh: list[int]) -> Iterable[int]:
-        """Those of a new level that get children. A floor is blind: the token that it looks at is in the tree already."""
-        nodes, budget = self._nodes, self._budget
+        """Those of a new level that get children. A floor is blind, and so is the end of a text: the token that they look at is
+        in the tree already."""
+        nodes, budget, ends = self._nodes, self._budget, self.sequence.stop_ids
         if len(nodes[fresh[0]].path) == budget.depth:
             return ()
-        going = [node for node in fresh if nodes[node].confidence >= budget.floor]
+        going = [node for node in fresh if nodes[node].confidence >= budget.floor and nodes[node].token not in ends]
         if budget.stopping is not None:
             stopping, level = budget.stopping, len(nodes[fresh[0]].path)
             going = [node for node in going if stopping.goes_on(level, nodes[node].reach)]

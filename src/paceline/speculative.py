@@ -154,7 +154,7 @@ class Speculative:
             for (draft, item, budget), tree in zip(asked, trees, strict=True):
                 # a drafter that has nothing to say costs next to nothing
                 if len(tree) > 1:
-                    self._take(draft, item, part, budget, tree.pruned(budget))
+                    self._take(draft, item, part, budget, tree.pruned(budget).until(item.sequence.stop_ids))
         free = [
             at
             for at, draft in enumerate(drafts)

@@ -275,6 +275,23 @@ class DraftTree:
             return self
         return self.only(node for node in range(1, len(self)) if self.depth[node] <= budget.depth).first(budget.nodes)
 
+    def until(self, ends: frozenset[int]) -> DraftTree:
+        """Without candidates behind a token that ends the text. It is decided by tokens before them on their paths, as where a
+        draft stops is, so it may be done to drawn trees too."""
+        if ends.isdisjoint(self.tokens):
+            return self
+        through, kept = set[int](), list[int]()
+        for node in range(1, self.candidates):
+            if self.parents[node] in through:
+                through.add(node)
+                continue
+            kept.append(node)
+            if self.tokens[node] in ends:
+                through.add(node)
+        if len(kept) == self.candidates - 1:
+            return self
+        return self.only([*kept, *range(self.candidates, len(self))])
+
     def first(self, nodes: int) -> DraftTree:
         """The first `nodes` nodes besides the root."""
         return self if len(self) - 1 <= nodes else self.only(range(1, nodes + 1))

@@ -193,6 +193,17 @@ def test_of_paths_that_are_good_enough_the_longest_is_taken_and_then_the_likelie
         assert judged(rule, sequence_of(PLAIN), tree.first(2), logits[:3]).path == (1,)
 
 
+def test_a_path_is_not_too_short_where_the_text_ends_with_it() -> None:
+    """Nothing is drafted behind such a token: another that is less likely has children, and must not win for that."""
+    logits = torch.tensor([2.0, 1.9, 1.8, -5.0]).expand(5, 4)
+    tree, sequence = DraftTree((0, 0, 1, 2, 0), (-1, 0, 0, 2, 2)), sequence_of(PLAIN)
+    for rule in ("relaxed", "typical:epsilon=0.05"):
+        sequence.stop_ids = frozenset[int]()
+        assert judged(rule, sequence, tree, logits).path == (2, 4)
+        sequence.stop_ids = frozenset({0})
+        assert judged(rule, sequence, tree, logits).path == (1,)
+
+
 def test_without_drafts_relaxed_is_plain_decoding_and_typical_is_greedy() -> None:
     model = TableModel(6, seed=4)
     for seed in range(40):

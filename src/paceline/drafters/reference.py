@@ -38,10 +38,6 @@ class Options(BaseModel):
     depth: Annotated[int, Field(ge=1, le=64)] = 16
 
 
-_END = 0.7
-"""How likely the answer is to end where the reference does."""
-_ENDS = 2
-"""Ways to end that are tried there."""
 _STATE_BYTES = 400
 """Of one sequence, beside its index."""
 
@@ -70,16 +66,10 @@ class ReferenceDrafter(StatefulDrafter[Alignment]):
             return DraftTree.root(sequence.root)
         room = min(budget.nodes, budget.depth, self.budget.depth)
         held = alignment.confidences(room, budget.floor)
-        size, place = len(held), alignment.place
-        span, parents = alignment.reference.tokens[place : place + size], [*range(-1, size)]
-        ends: list[int] = []
-        whole = place + size == len(alignment.reference.tokens) and (not size or held[-1] >= budget.floor)
-        if size < room and whole and (size or alignment.at_end):
-            ends = sorted(sequence.stop_ids)[: min(_ENDS, budget.nodes - size)]
-        if not size and not ends:
+        if not held:
             return DraftTree.root(sequence.root)
-        confidences = (1.0, *held, *[_END / len(ends) for _ in ends])
-        return DraftTree.grown(self.name, (sequence.root, *span, *ends), (*parents, *[size] * len(ends)), confidences)
+        span = alignment.reference.tokens[alignment.place : alignment.place + len(held)]
+        return DraftTree.chain(sequence.root, span, self.name, confidences=held)
 
     def _reference(self, sequence: Sequence) -> Reference:
         if sequence.reference:

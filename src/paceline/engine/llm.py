@@ -18,6 +18,7 @@ from paceline.engine.scheduler import Limits
 from paceline.logprobs import TokenLogprobs
 from paceline.models.base import WEIGHTS, LanguageModel, ModelError
 from paceline.models.embedded import DEFAULT
+from paceline.models.free_memory import return_free_memory
 from paceline.models.load import load_model, resolve
 from paceline.models.tokenizer import Tokenizer
 from paceline.params import SamplingParams
@@ -157,6 +158,8 @@ class LLM:
         engine = Engine(speculative, self.tokenizer, self.limits)
         if decides.measures:
             measure(engine.speculative, engine.longest, spec)
+        # what reading checkpoints, loading kernels and measuring left behind
+        return_free_memory()
         return engine
 
     @property

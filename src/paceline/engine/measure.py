@@ -10,6 +10,7 @@ import json
 import os
 from collections.abc import Callable, Sequence as Many
 from contextlib import suppress
+from dataclasses import dataclass
 from hashlib import sha256
 from math import inf
 from pathlib import Path
@@ -22,7 +23,6 @@ from paceline.drafters.base import Drafter
 from paceline.kernels.native.compiled import SOURCES
 from paceline.machine import processor
 from paceline.models.base import LanguageModel
-from paceline.models.free_memory import return_free_memory
 from paceline.params import SamplingParams
 from paceline.sequence import Sequence
 from paceline.speculative import Speculative
@@ -35,13 +35,15 @@ _BATCHES = (1, 4, 16)
 _SIDE_BY_SIDE = 3
 """Sequences whose single rows are measured in one forward, to see what a sequence costs beside its rows."""
 _CONTEXT = 127
-"""Tokens behind which everything is measured; with one row more they fill a slab of a cache as it begins."""
+"""Tokens behind which everything is measured."""
 _REPEATS = 5
 """The fastest of so many counts: a disturbance only ever adds."""
 _PATIENCE_S = 3.0
 """No further point is begun after so many seconds; the curve goes on from those it has."""
-_CHECKED_ROWS, _CHECK_S, _ALIKE = 16, 0.05, 1.35
-"""What costs from disk are held against: forwards of one and of so many rows, for so long, and how far their ratio may be off."""
+_LOOKED_AT_ROWS, _LOOK_S, _ALIKE = 16, 0.05, 1.35
+"""A look at the machine: of how many rows beside one, for how long, and how far the ratios of two may be apart."""
+_MOST_S = 3600.0
+"""No forward takes as long."""
 _KEYS = range(-1, -1 - max(_BATCHES), -1)
 """Below every key that an engine gives."""
 
@@ -104,29 +106,56 @@ class DraftOnce:
 def measure(speculative: Speculative, longest: int, draft: str) -> None:
     """Fill the costs of a policy, from disk where the same was measured before.
 
+    What was measured on a busy machine has another shape: rows look free beside what waits for a processor, and steps correct a
+    curve only where it is used. So costs from disk are held against a look at the machine, and measured again where they differ,
+    unless it is the machine that is busy now. How fast all of it is does not matter: costs start from the pace of today.
+
     longest: tokens that a sequence may have. draft: the spec that the drafters were built from.
     """
-    file, costs = _file(speculative.target, draft), Costs()
-    if not _read(file, costs) or not _holds(costs, speculative.target):
-        costs = Costs()
-        _measure(speculative, costs, max(min(_CONTEXT, longest // 2), 1), longest)
-        return_free_memory()
-        _write(file, costs)
-    speculative.costs.start_from(costs)
+    target = speculative.target
+    file, costs = _file(target, draft), Costs()
+    then, now = _read(file, costs), _look(target, longest)
+    if then is not None and not then.like(now):
+        now = now.fastest(_look(target, longest))
+    if then is None or not then.like(now):
+        fresh = Costs()
+        _measure(speculative, fresh, max(min(_CONTEXT, longest // 2), 1), longest)
+        again = _look(target, longest)
+        if then is None or now.like(again):
+            costs, then, now = fresh, again, again
+            _write(file, fresh, again)
+    speculative.costs.start_from(costs, now.one_s / then.one_s)
 
 
-def _holds(costs: Costs, target: LanguageModel) -> bool:
-    """Whether costs from disk have the shape that forwards have now: what was measured on a busy machine has none that lasts.
+@dataclass(frozen=True)
+class _Look:
+    """Seconds of forwards of one row, of some, and of a row of each of several sequences."""
 
-    How fast all of it is does not matter, steps tell that soon; which share of it a further row is, they hardly would.
-    """
-    # of a slow machine only the first points may be known
-    rows = max(rows for rows in costs.curve.points if rows <= _CHECKED_ROWS)
-    forward, began = ModelForward(target, 1, rows), perf_counter()
-    one = many = inf
-    while perf_counter() - began < _CHECK_S:
-        one, many = min(one, _warmed(forward, 1)), min(many, _warmed(forward, rows))
-    return 1 / _ALIKE < costs.curve(rows) / costs.curve(1) * one / many < _ALIKE
+    one_s: float
+    rows_s: float
+    several_s: float
+
+    def like(self, other: _Look) -> bool:
+        """Whether both are of one shape."""
+        ratios = ((self.rows_s, other.rows_s), (self.several_s, other.several_s))
+        return all(1 / _ALIKE < (mine / self.one_s) / (its / other.one_s) < _ALIKE for mine, its in ratios)
+
+    def fastest(self, other: _Look) -> _Look:
+        """What disturbed neither."""
+        return _Look(min(self.one_s, other.one_s), min(self.rows_s, other.rows_s), min(self.several_s, other.several_s))
+
+
+def _look(target: LanguageModel, longest: int) -> _Look:
+    """Some hundredths of a second; three forwards where those take longer. Hardly any context: a long one takes time to read."""
+    rows = max(min(_LOOKED_AT_ROWS, longest - 1), 1)
+    alone, together = ModelForward(target, 1, rows), ModelForward(target, 1, 1, _SIDE_BY_SIDE)
+    began = perf_counter()
+    found = _Look(alone(1), alone(rows), together(1, _SIDE_BY_SIDE))
+    for _ in range(_REPEATS):
+        if perf_counter() - began > _LOOK_S:
+            break
+        found = found.fastest(_Look(_warmed(alone, 1), _warmed(alone, rows), _warmed(together, 1, _SIDE_BY_SIDE)))
+    return found
 
 
 def _measure(speculative: Speculative, costs: Costs, context: int, longest: int) -> None:
@@ -197,33 +226,38 @@ def _file(target: LanguageModel, draft: str) -> Path:
     return folder / f"{sha256(repr(told).encode()).hexdigest()[:24]}.json"
 
 
-def _read(file: Path, costs: Costs) -> bool:
-    """Take costs over from a file; False where there is none that can be used."""
+def _read(file: Path, costs: Costs) -> _Look | None:
+    """Take costs over from a file; how the machine looked then, or None where there is none that can be used."""
     try:
         held = json.loads(file.read_text())
         curve = [(int(rows), float(seconds)) for rows, seconds in held["curve"]]
         drafts = [(str(part), int(depth), int(batch), float(seconds)) for part, depth, batch, seconds in held["drafts"]]
         reading = {str(part): float(seconds) for part, seconds in held["reading"].items()}
         sequence_s = float(held["sequence_s"])
+        look = _Look(*map(float, held["look"]))
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return False
-    if not curve or not all(rows >= 1 and 0.0 < seconds < 3600.0 for rows, seconds in curve):
-        return False
+        return None
+    forwards_s = [*[seconds for _, seconds in curve], look.one_s, look.rows_s, look.several_s]
+    if not curve or min(rows for rows, _ in curve) < 1 or not all(0.0 < seconds < _MOST_S for seconds in forwards_s):
+        return None
+    if not 0.0 <= sequence_s < _MOST_S:
+        return None
     for rows, seconds in curve:
         costs.curve.put(rows, seconds)
     for part, depth, batch, seconds in drafts:
         costs.measured(part, depth, batch, seconds)
     costs.reading.update(reading)
     costs.sequence_s = sequence_s
-    return True
+    return look
 
 
-def _write(file: Path, costs: Costs) -> None:
+def _write(file: Path, costs: Costs, look: _Look) -> None:
     """Keep costs for the next start; where nothing can be written they are measured again."""
     held = {
         "curve": sorted(costs.curve.points.items()),
         "reading": costs.reading,
         "sequence_s": costs.sequence_s,
+        "look": [look.one_s, look.rows_s, look.several_s],
         "drafts": [(part, depth, batch, s) for part, known in costs.drafts.items() for (depth, batch), s in known.points.items()],
     }
     with suppress(OSError):

@@ -71,7 +71,7 @@ class LanguageModel(ABC):
     is_cascade = False
     """Whether others draft for it while it drafts, in an `extend` of its own."""
     prefill_chunk = 512
-    """Prompt tokens of one step that suit it, unless the user says how many."""
+    """Tokens of prompts that it is best fed in one forward; of the target's, unless the user says how many."""
     returns_early = False
     """Whether `score` returns while a GPU is still at work; whoever reads a number waits for it."""
 
@@ -103,9 +103,10 @@ class LanguageModel(ABC):
 
         Tokens are this model's choices under the request's sampling. POINT and COUPLED: those with the largest scores, the
         position's noise included or not. Kinds that are drawn: `draws.siblings` of the distribution that the tree records.
-        Confidences are the model's own: the softmax of what it chose by. Behind a token held less likely than the budget's floor
-        a draft stops. A sequence gets fewer tokens, down to none, where the context of this model ends. vocab_size: the
-        target's; rows are cut or padded to it, since checkpoints of one tokenizer may round their vocabulary differently.
+        Confidences are the model's own: the softmax of what it chose by. Behind a token that ends the request, or is held less
+        likely than the budget's floor, a draft stops. A sequence gets fewer tokens, down to none, where the context of this model
+        ends. vocab_size: the target's; rows are cut or padded to it, since checkpoints of one tokenizer may round their
+        vocabulary differently.
 
         The cache is first fed what it lacks. A draft that does not fork is fed and cached as it grows; of one that does the
         first children are kept at the end: whoever owns the cache truncates it to what came true.
@@ -139,7 +140,7 @@ class LanguageModel(ABC):
     def _catch_up(self, sequences: Many[Sequence], cache: KVCache) -> None:
         """Feed all that is missing but for the last tokens, where it is more than one forward should take."""
         missing = [(sequence, tuple(sequence.tokens[cache.length(sequence.key) : -1])) for sequence in sequences]
-        if sum(len(tokens) for _, tokens in missing) > _PIECE:
+        if sum(len(tokens) for _, tokens in missing) > self.prefill_chunk:
             self.logits_after([(sequence, tokens) for sequence, tokens in missing if tokens], cache)
 
     def logits_after(self, feeds: Many[tuple[Sequence, tuple[int, ...]]], cache: KVCache) -> torch.Tensor:
@@ -150,7 +151,7 @@ class LanguageModel(ABC):
         left = [(sequence, list(tokens)) for sequence, tokens in feeds]
         rows: dict[int, torch.Tensor] = {}
         while left:
-            share = max(_PIECE // len(left), 1)
+            share = max(self.prefill_chunk // len(left), 1)
             pieces = []
             for sequence, tokens in left:
                 piece, ends = tuple(tokens[:share]), len(tokens) <= share
@@ -164,7 +165,3 @@ class LanguageModel(ABC):
             rows.update(zip(ended, scores.logits, strict=True))
             left = [(sequence, tokens[share:]) for sequence, tokens in left if len(tokens) > share]
         return torch.stack([rows[sequence.key] for sequence, _ in feeds])
-
-
-_PIECE = 512
-"""Rows of one forward while a drafter catches up with a long prompt: bounds its memory, not its result."""

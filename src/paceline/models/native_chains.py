@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Many
+from itertools import accumulate
 
 import numpy as np
 import torch
@@ -55,6 +56,7 @@ class Chains:
         self._owners[:count] = range(count)
         self._depths[:count] = [budget.depth for _, budget in live]
         self._floors[:count] = [budget.floor for _, budget in live]
+        self._end([sequence.stop_ids for sequence, _ in live])
         self._rule([budget.stopping for _, budget in live], deepest)
         self._temperatures[:count] = [sequence.params.temperature for sequence, _ in live]
         self._chosen[: count * deepest] = -1
@@ -64,6 +66,12 @@ class Chains:
                     begin = place * deepest
                     self._keys[begin : begin + budget.depth] = [self._key(sequence, level) for level in range(budget.depth)]
         return count * deepest if kind.drawn else count
+
+    def _end(self, ends: Many[frozenset[int]]) -> None:
+        """Tell which tokens end each text."""
+        self._ends = np.array([token for tokens in ends for token in tokens], np.int64)
+        self._end_bounds = np.array([0, *accumulate(map(len, ends))], np.int64)
+        self._job["ends"], self._job["end_bounds"] = self._ends.ctypes.data, self._end_bounds.ctypes.data
 
     def _rule(self, rules: Many[Stopping | None], deepest: int) -> None:
         """Tell where each draft ends before its budget does."""

@@ -102,7 +102,9 @@ class RetokenizedModel:
         """The shadow of a sequence with all its tokens in it, and the cache holding no more than it can go on from."""
         shadow = self._shadows.get(sequence.key)
         if shadow is None:
-            opening = Sequence(sequence.key, self._own.opening, SamplingParams(), seed=0, tenant=sequence.tenant)
+            # what ends a text for the model is read back as nothing
+            ends = self._model.eos_token_ids
+            opening = Sequence(sequence.key, self._own.opening, SamplingParams(), 0, ends, tenant=sequence.tenant)
             shadow = self._shadows[sequence.key] = _Shadow(opening, [0] * len(self._own.opening), len(self._own.opening))
         data = b""
         for token in sequence.tokens[shadow.taken :]:

@@ -192,6 +192,7 @@ class TranslatedModel(LanguageModel):
         self.name, self.weights, self.weights_bytes = inner.name, inner.weights, inner.weights_bytes
         self.vocab_size = len(translation.columns)
         self.context_length, self.branching = inner.context_length, inner.branching
+        self.prefill_chunk = inner.prefill_chunk
         ends = {other: token for token, other in translation.special.items()}
         self.eos_token_ids = frozenset(ends[token] for token in inner.eos_token_ids & ends.keys())
         self._missing = translation.columns < 0

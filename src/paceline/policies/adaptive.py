@@ -291,8 +291,12 @@ class AdaptivePolicy(Policy):
         return levels
 
     def trimmed(self, sequences: Many[Sequence], trees: Many[DraftTree]) -> list[DraftTree]:
-        held = map(self._expectation.chances, trees)
-        nodes = [(chance, -node, at) for at, chances in enumerate(held) for node, chance in enumerate(chances) if node]
+        nodes = list[tuple[float, int, int]]()
+        for at, (sequence, tree) in enumerate(zip(sequences, trees, strict=True)):
+            # that a text ends is said by the row before, and needs none of its own
+            ends, tokens_held = sequence.stop_ids, tree.tokens
+            chances = enumerate(self._expectation.chances(tree))
+            nodes += [(chance, -node, at) for node, chance in chances if node and tokens_held[node] not in ends]
         nodes.sort(reverse=True)
         tokens = float(self._batch)
         rows = max(self._fed, int(tokens)) + sum(tree.probes for tree in trees)
@@ -304,7 +308,7 @@ class AdaptivePolicy(Policy):
             value = worth(tokens, forward_s + fixed_s)
             if value > best:
                 best, count = value if kept else clearly * value, kept
-        if count == len(nodes):
+        if count == sum([tree.candidates - 1 for tree in trees]):
             return list(trees)
         kept_nodes: list[list[int]] = [list(range(tree.candidates, len(tree))) for tree in trees]
         for _, node, at in nodes[:count]:

@@ -161,9 +161,15 @@ class LongestPath(Verifier):
                 worth[parent] = self.worth(target_scores(logits[parent], Context(sequence, texts[parent])))
             if (value := worth[parent][token]) > -np.inf:
                 totals[node], texts[node] = totals[parent] + value, (*texts[parent], token)
-        tip = max(totals, key=lambda node: (tree.depth[node], totals[node]))
+        # no draft goes on behind a token that ends the text: such a path is not shorter for it
+        tip = max(totals, key=lambda node: (_length(tree, node, sequence.stop_ids), totals[node]))
         path, text = tree.path(tip), texts[tip]
         return Verdict(path, (*text, self.last(logits[tip], Context(sequence, text))), len(path))
+
+
+def _length(tree: DraftTree, node: int, ends: frozenset[int]) -> int:
+    """Levels that a path has, or could have had if the text did not end with it."""
+    return tree.deepest if node and tree.tokens[node] in ends else tree.depth[node]
 
 
 def logarithms(probs: np.ndarray) -> np.ndarray:

@@ -120,6 +120,15 @@ def _share_noised(row, count, temperature, key, token):
 
 
 @helper
+def _ends(token, ends, bounds, owner):
+    """Whether a token ends the text of its sequence: nothing can come true behind it."""
+    for place in range(bounds[owner], bounds[owner + 1]):  # noqa: SIM110  (compiled: no generators)
+        if ends[place] == token:
+            return True
+    return False
+
+
+@helper
 def _goes_on(chances, factors, reaches, least, owner, place, level, confidence):
     """Whether a draft is likely enough to come true so far (`paceline.stopping`)."""
     if chances[owner] == 0:
@@ -132,16 +141,16 @@ def _goes_on(chances, factors, reaches, least, owner, place, level, confidence):
 
 @helper
 def _to_next_level(
-    call, segments, tokens, positions, parents, wanted, owners, chosen, confidences, floors, chances, factors, reaches, least,
-    depths, deepest, level,
+    call, segments, tokens, positions, parents, wanted, owners, chosen, confidences, floors, ends, bounds, chances, factors,
+    reaches, least, depths, deepest, level,
 ):  # fmt: skip
     """Make the sequences that go on the next step's: one row each, the token just chosen, behind all that is fed."""
     following = 0
     for row in range(call.wanted_count):
         owner, place = owners[row], owners[row] * deepest + level
         token, confidence = chosen[place], confidences[place]
-        ends = token < 0 or level + 1 >= depths[owner] or confidence < floors[owner]
-        if ends or not _goes_on(chances, factors, reaches, least, owner, place, level, confidence):
+        last = token < 0 or level + 1 >= depths[owner] or confidence < floors[owner] or _ends(token, ends, bounds, owner)
+        if last or not _goes_on(chances, factors, reaches, least, owner, place, level, confidence):
             depths[owner] = level + 1
             continue
         slot = segments[row].start + segments[row].rows
@@ -173,6 +182,8 @@ def _draft_part(sources: str) -> Any:
         keys = carray(pointer(job.keys), count * deepest, np.int64)
         temperatures = carray(pointer(job.temperatures), count, np.float32)
         floors = carray(pointer(job.floors), count, np.float32)
+        bounds = carray(pointer(job.end_bounds), count + 1, np.int64)
+        ends = carray(pointer(job.ends), bounds[count], np.int64)
         chances = carray(pointer(job.chances), count, np.int64)
         factors = carray(pointer(job.factors), count, np.float32)
         reaches = carray(pointer(job.reaches), count, np.float32)
@@ -202,8 +213,8 @@ def _draft_part(sources: str) -> Any:
             barrier(counters[1:].ctypes.data, met, threads)
             if thread == 0:
                 following = _to_next_level(
-                    calls[0], segments, tokens, positions, parents, wanted, owners, chosen, confidences, floors, chances,
-                    factors, reaches, least, depths, deepest, level,
+                    calls[0], segments, tokens, positions, parents, wanted, owners, chosen, confidences, floors, ends, bounds,
+                    chances, factors, reaches, least, depths, deepest, level,
                 )  # fmt: skip
                 calls[0].rows = calls[0].segment_count = calls[0].wanted_count = following
                 calls[0].logits += job.level_bytes

@@ -146,6 +146,8 @@ DRAFT = np.dtype(
         ("owners", "i8"),  # int64 [S]: whose a row is; 0, 1, ... at first
         ("depths", "i8"),  # int64 [S]: how deep to draft; afterwards how many levels were asked for
         ("floors", "i8"),  # float32 [S]: a draft ends behind a token held less likely
+        ("ends", "i8"),  # int64: tokens that end a text, one sequence's behind the other's
+        ("end_bounds", "i8"),  # int64 [S + 1]: where those of each sequence begin, and where all end
         ("chances", "i8"),  # int64 [S]: addresses, each of float32 [DEEPEST, CLASSES]; 0 where nothing but the floor ends a draft
         ("factors", "i8"),  # float32 [S]: on the chances
         ("reaches", "i8"),  # float32 [S]: how likely all that was drafted comes true; 1 at first
