@@ -196,7 +196,7 @@ def test_greedy_drafts_of_a_sampled_request_know_no_noise(model: NativeModel) ->
 
 def test_a_drafter_that_joins_late_catches_up(model: NativeModel, monkeypatch: pytest.MonkeyPatch) -> None:
     """More rows than one forward takes: they are fed in pieces first."""
-    monkeypatch.setattr("paceline.models.base._PIECE", 16)
+    monkeypatch.setattr(model, "prefill_chunk", 16)
     for lengths in ([60, 3], [18], [17, 1, 50]):
         Both(model).extend(owners_of(PARAMS[0], lengths), [3] * len(lengths))
 
