@@ -44,7 +44,9 @@ class Acceptance:
 
     def __init__(self) -> None:
         self._rates: dict[str, list[list[Share | None]]] = {}
-        """Source -> by level and class of confidence; None where no token was drafted yet."""
+        """Source -> by level and class of confidence; None where no token was judged yet."""
+        self._known: dict[str, list[list[float | None]]] = {}
+        """Source -> the same as mere numbers: they are asked for at every node of every draft."""
         self._chances: dict[str, np.ndarray] = {}
         """Source -> the same rates as a table, for drafters that end by them."""
         self._requests: dict[tuple[int, str], _Record] = {}
@@ -53,12 +55,15 @@ class Acceptance:
         """The tree with the probability that each token is right once its parent is, in place of its drafter's word."""
         if len(tree) == 1:
             return tree
-        of, factor, rates = "", 1.0, self._rates_of("")
+        of, factor, known = "", 1.0, self._known_of("")
         confidences = [1.0]
         for source, depth, held in islice(zip(tree.sources, tree.depth, tree.confidences, strict=True), 1, None):
             if source != of:
-                of, factor, rates = source, self.factor(key, source), self._rates_of(source)
-            confidences.append(min(factor * _rate(rates, depth, held).rate, LIKELIEST))
+                of, factor, known = source, self.factor(key, source), self._known_of(source)
+            rate = known[depth - 1 if depth < DEEPEST else -1][class_of(held)]
+            # what was never judged is at first taken at its drafter's word
+            chance = factor * (_word(held) if rate is None else rate)
+            confidences.append(chance if chance < LIKELIEST else LIKELIEST)
         return tree.rated(confidences)
 
     def factor(self, key: int, source: str) -> float:
@@ -72,28 +77,36 @@ class Acceptance:
         if table is None:
             words = (np.arange(CLASSES, dtype=np.float32) + 0.5) / CLASSES
             table = self._chances[source] = np.tile(words, (DEEPEST, 1))
-            for level, rates in enumerate(self._rates_of(source)):
+            for level, rates in enumerate(self._known_of(source)):
                 for place, rate in enumerate(rates):
                     if rate is not None:
-                        table[level, place] = rate.rate
+                        table[level, place] = rate
         return table
 
     def observe(self, key: int, tree: DraftTree, emitted: Many[int]) -> None:
         """See what was emitted behind the root of a tree as one drafter proposed it, confidences and all."""
-        record = None
-        for node, hit in _judged(tree, emitted):
+        judged = list(_judged(tree, emitted))
+        if not judged:
+            return
+        of, hits, expected = "", 0.0, 0.0
+        rates, known, table = self._rates_of(of), self._known_of(of), self._chances.get(of)
+        for node, hit in judged:
             source, depth, held = tree.sources[node], tree.depth[node], tree.confidences[node]
-            if record is None:
-                record = self._requests.setdefault((key, source), _Record())
-                record.hits *= _FADING
-                record.expected *= _FADING
-            rate = _rate(self._rates_of(source), depth, held)
-            record.expected += rate.rate
-            record.hits += hit
+            if source != of:
+                of, rates, known, table = source, self._rates_of(source), self._known_of(source), self._chances.get(source)
+            level, place = (depth if depth < DEEPEST else DEEPEST) - 1, class_of(held)
+            rate = rates[level][place]
+            if rate is None:
+                rate = rates[level][place] = Share(_PRIOR * _word(held), _PRIOR, _MEMORY)
+            expected += rate.rate
+            hits += hit
             rate.see(hit)
-            table = self._chances.get(source)
+            known[level][place] = rate.rate
             if table is not None:
-                table[min(depth, DEEPEST) - 1, class_of(held)] = rate.rate
+                table[level, place] = rate.rate
+        record = self._requests.setdefault((key, tree.sources[judged[0][0]]), _Record())
+        record.hits = _FADING * record.hits + hits
+        record.expected = _FADING * record.expected + expected
 
     def release(self, key: int) -> None:
         """Forget a request; what it taught about its drafters stays."""
@@ -106,15 +119,16 @@ class Acceptance:
             rates = self._rates[source] = [[None] * CLASSES for _ in range(DEEPEST)]
         return rates
 
+    def _known_of(self, source: str) -> list[list[float | None]]:
+        known = self._known.get(source)
+        if known is None:
+            known = self._known[source] = [[None] * CLASSES for _ in range(DEEPEST)]
+        return known
 
-def _rate(rates: list[list[Share | None]], depth: int, held: float) -> Share:
-    """How often tokens of this depth and confidence come true: at first their drafter's own word."""
-    # asked for every node of every draft, twice
-    level, place = rates[depth - 1 if depth < DEEPEST else -1], class_of(held)
-    rate = level[place]
-    if rate is None:
-        rate = level[place] = Share(_PRIOR * min(max(held, 0.0), 1.0), _PRIOR, _MEMORY)
-    return rate
+
+def _word(held: float) -> float:
+    """A confidence, which may be any number, as a probability."""
+    return min(max(held, 0.0), 1.0)
 
 
 def _judged(tree: DraftTree, emitted: Many[int]) -> Iterator[tuple[int, bool]]:

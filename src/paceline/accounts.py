@@ -74,14 +74,17 @@ class Accounts:
     def _opened(self, key: int, part: Part, now: int) -> Account:
         begun = self._begun[part.name] = self._begun.get(part.name, 0) + 1
         hopeless = self._usual.get(part.name, 0.0) < 0.0 and begun % _HOPEFUL
-        longest = self._longest_pause(part)
+        longest = self._longest_pause(self._ask_s(part))
         account = Account(wakes=now + longest, pause=longest) if hopeless else Account()
         self._accounts[part.name][key] = account
         return account
 
-    def _longest_pause(self, part: Part) -> int:
+    def _ask_s(self, part: Part) -> float:
+        """Seconds that asking a look-up takes."""
+        return self._costs.draft_s(part.name, part.budget.depth, 1)
+
+    def _longest_pause(self, ask_s: float) -> int:
         """Steps after which asking a look-up in vain takes only its share of the time of a sequence."""
-        ask_s = self._costs.draft_s(part.name, part.budget.depth, 1)
         return int(min(max(ask_s / (_TRIAL_SHARE * self.token_s + 1e-9), _SHORTEST_PAUSE), _LONGEST_PAUSE))
 
     def book(
@@ -103,12 +106,12 @@ class Accounts:
             tree = looked_at.get(key)
             if tree is None:
                 continue
-            gain_s = -self._costs.draft_s(part.name, part.budget.depth, 1)
+            ask_s = self._ask_s(part)
+            gain_s = -ask_s
             if len(tree) > 1:
-                mine = [node for node in range(1, tree.candidates) if tree.sources[node] == part.name]
-                taken = sum([source == part.name for source in tree.sources[1:]]) if tree.probes else len(mine)
-                gain_s += self.token_s * _brought(tree, mine, known.get(key)) - row_s * taken - beside_s / drafted
-            self._accounts[part.name][key].book(gain_s, now, self._longest_pause(part))
+                taken = tree.sources.count(part.name)
+                gain_s += self.token_s * _brought(tree, part.name, known.get(key)) - row_s * taken - beside_s / drafted
+            self._accounts[part.name][key].book(gain_s, now, self._longest_pause(ask_s))
             usual = self._usual.get(part.name, 0.0)
             self._usual[part.name] = usual + _LEARN * (gain_s - usual)
         self._asked = []
@@ -119,11 +122,16 @@ class Accounts:
             accounts.pop(key, None)
 
 
-def _brought(tree: DraftTree, mine: list[int], known: list[float] | None) -> float:
-    """Tokens that these nodes are expected to bring beyond what is known to come true at their depths without them."""
+def _brought(tree: DraftTree, source: str, known: list[float] | None) -> float:
+    """Tokens that a look-up's nodes are expected to bring beyond what is known to come true at their depths without them."""
+    chances = tree.chances
+    if known is None and len(tree.sources) == tree.candidates and tree.sources.count(source) == tree.candidates - 1:
+        # nearly always all nodes are of one
+        return sum(chances) - 1.0
+    levels: dict[int, float] = {}
+    for node in range(1, tree.candidates):
+        if tree.sources[node] == source:
+            levels[tree.depth[node]] = levels.get(tree.depth[node], 0.0) + chances[node]
     if known is None:
-        return sum(tree.chances[node] for node in mine)
-    levels = dict.fromkeys((tree.depth[node] for node in mine), 0.0)
-    for node in mine:
-        levels[tree.depth[node]] += tree.chances[node]
-    return sum(max(chance - (known[d - 1] if d <= len(known) else 0.0), 0.0) for d, chance in levels.items())
+        return sum(levels.values())
+    return sum([max(chance - (known[depth - 1] if depth <= len(known) else 0.0), 0.0) for depth, chance in levels.items()])

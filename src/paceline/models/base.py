@@ -43,8 +43,8 @@ class Scores:
 
     def of(self, trees: Many[DraftTree]) -> tuple[torch.Tensor, ...]:
         """The logits of each tree of the step, in their order: float32 [N, V], probes included."""
-        sizes = [len(tree) for tree in trees]
-        if sizes == [len(self.logits)]:
+        sizes, rows = [len(tree) for tree in trees], self.logits.shape[0]
+        if sizes == [rows]:
             return (self.logits,)
         return self.logits[: sum(sizes)].split(sizes) if trees else ()
 

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence as Many
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from math import inf
 from operator import mul, truediv
 
@@ -28,7 +28,7 @@ from pydantic import BaseModel
 
 from paceline.accounts import Accounts
 from paceline.costs import Timings
-from paceline.decision import Decision
+from paceline.decision import ALONE, Decision, Decisions, found_in
 from paceline.expectation import Expectation
 from paceline.policies.base import Policy
 from paceline.sequence import Sequence
@@ -80,7 +80,10 @@ class AdaptivePolicy(Policy):
         """Request -> costly drafter -> when that was last asked for it."""
         self._length = _USUAL_LENGTH
         """Tokens of an answer, of late."""
-        self._decisions: dict[str, Decision] = {}
+        self._decisions: dict[str, Decisions] = {}
+        self._whole: tuple[float, float] | None = None
+        """How likely the first and the last node of a chain must come true for all of it to be looked at, if all that is drafted
+        in this step is a chain that was to be worth its rows."""
         self._steps, self._decoding_s, self._trials_s = 0, 0.0, 0.0
         self._token_s = 0.0
         """Seconds that a token took, of late."""
@@ -113,14 +116,11 @@ class AdaptivePolicy(Policy):
 
     def _deep(self, part: Part, sequences: Many[Sequence], trees: Many[DraftTree]) -> list[Budget]:
         """Budgets for the depth, and the sequences, with the most expected tokens per second."""
-        decision = self._decisions.setdefault(part.name, Decision())
-        reads, found = self._reads, any(len(tree) > 1 for tree in trees)
-        if not decision.stands(sequences, found, reads):
-            looked_at = self.trimmed(sequences, trees) if found else trees
-            decision.take(*self._best(part, sequences, looked_at), sequences, found, reads)
-            count = len(decision.chosen)
-            decision.least = self._least(part, decision.depth, count, self._rows(looked_at))
-            decision.draft_s = self._draft_s(part, self.depths.drafted(part.name, decision.depth), count) if count else 0.0
+        decisions, found = self._decisions.setdefault(part.name, Decisions()), found_in(trees)
+        decision = decisions.standing(sequences, found, self._reads)
+        if decision is None:
+            decision = self._decided(part, sequences, self.trimmed(sequences, trees) if found else trees)
+            decisions.take(decision, sequences, found, self._reads)
         depth, chosen = decision.depth, decision.chosen
         if not chosen:
             if self._decoding_s >= self._no_trial_before_s.get(part.name, 0.0):
@@ -136,26 +136,27 @@ class AdaptivePolicy(Policy):
             self._visits.setdefault(key, {})[part.name] = _Visit(self._steps, len(sequences[at].tokens))
             if self._accounts.asked:
                 self._deepened[key] = self._chain(sequences[at], part)[:depth]
+        self._whole = decision.pays if found == ALONE and len(sequences) == 1 else None
         # a trial is no decision, and goes to its depth
         self._drafted_s += decision.draft_s or self.costs.draft_s(part.name, depth, len(chosen))
         return granted
 
-    def _least(self, part: Part, depth: int, count: int, rows: int) -> list[float]:
-        """By level, how likely a path must come true for one level more to be worth its time.
-
-        count: sequences that are drafted for. rows: those of the step without this draft.
-        """
-        if depth < 2:
-            return []
-        wide = count * part.width
-        forwards_s = self.costs.curve.span(rows, depth * wide)[wide::wide]
+    def _decided(self, part: Part, sequences: Many[Sequence], trees: Many[DraftTree]) -> Decision:
+        """The decision on one costly drafter. trees: what the target would look at of what look-ups found."""
+        depth, chosen = self._best(part, sequences, trees)
+        if not chosen:
+            return Decision()
+        count, wide = len(chosen), len(chosen) * part.width
+        forwards_s = self.costs.curve.span(self._rows(trees), depth * wide)[::wide]
+        rows_s, worth_s = [after - before for before, after in pairwise(forwards_s)], self._worth_of_token_s()
         drafts_s = [self.costs.draft_s(part.name, level, count) for level in (1, depth)]
-        level_s, tokens = (drafts_s[1] - drafts_s[0]) / (depth - 1), self.depths.right(part.name, depth)
-        worth_s = count * self._worth_of_token_s()
-        return [
-            (further_s - so_far_s + level_s) / (worth_s * chance)
-            for so_far_s, further_s, chance in zip(forwards_s, forwards_s[1:], tokens[1:], strict=False)
+        level_s, right = (drafts_s[1] - drafts_s[0]) / max(depth - 1, 1), self.depths.right(part.name, depth)
+        least = [
+            (row_s + level_s) / (count * worth_s * chance) for row_s, chance in zip(rows_s[1:], right[1:], strict=True)
         ]
+        first_s = rows_s[0] + (self._batch + _STEP_ITSELF) * self._more_s
+        pays = _CLEARLY * first_s / worth_s, max(rows_s) / worth_s
+        return Decision(depth, chosen, least, self._draft_s(part, self.depths.drafted(part.name, depth), count), pays)
 
     def _best(self, part: Part, sequences: Many[Sequence], trees: Many[DraftTree]) -> tuple[int, Many[int]]:
         """The depth, and the places of the sequences, with the most expected tokens per second; depth 0 for none.
@@ -291,6 +292,9 @@ class AdaptivePolicy(Policy):
         return levels
 
     def trimmed(self, sequences: Many[Sequence], trees: Many[DraftTree]) -> list[DraftTree]:
+        if self._whole and (chain := self._paying(trees[0])):
+            # that a text ends is said by the row before
+            return [chain.first(len(chain) - 1 - (chain.tokens[-1] in sequences[0].stop_ids))]
         nodes = list[tuple[float, int, int]]()
         for at, (sequence, tree) in enumerate(zip(sequences, trees, strict=True)):
             # that a text ends is said by the row before, and needs none of its own
@@ -298,16 +302,15 @@ class AdaptivePolicy(Policy):
             chances = enumerate(self._expectation.chances(tree))
             nodes += [(chance, -node, at) for node, chance in chances if node and tokens_held[node] not in ends]
         nodes.sort(reverse=True)
-        tokens = float(self._batch)
-        rows = max(self._fed, int(tokens)) + sum(tree.probes for tree in trees)
-        best, count, forwards = -inf, 0, self.costs.curve.span(rows, len(nodes))
+        rows = max(self._fed, self._batch) + sum([tree.probes for tree in trees])
+        forwards = self.costs.curve.span(rows, len(nodes))
         worth, clearly = self._worth()
         fixed_s = self._time(rows, True) - forwards[0] + self._drafted_s
-        for kept, (chance, forward_s) in enumerate(zip([0.0, *[chance for chance, _, _ in nodes]], forwards, strict=True)):
-            tokens += chance
-            value = worth(tokens, forward_s + fixed_s)
-            if value > best:
-                best, count = value if kept else clearly * value, kept
+        tokens = accumulate([chance for chance, _, _ in nodes], initial=float(self._batch))
+        # of so many nodes, the likeliest
+        values = list(map(worth, tokens, [forward_s + fixed_s for forward_s in forwards]))
+        values[0] *= clearly
+        count = values.index(max(values))
         if count == sum([tree.candidates - 1 for tree in trees]):
             return list(trees)
         kept_nodes: list[list[int]] = [list(range(tree.candidates, len(tree))) for tree in trees]
@@ -317,6 +320,13 @@ class AdaptivePolicy(Policy):
         return [
             tree if len(kept) == len(tree) - 1 else tree.only(sorted(kept)) for tree, kept in zip(trees, kept_nodes, strict=True)
         ]
+
+    def _paying(self, tree: DraftTree) -> DraftTree | None:
+        """A chain whose every node is worth its row, as far as that can be told without looking at each."""
+        if not self._whole or not tree.is_chain or tree.probes:
+            return None
+        chances, (first, last) = self._expectation.chances(tree), self._whole
+        return tree if len(tree) > 1 and chances[1] >= first and chances[-1] >= last else None
 
     def predicted(self, tree: DraftTree) -> float:
         return sum(self._expectation.chances(tree))
@@ -349,7 +359,7 @@ class AdaptivePolicy(Policy):
             if self._trial and sequence.key == self._trial[0] and self._trial[1] not in tree.sources:
                 self._trials_s += self._trial[2]
         self._accounts.book(sequences, trees, self._deepened, (len(trees) + _STEP_ITSELF) * self._more_s, self._steps)
-        self._deepened, self._drafted_s, self._trial = {}, 0.0, None
+        self._deepened, self._drafted_s, self._trial, self._whole = {}, 0.0, None, None
 
     def fork(self, key: int, new_key: int, length: int) -> None:
         for name, visit in self._visits.get(key, {}).items():

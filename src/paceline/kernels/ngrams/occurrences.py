@@ -134,7 +134,10 @@ class Occurrences:
             room = max(size, 2 * len(self.text))
             self.text = _longer(self.text, room)
             self.ends = _longer(self.ends, room)
-        most = int(self._counts.max()) + size - max(self.size - 1, 0)
+        if 2 * size <= self.tables.shape[1]:
+            # there are no more n-grams than tokens
+            return
+        most = max(self._counts.tolist()) + size - max(self.size - 1, 0)
         if 2 * most > self.tables.shape[1]:
             self.tables = np.zeros((len(self.lengths), 1 << (2 * most - 1).bit_length()), np.int32)
             _filled(self.text, max(self.size - 1, 0), self.lengths, self.tables)
