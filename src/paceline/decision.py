@@ -1,12 +1,13 @@
 """Decision: how deep one costly drafter goes, and for whom. It stands for a while, since deciding takes time too.
 
-Beside what look-ups found other drafts are worth it than alone, so each such situation has a decision of its own: for one
-sequence what was found is told by about how many tokens are expected of it, in a batch only that something was.
+Beside what look-ups found other drafts are worth it than alone, and beside a prompt that is read others than without, so each such
+situation has a decision of its own. For one sequence what was found is told by about how many tokens are expected of it, a prompt
+by about how much of it is read, and the drafter by how much of the text it lacks; in a batch, where that is another thing each
+time, only whether anything is found or read.
 
 That nobody asks stands longer each time, while the batch is about as large: what is learnt meanwhile is little. Beside a look-up
-asking is worth less, so what nobody is worth alone nobody is worth there. A draft for some stands for a few steps, while the batch
-is the same; but not beside what look-ups found in a batch, which is another thing each time. What was decided beside a prompt
-stands for that step alone.
+or a prompt asking is worth less, so what nobody is worth without them nobody is worth there. A draft for some stands for a few
+steps, while the batch is the same, or any other one sequence; in a batch only where nothing is found or read.
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ from __future__ import annotations
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
 from math import inf, log2
+from typing import NamedTuple
 
+from paceline.draft_curve import bucket
 from paceline.sequence import Sequence
 from paceline.tree import DraftTree
 
@@ -24,23 +27,44 @@ _FIRST_REST, _FIRST_REST_BESIDE = 1, 4
 """For which it stands at first, alone and beside what a look-up found, where less is lost by not asking."""
 _REPEATED = 7
 """Further steps in which what was granted once is granted again."""
+_REPEATED_READING = 64
+"""The same beside a prompt, which comes once a request."""
 _SHRUNK = 0.75
 """Share of a batch that must be left, for what nobody was worth in it to be held worth it by nobody still."""
 _CLASSES_PER_DOUBLING = 2
 """Of the tokens that are expected of what was found."""
-
-Found = tuple[int, ...]
-"""What look-ups found, as far as decisions differ by it."""
-ALONE: Found = ()
-_SOMETHING: Found = (0,)
+_NEXT_TO_NOTHING = 16
+"""Tokens."""
+_SOMETHING = -1
 
 
-def found_in(trees: Many[DraftTree]) -> Found:
-    """What is found in the trees of a batch; their confidences are probabilities."""
+class Situation(NamedTuple):
+    """What a draft is made beside. found: 0 where look-ups found nothing. read: 0 where no prompt is read. lacking: how much the
+    drafter would have to read first, 0 for next to nothing."""
+
+    found: int = 0
+    read: int = 0
+    lacking: int = 0
+
+    @property
+    def repeats(self) -> bool:
+        """Whether it says enough for what is decided in it to be right when it comes again."""
+        return _SOMETHING not in self
+
+
+ALONE = Situation()
+
+
+def situation_of(trees: Many[DraftTree], read_rows: int, lacking: int) -> Situation:
+    """trees: what look-ups found, their confidences being probabilities. read_rows: those of prompts in the step. lacking: tokens
+    of a text that the drafter has not read, asked for one sequence only."""
     if len(trees) == 1:
         tree = trees[0]
-        return (int(_CLASSES_PER_DOUBLING * log2(sum(tree.chances))) + 1,) if len(tree) > 1 else ALONE
-    return _SOMETHING if any(len(tree) > 1 for tree in trees) else ALONE
+        found = int(_CLASSES_PER_DOUBLING * log2(sum(tree.chances))) + 1 if len(tree) > 1 else 0
+        read, lacking = (bucket(rows) if rows > _NEXT_TO_NOTHING else 0 for rows in (read_rows, lacking))
+        return Situation(found, read, lacking) if found or read or lacking else ALONE
+    found = _SOMETHING if any(len(tree) > 1 for tree in trees) else 0
+    return Situation(found, _SOMETHING if read_rows else 0)
 
 
 @dataclass(frozen=True)
@@ -65,11 +89,12 @@ class _Held:
     until: int
     rest: int
 
-    def suits(self, sequences: Many[Sequence], reads: bool) -> bool:
+    def suits(self, sequences: Many[Sequence]) -> bool:
         """Whether it is still about this batch."""
         if not self.decision.chosen:
             return len(sequences) > _SHRUNK * len(self.keys)
-        return not reads and [sequence.key for sequence in sequences] == self.keys
+        # of one sequence little is known that is not known of the next one
+        return len(sequences) == len(self.keys) == 1 or [sequence.key for sequence in sequences] == self.keys
 
 
 class Decisions:
@@ -77,26 +102,31 @@ class Decisions:
 
     def __init__(self) -> None:
         self._step = 0
-        self._held: dict[Found, _Held] = {}
+        self._held: dict[Situation, _Held] = {}
 
-    def standing(self, sequences: Many[Sequence], found: Found, reads: bool) -> Decision | None:
-        """What is decided for this batch, if that still stands. reads: whether a prompt is read."""
+    def standing(self, sequences: Many[Sequence], situation: Situation) -> Decision | None:
+        """What is decided for this batch, if that still stands."""
         self._step += 1
-        held = self._held.get(found)
-        if held is None or held.until < self._step or not held.suits(sequences, reads):
-            held = self._held.get(ALONE)
-            if held is None or held.decision.chosen or held.until < self._step or not held.suits(sequences, reads):
-                return None
-        return held.decision
+        held = self._held.get(situation)
+        if held is not None and held.until >= self._step and held.suits(sequences):
+            return held.decision
+        if situation == ALONE:
+            return None
+        for less in (situation._replace(found=0), Situation(situation.found), ALONE):
+            held = self._held.get(less)
+            if held is not None and not held.decision.chosen and held.until >= self._step and held.suits(sequences):
+                return held.decision
+        return None
 
-    def take(self, decision: Decision, sequences: Many[Sequence], found: Found, reads: bool) -> None:
+    def take(self, decision: Decision, sequences: Many[Sequence], situation: Situation) -> None:
         """Decide anew, in the step in which nothing stood."""
-        before = self._held.get(found)
-        steps, rest = 0, 0
-        if not decision.chosen:
-            rest = before.rest if before else 0
-            if not reads:
-                steps = rest = min(max(2 * rest, _FIRST_REST_BESIDE if found else _FIRST_REST), _LONGEST_REST)
-        elif not reads and found != _SOMETHING:
+        before = self._held.get(situation)
+        steps = rest = 0
+        if situation.read:
+            steps = _REPEATED_READING if situation.repeats else 0
+        elif not decision.chosen:
+            rest = max(2 * before.rest if before else 0, _FIRST_REST_BESIDE if situation.found else _FIRST_REST)
+            steps = rest = min(rest, _LONGEST_REST)
+        elif situation.repeats:
             steps = _REPEATED
-        self._held[found] = _Held(decision, [sequence.key for sequence in sequences], self._step + steps, rest)
+        self._held[situation] = _Held(decision, [sequence.key for sequence in sequences], self._step + steps, rest)

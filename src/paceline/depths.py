@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
 from itertools import takewhile
+from typing import NamedTuple
 
 from paceline.share import Share
 from paceline.stopping import DEEPEST
@@ -32,27 +33,48 @@ class _Level:
     right: Share = field(default_factory=lambda: Share(_PRIOR * _FIRST, _PRIOR, _MEMORY))
 
 
+class _Rates(NamedTuple):
+    """By level."""
+
+    drafted: list[float]
+    brought: list[float]
+    right: list[float]
+
+
 class Depths:
     """By costly drafter; a level that was never granted is taken to go on as those before it went."""
 
     def __init__(self) -> None:
         self._levels: dict[str, list[_Level]] = {}
+        self._known: dict[str, _Rates] = {}
+        """Part -> its rates, until it is seen at work again."""
 
     def brought(self, part: str, depth: int) -> list[float]:
         """Per depth, how likely a granted level is drafted and right once those before it were."""
-        return _to(depth, [level.brought.rate for level in self._levels.get(part, ())], _FIRST)
+        return _to(depth, self._rates(part).brought)
 
     def right(self, part: str, depth: int) -> list[float]:
         """Per depth, how likely a drafted level is right once those before it were."""
-        return _to(depth, [level.right.rate for level in self._levels.get(part, ())], _FIRST)
+        return _to(depth, self._rates(part).right)
 
     def drafted(self, part: str, depth: int) -> list[float]:
         """Per depth, how likely a granted level is drafted."""
-        shares = [level.drafted.rate for level in self._levels.get(part, ())][:depth]
+        shares = self._rates(part).drafted[:depth]
         for chance in self.brought(part, depth)[len(shares) :]:
             # a draft goes on about as often as it comes true
             shares.append(shares[-1] * chance if shares else 1.0)
         return shares
+
+    def _rates(self, part: str) -> _Rates:
+        known = self._known.get(part)
+        if known is None:
+            levels = self._levels.get(part, ())
+            known = self._known[part] = _Rates(
+                [level.drafted.rate for level in levels],
+                [level.brought.rate for level in levels],
+                [level.right.rate for level in levels],
+            )
+        return known
 
     def observe(self, part: str, granted: int, tree: DraftTree, emitted: Many[int]) -> None:
         """See what came of one draft that might have had `granted` levels. emitted: what followed its root."""
@@ -67,11 +89,12 @@ class Depths:
                 level.brought.see(depth <= right)
                 if depth <= deepest:
                     level.right.see(depth <= right)
+        self._known.pop(part, None)
 
 
-def _to(depth: int, rates: list[float], first: float) -> list[float]:
+def _to(depth: int, rates: list[float]) -> list[float]:
     """Rates of so many levels: the last one, where there are fewer."""
-    return rates[:depth] + [rates[-1] if rates else first] * (depth - len(rates))
+    return rates[:depth] + [rates[-1] if rates else _FIRST] * (depth - len(rates))
 
 
 def _right(tree: DraftTree, emitted: Many[int]) -> int:

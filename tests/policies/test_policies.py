@@ -112,6 +112,8 @@ def test_what_a_drafter_has_read_of_a_shared_beginning_it_need_not_read_again() 
     source, sharing, other = (Sequence(key, (1, 2, 3, 4) * 500, SamplingParams(), 0) for key in range(3))
     policy.budgets(MODEL, [source], [DraftTree.root(4)])
     policy.costs.reading["model"] = 1.0
+    # what was decided while reading cost nothing stands no more
+    policy._decisions.clear()
     policy.fork(0, 1, 1990)
     policy.release(0)
     assert policy._reading_s(MODEL, sharing) == pytest.approx(10.0)

@@ -28,7 +28,7 @@ from pydantic import BaseModel
 
 from paceline.accounts import Accounts
 from paceline.costs import Timings
-from paceline.decision import ALONE, Decision, Decisions, found_in
+from paceline.decision import Decision, Decisions, situation_of
 from paceline.expectation import Expectation
 from paceline.policies.base import Policy
 from paceline.sequence import Sequence
@@ -81,9 +81,9 @@ class AdaptivePolicy(Policy):
         self._length = _USUAL_LENGTH
         """Tokens of an answer, of late."""
         self._decisions: dict[str, Decisions] = {}
-        self._whole: tuple[float, float] | None = None
-        """How likely the first and the last node of a chain must come true for all of it to be looked at, if all that is drafted
-        in this step is a chain that was to be worth its rows."""
+        self._pays: tuple[float, float] | None = None
+        """How likely the first node of a chain, and any further one, must come true to be worth its row, if a chain is all that
+        is drafted in this step."""
         self._steps, self._decoding_s, self._trials_s = 0, 0.0, 0.0
         self._token_s = 0.0
         """Seconds that a token took, of late."""
@@ -116,11 +116,13 @@ class AdaptivePolicy(Policy):
 
     def _deep(self, part: Part, sequences: Many[Sequence], trees: Many[DraftTree]) -> list[Budget]:
         """Budgets for the depth, and the sequences, with the most expected tokens per second."""
-        decisions, found = self._decisions.setdefault(part.name, Decisions()), found_in(trees)
-        decision = decisions.standing(sequences, found, self._reads)
+        decisions = self._decisions.get(part.name) or self._decisions.setdefault(part.name, Decisions())
+        lacking = self._lacking(part, sequences[0]) if len(sequences) == 1 else 0
+        situation = situation_of(trees, self._fed - self._batch, lacking)
+        decision = decisions.standing(sequences, situation)
         if decision is None:
-            decision = self._decided(part, sequences, self.trimmed(sequences, trees) if found else trees)
-            decisions.take(decision, sequences, found, self._reads)
+            decision = self._decided(part, sequences, self.trimmed(sequences, trees) if situation.found else trees)
+            decisions.take(decision, sequences, situation)
         depth, chosen = decision.depth, decision.chosen
         if not chosen:
             if self._decoding_s >= self._no_trial_before_s.get(part.name, 0.0):
@@ -136,7 +138,7 @@ class AdaptivePolicy(Policy):
             self._visits.setdefault(key, {})[part.name] = _Visit(self._steps, len(sequences[at].tokens))
             if self._accounts.asked:
                 self._deepened[key] = self._chain(sequences[at], part)[:depth]
-        self._whole = decision.pays if found == ALONE and len(sequences) == 1 else None
+        self._pays = decision.pays if self._batch == 1 and not situation.found else None
         # a trial is no decision, and goes to its depth
         self._drafted_s += decision.draft_s or self.costs.draft_s(part.name, depth, len(chosen))
         return granted
@@ -232,8 +234,11 @@ class AdaptivePolicy(Policy):
 
     def _reading_s(self, part: Part, sequence: Sequence) -> float:
         """Seconds in which this drafter reads what it lacks of a text, before it can draft."""
-        missing = len(sequence.tokens) - self._visit(part, sequence).read_tokens
-        return missing * self.costs.reading.get(part.name, 0.0)
+        return self._lacking(part, sequence) * self.costs.reading.get(part.name, 0.0)
+
+    def _lacking(self, part: Part, sequence: Sequence) -> int:
+        """Tokens of a text that a costly drafter has not read."""
+        return len(sequence.tokens) - self._visit(part, sequence).read_tokens
 
     def _visit(self, part: Part, sequence: Sequence) -> _Visit:
         return self._visits.get(sequence.key, {}).get(part.name, _NEVER)
@@ -292,9 +297,8 @@ class AdaptivePolicy(Policy):
         return levels
 
     def trimmed(self, sequences: Many[Sequence], trees: Many[DraftTree]) -> list[DraftTree]:
-        if self._whole and (chain := self._paying(trees[0])):
-            # that a text ends is said by the row before
-            return [chain.first(len(chain) - 1 - (chain.tokens[-1] in sequences[0].stop_ids))]
+        if self._pays and (paying := self._paying(trees[0], sequences[0].stop_ids)):
+            return [trees[0].first(paying)]
         nodes = list[tuple[float, int, int]]()
         for at, (sequence, tree) in enumerate(zip(sequences, trees, strict=True)):
             # that a text ends is said by the row before, and needs none of its own
@@ -321,12 +325,16 @@ class AdaptivePolicy(Policy):
             tree if len(kept) == len(tree) - 1 else tree.only(sorted(kept)) for tree, kept in zip(trees, kept_nodes, strict=True)
         ]
 
-    def _paying(self, tree: DraftTree) -> DraftTree | None:
-        """A chain whose every node is worth its row, as far as that can be told without looking at each."""
-        if not self._whole or not tree.is_chain or tree.probes:
-            return None
-        chances, (first, last) = self._expectation.chances(tree), self._whole
-        return tree if len(tree) > 1 and chances[1] >= first and chances[-1] >= last else None
+    def _paying(self, tree: DraftTree, ends: frozenset[int]) -> int:
+        """How many nodes of a chain are worth their rows, 0 where each has to be looked at to tell."""
+        chances = self._expectation.chances(tree)
+        if not self._pays or not tree.is_chain or tree.probes or chances[1] < self._pays[0]:
+            return 0
+        # that a text ends is said by the row before
+        paying = len(tree) - 1 - (tree.tokens[-1] in ends)
+        while paying > 1 and chances[paying] < self._pays[1]:
+            paying -= 1
+        return paying
 
     def predicted(self, tree: DraftTree) -> float:
         return sum(self._expectation.chances(tree))
@@ -359,7 +367,7 @@ class AdaptivePolicy(Policy):
             if self._trial and sequence.key == self._trial[0] and self._trial[1] not in tree.sources:
                 self._trials_s += self._trial[2]
         self._accounts.book(sequences, trees, self._deepened, (len(trees) + _STEP_ITSELF) * self._more_s, self._steps)
-        self._deepened, self._drafted_s, self._trial, self._whole = {}, 0.0, None, None
+        self._deepened, self._drafted_s, self._trial, self._pays = {}, 0.0, None, None
 
     def fork(self, key: int, new_key: int, length: int) -> None:
         for name, visit in self._visits.get(key, {}).items():

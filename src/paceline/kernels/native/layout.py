@@ -166,6 +166,7 @@ LIKELIEST, COUPLED, DRAWN = range(3)
 POOL = np.dtype(
     [
         ("threads", "i8"),
+        ("patience", "i8"),  # turns of idling before a thread sleeps
         ("part", "i8"),  # address of what to run
         ("record", "i8"),  # address of what to run it on
         ("mutex", "i8"),

@@ -197,6 +197,15 @@ _PATIENCE = 2000
 
 
 @helper
+def idled(counter, count, patience):
+    """Idle while a shared counter stands at `count`, for `patience` turns at most."""
+    turns = 0
+    while seen(counter) == count and turns < patience:
+        pause()
+        turns += 1
+
+
+@helper
 def awaited(counter, count, patience):
     """Wait until a shared counter has reached `count`; after `patience` turns by sleeping in between."""
     turns = 0

@@ -1,7 +1,8 @@
 """Threads: one part of a step on each, all of them at once, for they wait for one another inside.
 
 A pool of our own, because OpenMP may give fewer threads than were asked for, and shares their number with torch. Workers spin
-for a fraction of a millisecond between steps, about the time that Python needs, and sleep on a condition variable after that.
+for a millisecond between steps, longer than Python and a small drafter need, and sleep on a condition variable after that: to be
+woken takes as long as a tenth of a small model's forward.
 """
 
 from __future__ import annotations
@@ -10,19 +11,22 @@ import ctypes
 import os
 from functools import cache
 from threading import Lock, Thread
+from time import perf_counter
 from typing import Any
 
 import numpy as np
 
 from paceline.kernels.native.compiled import SOURCES, kept
 from paceline.kernels.native.layout import POOL
-from paceline.kernels.native.memory import PART, arrived, awaited, carray, pause, pointer, run_part, seen
+from paceline.kernels.native.memory import PART, arrived, awaited, carray, idled, pointer, run_part, seen
 
 import numba  # isort: skip  (after `vectors`)
 from numba import types  # isort: skip
 
 _CALL = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64)
-_SPINS = 20000
+_SPIN_S = 1e-3
+"""Seconds for which a thread that waits spins."""
+_TURNS_TIMED = 500
 _lock, _unlock = (types.ExternalFunction(f"pthread_mutex_{verb}", types.int32(types.int64)) for verb in ("lock", "unlock"))
 _wait = types.ExternalFunction("pthread_cond_wait", types.int32(types.int64, types.int64))
 _wake = types.ExternalFunction("pthread_cond_broadcast", types.int32(types.int64))
@@ -71,7 +75,7 @@ class _Pool:
         self._record = np.zeros(1, POOL)
         # room for any system's mutex and condition variable, each on cache lines of its own
         self._locks = np.zeros(64, np.int64)
-        self._record["threads"] = threads
+        self._record["threads"], self._record["patience"] = threads, _patience()
         self._record["mutex"], self._record["condition"] = self._locks.ctypes.data, self._locks[32:].ctypes.data
         library = ctypes.CDLL(None)
         library.pthread_mutex_init(ctypes.c_void_p(self._locks.ctypes.data), None)
@@ -90,6 +94,27 @@ class _Pool:
             self._lead(0, self._record.ctypes.data)
 
 
+@cache
+def _patience() -> int:
+    """Turns of idling that take about `_SPIN_S`: how long a pause is differs tenfold between processors."""
+    idle, counter = _function(_idle_part(SOURCES).address), np.zeros(1, np.int64)
+    seconds = []
+    for _ in range(5):
+        began = perf_counter()
+        idle(_TURNS_TIMED, counter.ctypes.data)
+        seconds.append(perf_counter() - began)
+    # what is disturbed takes longer, never shorter
+    return int(_TURNS_TIMED * _SPIN_S / min(seconds))
+
+
+def _idle_part(sources: str) -> Any:
+    def idle(turns, address):
+        _ = sources
+        idled(address, 0, turns)
+
+    return kept(lambda disk: numba.cfunc(PART, cache=disk, nogil=True, error_model="numpy")(idle))
+
+
 def _work_part(sources: str) -> Any:
     def work(thread, address):
         _ = sources
@@ -97,10 +122,7 @@ def _work_part(sources: str) -> Any:
         turn = address + _TURN
         done = 0
         while True:
-            spins = 0
-            while seen(turn) == done and spins < _SPINS:
-                pause()
-                spins += 1
+            idled(turn, done, pool[0].patience)
             if seen(turn) == done:
                 _lock(pool[0].mutex)
                 while seen(turn) == done:
@@ -123,7 +145,7 @@ def _lead_part(sources: str) -> Any:
         _wake(pool[0].condition)
         _unlock(pool[0].mutex)
         run_part(pool[0].part, thread, pool[0].record)
-        awaited(address + _FINISHED, pool[0].threads - 1, _SPINS)
+        awaited(address + _FINISHED, pool[0].threads - 1, pool[0].patience)
 
     return kept(lambda disk: numba.cfunc(PART, cache=disk, nogil=True, error_model="numpy")(lead))
 
