@@ -12,7 +12,7 @@ steps, while the batch is the same, or any other one sequence; in a batch only w
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Many
+from collections.abc import Iterator, Sequence as Many
 from dataclasses import dataclass
 from math import inf, log2
 from typing import NamedTuple
@@ -110,13 +110,22 @@ class Decisions:
         held = self._held.get(situation)
         if held is not None and held.until >= self._step and held.suits(sequences):
             return held.decision
-        if situation == ALONE:
-            return None
-        for less in (situation._replace(found=0), Situation(situation.found), ALONE):
+        for less in self._less_than(situation):
             held = self._held.get(less)
             if held is not None and not held.decision.chosen and held.until >= self._step and held.suits(sequences):
                 return held.decision
         return None
+
+    def _less_than(self, situation: Situation) -> Iterator[Situation]:
+        """Where asking is worth more: what nobody is worth there nobody is worth here."""
+        _, read, lacking = situation
+        for found in range(situation.found - 1, -1, -1):
+            yield Situation(found, read, lacking)
+        if read or lacking:
+            yield Situation(situation.found)
+            yield ALONE
+        elif situation.found == _SOMETHING:
+            yield ALONE
 
     def take(self, decision: Decision, sequences: Many[Sequence], situation: Situation) -> None:
         """Decide anew, in the step in which nothing stood."""
