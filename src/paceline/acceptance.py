@@ -23,8 +23,9 @@ _MEMORY = 400.0
 """Observations of a class remembered before older ones fade."""
 _FADING = 0.93
 """What a step leaves of what a request has shown before: some fifteen steps count."""
-_DOUBT = 1.5
-"""Expected hits of a request that must have come in, or failed to, before it is held to differ from others."""
+_DOUBT, _DOUBT_BEFORE = 1.5, 6.0
+"""Expected hits of a request that must have come in, or failed to, before it is held to differ from others: where confidences of a
+draft are known, and before, when the same factor says something of every level to come."""
 
 
 @dataclass
@@ -34,9 +35,8 @@ class _Record:
     hits: float = 0.0
     expected: float = 0.0
 
-    @property
-    def factor(self) -> float:
-        return (self.hits + _DOUBT) / (self.expected + _DOUBT)
+    def factor(self, doubt: float) -> float:
+        return (self.hits + doubt) / (self.expected + doubt)
 
 
 class Acceptance:
@@ -67,9 +67,14 @@ class Acceptance:
         return tree.rated(confidences)
 
     def factor(self, key: int, source: str) -> float:
-        """How much likelier than usual the tokens of a drafter come true for this request."""
+        """How much likelier than usual the tokens of a draft come true for this request."""
         record = self._requests.get((key, source))
-        return record.factor if record is not None else 1.0
+        return record.factor(_DOUBT) if record is not None else 1.0
+
+    def factor_before(self, key: int, source: str) -> float:
+        """The same of a draft that is not made yet."""
+        record = self._requests.get((key, source))
+        return record.factor(_DOUBT_BEFORE) if record is not None else 1.0
 
     def chances(self, source: str) -> np.ndarray:
         """float32 [DEEPEST, CLASSES]: how likely a token comes true, by level and class of confidence; it is learnt on."""

@@ -73,9 +73,10 @@ class Accounts:
 
     def _opened(self, key: int, part: Part, now: int) -> Account:
         begun = self._begun[part.name] = self._begun.get(part.name, 0) + 1
-        hopeless = self._usual.get(part.name, 0.0) < 0.0 and begun % _HOPEFUL
+        usual = self._usual.get(part.name, 0.0)
         longest = self._longest_pause(self._ask_s(part))
-        account = Account(wakes=now + longest, pause=longest) if hopeless else Account()
+        # what pays for others is not given up for having found nothing once
+        account = Account(wakes=now + longest, pause=longest) if usual < 0.0 and begun % _HOPEFUL else Account(max(usual, 0.0))
         self._accounts[part.name][key] = account
         return account
 

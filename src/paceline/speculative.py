@@ -12,6 +12,7 @@ import torch
 from paceline.acceptance import expected_tokens
 from paceline.cache.base import Branching, KVCache
 from paceline.costs import Timings
+from paceline.depths import Where
 from paceline.drafters.base import Drafter
 from paceline.logprobs import told
 from paceline.models.base import LanguageModel
@@ -233,10 +234,11 @@ class Speculative:
             count.predicted_tokens += self.policy.predicted(tree)
             count.drafted_by_depth.update(range(1, tree.deepest + 1))
             count.accepted_by_depth.update(range(1, verdict.accepted + 1))
-        for part, granted, proposed in draft.proposed:
+        for before, (part, granted, proposed) in enumerate(draft.proposed):
             self.acceptance.observe(sequence.key, proposed, verdict.tokens)
             if part.costly:
-                self.depths.observe(part.name, granted, proposed, verdict.tokens)
+                where = Where.of(sequence.generated_tokens - len(verdict.tokens), before > 0)
+                self.depths.observe(part.name, granted, proposed, verdict.tokens, where)
 
     def release(self, key: int) -> None:
         """Drop all state of a sequence: it ended, or it was preempted and will be computed again."""

@@ -27,7 +27,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from paceline.drafters.base import StatefulDrafter, Surroundings
 from paceline.kernels.native.compiled import announced
 from paceline.kernels.ngrams.occurrences import Occurrences
-from paceline.kernels.ngrams.votes import continued
+from paceline.kernels.ngrams.votes import LookUp
 from paceline.sequence import Sequence
 from paceline.tree import Budget, DraftTree, Proposal
 
@@ -59,20 +59,20 @@ class NgramDrafter(StatefulDrafter[Occurrences]):
         super().__init__()
         self.options = options
         self.budget = Budget(nodes=options.nodes, depth=min(options.depth, options.nodes))
+        self._look_up = LookUp(options.nodes)
         with announced():
             # compiles, or loads what is compiled, before anything is timed
             trial = Occurrences(options.min, options.max)
             trial.grow([0] * 300)
             trial.truncate(1)
-            self._continued(trial, self.budget)
+            self._look_up(trial, [0], 1, 1, 0.0, 1)
 
     def _one(self, sequence: Sequence, budget: Budget) -> DraftTree:
-        text = self._state(sequence)
-        text.grow(sequence.tokens)
-        return DraftTree.grown(self.name, *self._continued(text, budget.within(self.budget)))
-
-    def _continued(self, text: Occurrences, budget: Budget) -> tuple[list[int], list[int], list[float]]:
-        return continued(text, budget.nodes, budget.depth, budget.floor, self.options.matches)
+        budget = budget.within(self.budget)
+        found = self._look_up(
+            self._state(sequence), sequence.tokens, budget.nodes, budget.depth, budget.floor, self.options.matches
+        )
+        return DraftTree.grown(self.name, *found) if found else DraftTree.root(sequence.root)
 
     def _begun(self, sequence: Sequence) -> Occurrences:
         return Occurrences(self.options.min, self.options.max)

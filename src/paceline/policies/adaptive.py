@@ -29,6 +29,7 @@ from pydantic import BaseModel
 from paceline.accounts import Accounts
 from paceline.costs import Timings
 from paceline.decision import Decision, Decisions, situation_of
+from paceline.depths import Where
 from paceline.expectation import Expectation
 from paceline.policies.base import Policy
 from paceline.sequence import Sequence
@@ -49,9 +50,13 @@ _TRIAL_SHARE = 0.005
 """Share of all time that may go into trying a drafter where it is not thought to be worth it."""
 _SAVED_TRIALS = 4
 """Trials that time is saved for at most, however long none was needed."""
-_USUAL_LENGTH, _FEWEST_LEFT, _TOKENS_PER_STEP = 64.0, 4.0, 2.0
-"""Tokens of an answer while none has ended, those taken to be left of one that is longer than usual, those of a drafted step."""
+_USUAL_LENGTH, _FEWEST_LEFT, _TOKENS_PER_DRAFT = 64.0, 4.0, 2.0
+"""Tokens of an answer while none has ended, those taken to be left of one that is longer than usual, those from one draft of a
+costly drafter to its next."""
 _SMOOTH = 0.1
+_REGAIN = 0.01
+"""How fast what a step without drafts takes beside its forward is believed to rise. Where drafts are usual such a step is one in
+which they were thought about, or one of a busy machine: were there no drafts, it would take the least that it ever takes."""
 
 
 class Options(BaseModel):
@@ -78,6 +83,8 @@ class AdaptivePolicy(Policy):
         self._accounts, self._expectation = Accounts(self.costs), Expectation()
         self._visits: dict[int, dict[str, _Visit]] = {}
         """Request -> costly drafter -> when that was last asked for it."""
+        self._apart: dict[str, float] = {}
+        """Costly drafter -> tokens from one of its drafts to the next, of late."""
         self._length = _USUAL_LENGTH
         """Tokens of an answer, of late."""
         self._decisions: dict[str, Decisions] = {}
@@ -126,7 +133,7 @@ class AdaptivePolicy(Policy):
         depth, chosen = decision.depth, decision.chosen
         if not chosen:
             if self._decoding_s >= self._no_trial_before_s.get(part.name, 0.0):
-                depth, chosen = self._tried(part, sequences, self._rows(trees))
+                depth, chosen = self._tried(part, sequences, trees)
             if not chosen:
                 return [NOTHING] * len(sequences)
         granted = [NOTHING] * len(sequences)
@@ -135,9 +142,9 @@ class AdaptivePolicy(Policy):
             key = sequences[at].key
             stopping = Stopping(chances, truth * self.acceptance.factor(key, part.name), decision.least)
             granted[at] = Budget(depth * part.width, depth, stopping=stopping)
-            self._visits.setdefault(key, {})[part.name] = _Visit(self._steps, len(sequences[at].tokens))
+            self._visit_now(part, sequences[at])
             if self._accounts.asked:
-                self._deepened[key] = self._chain(sequences[at], part)[:depth]
+                self._deepened[key] = self._chain(sequences[at], part, trees[at])[:depth]
         self._pays = decision.pays if self._batch == 1 and not situation.found else None
         # a trial is no decision, and goes to its depth
         self._drafted_s += decision.draft_s or self.costs.draft_s(part.name, depth, len(chosen))
@@ -148,17 +155,15 @@ class AdaptivePolicy(Policy):
         depth, chosen = self._best(part, sequences, trees)
         if not chosen:
             return Decision()
-        count, wide = len(chosen), len(chosen) * part.width
+        count, wide, where = len(chosen), len(chosen) * part.width, _where(sequences, trees)
         forwards_s = self.costs.curve.span(self._rows(trees), depth * wide)[::wide]
         rows_s, worth_s = [after - before for before, after in pairwise(forwards_s)], self._worth_of_token_s()
         drafts_s = [self.costs.draft_s(part.name, level, count) for level in (1, depth)]
-        level_s, right = (drafts_s[1] - drafts_s[0]) / max(depth - 1, 1), self.depths.right(part.name, depth)
-        least = [
-            (row_s + level_s) / (count * worth_s * chance) for row_s, chance in zip(rows_s[1:], right[1:], strict=True)
-        ]
+        level_s, right = (drafts_s[1] - drafts_s[0]) / max(depth - 1, 1), self.depths.right(part.name, depth, where)
+        least = [(row_s + level_s) / (count * worth_s * chance) for row_s, chance in zip(rows_s[1:], right[1:], strict=True)]
         first_s = rows_s[0] + (self._batch + _STEP_ITSELF) * self._more_s
-        pays = _CLEARLY * first_s / worth_s, max(rows_s) / worth_s
-        return Decision(depth, chosen, least, self._draft_s(part, self.depths.drafted(part.name, depth), count), pays)
+        pays = _CLEARLY * first_s / worth_s, sum(rows_s) / depth / worth_s
+        return Decision(depth, chosen, least, self._draft_s(part, self.depths.drafted(part.name, depth, where), count), pays)
 
     def _best(self, part: Part, sequences: Many[Sequence], trees: Many[DraftTree]) -> tuple[int, Many[int]]:
         """The depth, and the places of the sequences, with the most expected tokens per second; depth 0 for none.
@@ -169,12 +174,12 @@ class AdaptivePolicy(Policy):
         before = [self._levels(tree, part.budget.depth) for tree in trees]
         # what the trees so far are expected to emit, the target's own token of every sequence included
         tokens, truth = len(trees) + sum(map(sum, before)), self._expectation.truth(part.name)
-        drafted = self.depths.drafted(part.name, part.budget.depth)
+        drafted = self.depths.drafted(part.name, part.budget.depth, _where(sequences, trees))
         gains = [
-            list(accumulate(map(_more, [truth * chance for chance in self._chain(sequence, part)], levels)))
-            for sequence, levels in zip(sequences, before, strict=True)
+            list(accumulate(map(_more, [truth * chance for chance in self._chain(sequence, part, tree)], levels)))
+            for sequence, tree, levels in zip(sequences, trees, before, strict=True)
         ]
-        readings = [self._reading_s(part, sequence) / self._steps_left(sequence) for sequence in sequences]
+        readings = [self._reading_s(part, sequence) / self._drafts_left(part, sequence) for sequence in sequences]
         worth, clearly = self._worth()
         best, depth, chosen = clearly * worth(tokens, self._time(rows, any(len(tree) > 1 for tree in trees))), 0, ()
         # by sequences drafted for: rows that the levels so far add if all are drafted, and what the step is expected to take
@@ -205,7 +210,7 @@ class AdaptivePolicy(Policy):
             falling = top
         return depth, chosen
 
-    def _tried(self, part: Part, sequences: Many[Sequence], rows: int) -> tuple[int, Many[int]]:
+    def _tried(self, part: Part, sequences: Many[Sequence], trees: Many[DraftTree]) -> tuple[int, Many[int]]:
         """One sequence to try a drafter on that is not thought to be worth it, if enough time has passed: so it can come back.
 
         A request that was never tried goes first, then the one tried longest ago.
@@ -213,7 +218,8 @@ class AdaptivePolicy(Policy):
         depth = min(_TRIED_LEVELS, part.budget.depth)
         at = min(range(len(sequences)), key=lambda at: self._visit(part, sequences[at]).step)
         asking_s = self._reading_s(part, sequences[at]) + self.costs.draft_s(part.name, depth, 1)
-        gain_s = self._accounts.token_s * sum(self._chain(sequences[at], part)[:depth])
+        gain_s = self._accounts.token_s * sum(self._chain(sequences[at], part, trees[at])[:depth])
+        rows = self._rows(trees)
         rows_s = self._time(rows + depth, True) - self._time(rows, False)
         # what is expected of a trial pays for most of it, if not all, if only the target looks at it
         cost_s = max(asking_s - max(gain_s - rows_s, 0.0), _LEAST_COST * asking_s)
@@ -243,14 +249,22 @@ class AdaptivePolicy(Policy):
     def _visit(self, part: Part, sequence: Sequence) -> _Visit:
         return self._visits.get(sequence.key, {}).get(part.name, _NEVER)
 
-    def _steps_left(self, sequence: Sequence) -> float:
-        """Steps over which reading pays, if the answer is as long as answers were of late."""
-        left = min(self._length, sequence.params.max_tokens) - sequence.generated_tokens
-        return max(left, _FEWEST_LEFT) / _TOKENS_PER_STEP
+    def _visit_now(self, part: Part, sequence: Sequence) -> None:
+        visits = self._visits.setdefault(sequence.key, {})
+        if part.name in visits:
+            apart = self._apart.get(part.name, _TOKENS_PER_DRAFT)
+            self._apart[part.name] = apart + _SMOOTH * (self._lacking(part, sequence) - apart)
+        visits[part.name] = _Visit(self._steps, len(sequence.tokens))
 
-    def _chain(self, sequence: Sequence, part: Part) -> list[float]:
-        """Per depth, how likely a token of this drafter comes true with all before it."""
-        factor, brought = self.acceptance.factor(sequence.key, part.name), self.depths.brought(part.name, part.budget.depth)
+    def _drafts_left(self, part: Part, sequence: Sequence) -> float:
+        """Drafts over which reading pays, if the answer is as long as answers were of late."""
+        left = min(self._length, sequence.params.max_tokens) - sequence.generated_tokens
+        return max(left, _FEWEST_LEFT) / max(self._apart.get(part.name, _TOKENS_PER_DRAFT), 1.0)
+
+    def _chain(self, sequence: Sequence, part: Part, tree: DraftTree) -> list[float]:
+        """Per depth, how likely a token of this drafter comes true with all before it. tree: what look-ups found."""
+        factor = self.acceptance.factor_before(sequence.key, part.name)
+        brought = self.depths.brought(part.name, part.budget.depth, _where([sequence], [tree]))
         return list(accumulate([min(factor * chance, LIKELIEST) for chance in brought], mul))
 
     def _time(self, rows: int, drafted: bool) -> float:
@@ -347,11 +361,11 @@ class AdaptivePolicy(Policy):
         other = timings.draft_s - timings.asked_s + timings.verify_s + timings.commit_s
         each, before = other / (len(trees) + _STEP_ITSELF), self._other_s + drafted * self._more_s
         # what runs for the first time, or is disturbed, takes many times as long
-        change = _SMOOTH * (min(each, 2 * before) - before)
+        change = min(each, 2 * before) - before
         if drafted:
-            self._more_s = max(self._more_s + change, 0.0)
-        else:
-            self._other_s += change
+            self._more_s = max(self._more_s + _SMOOTH * change, 0.0)
+        elif not self._reads:
+            self._other_s += (_SMOOTH if change < 0.0 else _REGAIN) * change
         self._steps += 1
         self._reading += _SMOOTH * (self._reads - self._reading)
         # a forward that read prompts too is taken for one that did not
@@ -376,6 +390,11 @@ class AdaptivePolicy(Policy):
     def release(self, key: int) -> None:
         self._accounts.release(key)
         self._visits.pop(key, None)
+
+
+def _where(sequences: Many[Sequence], trees: Many[DraftTree]) -> Where:
+    """Where a draft for one sequence is made, and where most are in a batch."""
+    return Where.of(sequences[0].generated_tokens, len(trees[0]) > 1) if len(sequences) == 1 else Where.ALONE
 
 
 def _more(chance: float, known: float) -> float:

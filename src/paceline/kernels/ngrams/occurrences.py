@@ -49,7 +49,7 @@ def slot_of(text, table, length, end):
 
 
 @compiled
-def _grown(text, known, size, lengths, tables, ends, counts):
+def grown(text, known, size, lengths, tables, ends, counts):
     """Take in the ends behind `known` up to the one that the last of `size` tokens follows."""
     for place in range(len(lengths)):
         n, table, held = lengths[place], tables[place], ends[place]
@@ -107,7 +107,7 @@ class Occurrences:
     """shortest, longest: of the n-grams that are indexed, in tokens; `lengths` are those that are.
 
     text: int32, the tokens, `size` of them. An n-gram is indexed once something follows it. tables: int32 [lengths, slots], the
-    last ends. ends: int32 [lengths, 3, room], what is held of every end, at 0 of none.
+    last ends. ends: int32 [lengths, 3, room], what is held of every end, at 0 of none. counts: int64 [lengths], entries of tables.
     """
 
     def __init__(self, shortest: int, longest: int) -> None:
@@ -116,17 +116,26 @@ class Occurrences:
         self.text = np.zeros(256, np.int32)
         self.tables = np.zeros((len(self.lengths), 512), np.int32)
         self.ends = np.zeros((len(self.lengths), 3, 256), np.int32)
-        self._counts = np.zeros(len(self.lengths), np.int64)
+        self.counts = np.zeros(len(self.lengths), np.int64)
 
     def grow(self, tokens: list[int]) -> None:
         """Take in what is new of a text that began as this one."""
-        while self.size < len(tokens):
+        if self.size < len(tokens):
+            known = self.written(tokens)
+            grown(self.text, known, self.size, self.lengths, self.tables, self.ends, self.counts)
+
+    def written(self, tokens: list[int]) -> int:
+        """Take in all that is new but for a last piece, which is written down; how many tokens are known, behind which `grown`
+        takes in that piece."""
+        while True:
             known = max(self.size - 1, 0)
             size = min(len(tokens), known + _AT_ONCE)
             self._reserve(size)
             self.text[known:size] = tokens[known:size]
-            _grown(self.text, known, size, self.lengths, self.tables, self.ends, self._counts)
             self.size = size
+            if size == len(tokens):
+                return known
+            grown(self.text, known, size, self.lengths, self.tables, self.ends, self.counts)
 
     def _reserve(self, size: int) -> None:
         """Make room for so many tokens."""
@@ -137,7 +146,7 @@ class Occurrences:
         if 2 * size <= self.tables.shape[1]:
             # there are no more n-grams than tokens
             return
-        most = max(self._counts.tolist()) + size - max(self.size - 1, 0)
+        most = max(self.counts.tolist()) + size - max(self.size - 1, 0)
         if 2 * most > self.tables.shape[1]:
             self.tables = np.zeros((len(self.lengths), 1 << (2 * most - 1).bit_length()), np.int32)
             _filled(self.text, max(self.size - 1, 0), self.lengths, self.tables)
@@ -146,13 +155,13 @@ class Occurrences:
         """Keep what `size` tokens have told, the last of them being followed by nothing yet."""
         if size < self.size:
             known, kept = max(self.size - 1, 0), max(size - 1, 0)
-            _cut(self.text, known, kept, self.lengths, self.tables, self.ends, self._counts)
+            _cut(self.text, known, kept, self.lengths, self.tables, self.ends, self.counts)
             self.size = size
 
     def copy(self) -> Occurrences:
         other = Occurrences(int(self.lengths[0]), int(self.lengths[-1]))
         other.size, other.text, other.tables = self.size, self.text.copy(), self.tables.copy()
-        other.ends, other._counts = self.ends.copy(), self._counts.copy()
+        other.ends, other.counts = self.ends.copy(), self.counts.copy()
         return other
 
     @property

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from paceline.kernels.lookups import compiled, helper
-from paceline.kernels.ngrams.occurrences import AGREED, BEFORE, LEADS, Occurrences, slot_of
+from paceline.kernels.ngrams.occurrences import AGREED, BEFORE, LEADS, Occurrences, grown, slot_of
 
 LOOKED_AT = 6
 """Places that vote, and places looked at per match length: bounds the work on a text that says one thing over and over."""
@@ -155,13 +155,34 @@ def _dropped(waiting, chances, place, left):
     return left - 1
 
 
-def continued(text: Occurrences, nodes: int, depth: int, floor: float, paths: int) -> tuple[list[int], list[int], list[float]]:
-    """What may follow a text: tokens, parents and confidences of a tree's nodes, its root, the last token, first.
+@compiled
+def _continued(text, known, size, lengths, tables, ends, counts, nodes, depth, floor, paths, draft, held):
+    """As `_drafted`, once the tokens behind `known` are taken in."""
+    grown(text, known, size, lengths, tables, ends, counts)
+    return _drafted(text, size, lengths, tables, ends, nodes, depth, floor, paths, draft, held)
 
-    nodes, depth, paths: at most so many, besides the root. floor: nothing behind a token that is less likely.
+
+class LookUp:
+    """nodes: of the largest tree, besides the root.
+
+    What is written to is kept, and all is one call: on a small model a look-up in vain takes as long as a row saves.
     """
-    draft, held = np.empty((nodes + 1, 2), np.int64), np.empty(nodes + 1)
-    arrays: tuple[Any, ...] = (text.text, text.size, text.lengths, text.tables, text.ends)
-    taken = _drafted(*arrays, nodes, depth, floor, paths, draft, held)
-    tokens, parents = draft[:taken].T.tolist()
-    return tokens, parents, held[:taken].tolist()
+
+    def __init__(self, nodes: int) -> None:
+        self._draft, self._held = np.empty((nodes + 1, 2), np.int64), np.empty(nodes + 1)
+
+    def __call__(
+        self, text: Occurrences, tokens: list[int], nodes: int, depth: int, floor: float, paths: int
+    ) -> tuple[list[int], list[int], list[float]] | None:
+        """What may follow a text, which is taken in as far as it is new: tokens, parents and confidences of a tree's nodes, its
+        root, the last token, first; None for nothing.
+
+        nodes, depth, paths: at most so many, besides the root. floor: nothing behind a token that is less likely.
+        """
+        known = text.written(tokens)
+        arrays: tuple[Any, ...] = (text.lengths, text.tables, text.ends, text.counts)
+        taken = _continued(text.text, known, text.size, *arrays, nodes, depth, floor, paths, self._draft, self._held)
+        if taken == 1:
+            return None
+        found, parents = self._draft[:taken].T.tolist()
+        return found, parents, self._held[:taken].tolist()
