@@ -24,8 +24,8 @@ _MEMORY = 400.0
 _FADING = 0.93
 """What a step leaves of what a request has shown before: some fifteen steps count."""
 _DOUBT, _DOUBT_BEFORE = 1.5, 6.0
-"""Expected hits of a request that must have come in, or failed to, before it is held to differ from others: where confidences of a
-draft are known, and before, when the same factor says something of every level to come."""
+"""Expected hits of a request that must have come in, or failed to, before it is held to differ from others: where the confidences
+of a draft are known, and before, when one factor stands for every level to come."""
 
 
 @dataclass

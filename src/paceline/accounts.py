@@ -20,6 +20,8 @@ _SHORTEST_PAUSE, _LONGEST_PAUSE = 4, 128
 """Steps between two trials of a look-up that does not pay, at most; how many of them, its cost decides."""
 _TRIAL_SHARE = 0.005
 """Share of a sequence's time that may go into asking in vain."""
+_KNOWN = 16
+"""Times that what asking takes is not looked up again."""
 _HOPEFUL = 8
 """One request in so many begins by asking a look-up that did not pay of late."""
 
@@ -47,6 +49,8 @@ class Accounts:
 
     def __init__(self, costs: Costs) -> None:
         self._costs, self.token_s = costs, 0.0
+        self._asks: dict[str, tuple[int, float]] = {}
+        """Look-up -> how often its cost may still be taken for known, and the seconds that asking it takes."""
         self._accounts: dict[str, dict[int, Account]] = {}
         """Look-up -> request -> account."""
         self._usual: dict[str, float] = {}
@@ -82,7 +86,11 @@ class Accounts:
 
     def _ask_s(self, part: Part) -> float:
         """Seconds that asking a look-up takes."""
-        return self._costs.draft_s(part.name, part.budget.depth, 1)
+        left, ask_s = self._asks.get(part.name, (0, 0.0))
+        if not left:
+            left, ask_s = _KNOWN, self._costs.draft_s(part.name, part.budget.depth, 1)
+        self._asks[part.name] = left - 1, ask_s
+        return ask_s
 
     def _longest_pause(self, ask_s: float) -> int:
         """Steps after which asking a look-up in vain takes only its share of the time of a sequence."""

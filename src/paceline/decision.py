@@ -1,18 +1,18 @@
 """Decision: how deep one costly drafter goes, and for whom. It stands for a while, since deciding takes time too.
 
-Beside what look-ups found other drafts are worth it than alone, and beside a prompt that is read others than without, so each such
-situation has a decision of its own. For one sequence what was found is told by about how many tokens are expected of it, a prompt
-by about how much of it is read, and the drafter by how much of the text it lacks; in a batch, where that is another thing each
-time, only whether anything is found or read.
+Beside what look-ups found other drafts are worth it than alone, and beside a prompt that is read others than without, so each
+such situation has a decision of its own. For one sequence what was found is told by about how many tokens are expected of it, a
+prompt by about how much of it is read, and the drafter by how much of the text it lacks; in a batch, where that is another thing
+each time, only whether anything is found or read.
 
-That nobody asks stands longer each time, while the batch is about as large: what is learnt meanwhile is little. Beside a look-up
-or a prompt asking is worth less, so what nobody is worth without them nobody is worth there. A draft for some stands for a few
+That nobody asks stands longer each time, while the batch is about as large: what is learnt meanwhile is little. The more look-ups
+find the less asking is worth, so what nobody is worth beside less nobody is worth beside more. A draft for some stands for some
 steps, while the batch is the same, or any other one sequence; in a batch only where nothing is found or read.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence as Many
+from collections.abc import Sequence as Many
 from dataclasses import dataclass
 from math import inf, log2
 from typing import NamedTuple
@@ -21,11 +21,11 @@ from paceline.draft_curve import bucket
 from paceline.sequence import Sequence
 from paceline.tree import DraftTree
 
-_LONGEST_REST = 16
+_LONGEST_REST = 32
 """Steps for which the decision that nobody asks may stand."""
-_FIRST_REST, _FIRST_REST_BESIDE = 1, 4
+_FIRST_REST, _FIRST_REST_BESIDE = 1, 8
 """For which it stands at first, alone and beside what a look-up found, where less is lost by not asking."""
-_REPEATED = 7
+_REPEATED = 15
 """Further steps in which what was granted once is granted again."""
 _REPEATED_READING = 64
 """The same beside a prompt, which comes once a request."""
@@ -70,14 +70,19 @@ def situation_of(trees: Many[DraftTree], read_rows: int, lacking: int) -> Situat
 @dataclass(frozen=True)
 class Decision:
     """depth: in levels, 0 for none. chosen: places in the batch of the sequences that are drafted for. least: where their drafts
-    end before (`stopping`). draft_s: seconds that they are expected to take. pays: how likely the first and the last node of a
-    chain that was drafted for one sequence alone must come true for all of it to be worth its rows."""
+    end before (`stopping`). draft_s, promised: seconds that they are expected to take, and tokens to bring. pays: how likely the
+    first node of a chain that was drafted for one sequence alone, and any further one, must come true to be worth its row."""
 
     depth: int = 0
     chosen: Many[int] = ()
     least: Many[float] = ()
     draft_s: float = 0.0
+    promised: float = 0.0
     pays: tuple[float, float] = (inf, inf)
+
+
+NOBODY = Decision()
+"""Nobody is drafted for."""
 
 
 @dataclass(frozen=True)
@@ -103,29 +108,25 @@ class Decisions:
     def __init__(self) -> None:
         self._step = 0
         self._held: dict[Situation, _Held] = {}
+        self._rest: _Held | None = None
+
+    def resting(self, sequences: Many[Sequence]) -> bool:
+        """A step begins. Whether nobody was worth asking where nothing was found: then nobody is, whatever is found."""
+        self._step += 1
+        rest = self._rest
+        return rest is not None and rest.until >= self._step and rest.suits(sequences)
 
     def standing(self, sequences: Many[Sequence], situation: Situation) -> Decision | None:
         """What is decided for this batch, if that still stands."""
-        self._step += 1
         held = self._held.get(situation)
         if held is not None and held.until >= self._step and held.suits(sequences):
             return held.decision
-        for less in self._less_than(situation):
-            held = self._held.get(less)
+        # what nobody is worth beside less found nobody is worth here
+        for found in range(situation.found - 1, -1, -1) if situation.repeats else (0,):
+            held = self._held.get(situation._replace(found=found))
             if held is not None and not held.decision.chosen and held.until >= self._step and held.suits(sequences):
                 return held.decision
         return None
-
-    def _less_than(self, situation: Situation) -> Iterator[Situation]:
-        """Where asking is worth more: what nobody is worth there nobody is worth here."""
-        _, read, lacking = situation
-        for found in range(situation.found - 1, -1, -1):
-            yield Situation(found, read, lacking)
-        if read or lacking:
-            yield Situation(situation.found)
-            yield ALONE
-        elif situation.found == _SOMETHING:
-            yield ALONE
 
     def take(self, decision: Decision, sequences: Many[Sequence], situation: Situation) -> None:
         """Decide anew, in the step in which nothing stood."""
@@ -138,4 +139,7 @@ class Decisions:
             steps = rest = min(rest, _LONGEST_REST)
         elif situation.repeats:
             steps = _REPEATED
-        self._held[situation] = _Held(decision, [sequence.key for sequence in sequences], self._step + steps, rest)
+        held = _Held(decision, [sequence.key for sequence in sequences], self._step + steps, rest)
+        self._held[situation] = held
+        if not situation.found and not situation.read:
+            self._rest = held if not decision.chosen else None

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.decision import ALONE, Decision, Decisions, Situation, situation_of
+from paceline.decision import ALONE, NOBODY, Decision, Decisions, Situation, situation_of
 from paceline.params import SamplingParams
 from paceline.sequence import Sequence
 from paceline.tree import DraftTree
 
-NOBODY, FIRST = Decision(), Decision(4, (0,))
+FIRST = Decision(4, (0,))
 NOTHING_FOUND = DraftTree.root(1)
 
 
@@ -23,10 +23,16 @@ def taken(decision: Decision, sequences: list[Sequence], situation: Situation = 
     return decisions
 
 
+def standing(decisions: Decisions, sequences: list[Sequence], situation: Situation) -> Decision | None:
+    """What stands in one more step."""
+    resting = decisions.resting(sequences)
+    return NOBODY if resting and not situation.read else decisions.standing(sequences, situation)
+
+
 def stood(decisions: Decisions, sequences: list[Sequence], situation: Situation = ALONE) -> int:
     """Steps for which what is decided stands, if nothing changes."""
     steps = 0
-    while steps < 100 and decisions.standing(sequences, situation):
+    while steps < 100 and standing(decisions, sequences, situation):
         steps += 1
     return steps
 
@@ -49,24 +55,24 @@ def test_that_nobody_asks_stands_longer_each_time() -> None:
         decisions.take(NOBODY, batch(1), ALONE)
         lengths.append(stood(decisions, batch(1)))
     assert lengths[:3] == [1, 2, 4]
-    assert lengths[-1] == lengths[-2] == 16
+    assert lengths[-1] == lengths[-2] == 32
 
 
 def test_a_draft_is_granted_again_for_a_few_steps_and_then_thought_over() -> None:
     decisions = taken(FIRST, batch(1, 2))
-    assert stood(decisions, batch(1, 2)) == 7
+    assert stood(decisions, batch(1, 2)) == 15
     decisions.take(NOBODY, batch(1, 2), ALONE)
     assert stood(decisions, batch(1, 2)) == 1, "and rests begin anew"
 
 
 @pytest.mark.parametrize("now", [(1, 3), (1,), (1, 2, 3), (2, 1)])
 def test_in_a_batch_a_draft_is_granted_to_those_for_whom_it_was_decided(now: tuple[int, ...]) -> None:
-    assert taken(FIRST, batch(1, 2)).standing(batch(*now), ALONE) is None
+    assert standing(taken(FIRST, batch(1, 2)), batch(*now), ALONE) is None
 
 
 def test_one_sequence_is_granted_what_was_granted_to_the_one_before() -> None:
-    assert taken(FIRST, batch(1)).standing(batch(2), ALONE) == FIRST
-    assert taken(FIRST, batch(1)).standing(batch(1, 2), ALONE) is None
+    assert standing(taken(FIRST, batch(1)), batch(2), ALONE) == FIRST
+    assert standing(taken(FIRST, batch(1)), batch(1, 2), ALONE) is None
 
 
 def test_that_nobody_asks_stands_for_a_batch_of_about_that_size() -> None:
@@ -98,34 +104,36 @@ def test_each_situation_has_a_decision_of_its_own() -> None:
     decisions = taken(FIRST, batch(1))
     decisions.take(Decision(2, (0,)), batch(1), SHORT)
     decisions.take(NOBODY, batch(1), LONG)
-    told = [decisions.standing(batch(1), situation) for situation in (ALONE, SHORT, LONG)]
+    told = [standing(decisions, batch(1), situation) for situation in (ALONE, SHORT, LONG)]
     assert [decision and decision.depth for decision in told] == [4, 2, 0]
-    assert taken(FIRST, batch(1)).standing(batch(1), SHORT) is None, "the deep draft may not be wanted beside it"
+    assert standing(taken(FIRST, batch(1)), batch(1), SHORT) is None, "the deep draft may not be wanted beside it"
 
 
 def test_beside_what_is_found_in_a_batch_a_draft_is_thought_over_each_time() -> None:
-    assert taken(FIRST, batch(1, 2), SOMETHING).standing(batch(1, 2), SOMETHING) is None
-    assert taken(NOBODY, batch(1, 2), SOMETHING).standing(batch(1, 2), SOMETHING) == NOBODY
+    assert standing(taken(FIRST, batch(1, 2), SOMETHING), batch(1, 2), SOMETHING) is None
+    assert standing(taken(NOBODY, batch(1, 2), SOMETHING), batch(1, 2), SOMETHING) == NOBODY
 
 
 def test_that_nobody_asks_stands_beside_more_and_not_beside_less() -> None:
-    assert stood(taken(NOBODY, batch(1), SHORT), batch(1), SHORT) == 4
-    assert taken(NOBODY, batch(1), SHORT).standing(batch(1), ALONE) is None, "where nothing is found it may be worth it"
-    for more in (SHORT, situation([NOTHING_FOUND], 200), situation([chain(0.5)], 200)):
-        assert taken(NOBODY, batch(1)).standing(batch(1), more) == NOBODY
+    assert stood(taken(NOBODY, batch(1), SHORT), batch(1), SHORT) == 8
+    assert standing(taken(NOBODY, batch(1), SHORT), batch(1), ALONE) is None, "where nothing is found it may be worth it"
+    assert standing(taken(NOBODY, batch(1), SHORT), batch(1), LONG) == NOBODY
+    for more in (SHORT, LONG, situation([NOTHING_FOUND], 0, 200)):
+        assert standing(taken(NOBODY, batch(1)), batch(1), more) == NOBODY
+    assert standing(taken(NOBODY, batch(1)), batch(1), situation([NOTHING_FOUND], 200)) is None, "how an answer begins is easy"
 
 
 @pytest.mark.parametrize("decision", [NOBODY, FIRST])
 def test_what_is_decided_beside_a_prompt_stands_beside_prompts_of_other_requests(decision: Decision) -> None:
     prompt, longer = situation([NOTHING_FOUND], 200), situation([NOTHING_FOUND], 300)
     decisions = taken(decision, batch(1), prompt)
-    assert decisions.standing(batch(1), ALONE) is None
-    assert decisions.standing(batch(2), longer) is None
-    assert decisions.standing(batch(2), prompt) == decision
-    assert taken(FIRST, batch(1)).standing(batch(1), prompt) is None
+    assert standing(decisions, batch(1), ALONE) is None
+    assert standing(decisions, batch(2), longer) is None
+    assert standing(decisions, batch(2), prompt) == decision
+    assert standing(taken(FIRST, batch(1)), batch(1), prompt) is None
 
 
 @pytest.mark.parametrize("decision", [NOBODY, FIRST])
 def test_in_a_batch_it_stands_for_that_step(decision: Decision) -> None:
     prompt = situation([NOTHING_FOUND] * 2, 200)
-    assert taken(decision, batch(1, 2), prompt).standing(batch(1, 2), prompt) is None
+    assert standing(taken(decision, batch(1, 2), prompt), batch(1, 2), prompt) is None

@@ -6,8 +6,10 @@ from random import Random
 
 import pytest
 
-from paceline.depths import Depths
+from paceline.depths import Depths, Where
 from paceline.tree import DraftTree
+
+ALONE = Where.ALONE
 
 
 def chain(tokens: list[int]) -> DraftTree:
@@ -16,12 +18,12 @@ def chain(tokens: list[int]) -> DraftTree:
 
 def test_what_was_never_granted_is_taken_to_go_on_as_it_went() -> None:
     learnt = Depths()
-    assert learnt.brought("a", 4) == learnt.right("a", 4) == [learnt.right("a", 1)[0]] * 4
-    assert learnt.drafted("a", 3) == pytest.approx([1.0, 0.6, 0.36])
+    assert learnt.brought("a", 4, ALONE) == learnt.right("a", 4, ALONE) == [learnt.right("a", 1, ALONE)[0]] * 4
+    assert learnt.drafted("a", 3, ALONE) == pytest.approx([1.0, 0.6, 0.36])
     for _ in range(100):
-        learnt.observe("a", 1, chain([1]), [5])
-    assert learnt.brought("a", 3)[2] < 0.05
-    assert learnt.drafted("a", 3)[:2] == pytest.approx([1.0, 0.0], abs=0.05)
+        learnt.observe("a", 1, chain([1]), [5], ALONE)
+    assert learnt.brought("a", 3, ALONE)[2] < 0.05
+    assert learnt.drafted("a", 3, ALONE)[:2] == pytest.approx([1.0, 0.0], abs=0.05)
 
 
 def test_levels_that_were_not_drafted_bring_nothing_but_were_not_wrong() -> None:
@@ -29,29 +31,40 @@ def test_levels_that_were_not_drafted_bring_nothing_but_were_not_wrong() -> None
     learnt, stream = Depths(), Random(3)
     for _ in range(2000):
         if stream.random() < 0.5:
-            learnt.observe("a", 2, chain([1, 2]), [1, 2 if stream.random() < 0.75 else 5])
+            learnt.observe("a", 2, chain([1, 2]), [1, 2 if stream.random() < 0.75 else 5], ALONE)
         else:
-            learnt.observe("a", 2, chain([1]), [1, 2])
-    assert learnt.drafted("a", 2) == pytest.approx([1.0, 0.5], abs=0.1)
-    assert learnt.right("a", 2) == pytest.approx([1.0, 0.75], abs=0.12)
-    assert learnt.brought("a", 2) == pytest.approx([1.0, 0.375], abs=0.12)
+            learnt.observe("a", 2, chain([1]), [1, 2], ALONE)
+    assert learnt.drafted("a", 2, ALONE) == pytest.approx([1.0, 0.5], abs=0.1)
+    assert learnt.right("a", 2, ALONE) == pytest.approx([1.0, 0.75], abs=0.12)
+    assert learnt.brought("a", 2, ALONE) == pytest.approx([1.0, 0.375], abs=0.12)
 
 
 def test_nothing_is_learnt_of_levels_whose_parent_was_wrong_or_whose_text_has_ended() -> None:
     learnt = Depths()
-    before = learnt.right("a", 4)
+    before = learnt.right("a", 4, ALONE)
     for _ in range(50):
-        learnt.observe("a", 4, chain([1, 2, 3, 4]), [5])
-        learnt.observe("b", 4, chain([1, 2, 3, 4]), [1])
-    assert learnt.right("a", 4)[1:] == before[1:]
-    assert learnt.right("b", 4)[1:] == before[1:]
-    assert learnt.right("a", 1)[0] < 0.1 < 0.9 < learnt.right("b", 1)[0]
+        learnt.observe("a", 4, chain([1, 2, 3, 4]), [5], ALONE)
+        learnt.observe("b", 4, chain([1, 2, 3, 4]), [1], ALONE)
+    assert learnt.right("a", 4, ALONE)[1:] == before[1:]
+    assert learnt.right("b", 4, ALONE)[1:] == before[1:]
+    assert learnt.right("a", 1, ALONE)[0] < 0.1 < 0.9 < learnt.right("b", 1, ALONE)[0]
 
 
 def test_a_level_of_a_tree_is_right_if_any_of_its_nodes_is() -> None:
     learnt = Depths()
     tree = DraftTree((9, 1, 2, 3), (-1, 0, 0, 1), sources=("", "a", "a", "a"))
     for _ in range(100):
-        learnt.observe("a", 2, tree, [2, 3])
-    assert learnt.right("a", 1)[0] > 0.95
-    assert learnt.brought("a", 2)[1] < 0.05
+        learnt.observe("a", 2, tree, [2, 3], ALONE)
+    assert learnt.right("a", 1, ALONE)[0] > 0.95
+    assert learnt.brought("a", 2, ALONE)[1] < 0.05
+
+
+def test_how_an_answer_begins_and_what_look_ups_find_is_another_matter() -> None:
+    learnt = Depths()
+    for _ in range(100):
+        learnt.observe("a", 1, chain([1]), [1], Where.BEGINNING)
+    assert learnt.right("a", 1, Where.ALONE) == learnt.right("a", 1, Where.BEGINNING), "what is not known is like what is"
+    for _ in range(100):
+        learnt.observe("a", 1, chain([1]), [5], Where.ALONE)
+    assert learnt.right("a", 1, Where.BEGINNING)[0] > 0.9 > 0.1 > learnt.right("a", 1, Where.ALONE)[0]
+    assert [Where.of(0, True), Where.of(3, True), Where.of(3, False)] == [Where.BEGINNING, Where.BESIDE, Where.ALONE]

@@ -9,6 +9,7 @@ from hypothesis import given, settings, strategies as st
 
 from fakes import TableModel
 from paceline.costs import Timings
+from paceline.depths import Where
 from paceline.engine.scheduler import Limits
 from paceline.params import SamplingParams
 from paceline.policies import adaptive, bass, confidence
@@ -43,7 +44,7 @@ def adaptive_with(points: dict[int, float], draft_s: float = 0.0) -> adaptive.Ad
 def teach(policy: Policy, key: int, drafted: DraftTree, emitted: list[int]) -> None:
     """What a step tells of a draft that had all the levels it was granted."""
     policy.acceptance.observe(key, drafted, emitted)
-    policy.depths.observe(drafted.sources[1], drafted.deepest, drafted, emitted)
+    policy.depths.observe(drafted.sources[1], drafted.deepest, drafted, emitted, Where.ALONE)
 
 
 def run(policy: Policy, part: Part, rate: float, steps: int, key: int = 0) -> list[int]:
@@ -60,7 +61,8 @@ def run(policy: Policy, part: Part, rate: float, steps: int, key: int = 0) -> li
             emitted = [5] * right + [7]
             teach(policy, key, drafted, emitted)
             (tree,) = policy.trimmed([one], [policy.acceptance.rated(key, drafted)])
-        policy.observe([one], [tree], [Verdict((), tuple(emitted), len(emitted) - 1)], STEP)
+        accepted = min(len(emitted), len(tree)) - 1
+        policy.observe([one], [tree], [Verdict(tuple(range(1, accepted + 1)), (*emitted[:accepted], 7), accepted)], STEP)
     return depths
 
 
@@ -359,10 +361,10 @@ def test_what_a_stop_cut_says_nothing_of_drafts() -> None:
 
 def test_what_a_token_saves_is_what_it_takes_in_this_batch() -> None:
     """Alone, a look-up that is right every other time pays; among eight, where a token takes an eighth, it does not."""
-    policy = adaptive_with({1: 1.0, 8: 1.2, 16: 2.4})
     tree = DraftTree.chain(3, [5], "ngram", confidences=[0.5])
 
     def brought(batch: int) -> float:
+        policy = adaptive_with({1: 1.0, 8: 1.2, 16: 2.4})
         sequences = [sequence(key) for key in range(batch)]
         for _ in range(3):
             policy.begin(batch, batch)

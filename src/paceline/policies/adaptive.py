@@ -19,7 +19,6 @@ arXiv:2405.19715), section 4.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence as Many
-from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from math import inf
 from operator import mul, truediv
@@ -28,17 +27,19 @@ from pydantic import BaseModel
 
 from paceline.accounts import Accounts
 from paceline.costs import Timings
-from paceline.decision import Decision, Decisions, situation_of
+from paceline.decision import ALONE, NOBODY, Decision, Decisions, situation_of
 from paceline.depths import Where
-from paceline.expectation import Expectation
+from paceline.expectation import Expectation, Promises
 from paceline.policies.base import Policy
 from paceline.sequence import Sequence
 from paceline.step import Verdict
 from paceline.stopping import LIKELIEST, Stopping
 from paceline.tree import NOTHING, Budget, DraftTree, Part
+from paceline.visits import Visits
 
-_CLEARLY = 1.04
-"""Drafts must be better than none by more than what is known only so well."""
+_CLEARLY, _CLEARLY_COSTLY = 1.04, 1.15
+"""Drafts must be better than none by more than what is known only so well; those of a costly drafter by what no step shows: that
+deciding about it takes time, and that its weights drive others out of the processor's caches."""
 _OTHER_S = 2e-5
 """Seconds of a step beside its forward and its drafters, before any was measured: per sequence, and as much as for so many
 sequences for the step itself."""
@@ -50,28 +51,14 @@ _TRIAL_SHARE = 0.005
 """Share of all time that may go into trying a drafter where it is not thought to be worth it."""
 _SAVED_TRIALS = 4
 """Trials that time is saved for at most, however long none was needed."""
-_USUAL_LENGTH, _FEWEST_LEFT, _TOKENS_PER_DRAFT = 64.0, 4.0, 2.0
-"""Tokens of an answer while none has ended, those taken to be left of one that is longer than usual, those from one draft of a
-costly drafter to its next."""
 _SMOOTH = 0.1
 _REGAIN = 0.01
-"""How fast what a step without drafts takes beside its forward is believed to rise. Where drafts are usual such a step is one in
-which they were thought about, or one of a busy machine: were there no drafts, it would take the least that it ever takes."""
+"""How fast what a step without drafts takes beside its forward is believed to rise by one that follows a step with some: in it
+drafts were thought about, and were there none for long, it would take less."""
 
 
 class Options(BaseModel):
     """None."""
-
-
-@dataclass(frozen=True)
-class _Visit:
-    """step: when a costly drafter was last asked for a request. read_tokens: how much of its text it had read by then."""
-
-    step: int
-    read_tokens: int
-
-
-_NEVER = _Visit(-1, 0)
 
 
 class AdaptivePolicy(Policy):
@@ -80,13 +67,10 @@ class AdaptivePolicy(Policy):
 
     def __init__(self) -> None:
         super().__init__()
-        self._accounts, self._expectation = Accounts(self.costs), Expectation()
-        self._visits: dict[int, dict[str, _Visit]] = {}
-        """Request -> costly drafter -> when that was last asked for it."""
-        self._apart: dict[str, float] = {}
-        """Costly drafter -> tokens from one of its drafts to the next, of late."""
-        self._length = _USUAL_LENGTH
-        """Tokens of an answer, of late."""
+        self._accounts, self._visits = Accounts(self.costs), Visits()
+        self._expectation, self._promises = Expectation(), Promises()
+        self._promised: list[tuple[str, Where, float]] = []
+        """Costly drafter, place and tokens, of those that were asked in this step and found nothing before them."""
         self._decisions: dict[str, Decisions] = {}
         self._pays: tuple[float, float] | None = None
         """How likely the first node of a chain, and any further one, must come true to be worth its row, if a chain is all that
@@ -106,7 +90,8 @@ class AdaptivePolicy(Policy):
         """Sequences that are drafted for in this step, asked about or not, and rows that it feeds whatever is drafted."""
         self._reading = self._row_s = 0.0
         """Share of steps, of late, that read prompts; what one more row takes in such a step."""
-        self._drafted_s = 0.0
+        self._drafted, self._drafted_s = False, 0.0
+        """Whether the step before drafted anything; seconds that the drafts of this one are expected to take."""
         self._other_s, self._more_s = _OTHER_S, 0.0
         """Seconds of a step without drafts beside its forward, and how many more it takes with some beside the drafters, both as
         `_OTHER_S`."""
@@ -124,9 +109,11 @@ class AdaptivePolicy(Policy):
     def _deep(self, part: Part, sequences: Many[Sequence], trees: Many[DraftTree]) -> list[Budget]:
         """Budgets for the depth, and the sequences, with the most expected tokens per second."""
         decisions = self._decisions.get(part.name) or self._decisions.setdefault(part.name, Decisions())
-        lacking = self._lacking(part, sequences[0]) if len(sequences) == 1 else 0
-        situation = situation_of(trees, self._fed - self._batch, lacking)
-        decision = decisions.standing(sequences, situation)
+        situation, decision = ALONE, NOBODY
+        if not decisions.resting(sequences) or self._reads:
+            lacking = self._visits.lacking(part.name, sequences[0]) if len(sequences) == 1 else 0
+            situation = situation_of(trees, self._fed - self._batch, lacking)
+            decision = decisions.standing(sequences, situation)
         if decision is None:
             decision = self._decided(part, sequences, self.trimmed(sequences, trees) if situation.found else trees)
             decisions.take(decision, sequences, situation)
@@ -142,10 +129,13 @@ class AdaptivePolicy(Policy):
             key = sequences[at].key
             stopping = Stopping(chances, truth * self.acceptance.factor(key, part.name), decision.least)
             granted[at] = Budget(depth * part.width, depth, stopping=stopping)
-            self._visit_now(part, sequences[at])
+            self._visits.visit(part.name, sequences[at], self._steps)
             if self._accounts.asked:
                 self._deepened[key] = self._chain(sequences[at], part, trees[at])[:depth]
-        self._pays = decision.pays if self._batch == 1 and not situation.found else None
+        self._pays = None
+        if not situation.found and decision.chosen:
+            self._promised.append((part.name, _where(sequences, trees), decision.promised))
+            self._pays = decision.pays if self._batch == 1 else None
         # a trial is no decision, and goes to its depth
         self._drafted_s += decision.draft_s or self.costs.draft_s(part.name, depth, len(chosen))
         return granted
@@ -154,7 +144,7 @@ class AdaptivePolicy(Policy):
         """The decision on one costly drafter. trees: what the target would look at of what look-ups found."""
         depth, chosen = self._best(part, sequences, trees)
         if not chosen:
-            return Decision()
+            return NOBODY
         count, wide, where = len(chosen), len(chosen) * part.width, _where(sequences, trees)
         forwards_s = self.costs.curve.span(self._rows(trees), depth * wide)[::wide]
         rows_s, worth_s = [after - before for before, after in pairwise(forwards_s)], self._worth_of_token_s()
@@ -163,7 +153,9 @@ class AdaptivePolicy(Policy):
         least = [(row_s + level_s) / (count * worth_s * chance) for row_s, chance in zip(rows_s[1:], right[1:], strict=True)]
         first_s = rows_s[0] + (self._batch + _STEP_ITSELF) * self._more_s
         pays = _CLEARLY * first_s / worth_s, sum(rows_s) / depth / worth_s
-        return Decision(depth, chosen, least, self._draft_s(part, self.depths.drafted(part.name, depth, where), count), pays)
+        draft_s = self._draft_s(part, self.depths.drafted(part.name, depth, where), count)
+        promised = sum([sum(self._chain(sequences[at], part, trees[at])[:depth]) for at in chosen])
+        return Decision(depth, chosen, least, draft_s, promised, pays)
 
     def _best(self, part: Part, sequences: Many[Sequence], trees: Many[DraftTree]) -> tuple[int, Many[int]]:
         """The depth, and the places of the sequences, with the most expected tokens per second; depth 0 for none.
@@ -173,14 +165,14 @@ class AdaptivePolicy(Policy):
         rows = self._rows(trees)
         before = [self._levels(tree, part.budget.depth) for tree in trees]
         # what the trees so far are expected to emit, the target's own token of every sequence included
-        tokens, truth = len(trees) + sum(map(sum, before)), self._expectation.truth(part.name)
+        tokens, truth = len(trees) + sum(map(sum, before)), self._promises.kept(part.name, _where(sequences, trees), self._steps)
         drafted = self.depths.drafted(part.name, part.budget.depth, _where(sequences, trees))
         gains = [
             list(accumulate(map(_more, [truth * chance for chance in self._chain(sequence, part, tree)], levels)))
             for sequence, tree, levels in zip(sequences, trees, before, strict=True)
         ]
-        readings = [self._reading_s(part, sequence) / self._drafts_left(part, sequence) for sequence in sequences]
-        worth, clearly = self._worth()
+        readings = [self._reading_s(part, sequence) / self._visits.drafts_left(part.name, sequence) for sequence in sequences]
+        worth, clearly = self._worth(_CLEARLY_COSTLY)
         best, depth, chosen = clearly * worth(tokens, self._time(rows, any(len(tree) > 1 for tree in trees))), 0, ()
         # by sequences drafted for: rows that the levels so far add if all are drafted, and what the step is expected to take
         forward_s, undrafted = self.costs.curve, (0, self._time(rows, True))
@@ -216,7 +208,7 @@ class AdaptivePolicy(Policy):
         A request that was never tried goes first, then the one tried longest ago.
         """
         depth = min(_TRIED_LEVELS, part.budget.depth)
-        at = min(range(len(sequences)), key=lambda at: self._visit(part, sequences[at]).step)
+        at = min(range(len(sequences)), key=lambda at: self._visits.last(part.name, sequences[at]))
         asking_s = self._reading_s(part, sequences[at]) + self.costs.draft_s(part.name, depth, 1)
         gain_s = self._accounts.token_s * sum(self._chain(sequences[at], part, trees[at])[:depth])
         rows = self._rows(trees)
@@ -240,26 +232,7 @@ class AdaptivePolicy(Policy):
 
     def _reading_s(self, part: Part, sequence: Sequence) -> float:
         """Seconds in which this drafter reads what it lacks of a text, before it can draft."""
-        return self._lacking(part, sequence) * self.costs.reading.get(part.name, 0.0)
-
-    def _lacking(self, part: Part, sequence: Sequence) -> int:
-        """Tokens of a text that a costly drafter has not read."""
-        return len(sequence.tokens) - self._visit(part, sequence).read_tokens
-
-    def _visit(self, part: Part, sequence: Sequence) -> _Visit:
-        return self._visits.get(sequence.key, {}).get(part.name, _NEVER)
-
-    def _visit_now(self, part: Part, sequence: Sequence) -> None:
-        visits = self._visits.setdefault(sequence.key, {})
-        if part.name in visits:
-            apart = self._apart.get(part.name, _TOKENS_PER_DRAFT)
-            self._apart[part.name] = apart + _SMOOTH * (self._lacking(part, sequence) - apart)
-        visits[part.name] = _Visit(self._steps, len(sequence.tokens))
-
-    def _drafts_left(self, part: Part, sequence: Sequence) -> float:
-        """Drafts over which reading pays, if the answer is as long as answers were of late."""
-        left = min(self._length, sequence.params.max_tokens) - sequence.generated_tokens
-        return max(left, _FEWEST_LEFT) / max(self._apart.get(part.name, _TOKENS_PER_DRAFT), 1.0)
+        return self._visits.lacking(part.name, sequence) * self.costs.reading.get(part.name, 0.0)
 
     def _chain(self, sequence: Sequence, part: Part, tree: DraftTree) -> list[float]:
         """Per depth, how likely a token of this drafter comes true with all before it. tree: what look-ups found."""
@@ -281,14 +254,14 @@ class AdaptivePolicy(Policy):
         """Whether this step reads prompts."""
         return self._fed > self._batch
 
-    def _worth(self) -> tuple[Callable[[float, float], float], float]:
+    def _worth(self, clearly: float = _CLEARLY) -> tuple[Callable[[float, float], float], float]:
         """What so many tokens in a step of so many seconds are worth, more is better; and by how much drafts must be better.
 
         Tokens a second; but a step that reads prompts takes long whatever is drafted, and what is not drafted in it can be in the
         next, where rows are cheap: there it is the time that tokens usually take, less this one.
         """
         if not self._reads:
-            return truediv, _CLEARLY
+            return truediv, clearly
         token_s = self._worth_of_token_s()
         return lambda tokens, seconds: tokens * token_s - seconds, 1.0
 
@@ -311,24 +284,17 @@ class AdaptivePolicy(Policy):
         return levels
 
     def trimmed(self, sequences: Many[Sequence], trees: Many[DraftTree]) -> list[DraftTree]:
-        if self._pays and (paying := self._paying(trees[0], sequences[0].stop_ids)):
-            return [trees[0].first(paying)]
+        if len(trees) == 1 and trees[0].is_chain and not trees[0].probes:
+            # on a small model most steps draft one, and what is not asked counts
+            return [trees[0].first(self._paying(trees[0], sequences[0].stop_ids))]
         nodes = list[tuple[float, int, int]]()
         for at, (sequence, tree) in enumerate(zip(sequences, trees, strict=True)):
             # that a text ends is said by the row before, and needs none of its own
-            ends, tokens_held = sequence.stop_ids, tree.tokens
+            ends, tokens = sequence.stop_ids, tree.tokens
             chances = enumerate(self._expectation.chances(tree))
-            nodes += [(chance, -node, at) for node, chance in chances if node and tokens_held[node] not in ends]
+            nodes += [(chance, -node, at) for node, chance in chances if node and tokens[node] not in ends]
         nodes.sort(reverse=True)
-        rows = max(self._fed, self._batch) + sum([tree.probes for tree in trees])
-        forwards = self.costs.curve.span(rows, len(nodes))
-        worth, clearly = self._worth()
-        fixed_s = self._time(rows, True) - forwards[0] + self._drafted_s
-        tokens = accumulate([chance for chance, _, _ in nodes], initial=float(self._batch))
-        # of so many nodes, the likeliest
-        values = list(map(worth, tokens, [forward_s + fixed_s for forward_s in forwards]))
-        values[0] *= clearly
-        count = values.index(max(values))
+        count = self._worthwhile([chance for chance, _, _ in nodes], sum([tree.probes for tree in trees]))
         if count == sum([tree.candidates - 1 for tree in trees]):
             return list(trees)
         kept_nodes: list[list[int]] = [list(range(tree.candidates, len(tree))) for tree in trees]
@@ -339,13 +305,24 @@ class AdaptivePolicy(Policy):
             tree if len(kept) == len(tree) - 1 else tree.only(sorted(kept)) for tree, kept in zip(trees, kept_nodes, strict=True)
         ]
 
-    def _paying(self, tree: DraftTree, ends: frozenset[int]) -> int:
-        """How many nodes of a chain are worth their rows, 0 where each has to be looked at to tell."""
-        chances = self._expectation.chances(tree)
-        if not self._pays or not tree.is_chain or tree.probes or chances[1] < self._pays[0]:
-            return 0
+    def _worthwhile(self, chances: Many[float], probes: int) -> int:
+        """How many nodes to look at of those that come true so likely, the likeliest first."""
+        rows = max(self._fed, self._batch) + probes
+        forwards = self.costs.curve.span(rows, len(chances))
+        worth, clearly = self._worth()
+        fixed_s = self._time(rows, True) - forwards[0] + self._drafted_s
+        tokens = accumulate(chances, initial=float(self._batch))
+        values = list(map(worth, tokens, [forward_s + fixed_s for forward_s in forwards]))
+        values[0] *= clearly
+        return values.index(max(values))
+
+    def _paying(self, chain: DraftTree, ends: frozenset[int]) -> int:
+        """How many nodes of a chain to look at."""
+        chances = self._expectation.chances(chain)
         # that a text ends is said by the row before
-        paying = len(tree) - 1 - (tree.tokens[-1] in ends)
+        paying = len(chain) - 1 - (chain.tokens[-1] in ends)
+        if not self._pays or chances[1] < self._pays[0]:
+            return self._worthwhile(chances[1 : paying + 1], 0)
         while paying > 1 and chances[paying] < self._pays[1]:
             paying -= 1
         return paying
@@ -358,6 +335,8 @@ class AdaptivePolicy(Policy):
             return
         drafted = any(len(tree) > 1 for tree in trees)
         self._expectation.observe(trees, verdicts)
+        for promise in self._promised:
+            self._promises.observe(*promise, trees, verdicts, self._steps)
         other = timings.draft_s - timings.asked_s + timings.verify_s + timings.commit_s
         each, before = other / (len(trees) + _STEP_ITSELF), self._other_s + drafted * self._more_s
         # what runs for the first time, or is disturbed, takes many times as long
@@ -365,7 +344,8 @@ class AdaptivePolicy(Policy):
         if drafted:
             self._more_s = max(self._more_s + _SMOOTH * change, 0.0)
         elif not self._reads:
-            self._other_s += (_SMOOTH if change < 0.0 else _REGAIN) * change
+            self._other_s += (_REGAIN if self._drafted and change > 0.0 else _SMOOTH) * change
+        self._drafted = drafted
         self._steps += 1
         self._reading += _SMOOTH * (self._reads - self._reading)
         # a forward that read prompts too is taken for one that did not
@@ -377,19 +357,18 @@ class AdaptivePolicy(Policy):
         self._accounts.token_s = self._worth_of_token_s()
         for sequence, tree, verdict in zip(sequences, trees, verdicts, strict=True):
             if verdict.finish is not None:
-                self._length += _SMOOTH * (sequence.generated_tokens - self._length)
+                self._visits.ended(sequence)
             if self._trial and sequence.key == self._trial[0] and self._trial[1] not in tree.sources:
                 self._trials_s += self._trial[2]
         self._accounts.book(sequences, trees, self._deepened, (len(trees) + _STEP_ITSELF) * self._more_s, self._steps)
-        self._deepened, self._drafted_s, self._trial, self._pays = {}, 0.0, None, None
+        self._deepened, self._drafted_s, self._trial, self._pays, self._promised = {}, 0.0, None, None, []
 
     def fork(self, key: int, new_key: int, length: int) -> None:
-        for name, visit in self._visits.get(key, {}).items():
-            self._visits.setdefault(new_key, {})[name] = _Visit(_NEVER.step, min(visit.read_tokens, length))
+        self._visits.fork(key, new_key, length)
 
     def release(self, key: int) -> None:
         self._accounts.release(key)
-        self._visits.pop(key, None)
+        self._visits.release(key)
 
 
 def _where(sequences: Many[Sequence], trees: Many[DraftTree]) -> Where:

@@ -107,7 +107,7 @@ class Occurrences:
     """shortest, longest: of the n-grams that are indexed, in tokens; `lengths` are those that are.
 
     text: int32, the tokens, `size` of them. An n-gram is indexed once something follows it. tables: int32 [lengths, slots], the
-    last ends. ends: int32 [lengths, 3, room], what is held of every end, at 0 of none. counts: int64 [lengths], entries of tables.
+    last ends. ends: int32 [lengths, 3, room], what is held of every end, at 0 of none. counts: int64 [lengths], table entries.
     """
 
     def __init__(self, shortest: int, longest: int) -> None:

@@ -1,0 +1,73 @@
+"""Visits: when costly drafters were asked for which request, what of its text they have read, and over how many drafts to come
+what they have yet to read pays."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from paceline.sequence import Sequence
+
+_USUAL_LENGTH, _FEWEST_LEFT, _TOKENS_APART = 64.0, 4.0, 2.0
+"""Tokens of an answer while none has ended, those taken to be left of one that is longer than usual, those from one draft of a
+drafter to its next."""
+_SMOOTH = 0.1
+
+
+@dataclass(frozen=True)
+class _Visit:
+    """step: when a drafter was last asked for a request. read_tokens: how much of its text it had read by then."""
+
+    step: int
+    read_tokens: int
+
+
+_NEVER = _Visit(-1, 0)
+
+
+class Visits:
+    """Of all requests, by drafter."""
+
+    def __init__(self) -> None:
+        self._visits: dict[int, dict[str, _Visit]] = {}
+        self._apart: dict[str, float] = {}
+        """Drafter -> tokens from one of its drafts to the next, of late."""
+        self._length = _USUAL_LENGTH
+        """Tokens of an answer, of late."""
+
+    def visit(self, part: str, sequence: Sequence, now: int) -> None:
+        """A drafter is asked in step `now`."""
+        visits = self._visits.setdefault(sequence.key, {})
+        if part in visits:
+            apart = self._apart.get(part, _TOKENS_APART)
+            self._apart[part] = apart + _SMOOTH * (self.lacking(part, sequence) - apart)
+        visits[part] = _Visit(now, len(sequence.tokens))
+
+    def ended(self, sequence: Sequence) -> None:
+        """An answer ended."""
+        self._length += _SMOOTH * (sequence.generated_tokens - self._length)
+
+    def last(self, part: str, sequence: Sequence) -> int:
+        """The step in which a drafter was asked for a request last, -1 for never."""
+        return self._visit(part, sequence).step
+
+    def lacking(self, part: str, sequence: Sequence) -> int:
+        """Tokens of a text that a drafter has not read."""
+        return len(sequence.tokens) - self._visit(part, sequence).read_tokens
+
+    def drafts_left(self, part: str, sequence: Sequence) -> float:
+        """Drafts over which reading pays, if the answer is as long as answers were of late."""
+        left = min(self._length, sequence.params.max_tokens) - sequence.generated_tokens
+        return max(left, _FEWEST_LEFT) / max(self._apart.get(part, _TOKENS_APART), 1.0)
+
+    def fork(self, key: int, new_key: int, length: int) -> None:
+        """Request `new_key` begins with the first `length` tokens of `key`, and so does what the drafters hold of it."""
+        for part, visit in self._visits.get(key, {}).items():
+            self._visits.setdefault(new_key, {})[part] = _Visit(_NEVER.step, min(visit.read_tokens, length))
+
+    def release(self, key: int) -> None:
+        """Forget a request."""
+        self._visits.pop(key, None)
+
+    def _visit(self, part: str, sequence: Sequence) -> _Visit:
+        visits = self._visits.get(sequence.key)
+        return visits.get(part, _NEVER) if visits else _NEVER
