@@ -132,8 +132,8 @@ class Decisions:
         """Decide anew, in the step in which nothing stood."""
         before = self._held.get(situation)
         steps = rest = 0
-        if situation.read:
-            steps = _REPEATED_READING if situation.repeats else 0
+        if situation.read and situation.repeats:
+            steps = _REPEATED_READING
         elif not decision.chosen:
             rest = max(2 * before.rest if before else 0, _FIRST_REST_BESIDE if situation.found else _FIRST_REST)
             steps = rest = min(rest, _LONGEST_REST)

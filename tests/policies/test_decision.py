@@ -133,7 +133,7 @@ def test_what_is_decided_beside_a_prompt_stands_beside_prompts_of_other_requests
     assert standing(taken(FIRST, batch(1)), batch(1), prompt) is None
 
 
-@pytest.mark.parametrize("decision", [NOBODY, FIRST])
-def test_in_a_batch_it_stands_for_that_step(decision: Decision) -> None:
+def test_in_a_batch_a_draft_beside_a_prompt_is_granted_for_that_step() -> None:
     prompt = situation([NOTHING_FOUND] * 2, 200)
-    assert standing(taken(decision, batch(1, 2), prompt), batch(1, 2), prompt) is None
+    assert standing(taken(FIRST, batch(1, 2), prompt), batch(1, 2), prompt) is None
+    assert standing(taken(NOBODY, batch(1, 2), prompt), batch(1, 3), prompt) == NOBODY

@@ -110,8 +110,10 @@ class AdaptivePolicy(Policy):
         """Budgets for the depth, and the sequences, with the most expected tokens per second."""
         decisions = self._decisions.get(part.name) or self._decisions.setdefault(part.name, Decisions())
         situation, decision = ALONE, NOBODY
-        if not decisions.resting(sequences) or self._reads:
-            lacking = self._visits.lacking(part.name, sequences[0]) if len(sequences) == 1 else 0
+        alone = len(sequences) == 1
+        # how an answer begins is another matter than how it goes on, but most of a batch goes on
+        if not decisions.resting(sequences) or (self._reads and alone):
+            lacking = self._visits.lacking(part.name, sequences[0]) if alone else 0
             situation = situation_of(trees, self._fed - self._batch, lacking)
             decision = decisions.standing(sequences, situation)
         if decision is None:
