@@ -5,7 +5,8 @@ token is to come true, by drafter, depth, confidence and request (`acceptance`, 
 
 - *Is a look-up worth its time?* Each request keeps account of what asking brought in seconds (`accounts`).
 - *How deep may a costly drafter go, and for whom?* The depth and the set of sequences with the most expected tokens per second,
-  counting the levels the target would see anyway from what look-ups proposed. One that is never worth it is tried now and then.
+  counting the levels the target would see anyway from what look-ups proposed, and no more of what a draft promises than drafts
+  have kept of late (`expectation`). One that is never worth it is tried now and then.
 - *Where does its draft end before?* Behind a token with which all that is drafted has become so unlikely that what one more level
   is expected to bring takes longer to get than tokens usually take.
 - *What does the target look at?* All nodes of all trees in the order of their probability, as far as each still raises tokens per
@@ -97,6 +98,8 @@ class AdaptivePolicy(Policy):
         `_OTHER_S`."""
 
     def begin(self, rows: int, sequences: int) -> None:
+        # where the step before failed, nobody has seen what came of it
+        self._forget_step()
         self._fed, self._batch = rows, sequences
         if self._reads and sequences:
             self._row_s = (self.costs.curve(rows + sequences) - self.costs.curve(rows)) / sequences
@@ -363,6 +366,9 @@ class AdaptivePolicy(Policy):
             if self._trial and sequence.key == self._trial[0] and self._trial[1] not in tree.sources:
                 self._trials_s += self._trial[2]
         self._accounts.book(sequences, trees, self._deepened, (len(trees) + _STEP_ITSELF) * self._more_s, self._steps)
+        self._forget_step()
+
+    def _forget_step(self) -> None:
         self._deepened, self._drafted_s, self._trial, self._pays, self._promised = {}, 0.0, None, None, []
 
     def fork(self, key: int, new_key: int, length: int) -> None:
