@@ -123,7 +123,10 @@ class Accounts:
             self._accounts[part.name][key].book(gain_s, now, self._longest_pause(ask_s))
             usual = self._usual.get(part.name, 0.0)
             self._usual[part.name] = usual + _LEARN * (gain_s - usual)
-        self._asked = []
+
+    def forget_asked(self) -> None:
+        """Nothing is asked yet in the step that begins."""
+        self._asked.clear()
 
     def release(self, key: int) -> None:
         """Forget a request."""

@@ -40,11 +40,12 @@ _SOMETHING = -1
 
 class Situation(NamedTuple):
     """What a draft is made beside. found: 0 where look-ups found nothing. read: 0 where no prompt is read. lacking: how much the
-    drafter would have to read first, 0 for next to nothing."""
+    drafter would have to read first, 0 for next to nothing. begins: whether it begins an answer."""
 
     found: int = 0
     read: int = 0
     lacking: int = 0
+    begins: bool = False
 
     @property
     def repeats(self) -> bool:
@@ -55,14 +56,14 @@ class Situation(NamedTuple):
 ALONE = Situation()
 
 
-def situation_of(trees: Many[DraftTree], read_rows: int, lacking: int) -> Situation:
-    """trees: what look-ups found, their confidences being probabilities. read_rows: those of prompts in the step. lacking: tokens
-    of a text that the drafter has not read, asked for one sequence only."""
+def situation_of(trees: Many[DraftTree], read_rows: int, lacking: int = 0, begins: bool = False) -> Situation:
+    """trees: what look-ups found, their confidences being probabilities. read_rows: those of prompts in the step. For one
+    sequence, lacking: tokens of its text that the drafter has not read; begins: whether nothing of its answer is written."""
     if len(trees) == 1:
         tree = trees[0]
         found = int(_CLASSES_PER_DOUBLING * log2(sum(tree.chances))) + 1 if len(tree) > 1 else 0
         read, lacking = (bucket(rows) if rows > _NEXT_TO_NOTHING else 0 for rows in (read_rows, lacking))
-        return Situation(found, read, lacking) if found or read or lacking else ALONE
+        return Situation(found, read, lacking, begins)
     found = _SOMETHING if any(len(tree) > 1 for tree in trees) else 0
     return Situation(found, _SOMETHING if read_rows else 0)
 
@@ -70,14 +71,13 @@ def situation_of(trees: Many[DraftTree], read_rows: int, lacking: int) -> Situat
 @dataclass(frozen=True)
 class Decision:
     """depth: in levels, 0 for none. chosen: places in the batch of the sequences that are drafted for. least: where their drafts
-    end before (`stopping`). draft_s, promised: seconds that they are expected to take, and tokens to bring. pays: how likely the
+    end before (`stopping`). draft_s: seconds that they are expected to take. pays: how likely the
     first node of a chain that was drafted for one sequence alone, and any further one, must come true to be worth its row."""
 
     depth: int = 0
     chosen: Many[int] = ()
     least: Many[float] = ()
     draft_s: float = 0.0
-    promised: float = 0.0
     pays: tuple[float, float] = (inf, inf)
 
 
@@ -141,5 +141,5 @@ class Decisions:
             steps = _REPEATED
         held = _Held(decision, [sequence.key for sequence in sequences], self._step + steps, rest)
         self._held[situation] = held
-        if not situation.found and not situation.read:
+        if situation == ALONE:
             self._rest = held if not decision.chosen else None

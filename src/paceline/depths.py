@@ -89,7 +89,8 @@ class Depths:
         known = self._known.get((part, where))
         if known is None:
             places = self._levels.get(part, {})
-            levels = places.get(where) or next(iter(places.values()), [])
+            # how an answer begins says the least of the others
+            levels = next((places[place] for place in (where, *reversed(Where)) if place in places), [])
             known = self._known[part, where] = _Rates(
                 [level.drafted.rate for level in levels],
                 [level.brought.rate for level in levels],

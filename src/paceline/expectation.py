@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
 
-from paceline.depths import Where
 from paceline.step import Verdict
 from paceline.tree import DraftTree
 
@@ -27,40 +26,6 @@ class _Record:
 
     hits: float = 0.0
     expected: float = 0.0
-
-
-class Promises:
-    """By costly drafter and place: what a draft brought of the tokens that it was expected to before it was made.
-
-    That expectation is a product of rates, of which each is about right and none independent of the others; and rows are left
-    off, and texts end.
-    """
-
-    def __init__(self) -> None:
-        self._records: dict[tuple[str, Where], _Record] = {}
-        self._seen: dict[tuple[str, Where], int] = {}
-        """The step in which each was seen at work last; what it did before is forgiven as for others, whom every step sees."""
-
-    def kept(self, source: str, where: Where, now: int) -> float:
-        """The share that came true, as it stands in step `now`."""
-        record = self._records.get((source, where))
-        if record is None:
-            return 1.0
-        forgiven = _FORGIVEN ** (now - self._seen[source, where])
-        return (forgiven * record.hits + _DOUBT) / (forgiven * record.expected + _DOUBT)
-
-    def observe(
-        self, source: str, where: Where, promised: float, trees: Many[DraftTree], verdicts: Many[Verdict], now: int
-    ) -> None:
-        """See what came of the drafts of step `now`, which were to bring `promised` tokens together."""
-        brought = 0
-        for tree, verdict in zip(trees, verdicts, strict=True):
-            brought += [tree.sources[node] for node in verdict.path].count(source)
-        record = self._records.setdefault((source, where), _Record())
-        fading = _RECENT * _FORGIVEN ** (now - self._seen.get((source, where), now))
-        record.hits = fading * record.hits + brought
-        record.expected = fading * record.expected + promised
-        self._seen[source, where] = now
 
 
 class Expectation:

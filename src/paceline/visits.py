@@ -34,10 +34,10 @@ class Visits:
         self._length = _USUAL_LENGTH
         """Tokens of an answer, of late."""
 
-    def visit(self, part: str, sequence: Sequence, now: int) -> None:
-        """A drafter is asked in step `now`."""
+    def visit(self, part: str, sequence: Sequence, now: int, tried: bool) -> None:
+        """A drafter is asked in step `now`. tried: though it is not thought to be worth it."""
         visits = self._visits.setdefault(sequence.key, {})
-        if part in visits:
+        if not tried and self.last(part, sequence) >= 0:
             apart = self._apart.get(part, _TOKENS_APART)
             self._apart[part] = apart + _SMOOTH * (self.lacking(part, sequence) - apart)
         visits[part] = _Visit(now, len(sequence.tokens))
@@ -57,7 +57,7 @@ class Visits:
     def drafts_left(self, part: str, sequence: Sequence) -> float:
         """Drafts over which reading pays, if the answer is as long as answers were of late."""
         left = min(self._length, sequence.params.max_tokens) - sequence.generated_tokens
-        return max(left, _FEWEST_LEFT) / max(self._apart.get(part, _TOKENS_APART), 1.0)
+        return max(max(left, _FEWEST_LEFT) / max(self._apart.get(part, _TOKENS_APART), 1.0), 1.0)
 
     def fork(self, key: int, new_key: int, length: int) -> None:
         """Request `new_key` begins with the first `length` tokens of `key`, and so does what the drafters hold of it."""

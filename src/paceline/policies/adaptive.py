@@ -5,8 +5,7 @@ token is to come true, by drafter, depth, confidence and request (`acceptance`, 
 
 - *Is a look-up worth its time?* Each request keeps account of what asking brought in seconds (`accounts`).
 - *How deep may a costly drafter go, and for whom?* The depth and the set of sequences with the most expected tokens per second,
-  counting the levels the target would see anyway from what look-ups proposed, and no more of what a draft promises than drafts
-  have kept of late (`expectation`). One that is never worth it is tried now and then.
+  counting the levels the target would see anyway from what look-ups proposed. One that is never worth it is tried now and then.
 - *Where does its draft end before?* Behind a token with which all that is drafted has become so unlikely that what one more level
   is expected to bring takes longer to get than tokens usually take.
 - *What does the target look at?* All nodes of all trees in the order of their probability, as far as each still raises tokens per
@@ -23,6 +22,7 @@ from collections.abc import Callable, Sequence as Many
 from itertools import accumulate, pairwise
 from math import inf
 from operator import mul, truediv
+from time import perf_counter
 
 from pydantic import BaseModel
 
@@ -30,7 +30,7 @@ from paceline.accounts import Accounts
 from paceline.costs import Timings
 from paceline.decision import ALONE, NOBODY, Decision, Decisions, situation_of
 from paceline.depths import Where
-from paceline.expectation import Expectation, Promises
+from paceline.expectation import Expectation
 from paceline.policies.base import Policy
 from paceline.sequence import Sequence
 from paceline.step import Verdict
@@ -52,6 +52,8 @@ _TRIAL_SHARE = 0.005
 """Share of all time that may go into trying a drafter where it is not thought to be worth it."""
 _SAVED_TRIALS = 4
 """Trials that time is saved for at most, however long none was needed."""
+_IDLE_S = 2e-3
+"""A step that begins so much later than the last one ended has been waited for."""
 _SMOOTH = 0.1
 _REGAIN = 0.01
 """How fast what a step without drafts takes beside its forward is believed to rise by one that follows a step with some: in it
@@ -69,9 +71,7 @@ class AdaptivePolicy(Policy):
     def __init__(self) -> None:
         super().__init__()
         self._accounts, self._visits = Accounts(self.costs), Visits()
-        self._expectation, self._promises = Expectation(), Promises()
-        self._promised: list[tuple[str, Where, float]] = []
-        """Costly drafter, place and tokens, of those that were asked in this step and found nothing before them."""
+        self._expectation = Expectation()
         self._decisions: dict[str, Decisions] = {}
         self._pays: tuple[float, float] | None = None
         """How likely the first node of a chain, and any further one, must come true to be worth its row, if a chain is all that
@@ -93,6 +93,8 @@ class AdaptivePolicy(Policy):
         """Share of steps, of late, that read prompts; what one more row takes in such a step."""
         self._drafted, self._drafted_s = False, 0.0
         """Whether the step before drafted anything; seconds that the drafts of this one are expected to take."""
+        self._between_s, self._seen_at = 0.0, -inf
+        """Seconds between two steps: texts are told, and sequences picked. When the last step ended."""
         self._other_s, self._more_s = _OTHER_S, 0.0
         """Seconds of a step without drafts beside its forward, and how many more it takes with some beside the drafters, both as
         `_OTHER_S`."""
@@ -100,6 +102,9 @@ class AdaptivePolicy(Policy):
     def begin(self, rows: int, sequences: int) -> None:
         # where the step before failed, nobody has seen what came of it
         self._forget_step()
+        between_s = perf_counter() - self._seen_at
+        if between_s < _IDLE_S:
+            self._between_s += _SMOOTH * (between_s - self._between_s)
         self._fed, self._batch = rows, sequences
         if self._reads and sequences:
             self._row_s = (self.costs.curve(rows + sequences) - self.costs.curve(rows)) / sequences
@@ -115,9 +120,10 @@ class AdaptivePolicy(Policy):
         situation, decision = ALONE, NOBODY
         alone = len(sequences) == 1
         # how an answer begins is another matter than how it goes on, but most of a batch goes on
-        if not decisions.resting(sequences) or (self._reads and alone):
+        if not decisions.resting(sequences) or (alone and not sequences[0].generated_tokens):
             lacking = self._visits.lacking(part.name, sequences[0]) if alone else 0
-            situation = situation_of(trees, self._fed - self._batch, lacking)
+            begins = alone and not sequences[0].generated_tokens
+            situation = situation_of(trees, self._fed - self._batch, lacking, begins)
             decision = decisions.standing(sequences, situation)
         if decision is None:
             decision = self._decided(part, sequences, self.trimmed(sequences, trees) if situation.found else trees)
@@ -134,13 +140,10 @@ class AdaptivePolicy(Policy):
             key = sequences[at].key
             stopping = Stopping(chances, truth * self.acceptance.factor(key, part.name), decision.least)
             granted[at] = Budget(depth * part.width, depth, stopping=stopping)
-            self._visits.visit(part.name, sequences[at], self._steps)
+            self._visits.visit(part.name, sequences[at], self._steps, tried=not decision.chosen)
             if self._accounts.asked:
                 self._deepened[key] = self._chain(sequences[at], part, trees[at])[:depth]
-        self._pays = None
-        if not situation.found and decision.chosen:
-            self._promised.append((part.name, _where(sequences, trees), decision.promised))
-            self._pays = decision.pays if self._batch == 1 else None
+        self._pays = decision.pays if self._batch == 1 and not situation.found else None
         # a trial is no decision, and goes to its depth
         self._drafted_s += decision.draft_s or self.costs.draft_s(part.name, depth, len(chosen))
         return granted
@@ -159,8 +162,7 @@ class AdaptivePolicy(Policy):
         first_s = rows_s[0] + (self._batch + _STEP_ITSELF) * self._more_s
         pays = _CLEARLY * first_s / worth_s, sum(rows_s) / depth / worth_s
         draft_s = self._draft_s(part, self.depths.drafted(part.name, depth, where), count)
-        promised = sum([sum(self._chain(sequences[at], part, trees[at])[:depth]) for at in chosen])
-        return Decision(depth, chosen, least, draft_s, promised, pays)
+        return Decision(depth, chosen, least, draft_s, pays)
 
     def _best(self, part: Part, sequences: Many[Sequence], trees: Many[DraftTree]) -> tuple[int, Many[int]]:
         """The depth, and the places of the sequences, with the most expected tokens per second; depth 0 for none.
@@ -170,7 +172,7 @@ class AdaptivePolicy(Policy):
         rows = self._rows(trees)
         before = [self._levels(tree, part.budget.depth) for tree in trees]
         # what the trees so far are expected to emit, the target's own token of every sequence included
-        tokens, truth = len(trees) + sum(map(sum, before)), self._promises.kept(part.name, _where(sequences, trees), self._steps)
+        tokens, truth = len(trees) + sum(map(sum, before)), self._expectation.truth(part.name)
         drafted = self.depths.drafted(part.name, part.budget.depth, _where(sequences, trees))
         gains = [
             list(accumulate(map(_more, [truth * chance for chance in self._chain(sequence, part, tree)], levels)))
@@ -248,7 +250,8 @@ class AdaptivePolicy(Policy):
     def _time(self, rows: int, drafted: bool) -> float:
         """Seconds of a step whose forward has so many rows, its drafters not counted; a little more than none."""
         other_s = self._other_s + drafted * self._more_s
-        return self.costs.forward_s(rows, self._batch) + (self._batch + _STEP_ITSELF) * other_s + 1e-9
+        beside_s = (self._batch + _STEP_ITSELF) * other_s + self._between_s
+        return self.costs.forward_s(rows, self._batch) + beside_s + 1e-9
 
     def _rows(self, trees: Many[DraftTree]) -> int:
         """Rows of a step over these trees: those of prompts come before those of drafts."""
@@ -340,21 +343,21 @@ class AdaptivePolicy(Policy):
             return
         drafted = any(len(tree) > 1 for tree in trees)
         self._expectation.observe(trees, verdicts)
-        for promise in self._promised:
-            self._promises.observe(*promise, trees, verdicts, self._steps)
         other = timings.draft_s - timings.asked_s + timings.verify_s + timings.commit_s
         each, before = other / (len(trees) + _STEP_ITSELF), self._other_s + drafted * self._more_s
         # what runs for the first time, or is disturbed, takes many times as long
         change = min(each, 2 * before) - before
-        if drafted:
+        # where one prompt is all that is read, its text and its cache take their own time
+        learns = not self._reads or self._batch > 1
+        if learns and drafted:
             self._more_s = max(self._more_s + _SMOOTH * change, 0.0)
-        elif not self._reads:
+        elif learns:
             self._other_s += (_REGAIN if self._drafted and change > 0.0 else _SMOOTH) * change
         self._drafted = drafted
         self._steps += 1
         self._reading += _SMOOTH * (self._reads - self._reading)
         # a forward that read prompts too is taken for one that did not
-        step_s = timings.asked_s + self.costs.forward_s(sum(map(len, trees)), len(trees)) + other
+        step_s = timings.asked_s + self.costs.forward_s(sum(map(len, trees)), len(trees)) + other + self._between_s
         self._decoding_s += step_s
         token_s = step_s / (sum(len(verdict.tokens) for verdict in verdicts) or len(verdicts))
         before = self._token_s or token_s
@@ -367,9 +370,11 @@ class AdaptivePolicy(Policy):
                 self._trials_s += self._trial[2]
         self._accounts.book(sequences, trees, self._deepened, (len(trees) + _STEP_ITSELF) * self._more_s, self._steps)
         self._forget_step()
+        self._seen_at = perf_counter()
 
     def _forget_step(self) -> None:
-        self._deepened, self._drafted_s, self._trial, self._pays, self._promised = {}, 0.0, None, None, []
+        self._accounts.forget_asked()
+        self._deepened, self._drafted_s, self._trial, self._pays = {}, 0.0, None, None
 
     def fork(self, key: int, new_key: int, length: int) -> None:
         self._visits.fork(key, new_key, length)

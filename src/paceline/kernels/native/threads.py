@@ -26,7 +26,7 @@ from numba import types  # isort: skip
 _CALL = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64)
 _SPIN_S = 1e-3
 """Seconds for which a thread that waits spins."""
-_TURNS_TIMED = 500
+_TURNS_TIMED = 5000
 _lock, _unlock = (types.ExternalFunction(f"pthread_mutex_{verb}", types.int32(types.int64)) for verb in ("lock", "unlock"))
 _wait = types.ExternalFunction("pthread_cond_wait", types.int32(types.int64, types.int64))
 _wake = types.ExternalFunction("pthread_cond_broadcast", types.int32(types.int64))
