@@ -20,6 +20,8 @@ _SHORTEST_PAUSE, _LONGEST_PAUSE = 4, 128
 """Steps between two trials of a look-up that does not pay, at most; how many of them, its cost decides."""
 _TRIAL_SHARE = 0.005
 """Share of a sequence's time that may go into asking in vain."""
+_CREDIT = 4.0
+"""Times its cost that a look-up which pays for others may be in the red for a new request: it is asked in vain some ten times."""
 _KNOWN = 16
 """Times that what asking takes is not looked up again."""
 _HOPEFUL = 8
@@ -77,10 +79,11 @@ class Accounts:
 
     def _opened(self, key: int, part: Part, now: int) -> Account:
         begun = self._begun[part.name] = self._begun.get(part.name, 0) + 1
-        usual = self._usual.get(part.name, 0.0)
-        longest = self._longest_pause(self._ask_s(part))
+        usual, ask_s = self._usual.get(part.name, 0.0), self._ask_s(part)
+        longest = self._longest_pause(ask_s)
         # what pays for others is not given up for having found nothing once
-        account = Account(wakes=now + longest, pause=longest) if usual < 0.0 and begun % _HOPEFUL else Account(max(usual, 0.0))
+        credit_s = min(max(usual, 0.0), _CREDIT * ask_s)
+        account = Account(wakes=now + longest, pause=longest) if usual < 0.0 and begun % _HOPEFUL else Account(credit_s)
         self._accounts[part.name][key] = account
         return account
 
