@@ -72,7 +72,7 @@ class NgramDrafter(StatefulDrafter[Occurrences]):
         found = self._look_up(
             self._state(sequence), sequence.tokens, budget.nodes, budget.depth, budget.floor, self.options.matches
         )
-        return DraftTree.grown(self.name, *found) if found else DraftTree.root(sequence.root)
+        return DraftTree.grown(self.name, *found or ([sequence.root], [-1], [1.0]))
 
     def _begun(self, sequence: Sequence) -> Occurrences:
         return Occurrences(self.options.min, self.options.max)
