@@ -45,8 +45,6 @@ class Acceptance:
     def __init__(self) -> None:
         self._rates: dict[str, list[list[Share | None]]] = {}
         """Source -> by level and class of confidence; None where no token was judged yet."""
-        self._known: dict[str, list[list[float | None]]] = {}
-        """Source -> the same as mere numbers: they are asked for at every node of every draft."""
         self._chances: dict[str, np.ndarray] = {}
         """Source -> the same rates as a table, for drafters that end by them."""
         self._requests: dict[tuple[int, str], _Record] = {}
@@ -55,14 +53,14 @@ class Acceptance:
         """The tree with the probability that each token is right once its parent is, in place of its drafter's word."""
         if len(tree) == 1:
             return tree
-        of, factor, known = "", 1.0, self._known_of("")
+        of, factor, rates = "", 1.0, self._rates_of("")
         confidences = [1.0]
         for source, depth, held in islice(zip(tree.sources, tree.depth, tree.confidences, strict=True), 1, None):
             if source != of:
-                of, factor, known = source, self.factor(key, source), self._known_of(source)
-            rate = known[depth - 1 if depth < DEEPEST else -1][class_of(held)]
+                of, factor, rates = source, self.factor(key, source), self._rates_of(source)
+            rate = rates[depth - 1 if depth < DEEPEST else -1][class_of(held)]
             # what was never judged is at first taken at its drafter's word
-            chance = factor * (_word(held) if rate is None else rate)
+            chance = factor * (_word(held) if rate is None else rate.rate)
             confidences.append(chance if chance < LIKELIEST else LIKELIEST)
         return tree.rated(confidences)
 
@@ -82,10 +80,10 @@ class Acceptance:
         if table is None:
             words = (np.arange(CLASSES, dtype=np.float32) + 0.5) / CLASSES
             table = self._chances[source] = np.tile(words, (DEEPEST, 1))
-            for level, rates in enumerate(self._known_of(source)):
+            for level, rates in enumerate(self._rates_of(source)):
                 for place, rate in enumerate(rates):
                     if rate is not None:
-                        table[level, place] = rate
+                        table[level, place] = rate.rate
         return table
 
     def observe(self, key: int, tree: DraftTree, emitted: Many[int]) -> None:
@@ -94,11 +92,11 @@ class Acceptance:
         if not judged:
             return
         of, hits, expected = "", 0.0, 0.0
-        rates, known, table = self._rates_of(of), self._known_of(of), self._chances.get(of)
+        rates, table = self._rates_of(of), self._chances.get(of)
         for node, hit in judged:
             source, depth, held = tree.sources[node], tree.depth[node], tree.confidences[node]
             if source != of:
-                of, rates, known, table = source, self._rates_of(source), self._known_of(source), self._chances.get(source)
+                of, rates, table = source, self._rates_of(source), self._chances.get(source)
             level, place = (depth if depth < DEEPEST else DEEPEST) - 1, class_of(held)
             rate = rates[level][place]
             if rate is None:
@@ -106,7 +104,6 @@ class Acceptance:
             expected += rate.rate
             hits += hit
             rate.see(hit)
-            known[level][place] = rate.rate
             if table is not None:
                 table[level, place] = rate.rate
         record = self._requests.setdefault((key, tree.sources[judged[0][0]]), _Record())
@@ -123,12 +120,6 @@ class Acceptance:
         if rates is None:
             rates = self._rates[source] = [[None] * CLASSES for _ in range(DEEPEST)]
         return rates
-
-    def _known_of(self, source: str) -> list[list[float | None]]:
-        known = self._known.get(source)
-        if known is None:
-            known = self._known[source] = [[None] * CLASSES for _ in range(DEEPEST)]
-        return known
 
 
 def _word(held: float) -> float:

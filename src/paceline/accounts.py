@@ -22,8 +22,6 @@ _TRIAL_SHARE = 0.005
 """Share of a sequence's time that may go into asking in vain."""
 _CREDIT = 4.0
 """Times its cost that a look-up which pays for others may be in the red for a new request: it is asked in vain some ten times."""
-_KNOWN = 16
-"""Times that what asking takes is not looked up again."""
 _HOPEFUL = 8
 """One request in so many begins by asking a look-up that did not pay of late."""
 
@@ -51,8 +49,6 @@ class Accounts:
 
     def __init__(self, costs: Costs) -> None:
         self._costs, self.token_s = costs, 0.0
-        self._asks: dict[str, tuple[int, float]] = {}
-        """Look-up -> how often its cost may still be taken for known, and the seconds that asking it takes."""
         self._accounts: dict[str, dict[int, Account]] = {}
         """Look-up -> request -> account."""
         self._usual: dict[str, float] = {}
@@ -89,11 +85,7 @@ class Accounts:
 
     def _ask_s(self, part: Part) -> float:
         """Seconds that asking a look-up takes."""
-        left, ask_s = self._asks.get(part.name, (0, 0.0))
-        if not left:
-            left, ask_s = _KNOWN, self._costs.draft_s(part.name, part.budget.depth, 1)
-        self._asks[part.name] = left - 1, ask_s
-        return ask_s
+        return self._costs.draft_s(part.name, part.budget.depth, 1)
 
     def _longest_pause(self, ask_s: float) -> int:
         """Steps after which asking a look-up in vain takes only its share of the time of a sequence."""
@@ -140,9 +132,6 @@ class Accounts:
 def _brought(tree: DraftTree, source: str, known: list[float] | None) -> float:
     """Tokens that a look-up's nodes are expected to bring beyond what is known to come true at their depths without them."""
     chances = tree.chances
-    if known is None and len(tree.sources) == tree.candidates and tree.sources.count(source) == tree.candidates - 1:
-        # nearly always all nodes are of one
-        return sum(chances) - 1.0
     levels: dict[int, float] = {}
     for node in range(1, tree.candidates):
         if tree.sources[node] == source:

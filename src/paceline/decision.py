@@ -71,8 +71,8 @@ def situation_of(trees: Many[DraftTree], read_rows: int, lacking: int = 0, begin
 @dataclass(frozen=True)
 class Decision:
     """depth: in levels, 0 for none. chosen: places in the batch of the sequences that are drafted for. least: where their drafts
-    end before (`stopping`). draft_s: seconds that they are expected to take. pays: how likely the
-    first node of a chain that was drafted for one sequence alone, and any further one, must come true to be worth its row."""
+    end before (`stopping`). draft_s: seconds that they are expected to take. pays: how likely the first node of a chain that was
+    drafted for one sequence alone, and any further one, must come true to be worth its row."""
 
     depth: int = 0
     chosen: Many[int] = ()
@@ -113,20 +113,21 @@ class Decisions:
     def resting(self, sequences: Many[Sequence]) -> bool:
         """A step begins. Whether nobody was worth asking where nothing was found: then nobody is, whatever is found."""
         self._step += 1
-        rest = self._rest
-        return rest is not None and rest.until >= self._step and rest.suits(sequences)
+        return self._stands(self._rest, sequences) is not None
 
     def standing(self, sequences: Many[Sequence], situation: Situation) -> Decision | None:
         """What is decided for this batch, if that still stands."""
-        held = self._held.get(situation)
-        if held is not None and held.until >= self._step and held.suits(sequences):
-            return held.decision
+        if decision := self._stands(self._held.get(situation), sequences):
+            return decision
         # what nobody is worth beside less found nobody is worth here
         for found in range(situation.found - 1, -1, -1) if situation.repeats else (0,):
-            held = self._held.get(situation._replace(found=found))
-            if held is not None and not held.decision.chosen and held.until >= self._step and held.suits(sequences):
-                return held.decision
+            decision = self._stands(self._held.get(situation._replace(found=found)), sequences)
+            if decision is not None and not decision.chosen:
+                return decision
         return None
+
+    def _stands(self, held: _Held | None, sequences: Many[Sequence]) -> Decision | None:
+        return held.decision if held is not None and held.until >= self._step and held.suits(sequences) else None
 
     def take(self, decision: Decision, sequences: Many[Sequence], situation: Situation) -> None:
         """Decide anew, in the step in which nothing stood."""

@@ -41,7 +41,7 @@ class Expectation:
 
     def chances(self, tree: DraftTree) -> Many[float]:
         """Per candidate, how likely it comes true, given what its drafter kept of late: never likelier than its parent."""
-        truths, drafters = self._truths, _drafters(tree)
+        truths, drafters = self._truths, set(tree.sources[1 : tree.candidates])
         if len(drafters) == 1:
             # nearly always; what comes true with its parent is no likelier than that, whatever share of both is kept
             truth = truths.get(drafters.pop(), 1.0)
@@ -53,22 +53,16 @@ class Expectation:
 
     def observe(self, trees: Many[DraftTree], verdicts: Many[Verdict]) -> None:
         """See what came of what the target looked at, in a step of decoding."""
-        seen = [(tree, verdict, _drafters(tree)) for tree, verdict in zip(trees, verdicts, strict=True) if len(tree) > 1]
-        drafted = set[str]().union(*[drafters for _, _, drafters in seen])
+        drafted = {source for tree in trees if len(tree) > 1 for source in tree.sources[1 : tree.candidates]}
         for source in drafted:
             self._records.setdefault(source, _Record())
         for source, record in self._records.items():
             fading = _RECENT if source in drafted else _FORGIVEN
             record.hits *= fading
             record.expected *= fading
-        for tree, verdict, drafters in seen:
+        for tree, verdict in zip(trees, verdicts, strict=True) if drafted else ():
             if verdict.accepted > len(verdict.path):
                 # a stop cut what came true
-                continue
-            if len(drafters) == 1:
-                record = self._records[tree.sources[1]]
-                record.expected += sum(tree.chances) - 1.0
-                record.hits += len(verdict.path)
                 continue
             for node in range(1, tree.candidates):
                 self._records[tree.sources[node]].expected += tree.chances[node]
@@ -76,8 +70,3 @@ class Expectation:
                 self._records[tree.sources[node]].hits += 1.0
         for source, record in self._records.items():
             self._truths[source] = min((record.hits + _DOUBT) / (record.expected + _DOUBT), 1.0)
-
-
-def _drafters(tree: DraftTree) -> set[str]:
-    """Whose candidates a tree holds."""
-    return set(tree.sources[1 : tree.candidates])

@@ -18,6 +18,7 @@ arXiv:2405.19715), section 4.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Sequence as Many
 from itertools import accumulate, pairwise
 from math import inf
@@ -72,7 +73,7 @@ class AdaptivePolicy(Policy):
         super().__init__()
         self._accounts, self._visits = Accounts(self.costs), Visits()
         self._expectation = Expectation()
-        self._decisions: dict[str, Decisions] = {}
+        self._decisions = defaultdict[str, Decisions](Decisions)
         self._pays: tuple[float, float] | None = None
         """How likely the first node of a chain, and any further one, must come true to be worth its row, if a chain is all that
         is drafted in this step."""
@@ -116,13 +117,13 @@ class AdaptivePolicy(Policy):
 
     def _deep(self, part: Part, sequences: Many[Sequence], trees: Many[DraftTree]) -> list[Budget]:
         """Budgets for the depth, and the sequences, with the most expected tokens per second."""
-        decisions = self._decisions.get(part.name) or self._decisions.setdefault(part.name, Decisions())
+        decisions = self._decisions[part.name]
         situation, decision = ALONE, NOBODY
         alone = len(sequences) == 1
         # how an answer begins is another matter than how it goes on, but most of a batch goes on
-        if not decisions.resting(sequences) or (alone and not sequences[0].generated_tokens):
+        begins = alone and not sequences[0].generated_tokens
+        if not decisions.resting(sequences) or begins:
             lacking = self._visits.lacking(part.name, sequences[0]) if alone else 0
-            begins = alone and not sequences[0].generated_tokens
             situation = situation_of(trees, self._fed - self._batch, lacking, begins)
             decision = decisions.standing(sequences, situation)
         if decision is None:
@@ -244,7 +245,7 @@ class AdaptivePolicy(Policy):
     def _chain(self, sequence: Sequence, part: Part, tree: DraftTree) -> list[float]:
         """Per depth, how likely a token of this drafter comes true with all before it. tree: what look-ups found."""
         factor = self.acceptance.factor_before(sequence.key, part.name)
-        brought = self.depths.brought(part.name, part.budget.depth, _where([sequence], [tree]))
+        brought = self.depths.brought(part.name, part.budget.depth, Where.of(sequence.generated_tokens, len(tree) > 1))
         return list(accumulate([min(factor * chance, LIKELIEST) for chance in brought], mul))
 
     def _time(self, rows: int, drafted: bool) -> float:

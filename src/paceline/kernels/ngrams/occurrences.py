@@ -122,20 +122,21 @@ class Occurrences:
         """Take in what is new of a text that began as this one."""
         if self.size < len(tokens):
             known = self.written(tokens)
-            grown(self.text, known, self.size, self.lengths, self.tables, self.ends, self.counts)
+            grown(self.text, known, len(tokens), self.lengths, self.tables, self.ends, self.counts)
+            self.size = len(tokens)
 
     def written(self, tokens: list[int]) -> int:
-        """Take in all that is new but for a last piece, which is written down; how many tokens are known, behind which `grown`
-        takes in that piece."""
+        """Take in all that is new but for a last piece, which is only written down; how many tokens are known, behind which
+        whoever asks has `grown` take in that piece, and sets the size."""
         while True:
             known = max(self.size - 1, 0)
             size = min(len(tokens), known + _AT_ONCE)
             self._reserve(size)
             self.text[known:size] = tokens[known:size]
-            self.size = size
             if size == len(tokens):
                 return known
             grown(self.text, known, size, self.lengths, self.tables, self.ends, self.counts)
+            self.size = size
 
     def _reserve(self, size: int) -> None:
         """Make room for so many tokens."""

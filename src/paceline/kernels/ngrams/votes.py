@@ -179,9 +179,10 @@ class LookUp:
 
         nodes, depth, paths: at most so many, besides the root. floor: nothing behind a token that is less likely.
         """
-        known = text.written(tokens)
+        known, size = text.written(tokens), len(tokens)
         arrays: tuple[Any, ...] = (text.lengths, text.tables, text.ends, text.counts)
-        taken = _continued(text.text, known, text.size, *arrays, nodes, depth, floor, paths, self._draft, self._held)
+        taken = _continued(text.text, known, size, *arrays, nodes, depth, floor, paths, self._draft, self._held)
+        text.size = size
         if taken == 1:
             return None
         found, parents = self._draft[:taken].T.tolist()
