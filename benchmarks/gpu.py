@@ -2,8 +2,9 @@
 
     python benchmarks/gpu.py [--layers 32] [--split 512] [--out benchmarks/gpu.json]
 
-A decoder in the shape of Llama-3-8B with random bf16 weights runs over the paged cache, one CUDA graph per bucket of flat rows.
-Without a GPU it says so and exits 2; where verify and decode differ in a single bit it exits 1. `MEANING` explains the JSON.
+A decoder in the shape of Llama-3-8B with random bf16 weights runs over the paged cache, one CUDA graph per bucket of rows, and
+the embedded model answers through the engine. What is measured is written after every part. Without a GPU it says so and exits 2;
+where verify and decode differ in a single bit of attention it exits 1. `MEANING` explains the JSON.
 """
 
 from __future__ import annotations
@@ -13,9 +14,13 @@ import json
 import platform
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from itertools import product
 from pathlib import Path
 from statistics import median
+from time import perf_counter
 from typing import Any
 
 import torch
@@ -36,13 +41,17 @@ ROWS, CONTEXTS, BATCHES = (1, 4, 8, 16, 64), (1024, 32768), (1, 2, 4, 8, 16, 32,
 MEANING = {
     "copy_bytes_per_s": "read plus written by a device-to-device copy of 4 GiB: the bandwidth that shares refer to",
     "forward[]": "one captured forward of the whole step, logits included: rows per sequence (1: decoding; n: a tree of a root"
-    " and n - 1 nodes), batch, context (committed tokens per sequence), bucket (the captured extent), seconds (median),"
+    " and n - 1 nodes), batch, context (committed tokens per sequence), bucket (rows of the recording: the next power of two, and"
+    " the smallest that the engine records), seconds (median), same_bits (whether the root's logits have the bits that they have"
+    " in the recording of one row, padded by the same rule),"
     " floor_s ((bytes of weights + bytes of keys and values read once) / copy_bytes_per_s), share_of_roofline (floor_s /"
-    " seconds), cost (seconds over those of one row at the same batch and context, which are one_row_s)",
+    " seconds), cost (seconds over those of one row at the same batch and context and padded alike, which are one_row_s)",
     "attention[]": "one layer's tree attention alone, captured; kv_bytes are its keys and values read once",
     "sampling[]": "choose_on_device alone at temperature 1, with and without top-p 0.9; refused: rows it left to the host",
     "bits": "rows whose attention in a tree, and in a prefill chunk, has the very bits of decoding them alone, of rows compared;"
     " attention only: what cuBLAS makes of a row may depend on the number of rows",
+    "engine": "the embedded model through the engine: the road it takes, whether its steps are recorded, and answers with drafts"
+    " beside those without: equal ones, tokens per step, seconds of both (median of 5, in turns)",
     "left_out": "what did not fit the device's memory",
 }
 
@@ -132,10 +141,11 @@ class Bench:
 
     def __init__(self, layers: int, split: int, device: torch.device) -> None:
         # Triton is imported here, where a device is known to be there
-        from paceline.kernels.step_tables import Extent, StepTables
+        from paceline.kernels.step_tables import SMALLEST, Extent, StepTables
         from paceline.kernels.tree_attention import Tiling, tree_attention
 
         self.extents, self.tables, self.kernel = Extent, StepTables, tree_attention
+        self.recorded, self.close = SMALLEST, replace(SMALLEST, rows=1)
         self.tiling, self.device, self.layers = Tiling(split=split), device, layers
         self.share = self.tiling.rows_per_tile(HEADS, KV_HEADS)
         self.left_out: list[str] = []
@@ -146,13 +156,13 @@ class Bench:
         pages = cache.layer(layer)
         return self.kernel(query, pages.keys, pages.values, tables, scale=DIM**-0.5, tiling=self.tiling)
 
-    def staged(self, cache: PagedCache, feeds: list[Feed], *, bucket: bool) -> tuple[Step, Any]:
-        """A staged step and its tables."""
+    def staged(self, cache: PagedCache, feeds: list[Feed], least: Any = None) -> tuple[Step, Any]:
+        """A staged step and its tables: of its very size, or bucketed and no smaller than `least`."""
         step = Step.of(feeds)
         cache.stage(step)
         blocks = cache.blocks_of(step)
         extent = self.extents.of(step, blocks, self.share)
-        tables = self.tables(extent.bucketed() if bucket else extent, cache.page_size, self.share, self.device)
+        tables = self.tables(extent.bucketed(least) if least else extent, cache.page_size, self.share, self.device)
         tables.load(step, blocks)
         return step, tables
 
@@ -179,22 +189,24 @@ class Bench:
             return []
         cache, found = self.cache_of(batch, context, self.layers), []
         owners = held(cache, batch, context)
-        for count in rows:
-            step, tables = self.staged(cache, [Feed(o, context, (0,), tree_of(count)) for o in owners], bucket=True)
-            tokens = torch.zeros(tables.extent.rows, dtype=torch.int64, device=self.device)
+        alone = dict[Any, tuple[float, torch.Tensor]]()
+        for count, least in product(rows, (self.close, self.recorded)):
+            step, tables = self.staged(cache, [Feed(o, context, (0,), tree_of(count)) for o in owners], least)
+            tokens, kept = torch.zeros(tables.extent.rows, dtype=torch.int64, device=self.device), list[torch.Tensor]()
             tokens[: len(step.token_ids)] = step.token_ids.to(self.device)
-            graph = captured(lambda: self.model.forward(tokens, tables, cache, self.attend))  # noqa: B023
+            graph = captured(lambda: kept.append(self.model.forward(tokens, tables, cache, self.attend)))  # noqa: B023
             took = seconds(graph.replay)
+            root = kept[-1][0].clone()
+            one_s, decoded = alone.setdefault(least, (took, root))
             kv_bytes = batch * (context + count) * self.layers * 4 * KV_HEADS * DIM
             floor = (self.model.read_bytes + kv_bytes) / self.bandwidth
             found.append(
                 {
                     "rows": count, "batch": batch, "context": context, "bucket": tables.extent.rows, "seconds": took,
-                    "floor_s": floor, "share_of_roofline": floor / took,
+                    "floor_s": floor, "share_of_roofline": floor / took, "one_row_s": one_s, "cost": took / one_s,
+                    "same_bits": torch.equal(root, decoded),
                 }
             )  # fmt: skip
-            one = found[0]["seconds"]
-            found[-1] |= {"one_row_s": one, "cost": took / one}
             print(json.dumps(found[-1]))
             del graph
         return found
@@ -206,7 +218,7 @@ class Bench:
         cache, found = self.cache_of(batch, context, 1), []
         owners = held(cache, batch, context)
         for count in ROWS:
-            _, tables = self.staged(cache, [Feed(o, context, (0,), tree_of(count)) for o in owners], bucket=True)
+            _, tables = self.staged(cache, [Feed(o, context, (0,), tree_of(count)) for o in owners], self.close)
             query = torch.randn(tables.extent.rows, HEADS, DIM, dtype=torch.bfloat16, device=self.device)
             took = seconds(captured(lambda: self.attend(query, cache, 0, tables)).replay)  # noqa: B023
             kv_bytes = batch * (context + count) * 4 * KV_HEADS * DIM
@@ -246,7 +258,7 @@ class Bench:
             query, keys, values = rows[0], rows[1, :, :KV_HEADS], rows[2, :, :KV_HEADS]
 
             def attended(nodes: tuple[int, ...], feed: Feed, cache: PagedCache = cache, rows: Any = (query, keys, values)):
-                _, tables = self.staged(cache, [feed], bucket=False)
+                _, tables = self.staged(cache, [feed])
                 here = torch.tensor(nodes, device=self.device)
                 cache.write(0, tables.destinations, rows[1][here], rows[2][here])
                 return self.attend(rows[0][here], cache, 0, tables)
@@ -276,38 +288,97 @@ def main() -> int:
     if not torch.cuda.is_available():
         print("benchmarks/gpu.py measures the GPU path, and torch sees no CUDA device here", file=sys.stderr)
         return 2
-    import triton
-
-    with torch.inference_mode():
-        device = torch.device("cuda")
-        bench = Bench(arguments.layers, arguments.split, device)
-        report = {
-            "what": "tree attention over a paged cache and a Llama-3-8B-shaped decoder, random bf16 weights, CUDA graphs",
-            "meaning": MEANING,
-            "argv": sys.argv[1:],
-            "machine": torch.cuda.get_device_name(device),
-            "layers": arguments.layers,
-            "split": arguments.split,
-            "page_size": PAGE,
-            "commit": subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True).stdout.strip(),
-            "versions": {
-                "paceline": __version__, "torch": torch.__version__, "cuda": torch.version.cuda, "triton": triton.__version__,
-                "python": platform.python_version(),
-            },
-            "copy_bytes_per_s": bench.bandwidth,
-            "weight_bytes": bench.model.read_bytes,
-            "bits": bench.bits(),
-            "attention": [row for context in CONTEXTS for row in bench.attention(1, context)],
-            "sampling": bench.sampling(),
-            "forward": [row for context in CONTEXTS for row in bench.forwards(1, context, ROWS)]
-            + [row for batch in BATCHES[1:] for row in bench.forwards(batch, 1024, (1, 8))],
-            "left_out": bench.left_out,
-        }  # fmt: skip
-    arguments.out.parent.mkdir(parents=True, exist_ok=True)
-    arguments.out.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    report = measured(arguments.layers, arguments.split, arguments.out)
     bits = report["bits"]
     print(f"{bits['equal']} of {bits['compared']} rows have the bits of decoding; written to {arguments.out}")
     return 0 if bits["equal"] == bits["compared"] else 1
+
+
+@torch.inference_mode()
+def measured(layers: int, split: int, out: Path) -> dict[str, Any]:
+    """All of it, written to `out` after every part."""
+    import triton
+
+    device = torch.device("cuda")
+    bench = Bench(layers, split, device)
+    report: dict[str, Any] = {
+        "what": "tree attention over a paged cache and a Llama-3-8B-shaped decoder, random bf16 weights, CUDA graphs",
+        "meaning": MEANING,
+        "argv": sys.argv[1:],
+        "machine": torch.cuda.get_device_name(device),
+        "layers": layers,
+        "split": split,
+        "page_size": PAGE,
+        "commit": commit(),
+        "versions": {
+            "paceline": __version__, "torch": torch.__version__, "cuda": torch.version.cuda, "triton": triton.__version__,
+            "python": platform.python_version(),
+        },
+        "copy_bytes_per_s": bench.bandwidth,
+        "weight_bytes": bench.model.read_bytes,
+        "left_out": bench.left_out,
+        "attention": [],
+        "forward": [],
+    }  # fmt: skip
+    out.parent.mkdir(parents=True, exist_ok=True)
+    for name, part in parts(bench):
+        found = part()
+        if isinstance(found, list) and name in report:
+            report[name] += found
+        else:
+            report[name] = found
+        out.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    return report
+
+
+def parts(bench: Bench) -> Iterator[tuple[str, Callable[[], Any]]]:
+    """What is measured, the shortest and most telling first."""
+    yield "bits", bench.bits
+    yield "engine", through_the_engine
+    for context in CONTEXTS:
+        yield "attention", partial(bench.attention, 1, context)
+        yield "forward", partial(bench.forwards, 1, context, ROWS)
+    yield "sampling", bench.sampling
+    for batch in BATCHES[1:]:
+        yield "forward", partial(bench.forwards, batch, 1024, (1, 8))
+
+
+def commit() -> str | None:
+    """None where git is not there, or this is no clone."""
+    try:
+        return subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True).stdout.strip() or None
+    except OSError:
+        return None
+
+
+def through_the_engine() -> dict[str, Any]:
+    """The embedded model, with `auto` and without drafts; what failed, where it does."""
+    try:
+        from paceline import LLM
+        from paceline.engine.prompts import PROMPTS
+
+        llm = LLM(draft="none")
+        road = type(llm.target).__name__
+        params = SamplingParams(max_tokens=64)
+        prompts, answers, times = list(PROMPTS[:4]), dict[str, list[Any]](), dict[str, list[float]]()
+        for _ in range(5):
+            for draft in ("none", "auto"):
+                llm.use(draft)
+                began = perf_counter()
+                answers[draft] = [llm.generate(prompt, params)[0] for prompt in prompts]
+                times.setdefault(draft, []).append(perf_counter() - began)
+        pairs = zip(answers["none"], answers["auto"], strict=True)
+        return {
+            "road": road,
+            "recorded": getattr(llm.target, "_recordable", False),
+            "answers": len(prompts),
+            "equal": sum(plain.token_ids == drafted.token_ids for plain, drafted in pairs),
+            "tau": [answer.speculation.tau for answer in answers["auto"]],
+            "seconds": {draft: median(taken) for draft, taken in times.items()},
+        }
+    # whatever it is, what was measured before is not lost
+    except Exception as error:
+        return {"failed": f"{type(error).__name__}: {error}"}
 
 
 if __name__ == "__main__":

@@ -61,10 +61,38 @@ def test_generate_json_is_one_line_with_the_promised_fields(monkeypatch, capsys,
     assert speculation["lossless"] is True
     assert speculation["target"].endswith("(fp32)")
     assert answer["usage"]["completion_tokens"] == len(answer["token_ids"])
+    assert speculation["emitted_tokens"] == len(answer["token_ids"]) == len(answer["sources"])
+    assert set(answer["sources"]) == {"", "model"}
     assert answer["memory"]["peak_resident_bytes"] is None or answer["memory"]["peak_resident_bytes"] > 100e6
     assert answer["memory"]["weights_bytes"] > 0
     assert run(monkeypatch, *call[:-1], "--json", "--seed", "5") == 0
     assert json.loads(capsys.readouterr().out)["token_ids"] == answer["token_ids"]
+
+
+def test_what_shapes_the_law_of_an_answer_has_options_named_as_in_the_library(monkeypatch, capsys, models) -> None:
+    from paceline import LLM, SamplingParams
+
+    shape = {"min_p": 0.05, "repetition_penalty": 1.5, "presence_penalty": 0.5, "frequency_penalty": 0.25}
+    options = [word for name, value in shape.items() for word in (f"--{name.replace('_', '-')}", str(value))]
+    call = (
+        "generate",
+        models[0],
+        "-p",
+        "the thin",
+        "--draft",
+        "ngram",
+        "--temperature",
+        "1",
+        "--max-tokens",
+        "24",
+        "--seed",
+        "5",
+    )
+    assert run(monkeypatch, *call, *options, "--json") == 0
+    shaped = json.loads(capsys.readouterr().out)["token_ids"]
+    llm, plain = LLM(models[0], "none"), SamplingParams(max_tokens=24, temperature=1.0, seed=5)
+    assert shaped == llm.generate("the thin", plain.model_copy(update=shape))[0].token_ids
+    assert all(llm.generate("the thin", plain.model_copy(update=dict([one])))[0].token_ids != shaped for one in shape.items())
 
 
 PARTS = ("draft", "forward", "verify", "commit", "other")
@@ -164,6 +192,9 @@ def test_embedded_models_speak_json(monkeypatch, capsys) -> None:
     ("arguments", "expected"),
     [
         (["-p", "x", "--draft", "ngam"], "there is no drafter 'ngam'; the nearest is 'ngram'"),
+        (["-p", "x", "--draft", "NGRAM"], "there is no drafter 'NGRAM'; the nearest is 'ngram'"),
+        (["-p", "x", "--draft", "zzz"], "there is no drafter 'zzz'; choose from auto, none, unigram"),
+        (["-p", "x", "--draft", "auto+ngram"], "'auto' stands alone; for this model it is 'ngram+recycle'"),
         (["-p", "x", "--draft", "ngram:mx=3"], "'ngram' has no option 'mx'; the nearest is 'max'"),
         (["-p", "x", "--draft", "ngram:max=0"], "max"),
         (["-p", "x", "--draft", "model:/nowhere"], "/nowhere"),
@@ -171,6 +202,8 @@ def test_embedded_models_speak_json(monkeypatch, capsys) -> None:
         (["-p", "x", "--draft", "ngram@sink"], "one format of weights so far"),
         (["-p", "x", "--policy", "bas"], "there is no policy 'bas'; the nearest is 'bass'"),
         (["-p", "x", "--policy", "bass:first=40"], "limit"),
+        (["-p", "x", "--policy", ""], "the policy is an empty text: leave it out, or choose from fixed, adaptive"),
+        (["-p", "x", "--verify", ""], "the verifier is an empty text"),
         (["-p", "x", "--draft", "ngram", "--verify", "contrastive", "--lossy"], "contrasts the target"),
         (["-p", "x", "--draft", "ngram", "--verify", "typical"], "lossy"),
         (["-p", "x", "--draft", "ngram+"], "lacks a method"),
@@ -179,6 +212,10 @@ def test_embedded_models_speak_json(monkeypatch, capsys) -> None:
         (["-p", "x", "--temperature", "nan"], "--temperature"),
         (["-p", "x", "--max-tokens", "0"], "--max-tokens"),
         (["-p", "x", "--top-p", "0"], "--top-p"),
+        (["-p", "x", "--min-p", "2"], "--min-p 2.0: input should be less than or equal to 1"),
+        (["-p", "x", "--repetition-penalty", "0"], "--repetition-penalty"),
+        (["-p", "x", "--presence-penalty", "3"], "--presence-penalty"),
+        (["-p", "x", "--frequency-penalty", "nan"], "--frequency-penalty"),
         (["-p", "x", "--weights", "int3"], "int3"),
         (["-p", "\udcff"], "not valid Unicode"),
         (["-p", "x" * 4000], "only"),
@@ -202,7 +239,7 @@ def test_a_missing_model_gets_one_sentence_and_exit_code_2(monkeypatch, capsys, 
 
 
 @pytest.mark.parametrize(
-    "content", ['{"promt": "x"}', "{broken", '{"prompt": 3}', pytest.param('{"prompt": ' + "[" * 100_000, id="deep")]
+    "content", ["", "\n \n", '{"promt": "x"}', "{broken", '{"prompt": 3}', pytest.param('{"prompt": ' + "[" * 100_000, id="deep")]
 )
 def test_a_bad_prompt_file_gets_one_sentence_and_exit_code_2(monkeypatch, capsys, models, tmp_path: Path, content: str) -> None:
     file = tmp_path / "prompts.jsonl"

@@ -54,3 +54,44 @@ def test_a_machine_that_slows_down_does_so_for_rows_and_sequences() -> None:
     # what sixteen sequences take of it is what they took, or nearly: the point for sixteen rows is corrected a little as well
     assert costs.curve(16) / costs.forward_s(16, 16) == pytest.approx(2.6 / before, rel=0.1)
     assert costs.forward_s(32, 1) == pytest.approx(3 * 4.2, rel=0.15)
+
+
+def behind_127_tokens() -> Costs:
+    """A further token adds 1 ms to a forward, and 0.1 ms to each of its rows."""
+    costs = Costs()
+    for rows in (1, 16, 32):
+        costs.curve.put(rows, 1.0 + 0.1 * rows)
+    costs.curve.context, costs.curve.key_s, costs.curve.row_key_s = 127, 1e-3, 1e-4
+    return costs
+
+
+def test_a_row_behind_a_long_context_takes_longer() -> None:
+    costs = behind_127_tokens()
+    costs.curve.behind(1127, 1)
+    assert costs.curve(1) == pytest.approx(1.1 + 1.0 + 0.1)
+    assert costs.curve(100) == pytest.approx(4.2 * 100 / 32 + 1.0 + 10.0)
+    assert costs.curve.span(4, 30) == pytest.approx([costs.curve(rows) for rows in range(4, 35)])
+    # four sequences of which each has as much read all of it, and a row still sees its own alone
+    costs.curve.behind(4 * 1127, 4)
+    assert costs.curve(16) == pytest.approx(2.6 + 4.0 + 1.6)
+    costs.curve.behind(127, 1)
+    assert costs.curve(16) == pytest.approx(2.6)
+
+
+def test_a_text_that_grows_does_not_bend_the_curve() -> None:
+    """What steps take behind ever more tokens is what is expected of them: neither the pace nor the points follow it."""
+    costs = behind_127_tokens()
+    for tokens in range(127, 4000, 7):
+        costs.curve.behind(tokens, 1)
+        costs.observe(4, 1, tokens, Timings(0.0, 1.4 + (tokens - 127) * 1.4e-3, 0.0, 0.0), decoding=True)
+    assert costs.curve.pace == pytest.approx(1.0)
+    costs.curve.behind(127, 1)
+    assert costs.curve(16) == pytest.approx(2.6)
+
+
+def test_a_short_text_never_takes_less_than_no_time() -> None:
+    costs = behind_127_tokens()
+    costs.curve.key_s = 1.0
+    costs.curve.behind(0, 1)
+    assert costs.curve(1) > 0.0
+    assert min(costs.curve.span(1, 20)) > 0.0

@@ -7,13 +7,17 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Event, Thread
 from time import sleep
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from pydantic import ValidationError
 
 from paceline import LLM, SamplingParams
 from paceline.engine.engine import RequestError
 from paceline.sampling import LogitsError
+from paceline.spec import SpecError
 from tiny import save_tiny
 
 
@@ -108,6 +112,78 @@ def test_a_bad_prompt_among_good_ones_leaves_nothing_behind(llm: LLM) -> None:
     with pytest.raises(RequestError, match="2 prompts came with 1"):
         llm.generate(["the", "in"], [PARAMS])
     assert idle(llm)
+
+
+@pytest.mark.parametrize(
+    "prompt", [b"hi", [b"hi"], bytearray(b"hi"), None, 3, ["the", None], [[1, 2.5]], [["the"]], {"text": "the"}]
+)
+def test_what_is_neither_text_nor_token_ids_is_no_prompt(llm: LLM, prompt: Any) -> None:
+    with pytest.raises(RequestError, match="a prompt is a text or a list of token ids, not"):
+        llm.generate(prompt, PARAMS)
+    if not isinstance(prompt, list | dict):
+        with pytest.raises(RequestError, match="a prompt is a text or a list of token ids, not"):
+            next(llm.stream(prompt, PARAMS))
+        if prompt is not None:
+            with pytest.raises(RequestError, match="a reference is a text or a list of token ids, not"):
+                llm.generate("the", PARAMS, reference=prompt)
+    assert idle(llm)
+
+
+def test_token_ids_may_come_from_any_library(llm: LLM) -> None:
+    ids = llm.encode("the thin")
+    expected = llm.generate(ids, PARAMS)[0].token_ids
+    for given in (tuple(ids), np.array(ids), list(np.array(ids))):
+        assert llm.generate(given, PARAMS)[0].token_ids == expected  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize("params", [{"max_tokens": 2}, [{"max_tokens": 2}], "greedy", 5])
+def test_what_is_no_sampling_params_is_refused_by_its_type(llm: LLM, params: Any) -> None:
+    with pytest.raises(RequestError, match="params are a SamplingParams, or a list of one for each prompt, not"):
+        llm.generate("the", params)
+    with pytest.raises(RequestError, match="params are a SamplingParams"):
+        next(llm.stream("the", params))
+    assert idle(llm)
+
+
+def test_without_parameters_an_answer_is_greedy(llm: LLM) -> None:
+    greedy = llm.generate("the", SamplingParams())[0].token_ids
+    assert [llm.generate("the", none)[0].token_ids for none in (None, [], ())] == [greedy] * 3
+
+
+def test_a_single_stop_is_a_text() -> None:
+    assert SamplingParams(stop="abc") == SamplingParams(stop=("abc",))  # pyright: ignore[reportArgumentType]
+    assert SamplingParams(stop=["a", "b"]).stop == ("a", "b")  # pyright: ignore[reportArgumentType]
+    for stop in ("", ["a", ""], 3):
+        with pytest.raises(ValidationError):
+            SamplingParams(stop=stop)  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize("size", ["8", 8.0, None, 0])
+@pytest.mark.parametrize("name", ["batch", "prefill_chunk", "cache_tokens", "shortest_prefix"])
+def test_a_size_that_is_no_whole_number_from_1_is_refused_by_name(folder: Path, name: str, size: Any) -> None:
+    if (name, size) == ("prefill_chunk", None):
+        assert LLM(str(folder), "none", prefill_chunk=None).limits.chunk > 0
+        return
+    with pytest.raises(ValueError, match=name):
+        LLM(str(folder), "none", **{name: size})
+
+
+@pytest.mark.parametrize(
+    ("named", "said"),
+    [
+        ({"draft": None}, "a spec is a text such as 'ngram' or 'none', not None"),
+        ({"draft": ""}, "a spec is empty"),
+        ({"draft": "ngram+auto"}, "'auto' stands alone; for this model it is 'ngram\\+recycle'"),
+        ({"beside": ("auto",)}, "'auto' stands alone"),
+        ({"verify": None}, "a spec is a text"),
+        ({"verify": ""}, "the verifier is an empty text"),
+        ({"policy": 3}, "a spec is a text"),
+        ({"policy": ""}, "the policy is an empty text: leave it out, or choose from fixed, adaptive, bass, confidence"),
+    ],
+)
+def test_methods_that_cannot_be_read_are_refused_in_a_sentence(folder: Path, named: dict[str, Any], said: str) -> None:
+    with pytest.raises(SpecError, match=said):
+        LLM(str(folder), **{"draft": "none", **named})
 
 
 def test_another_drafter_ends_what_was_in_flight(llm: LLM) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fakes import TableModel, coupled
+from fakes import DenseTableCache, RecordingCache, TableModel, coupled
 from paceline.drafters.base import Drafter
 from paceline.drafters.ngram import NgramDrafter, Options
 from paceline.engine import measure
@@ -42,8 +42,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "paceline" / "costs"
 
 
-def pair(drafter: Drafter | None = None) -> Speculative:
-    model = TableModel(6)
+def pair(drafter: Drafter | None = None, cache: type[RecordingCache] | type[DenseTableCache] = RecordingCache) -> Speculative:
+    model = TableModel(6, cache=cache)
     return Speculative(model, drafter or coupled(model), Match(), adaptive.build(adaptive.Options()))
 
 
@@ -104,7 +104,18 @@ def test_a_machine_that_is_busy_now_changes_nothing(folder: Path, machine: Machi
 
 @pytest.mark.parametrize(
     "text",
-    ["", "[]", "{}", "curve []", "curve [[0, 1.0]]", "curve [[1, -1]]", "sequence_s NaN", "look [1, 2]", "look [0, 1, 2]"],
+    [
+        "",
+        "[]",
+        "{}",
+        "curve []",
+        "curve [[0, 1.0]]",
+        "curve [[1, -1]]",
+        "sequence_s NaN",
+        "key_s -1",
+        "look [1, 2]",
+        "look [0, 1, 2]",
+    ],
 )
 def test_a_damaged_file_is_measured_anew(folder: Path, text: str) -> None:
     measure.measure(pair(), 4096, "a")
@@ -132,6 +143,26 @@ def test_a_short_context_is_no_obstacle(folder: Path) -> None:
     measure.measure(speculative, 20, "ngram")
     assert max(speculative.costs.curve.points) <= 20
     assert speculative.costs.drafts == {}
+
+
+def test_what_a_longer_context_costs_is_measured(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second, 20 ms for each further row; for every token before them a microsecond, and 10 for every row that sees it."""
+
+    def forward(self: measure.ModelForward, rows: int, batch: int = 1) -> float:
+        tokens = self._context
+        return 1.0 + 0.02 * (rows * batch - 1) + 1e-6 * batch * tokens + 1e-5 * rows * batch * tokens
+
+    monkeypatch.setattr(measure.ModelForward, "__call__", forward)
+    for _ in range(2):
+        # measured, then read
+        speculative = pair(cache=DenseTableCache)
+        measure.measure(speculative, 4096, "a")
+        curve = speculative.costs.curve
+        assert curve.context == 127
+        assert curve.key_s == pytest.approx(1e-6, rel=1e-3)
+        assert curve.row_key_s == pytest.approx(1e-5, rel=1e-3)
+        curve.behind(3000, 1)
+        assert curve(8) == pytest.approx(1.14 + 3e-3 + 0.24, rel=1e-3)
 
 
 def test_a_slow_machine_is_not_kept_waiting(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

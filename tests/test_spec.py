@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given, settings, strategies as st
 from pydantic import BaseModel, ConfigDict, Field
 
-from paceline.drafters import ngram
-from paceline.registry import DRAFTERS, UnknownMethod
+from paceline.compose import is_automatic, spelled_out
+from paceline.drafters import ngram, none
+from paceline.registry import DRAFTERS, POLICIES, VERIFIERS, UnknownMethod
 from paceline.spec import Combination, Method, SpecError, bind, parse
 
 settings.register_profile("still", derandomize=True, deadline=None, max_examples=150, database=None)
@@ -123,3 +124,33 @@ def test_options_that_contradict_each_other_are_refused_in_words() -> None:
 def test_an_unknown_method_is_answered_with_the_nearest() -> None:
     with pytest.raises(UnknownMethod, match="no drafter 'ngrams'; the nearest is 'ngram'"):
         DRAFTERS["ngrams"]
+    with pytest.raises(UnknownMethod, match=r"no verifier 'K-Seq'; the nearest is 'k-seq'$"):
+        VERIFIERS["K-Seq"]
+
+
+def test_where_no_name_is_near_all_are_listed() -> None:
+    with pytest.raises(UnknownMethod, match=r"no policy 'greedy'; choose from fixed, adaptive, bass, confidence$"):
+        POLICIES["greedy"]
+    with pytest.raises(SpecError, match=r"no option 'far'; choose from path, depth, ratio$"):
+        bind(Method("m", ("x",), {"far": "1"}), Options)
+    with pytest.raises(SpecError, match=r"no option 'depth'; there are none$"):
+        bind(parse("none:depth=1"), none.Options)  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize("text", [None, 3, b"ngram"])
+def test_what_is_no_text_is_no_spec(text: object) -> None:
+    with pytest.raises(SpecError, match="a spec is a text"):
+        parse(text)  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize("text", ["auto+ngram", "ngram+auto", "auto^model:x", "auto@int8", "auto:3"])
+def test_auto_is_part_of_no_other_spec(text: str) -> None:
+    assert not is_automatic(text)
+    with pytest.raises(SpecError, match=r"^'auto' stands alone; for this model it is 'ngram\+recycle'$"):
+        spelled_out(text, "/a/model")
+
+
+def test_auto_and_what_it_stands_for() -> None:
+    assert is_automatic(" auto ")
+    assert spelled_out("auto", "/a/model") == "ngram+recycle"
+    assert spelled_out("ngram", "/a/model") == "ngram"

@@ -19,9 +19,9 @@ from paceline.models.load import packs_weights
 from paceline.models.tokenizer import Tokenizer
 from paceline.params import SamplingParams
 from paceline.policies.base import Policy
-from paceline.registry import DRAFTERS, POLICIES, VERIFIERS, Registry
+from paceline.registry import AUTO, DRAFTERS, POLICIES, VERIFIERS, Registry
 from paceline.sequence import Sequence
-from paceline.spec import Combination, Method, Spec, SpecError, bind, parse
+from paceline.spec import Combination, Method, Spec, SpecError, bind, methods_of, parse
 from paceline.step import Feed, Step
 from paceline.tree import DraftTree
 from paceline.verifiers.base import Exactness, Verifier
@@ -37,6 +37,28 @@ def automatic(model_path: str) -> str:
     draft = draft_of(model_path)
     held = "@int8" if packs_weights() else ""
     return f'ngram+model:"{draft}",depth=8{held}' if draft else "ngram+recycle"
+
+
+def is_automatic(draft: str) -> bool:
+    """Whether a draft is left to `auto`. Raises SpecError where it cannot be read."""
+    return parse(draft) == Method(AUTO)
+
+
+def usual_policy(draft: str) -> str:
+    """The policy of a user's `draft` where none is asked for. Raises SpecError where it cannot be read."""
+    return "adaptive" if is_automatic(draft) else "fixed"
+
+
+def spelled_out(draft: str, model_path: str) -> str:
+    """The spec that a user's `draft` stands for: what `auto` is for this target, or itself.
+
+    Raises SpecError where `auto` is put together with others, or given options.
+    """
+    if is_automatic(draft):
+        return automatic(model_path)
+    if any(method.name == AUTO for method in methods_of(parse(draft))):
+        raise SpecError(f"'{AUTO}' stands alone; for this model it is '{automatic(model_path)}'")
+    return draft
 
 
 class IfItFits(str):
@@ -140,6 +162,8 @@ def _build(spec: Spec, surroundings: Surroundings) -> Drafter:
         if spec.sign == "^":
             return _cascaded(spec.parts, surroundings)
         return approximated(spec.parts, surroundings)
+    if spec.name == AUTO:
+        raise SpecError(f"'{AUTO}' stands alone, as the whole of a draft")
     method = DRAFTERS[spec.name].load()
     return method.build(bind(spec, method.Options), surroundings)
 
@@ -199,6 +223,8 @@ def build_policy(spec: str) -> Policy:
 
 
 def _single(registry: Registry, spec: str) -> Any:
+    if spec == "":
+        raise SpecError(f"the {registry.family} is an empty text: leave it out, or choose from {', '.join(registry)}")
     parsed = parse(spec)
     if isinstance(parsed, Combination):
         raise SpecError(f"a {registry.family} is a single method, not '{spec}'")

@@ -72,7 +72,8 @@ def _header(folder: Path) -> Header:
         text = file.read_bytes()
     # ValueError: a path that no file can have, such as one with a null byte
     except (FileNotFoundError, NotADirectoryError, ValueError):
-        told = f"there is no datastore in '{folder}': make one with 'paceline datastore build FILES --out {folder}'"
+        command = f"paceline datastore build FILES --out {folder} --model TARGET"
+        told = f"there is no datastore in '{folder}': make one with '{command}', TARGET being the model that it is for"
         raise SpecError(told) from None
     except OSError as error:
         raise SpecError(f"cannot read '{file}': {error.strerror}") from None

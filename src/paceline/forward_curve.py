@@ -1,7 +1,8 @@
 """ForwardCurve: what a forward of so many rows takes on this machine; measured at the start, corrected by every step.
 
 Rows are what verification pays for, so this curve decides how much speculation is worth (Sequoia, arXiv:2402.12374, section 4.3:
-the best tree depends on the machine).
+the best tree depends on the machine). It is measured behind a context of one length. Behind a longer one every row takes more, as
+it attends to more keys: so much more is added as was measured per key.
 """
 
 from __future__ import annotations
@@ -17,6 +18,9 @@ _ODD = 4.0
 _LARGEST = 64
 """Points beyond so many rows are not kept: there cost grows in proportion."""
 
+_LEAST_S = 1e-9
+"""No forward is taken to cost less."""
+
 
 class ForwardCurve:
     """Seconds by rows, piecewise linear through its points, and in proportion behind the last one."""
@@ -29,6 +33,11 @@ class ForwardCurve:
         self._table: list[float | None] = []
         """Seconds by rows up to `_LARGEST`, before the pace; None where a point nearby has moved and nobody has asked since.
         Policies ask dozens of times a step, and every step moves a point."""
+        self.context, self.key_s, self.row_key_s = 0, 0.0, 0.0
+        """Tokens behind which the points were measured. Seconds, before the pace, that every further one adds: once, and for each
+        row."""
+        self._beyond_s = self._beyond_row_s = 0.0
+        """Seconds that the forwards at hand take for all further tokens, as above."""
 
     def __bool__(self) -> bool:
         return bool(self._rows)
@@ -38,8 +47,14 @@ class ForwardCurve:
         """Rows -> seconds, as things stand."""
         return {rows: seconds * self.pace for rows, seconds in zip(self._rows, self._seconds, strict=True)}
 
+    def behind(self, tokens: int, sequences: int) -> None:
+        """What is asked from now on is of forwards for so many sequences, behind so many tokens of all of them."""
+        if self.row_key_s or self.key_s:
+            beyond = tokens - self.context * sequences
+            self._beyond_s, self._beyond_row_s = self.key_s * beyond, self.row_key_s * beyond / sequences
+
     def put(self, rows: int, seconds: float) -> None:
-        """Set a point, measured on its own."""
+        """Set a point, measured on its own behind `context` tokens."""
         at = bisect_left(self._rows, rows)
         if at < len(self._rows) and self._rows[at] == rows:
             self._seconds[at] = seconds / self.pace
@@ -62,19 +77,21 @@ class ForwardCurve:
         ratio = min(max(seconds / self(rows), 1 / _ODD), _ODD)
         self.pace *= 1.0 + _FOLLOW * (ratio - 1.0)
         if rows <= _LARGEST:
-            self.put(rows, self(rows) * (1.0 + _CORRECT * (ratio - 1.0)))
+            self.put(rows, self._known(rows) * self.pace * (1.0 + _CORRECT * (ratio - 1.0)))
 
     def __call__(self, rows: int) -> float:
         """Seconds of a forward of `rows` rows; 0.0 where nothing was ever measured."""
-        if rows < len(self._table):
-            return self._known(rows) * self.pace
-        return self._shape(rows) * self.pace if self._rows else 0.0
+        if not self._rows:
+            return 0.0
+        seconds = self._known(rows) if rows < len(self._table) else self._shape(rows)
+        return max(seconds + self._beyond_s + rows * self._beyond_row_s, _LEAST_S) * self.pace
 
     def span(self, rows: int, count: int) -> list[float]:
         """Seconds of forwards of `rows` rows and of up to `count` more."""
         if rows + count < len(self._table):
+            beyond_s, beyond_row_s, pace = self._beyond_s, self._beyond_row_s, self.pace
             return [
-                (self._known(size) if seconds is None else seconds) * self.pace
+                max((self._known(size) if seconds is None else seconds) + beyond_s + size * beyond_row_s, _LEAST_S) * pace
                 for size, seconds in enumerate(self._table[rows : rows + count + 1], rows)
             ]
         return [self(size) for size in range(rows, rows + count + 1)]
@@ -98,4 +115,4 @@ class ForwardCurve:
         low = max(at - 1, 0)
         high = low + 1
         share = (rows - self._rows[low]) / (self._rows[high] - self._rows[low])
-        return max(self._seconds[low] + share * (self._seconds[high] - self._seconds[low]), 1e-9)
+        return max(self._seconds[low] + share * (self._seconds[high] - self._seconds[low]), _LEAST_S)

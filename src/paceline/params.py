@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
@@ -15,6 +15,10 @@ def _divisible(temperature: float) -> float:
     if 0.0 < temperature < 1e-6:
         raise ValueError("must be 0 (greedy) or at least 1e-6")
     return temperature
+
+
+def _texts(stop: Any) -> Any:
+    return (stop,) if isinstance(stop, str) else stop
 
 
 class Grammar(BaseModel):
@@ -37,8 +41,8 @@ class SamplingParams(BaseModel):
     stop the text (EOS and stop_token_ids) before that many tokens, unless a grammar allows nothing else. Without a seed one is
     drawn at admission and reported. grammar: what the answer is a sentence of; it may be cut short by its length alone.
     logprobs, prompt_logprobs: report the log-probability of each token of the answer, or of the prompt, and of so many of the
-    likeliest ones beside it; None reports nothing. keep_stop: the text shows the stop string that ended it. skip_special: special
-    tokens are not part of the text.
+    likeliest ones beside it; None reports nothing. stop: texts, or a single one. keep_stop: the text shows the stop string that
+    ended it. skip_special: special tokens are not part of the text.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -53,7 +57,9 @@ class SamplingParams(BaseModel):
     frequency_penalty: Annotated[Finite, Field(ge=-2.0, le=2.0)] = 0.0
     logit_bias: Annotated[dict[TokenId, Annotated[Finite, Field(ge=-100.0, le=100.0)]], Field(max_length=4096)] = {}
     min_tokens: Annotated[int, Field(ge=0, le=2**24)] = 0
-    stop: Annotated[tuple[Annotated[str, Field(min_length=1, max_length=1024)], ...], Field(max_length=64)] = ()
+    stop: Annotated[
+        tuple[Annotated[str, Field(min_length=1, max_length=1024)], ...], Field(max_length=64), BeforeValidator(_texts)
+    ] = ()
     stop_token_ids: Annotated[frozenset[TokenId], Field(max_length=1024)] = frozenset()
     seed: Annotated[int, Field(ge=0, lt=2**64)] | None = None
     ignore_eos: bool = False

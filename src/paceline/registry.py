@@ -7,14 +7,28 @@ from these tables; what a method says of itself is read from its module's docstr
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from types import ModuleType
 
+AUTO = "auto"
+"""A draft of its own: what suits the model. It names no method, so nothing is put together with it."""
+_NEAR = 0.6
+"""How alike two names are, from 0 to 1, where one may have been meant by the other; difflib's own default."""
+
 
 class UnknownMethod(Exception):
-    """A name that no registry knows; the message names the nearest one."""
+    """A name that no registry knows; the message names the nearest one, or all where none is near."""
+
+
+def suggestion(name: str, names: Iterable[str]) -> str:
+    """What may have been meant by a name that is none of these: the nearest, whatever its case, or else all of them."""
+    lowered = {one.lower(): one for one in names}
+    near = get_close_matches(name.lower(), lowered, 1, _NEAR)
+    if near:
+        return f"the nearest is '{lowered[near[0]]}'"
+    return f"choose from {', '.join(lowered.values())}" if lowered else "there are none"
 
 
 @dataclass(frozen=True)
@@ -38,16 +52,14 @@ class Row:
 
 
 class Registry(Mapping[str, Row]):
-    """An immutable table of methods of one family, e.g. "drafter"."""
+    """An immutable table of methods of one family, e.g. "drafter". also: names that stand for several, which it can suggest."""
 
-    def __init__(self, family: str, rows: Mapping[str, Row]) -> None:
-        self.family, self._rows = family, dict(rows)
+    def __init__(self, family: str, rows: Mapping[str, Row], also: tuple[str, ...] = ()) -> None:
+        self.family, self._rows, self._also = family, dict(rows), also
 
     def __getitem__(self, name: str) -> Row:
         if name not in self._rows:
-            near = get_close_matches(name, self._rows, 1, 0.0)
-            hint = f"; the nearest is '{near[0]}'" if near else ""
-            raise UnknownMethod(f"there is no {self.family} '{name}'{hint}")
+            raise UnknownMethod(f"there is no {self.family} '{name}'; {suggestion(name, (*self._also, *self._rows))}")
         return self._rows[name]
 
     def __iter__(self):
@@ -77,6 +89,7 @@ DRAFTERS = Registry(
             ("model:{draft},tree=static,nodes=8,depth=3", "model:{draft},tree=dynamic,nodes=8,width=3"),
         ),
     },
+    (AUTO,),
 )
 VERIFIERS = Registry(
     "verifier",

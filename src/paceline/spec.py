@@ -10,10 +10,11 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from typing import TypeVar
 
 from pydantic import BaseModel, ValidationError
+
+from paceline.registry import suggestion
 
 
 class SpecError(Exception):
@@ -44,10 +45,17 @@ _ARGUMENT = re.compile(r'((?:[^,"]|"[^"]*")*)(?:,|$)')
 
 
 def parse(text: str) -> Spec:
-    """Read a spec string. Raises SpecError where it is malformed."""
+    """Read a spec string. Raises SpecError where it is malformed, or no string at all."""
+    if not isinstance(text, str):
+        raise SpecError(f"a spec is a text such as 'ngram' or 'none', not {text!r}")
     if text.count('"') % 2:
         raise SpecError(f"the spec '{text}' has an unclosed quote")
     return _split(text, "+^@")
+
+
+def methods_of(spec: Spec) -> list[Method]:
+    """The methods that a spec is put together from, in its order."""
+    return [spec] if isinstance(spec, Method) else [method for part in spec.parts for method in methods_of(part)]
 
 
 def _split(text: str, signs: str) -> Spec:
@@ -100,7 +108,7 @@ Options = TypeVar("Options", bound=BaseModel)
 def bind(method: Method, options: type[Options]) -> Options:
     """Fill a method's options from its spec: arguments by the order of the fields, options by name.
 
-    Raises SpecError naming the nearest option, or the field and what is wrong with its value.
+    Raises SpecError naming the nearest option or all of them, or the field and what is wrong with its value.
     """
     fields = list(options.model_fields)
     if len(method.arguments) > len(fields):
@@ -108,9 +116,7 @@ def bind(method: Method, options: type[Options]) -> Options:
     values: dict[str, str] = dict(zip(fields, method.arguments, strict=False))
     for name, value in method.options.items():
         if name not in fields:
-            near = get_close_matches(name, fields, 1, 0.0)
-            hint = f"; the nearest is '{near[0]}'" if near else ""
-            raise SpecError(f"'{method.name}' has no option '{name}'{hint}")
+            raise SpecError(f"'{method.name}' has no option '{name}'; {suggestion(name, fields)}")
         if name in values:
             raise SpecError(f"'{method.name}' is given '{name}' twice")
         values[name] = value

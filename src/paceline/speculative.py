@@ -81,6 +81,8 @@ class Speculative:
         """Draft, score, verify, cut and commit once for a batch: one target forward, prefill chunks included."""
         began = perf_counter()
         drafting = [item for item in work if item.reaches_root]
+        if drafting:
+            self.costs.curve.behind(sum([item.start for item in drafting]), len(drafting))
         self.policy.begin(sum([item.count for item in work]), len(drafting))
         drafts, asked_s = self._drafted(drafting)
         grown = {item.sequence.key: draft.tree for item, draft in zip(drafting, drafts, strict=True)}

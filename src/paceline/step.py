@@ -151,6 +151,11 @@ class Step:
             trees += [row for segment in self.segments for row in range(segment.low, segment.low + segment.told_rows)]
         return tuple(trees)
 
+    @property
+    def wants_all(self) -> bool:
+        """Whether every row is wanted, in its own order."""
+        return self.wanted_rows == tuple(range(len(self.tokens)))
+
     @cached_property
     def token_ids(self) -> torch.Tensor:
         """int64 [T]."""

@@ -8,10 +8,13 @@ from pathlib import Path
 import pytest
 
 from paceline import LLM
-from paceline.bench import runner
+from paceline.bench import files, runner
+from paceline.bench.errors import BenchError
+from paceline.bench.files import writable
 from paceline.bench.page import main as write_page
 from paceline.bench.peers import PEERS
 from paceline.cli import main
+from paceline.engine.engine import Engine
 from tiny import save_tiny
 
 FEW = ("--repeats", "1", "--max-tokens", "12", "--threads", "1")
@@ -184,6 +187,95 @@ def test_rules_and_policies_run_side_by_side(monkeypatch, capsys, models, tasks)
         f"model:{models[1]}, block, adaptive": "law",
     }
     assert record["equal"], "of those that promise the text"
+    assert list(record["settings"]["modes"]) == ["plain", *record["settings"]["drafts"]] == list(kept)
+    assert record["settings"]["modes"][f"model:{models[1]}, block, adaptive"] == {
+        "draft": f"model:{models[1]}", "verify": "block", "policy": "adaptive",
+    }  # fmt: skip
+    assert record["failed"] == {}, "each of them answered in a process of its own too"
+
+
+def test_memory_is_that_of_the_same_draft_rule_policy_and_sampling(monkeypatch, capsys, models, tasks) -> None:
+    asked: list[list[str]] = []
+    monkeypatch.setattr(runner, "peak_of_answering", lambda options, threads: asked.append(list(options)) or len(asked))
+    under = ("--verify", "typical:epsilon=0.1", "--verify", "match", "--lossy", "--weights", "fp32")
+    drafts = ("--draft", "auto", "--draft", "ngram")
+    call = (models[0], *drafts, "--tasks", tasks, *under, "--temperature", "0.7", "--seed", "5", "--limit", "1", *FEW, "--json")
+    assert run(monkeypatch, *call) == 0
+    record = json.loads(capsys.readouterr().out)
+    assert record["memory"]["peak_resident_bytes"] == len(asked) == 5
+    shared = {"--max-tokens=12", "--temperature=0.7", "--seed=5", "--weights=fp32", "--lossy"}
+    assert all(shared <= set(options) for options in asked)
+    assert [tuple(options[-3:]) for options in asked] == [
+        ("--draft=none", "--verify=match", "--policy=fixed"),
+        ("--draft=ngram+recycle", "--verify=typical:epsilon=0.1", "--policy=adaptive"),
+        ("--draft=ngram+recycle", "--verify=match", "--policy=adaptive"),
+        ("--draft=ngram", "--verify=typical:epsilon=0.1", "--policy=fixed"),
+        ("--draft=ngram", "--verify=match", "--policy=fixed"),
+    ]
+    auto = record["settings"]["modes"]["auto, match"]
+    assert auto == {"draft": "auto", "verify": "match", "policy": "adaptive"}
+    assert record["settings"]["lossy"] is True
+
+
+def test_every_request_has_the_seed_that_is_given(monkeypatch, capsys, models, tasks) -> None:
+    seeds: set[int | None] = set()
+    add = Engine.add
+
+    def noted(self, prompt, params, *arguments, **options):
+        seeds.add(params.seed)
+        return add(self, prompt, params, *arguments, **options)
+
+    monkeypatch.setattr(Engine, "add", noted)
+    monkeypatch.setattr(runner, "peak_of_answering", lambda options, threads: None)
+    call = (
+        models[0],
+        "--draft",
+        "ngram",
+        "--tasks",
+        tasks,
+        "--temperature",
+        "0.8",
+        "--batch",
+        "2",
+        "--limit",
+        "1",
+        *FEW,
+        "--json",
+    )
+    for given, seed in (((), 0), (("--seed", "41"), 41)):
+        seeds.clear()
+        assert run(monkeypatch, *call, *given) == 0
+        assert json.loads(capsys.readouterr().out)["settings"]["seed"] == seed
+        assert seeds == {seed}
+
+
+@pytest.mark.parametrize(("below", "why"), [("", "it is no folder"), ("deeper", "Not a directory")])
+def test_a_folder_that_cannot_be_is_refused_before_anything_is_measured(
+    monkeypatch, capsys, models, tasks, tmp_path: Path, below: str, why: str
+) -> None:
+    def never(settings, watch):
+        raise AssertionError("measured")
+
+    monkeypatch.setattr(runner, "run", never)
+    file = tmp_path / "file"
+    file.write_text("kept")
+    assert run(monkeypatch, models[0], "--tasks", tasks, "--out", str(file / below)) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err == f"paceline: cannot write to {file / below}: {why}\n"
+    assert file.read_text() == "kept"
+
+
+def test_a_folder_is_made_and_written_to_without_a_trace(monkeypatch, tmp_path: Path) -> None:
+    writable(tmp_path / "new" / "deeper")
+    assert list((tmp_path / "new" / "deeper").iterdir()) == []
+
+    def refused(dir):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(files, "TemporaryFile", refused)
+    with pytest.raises(BenchError, match=r"cannot write to .*: Permission denied"):
+        writable(tmp_path)
 
 
 def test_a_lossy_rule_is_run_by_leave_and_named(monkeypatch, capsys, models, tasks, tmp_path: Path) -> None:
@@ -217,6 +309,10 @@ def test_a_lossy_rule_is_run_by_leave_and_named(monkeypatch, capsys, models, tas
         (["--threads", "0"], "--threads"),
         (["--repeats", "0"], "--repeats"),
         (["--limit", "0"], "--limit"),
+        (["--seed", "-1"], "--seed"),
+        (["--seed", str(1 << 63)], "--seed"),
+        (["--temperature", "101"], "--temperature"),
+        (["--temperature", "1e-9"], "--temperature"),
         (["--context", "-1"], "--context"),
         (["--max-tokens", "0"], "--max-tokens"),
         (["--max-tokens", "600"], "leaves room"),

@@ -334,6 +334,21 @@ def test_forks_part_ways(name: str) -> None:
         assert all(held == fresh for held in store.contents(one.key))
 
 
+@pytest.mark.parametrize("name", STORES)
+def test_a_context_that_nobody_wrote_is_as_long_as_one_that_was(name: str) -> None:
+    store, owner = STORES[name](), sequence(0, range(1, 8))
+    grow(store, sequence(0, [1, 2, 3]))
+    pretended = store.cache.pretend(owner, 6)
+    assert pretended == (name in {"dense", "panels"})
+    assert store.cache.length(0) == (6 if pretended else 3)
+    assert [held[:3] for held in store.contents(0)] == [[mark((1, 2, 3)[: slot + 1]) for slot in range(3)]] * len(
+        store.contents(0)
+    )
+    # a forward goes on from there
+    grow(store, owner)
+    assert store.cache.length(0) == 7
+
+
 def test_what_a_broken_step_reached_is_forgotten() -> None:
     store, owner = Snapshots(), sequence(0, [1, 2, 3])
     broken = Step.of([missing(store.cache, owner)])

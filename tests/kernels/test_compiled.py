@@ -21,11 +21,15 @@ def compiled(kernel, constants, **types):
     names = kernel.arg_names
     signature = {name: "constexpr" if name in constants else types.get(name, "i32") for name in names}
     source = ASTSource(kernel, signature, {(names.index(name),): value for name, value in constants.items()})
-    return compile(source, target=GPUTarget("cuda", int(sys.argv[1]), 32), options={"enable_fp_fusion": True}).asm["ptx"]
+    done = compile(source, target=GPUTarget("cuda", capability, 32), options={"enable_fp_fusion": True})
+    assert done.metadata.shared <= 99 << 10, f"{done.metadata.shared} bytes of shared memory"
+    return done.asm["ptx"]
 
-query, pages = sys.argv[2:]
-sizes = dict(value_dim=128, value_lines=128, split_keys=512)
-tile = dict(kv_heads=8, group=4, key_dim=128, key_lines=128, page_size=16, tile_lines=32, block_keys=64)
+capability, head, page = map(int, sys.argv[1:4])
+query, pages = sys.argv[4:]
+sizes = dict(value_dim=head, value_lines=head, split_keys=512)
+tiling = tree_attention.Tiling.of(32, 8, head, 4 if query == "fp32" else 2)
+tile = dict(kv_heads=8, group=4, key_dim=head, key_lines=head, page_size=page, tile_lines=tiling.rows, block_keys=tiling.keys)
 scaled = query != pages
 flags = dict(capped=True, scaled=scaled, wide=False) | ({} if scaled else dict(key_scales=None, value_scales=None))
 floats = dict.fromkeys(("key_scales", "value_scales", "mixed", "peaks", "masses", "sinks", "logits", "cuts"), "*fp32")
@@ -40,11 +44,20 @@ compiled(fused_sampling._best_of_chunk, dict(chunk=8192, block=1024), **types)
 
 
 @pytest.mark.full
+@pytest.mark.parametrize(("head", "page"), [(128, 16), (64, 64), (128, 64), (256, 64)])
 @pytest.mark.parametrize(
     ("capability", "query", "pages"),
-    [(80, "fp16", "fp16"), (80, "bf16", "i8"), (90, "bf16", "bf16"), (90, "bf16", "fp8e4nv"), (90, "fp32", "fp32")],
+    [
+        (80, "fp16", "fp16"),
+        (80, "bf16", "i8"),
+        (80, "fp32", "fp32"),
+        (90, "bf16", "bf16"),
+        (90, "bf16", "fp8e4nv"),
+        (90, "fp32", "fp32"),
+    ],
 )
-def test_the_kernels_compile(capability: int, query: str, pages: str) -> None:
-    command = [sys.executable, "-c", PROGRAM, str(capability), query, pages]
+def test_the_kernels_compile(capability: int, query: str, pages: str, head: int, page: int) -> None:
+    """Heads of the sizes that models have, pages of the engine's size, within the shared memory of the smallest devices."""
+    command = [sys.executable, "-c", PROGRAM, *map(str, (capability, head, page)), query, pages]
     ran = subprocess.run(command, env=os.environ | {"TRITON_INTERPRET": "0"}, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr

@@ -27,7 +27,8 @@ def test_tables_say_where_the_keys_lie() -> None:
     blocks = [cache.blocks(owner.key) for owner in owners]
     tables = StepTables.of(step, blocks, 4, rows_per_tile=2, device=torch.device("cpu"))
     assert tables.extent == Extent(rows=9, tiles=6, sequences=3, blocks=4, depth=2)
-    assert tables.extent.bucketed() == Extent(16, 8, 4, 4, 2)
+    assert tables.extent.bucketed(Extent(1, 1, 1, 1, 1)) == Extent(16, 8, 4, 4, 2)
+    assert tables.extent.bucketed(Extent(64, 1, 2, 8, 2)) == Extent(64, 8, 4, 8, 2)
     assert tables.positions.tolist() == [4, 5, 6, 7, 9, 12, 13, 13, 14]
     assert tables.tiles.tolist() == [[0, 0, 2, 8], [0, 2, 2, 8], [1, 4, 1, 10], [2, 5, 1, 13], [2, 6, 2, 13], [2, 8, 1, 13]]
     assert tables.tail.tolist() == [*[[0, 0]] * 6, [13, 0], [14, 0], [13, 15]]

@@ -20,6 +20,7 @@ from paceline.models import embedded
 from paceline.models.base import ModelError
 from paceline.models.embedded import DEFAULT, draft_of, embedded_models
 from paceline.models.load import context_length, load_model, resolve
+from paceline.models.quiet import sentence
 from paceline.models.stated import StatedConfig
 from paceline.models.tokenizer import Tokenizer
 from paceline.sequence import Sequence
@@ -383,6 +384,29 @@ def test_whatever_may_change_a_text_is_left_to_transformers(folder: Path, settin
 def test_settings_of_other_types_are_one_sentence(folder: Path, settings: dict[str, Any]) -> None:
     edit(folder / "tokenizer_config.json", **settings)
     assert "tokenizer" in refusal(lambda: Tokenizer(folder))
+
+
+def test_a_tokenizer_that_is_missing_is_named_by_its_file(folder: Path) -> None:
+    assert Tokenizer(folder).vocabulary
+    (folder / "tokenizer.json").unlink()
+    said = refusal(lambda: Tokenizer(folder))
+    assert "tokenizer.json is missing" in said
+    assert not said.endswith((":", ","))
+
+
+@pytest.mark.parametrize(
+    ("message", "said"),
+    [
+        ("it failed.\nsee there", "it failed"),
+        ("could not read one of:\n  (1) this,\n  (2) that", "could not read one of: (1) this"),
+        ("\n\nfirst:\n\nsecond:\n\tthird.\nfourth", "first: second: third"),
+        ("nothing follows:\n", "nothing follows"),
+        ("", "ValueError"),
+        (" \n", "ValueError"),
+    ],
+)
+def test_the_sentence_of_an_error_does_not_end_at_a_colon(message: str, said: str) -> None:
+    assert sentence(ValueError(message)) == said
 
 
 def test_files_of_older_tokenizers_are_left_to_transformers(folder: Path) -> None:

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+import re
 from inspect import signature
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pydantic import ValidationError
+from typer.core import TyperGroup
+from typer.main import get_command
 
+from commandline import run
+from paceline.cli.app import app
 from paceline.cli.serve import serve
 from paceline.serve.settings import NAMES, Settings, SettingsError, load
 
@@ -85,6 +90,33 @@ def test_a_repeated_flag_is_named_as_it_was_written(tmp_path: Path) -> None:
 
 def test_every_flag_of_the_server_is_a_setting() -> None:
     assert signature(serve).parameters.keys() - {"config"} <= {*NAMES}
+
+
+def test_help_tells_every_default(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("COLUMNS", "300")
+    assert run(monkeypatch, "serve", "--help") == 0
+    lines = {line.split()[1]: line for line in capsys.readouterr().out.splitlines() if " --" in line}
+    fields = {"api_key": "api_keys", "allowed_host": "allowed_hosts", "cors_origin": "cors_origins"}
+    for name in signature(serve).parameters.keys() - {"model", "config"}:
+        line, default = lines["--" + name.replace("_", "-")], getattr(Settings(), fields.get(name, name))
+        if default is False:
+            assert "default:" not in line
+        elif default is None or default in ("", ()):
+            assert "default:" not in line
+            assert "if left out" in line or "adaptive for auto" in line
+        else:
+            (told,) = re.findall(r"\[default: (.+?)\]", line)
+            assert type(default)(told) == default
+
+
+def test_an_option_that_is_not_given_leaves_the_word_to_others() -> None:
+    command = get_command(app)
+    assert isinstance(command, TyperGroup)
+    one = command.commands["serve"]
+    params = one.make_context("serve", ["--queue", "0"]).params
+    assert {name: value for name, value in params.items() if value} == {}
+    assert params["queue"] == 0
+    assert {params[name] for name in ("batch", "port", "host", "draft", "request_timeout_s")} == {None}
 
 
 def test_unknown_names_are_refused_and_the_nearest_is_named(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
 
 from paceline.bench.errors import BenchError
@@ -27,6 +28,18 @@ def threads(record: dict[str, Any]) -> str:
 def without_folders(spec: str) -> str:
     """A spec whose paths are their last parts: where they lie on one machine is nobody's business on another."""
     return re.sub(r'"([^"]*)"', lambda quoted: f'"{Path(quoted[1]).name}"', spec)
+
+
+def writable(folder: Path) -> None:
+    """Make the folder where it is missing, and write to it. Raises BenchError where it cannot: before a run, not behind it."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with TemporaryFile(dir=folder) as probe:
+            probe.write(b"paceline")
+    except FileExistsError:
+        raise BenchError(f"cannot write to {folder}: it is no folder") from None
+    except OSError as error:
+        raise BenchError(f"cannot write to {folder}: {error.strerror}") from error
 
 
 def written(record: dict[str, Any], folder: Path) -> Path:

@@ -34,11 +34,12 @@ class Flow:
 
 
 class EngineDecoder:
-    """name: what its drafter was asked for by. temperature: 0 for greedy; every run has the same seed. keeps: what it promises of
+    """name: what its drafter was asked for by. temperature: 0 for greedy. seed: of every request. keeps: what it promises of
     plain decoding, "text", "law" or "nothing". held_bytes: the most its cache of the target held between steps."""
 
-    def __init__(self, name: str, engine: Engine, temperature: float = 0.0, keeps: str = "text") -> None:
-        self.name, self.keeps, self._engine, self._temperature = name, keeps, engine, temperature
+    def __init__(self, name: str, engine: Engine, temperature: float = 0.0, seed: int = 0, keeps: str = "text") -> None:
+        self.name, self.keeps, self._engine = name, keeps, engine
+        self._temperature, self._seed = temperature, seed
         self.held_bytes = 0
 
     def begin(self) -> None:
@@ -87,7 +88,7 @@ class EngineDecoder:
         self._engine.abort_all()
 
     def _params(self, max_tokens: int) -> SamplingParams:
-        return SamplingParams(max_tokens=max_tokens, temperature=self._temperature, seed=0)
+        return SamplingParams(max_tokens=max_tokens, temperature=self._temperature, seed=self._seed)
 
     def _step(self) -> list[Progress]:
         progress = self._engine.step()

@@ -20,6 +20,7 @@ from paceline.bench.curves import FORWARDS, PREFILL, ROWS, VERIFY_CONTEXT, verif
 from paceline.bench.files import without_folders
 from paceline.bench.grow import grown
 from paceline.bench.memory import peak_of_answering
+from paceline.bench.mode import PLAIN_MODE, Mode
 from paceline.bench.origin import origin
 from paceline.bench.ours import PLAIN, EngineDecoder
 from paceline.bench.peers.base import Material, Peer, PeerDecoder, guarded
@@ -72,11 +73,14 @@ class _Run:
             self.llm = LLM(
                 str(self.path), "none", weights=settings.weights, batch=batch, shortest_prefix=sys.maxsize, lossy=settings.lossy
             )
-        self.ours = {PLAIN: EngineDecoder(PLAIN, self.llm.engine, settings.temperature)}
+        # the draft that goes with the model it was grown from
+        self.automatic = automatic(str(self.source))
+        self.modes = {PLAIN: PLAIN_MODE}
+        self.ours = {PLAIN: EngineDecoder(PLAIN, self.llm.engine, settings.temperature, settings.seed)}
         for draft in settings.drafts:
             if draft != "none":
                 for verify, policy in product(settings.verifiers, settings.policies):
-                    self._add(draft, verify, policy)
+                    self._add(Mode.of(draft, verify, policy, self.automatic))
         self.target: LanguageModel = self.llm.target
         self.rules = Rules(settings.max_tokens, settings.repeats, self.target.eos_token_ids)
         self.longest = self.llm.engine.longest
@@ -85,15 +89,13 @@ class _Run:
         self.theirs: dict[str, PeerDecoder] = {}
         self._load_peers()
 
-    def _add(self, draft: str, verify: str | None, policy: str | None) -> None:
-        """A drafter under a rule and a policy, as one more decoder. Raises RequestError for a lossy rule without leave."""
-        # the draft that goes with the model it was grown from
-        spec, usual = (automatic(str(self.source)), "adaptive") if draft == "auto" else (draft, None)
-        self.llm.use(spec, policy or usual, verify=verify)
-        temperature = self.settings.temperature
-        name = ", ".join(part for part in (draft, verify, policy) if part)
+    def _add(self, mode: Mode) -> None:
+        """One more decoder. Raises RequestError for a lossy rule without leave."""
+        self.llm.use(mode.spec, mode.policy, verify=mode.verify)
+        temperature, seed = self.settings.temperature, self.settings.seed
         kept = self.llm.lossless(SamplingParams(temperature=temperature))
-        self.ours[name] = EngineDecoder(name, self.llm.engine, temperature, kept.value if kept else "nothing")
+        self.modes[mode.name] = mode
+        self.ours[mode.name] = EngineDecoder(mode.name, self.llm.engine, temperature, seed, kept.value if kept else "nothing")
 
     def _load_peers(self) -> None:
         weights = self.target.weights if self.target.weights in WEIGHTS else "fp32"
@@ -146,8 +148,11 @@ class _Run:
                 "repeats": settings.repeats,
                 "context_tokens": settings.context_tokens,
                 "drafts": list(self.ours)[1:],
-                "auto": without_folders(automatic(str(self.source))),
+                "modes": {name: mode.recorded() for name, mode in self.modes.items()},
+                "auto": without_folders(self.automatic),
+                "lossy": settings.lossy,
                 "temperature": settings.temperature,
+                "seed": settings.seed,
                 "greedy": settings.temperature == 0.0,
             },
             "tasks": {task.name: {"prompts": len(task.prompts), "left_out": task.left_out} for task in tasks},
@@ -234,14 +239,14 @@ class _Run:
         """Of a process of its own that answers the longest prompt, under the draft that takes most. kv_bytes: one request's."""
         settings, peaks = self.settings, []
         text = self.llm.tokenizer.decode(prompt, skip_special=False)
-        shared = [str(self.path), f"--prompt={text}", "--max-tokens", str(settings.max_tokens)]
-        shared += ["--weights", settings.weights] if settings.weights is not None else []
+        shared = [str(self.path), f"--prompt={text}", f"--max-tokens={settings.max_tokens}"]
+        shared += [f"--temperature={settings.temperature}", f"--seed={settings.seed}"]
+        shared += [f"--weights={settings.weights}"] if settings.weights is not None else []
+        shared += ["--lossy"] if settings.lossy else []
         with self.watch("memory", len(self.ours)) as advance:
-            for name in self.ours:
-                draft = {PLAIN: "none", "auto": automatic(str(self.source))}.get(name, name)
-                policy = "adaptive" if name == "auto" else "fixed"
+            for name, mode in self.modes.items():
                 try:
-                    peaks.append(peak_of_answering([*shared, "--draft", draft, "--policy", policy], self.threads))
+                    peaks.append(peak_of_answering([*shared, *mode.options()], self.threads))
                 except DecoderFailed as error:
                     self.failures[f"memory, {name}"] = str(error)
                 advance()

@@ -9,7 +9,8 @@ from paceline.bench.grow_shape import Growth
 from paceline.bench.peers import chosen
 from paceline.bench.tasks import Task, load_tasks
 
-HOTTEST = 100.0
+COLDEST, HOTTEST = 1e-6, 100.0
+LARGEST_SEED = (1 << 63) - 1
 LARGEST_BATCH, MOST_THREADS, MOST_TOKENS, MOST_REPEATS, MOST_CONTEXT = 256, 1024, 1 << 16, 1000, 1 << 20
 
 
@@ -32,6 +33,7 @@ class Settings:
     batches: tuple[int, ...] = ()
     threads: int | None = None
     temperature: float = 0.0
+    seed: int = 0
     max_tokens: int = 96
     repeats: int = 3
     context_tokens: int = 0
@@ -52,6 +54,7 @@ class Settings:
         batch: str,
         threads: int | None,
         temperature: float,
+        seed: int,
         max_tokens: int,
         repeats: int,
         limit: int | None,
@@ -64,11 +67,14 @@ class Settings:
             ("repeats", repeats, 1, MOST_REPEATS),
             ("limit", limit, 1, None),
             ("context", context, 0, MOST_CONTEXT),
+            ("seed", seed, 0, LARGEST_SEED),
         ):
             if value is not None and (value < low or (high is not None and value > high)):
                 raise BenchError(f"--{option} {value}: it must be at least {low}" + (f" and at most {high}" if high else ""))
         if not 0.0 <= temperature <= HOTTEST:
             raise BenchError(f"--temperature {temperature}: it must be at least 0 and at most {HOTTEST:g}")
+        if 0.0 < temperature < COLDEST:
+            raise BenchError(f"--temperature {temperature}: it must be 0 (greedy) or at least {COLDEST:g}")
         installed, absent = chosen(peers)
         if temperature > 0.0 and peers:
             raise BenchError("peers are measured greedy: leave out --temperature, or --peers")
@@ -88,6 +94,7 @@ class Settings:
             tuple(sorted({_batch(part) for part in batch.split(",")} - {1})),
             threads,
             temperature,
+            seed,
             max_tokens,
             repeats,
             context,

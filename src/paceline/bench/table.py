@@ -9,13 +9,18 @@ from typing import Any
 
 from rich import box
 from rich.console import Console
+from rich.measure import measure_renderables
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from paceline.bench.files import threads
+from paceline.bench.name import Name
 from paceline.bench.ours import PLAIN
 from paceline.bench.report import same_text
 from paceline.bench.runner import Watch
+
+_UNLIMITED = 1 << 16
+"""Characters of a line that nothing narrows."""
 
 
 def watched(console: Console, quiet: bool) -> Watch:
@@ -68,16 +73,40 @@ def _print(console: Console, table: Table) -> None:
     """A table under its title, which may be wider than it."""
     title, table.title = table.title, None
     console.print(title, style="bold", highlight=False, soft_wrap=True)
-    console.print(table)
+    _fit(console, table)
+    console.print(table, soft_wrap=True)
 
 
-def _table(title: str, words: int | tuple[int, ...], *columns: str) -> Table:
-    """words: which columns hold words, or how many of the first ones; they are folded where room is short, numbers never."""
-    table = Table(title=title, header_style="dim", box=box.SIMPLE)
+def _fit(console: Console, table: Table) -> None:
+    """Narrow the columns of names, the widest first, until a terminal has room for the table or no name has a part left to break
+    behind. A file has room for all."""
+    wide = console.options.update_width(_UNLIMITED)
+    names = [column for column in table.columns if not column.no_wrap]
+    ranges = [measure_renderables(console, wide, [column.header, *column.cells]) for column in names]
+    widths = [found.maximum for found in ranges]
+    excess = console.measure(table, options=wide).maximum - console.width if console.is_terminal else 0
+    while excess > 0 and (narrowable := [at for at, found in enumerate(ranges) if widths[at] > found.minimum]):
+        widths[max(narrowable, key=lambda at: widths[at])] -= 1
+        excess -= 1
+    for column, width in zip(names, widths, strict=True):
+        column.width = width
+    # rich would squeeze the numbers too
+    table.width = console.measure(table, options=wide).maximum
+
+
+def _table(title: str, names: int | tuple[int, ...], *columns: str) -> Table:
+    """names: which columns hold names, or how many of the first ones; they are folded where room is short, numbers never."""
+    # half of rich's own padding: what 80 characters hold beside nine columns is little
+    table = Table(title=title, header_style="dim", box=box.SIMPLE, padding=(0, 1, 0, 0), pad_edge=False)
     for place, column in enumerate(columns):
-        of_words = place < words if isinstance(words, int) else place in words
-        table.add_column(column, justify="left" if of_words else "right", no_wrap=not of_words, overflow="fold")
+        of_names = place < names if isinstance(names, int) else place in names
+        header = Name(column) if of_names else column
+        table.add_column(header, justify="left" if of_names else "right", no_wrap=not of_names)
     return table
+
+
+def _add_row(table: Table, *cells: str) -> None:
+    table.add_row(*(cell if column.no_wrap else Name(cell) for column, cell in zip(table.columns, cells, strict=True)))
 
 
 def _number(value: float | None, form: str = ".1f") -> str:
@@ -98,7 +127,8 @@ def _speeds(record: dict[str, Any]) -> Table:
         if task not in (None, row["task"]):
             table.add_section()
         gain = record["speedup"].get(row["task"], {}).get(row["mode"], {})
-        table.add_row(
+        _add_row(
+            table,
             row["task"] if row["task"] != task else "",
             row["mode"],
             str(row["tokens"]),
@@ -119,8 +149,8 @@ def _against(record: dict[str, Any]) -> Table:
         for kind in ("decode_plain", "decode_best"):
             if kind in entry:
                 versus = entry[kind]
-                table.add_row(
-                    entry["task"], entry["peer"], versus["ours"], _number(versus["ours_tokens_per_s"]),
+                _add_row(
+                    table, entry["task"], entry["peer"], versus["ours"], _number(versus["ours_tokens_per_s"]),
                     versus["theirs"].removeprefix(f"{entry['peer']} "), _number(versus["theirs_tokens_per_s"]),
                     _number(versus["ratio"], ".2f"),
                 )  # fmt: skip
@@ -131,9 +161,9 @@ def _batches(record: dict[str, Any]) -> Table:
     table = _table("many requests at once", 2, "task", "mode", "batch", "tokens/s", "plain tokens/s", "ratio", "same text")
     for row in record["batches"]:
         if row["mode"] != PLAIN:
-            table.add_row(
-                row["task"], row["mode"], str(row["batch"]), _number(row["tokens_per_s"]), _number(row["plain_tokens_per_s"]),
-                _number(row["ratio"], ".2f"), same_text(row),
+            _add_row(
+                table, row["task"], row["mode"], str(row["batch"]), _number(row["tokens_per_s"]),
+                _number(row["plain_tokens_per_s"]), _number(row["ratio"], ".2f"), same_text(row),
             )  # fmt: skip
     return table
 
@@ -144,7 +174,7 @@ def _verify(record: dict[str, Any]) -> Table:
     table = _table(title, 1, "rows", *(cell for name in cost["ms"] for cell in (name, "")))
     for n in next(iter(cost["ms"].values())):
         pairs = ((f"{cost['ms'][name][n]:.2f}", f"{cost['relative'][name][n]:.2f}") for name in cost["ms"])
-        table.add_row(str(n), *(cell for pair in pairs for cell in pair))
+        _add_row(table, str(n), *(cell for pair in pairs for cell in pair))
     return table
 
 
@@ -165,7 +195,7 @@ def _steps(record: dict[str, Any]) -> Table:
     rows = [row for row in rows if row["task"] == last]
     table = _table(f"a step behind the first tokens, {last}: mean ms by part", 1, "mode", *rows[0]["step_ms"])
     for row in rows:
-        table.add_row(row["mode"], *(f"{ms:.3f}" for ms in row["step_ms"].values()))
+        _add_row(table, row["mode"], *(f"{ms:.3f}" for ms in row["step_ms"].values()))
     return table
 
 
@@ -173,7 +203,7 @@ def _acceptance(record: dict[str, Any]) -> Table:
     task, modes = list(record["acceptance_by_depth"].items())[-1]
     table = _table(f"acceptance by depth, {task}", tuple(range(1, len(modes) + 1)), "depth", *modes)
     for depth, shares in enumerate(zip_longest(*modes.values()), 1):
-        table.add_row(str(depth), *(_number(share, ".2f") for share in shares))
+        _add_row(table, str(depth), *(_number(share, ".2f") for share in shares))
     return table
 
 

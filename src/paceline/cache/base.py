@@ -11,7 +11,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence as Many
 from enum import IntEnum
 
-from paceline.step import Step, Verdict
+from paceline.sequence import Sequence
+from paceline.step import Feed, Step, Verdict
 
 
 class Branching(IntEnum):
@@ -43,6 +44,16 @@ class KVCache(ABC):
     @abstractmethod
     def commit(self, verdicts: Many[Verdict]) -> None:
         """Keep, of the staged step, every chain and every accepted path; one verdict per segment."""
+
+    def pretend(self, sequence: Sequence, length: int) -> bool:
+        """Hold the first `length` tokens of a sequence without a forward that writes them: for measuring what a context costs.
+
+        False where that cannot be.
+        """
+        held = self.length(sequence.key)
+        self.stage(Step.of([Feed(sequence, held, tuple(sequence.tokens[held:length]))]))
+        self.commit([Verdict()])
+        return True
 
     @abstractmethod
     def truncate(self, key: int, length: int) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence as Many
 from typing import Generic, TypeVar
 
 from paceline.cache.base import Branching, KVCache, check_chains, check_starts, kept_slots
+from paceline.sequence import Sequence
 from paceline.step import Step, Verdict
 
 State = TypeVar("State")
@@ -64,6 +65,10 @@ class ReplayCache(KVCache, Generic[State]):
                 del snapshots[_superfluous([at for at, _ in snapshots])]
         self._reached.clear()
         self._staged = None
+
+    def pretend(self, sequence: Sequence, length: int) -> bool:
+        """Only a forward makes a state."""
+        return False
 
     def truncate(self, key: int, length: int) -> None:
         """Falls back to the longest snapshot that is no longer than `length`, or to nothing."""

@@ -10,6 +10,7 @@ from collections.abc import Sequence as Many
 from typing import Generic, Protocol, TypeVar
 
 from paceline.cache.base import Branching, KVCache, check_chains, check_starts, kept_slots
+from paceline.sequence import Sequence
 from paceline.step import Step, Verdict
 
 State = TypeVar("State")
@@ -81,6 +82,10 @@ class StatefulCache(KVCache, Generic[State]):
                 self._operations.keep(self._states[key], length, slots)
             self._written.discard(key)
         self._staged = None
+
+    def pretend(self, sequence: Sequence, length: int) -> bool:
+        """Only a forward makes a state."""
+        return False
 
     def truncate(self, key: int, length: int) -> None:
         if length < self.length(key):

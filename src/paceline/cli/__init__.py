@@ -7,22 +7,55 @@ wrong usage answer at once.
 
 from __future__ import annotations
 
+import errno
+import os
 import sys
+from contextlib import suppress
 
 from paceline.cli.app import app
+
+_UNWRITABLE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}
+"""What a write fails with where the output is a file or a device that takes no more."""
 
 
 def main() -> None:
     """Entry point: turns every error a user can cause into one sentence and exit code 2."""
     try:
-        app(standalone_mode=True)
+        try:
+            app(standalone_mode=True)
+        finally:
+            _flush()
     except KeyboardInterrupt:
         raise SystemExit(130) from None
     except Exception as error:
+        # files that are read or written by their name have sentences of their own, which name them
+        if isinstance(error, OSError) and error.filename is None and error.errno in _UNWRITABLE:
+            _give_up_output()
+            sys.stderr.write(f"paceline: the output cannot be written: {error.strerror}\n")
+            raise SystemExit(2) from None
         if not isinstance(error, _user_errors()):
             raise
         sys.stderr.write(f"paceline: {error}\n")
         raise SystemExit(2) from None
+
+
+def _flush() -> None:
+    """Write what is left: at the interpreter's end it would fail without a word from us."""
+    if sys.stdout is None:
+        return
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # whoever read has seen enough
+        _give_up_output()
+
+
+def _give_up_output() -> None:
+    """Send what is still to be written nowhere, so that the interpreter's own flush at the end does not fail again."""
+    # a stream of somebody else's making, which has no file
+    with suppress(OSError, ValueError):
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
 
 
 def _user_errors() -> tuple[type[Exception], ...]:

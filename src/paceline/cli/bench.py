@@ -48,7 +48,8 @@ def bench_drafts(
     threads: Annotated[
         int | None, typer.Option("--threads", help="Threads of every engine; torch's own choice if left out.")
     ] = None,
-    temperature: Annotated[float, typer.Option("--temperature", help="0 is greedy; else every run has the same seed.")] = 0.0,
+    temperature: Annotated[float, typer.Option("--temperature", help="0 is greedy.")] = 0.0,
+    seed: Annotated[int, typer.Option("--seed", help="Of every request, plain and drafted: same seed, same text.")] = 0,
     max_tokens: MaxTokens = 96,
     repeats: Annotated[int, typer.Option("--repeats", help="Measured runs, whose median counts.")] = 3,
     limit: Annotated[int | None, typer.Option("--limit", help="At most this many prompts of each task.")] = None,
@@ -61,7 +62,7 @@ def bench_drafts(
 
     Every draft is run under every rule and policy that is given, all in turns.
     """
-    from paceline.bench.files import written
+    from paceline.bench.files import writable, written
     from paceline.bench.plots import plot
     from paceline.bench.runner import run
     from paceline.bench.settings import Settings
@@ -70,8 +71,10 @@ def bench_drafts(
     settings = Settings.of(
         model, draft or ["auto"], verify=verify or [], policy=policy or [], lossy=lossy, tasks=tasks, weights=weights,
         grow=grow, peers=peers, batch=batch, threads=threads,
-        temperature=temperature, max_tokens=max_tokens, repeats=repeats, limit=limit, context=context,
+        temperature=temperature, seed=seed, max_tokens=max_tokens, repeats=repeats, limit=limit, context=context,
     )  # fmt: skip
+    if out_dir is not None:
+        writable(out_dir)
     record = run(settings, watched(err, quiet=as_json))
     if as_json:
         print(json.dumps(record, ensure_ascii=False))

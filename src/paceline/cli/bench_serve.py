@@ -82,6 +82,7 @@ def bench_serve(
     all its tokens but one.
     """
     from paceline.bench.errors import BenchError
+    from paceline.bench.files import writable
     from paceline.bench.load.files import written
     from paceline.bench.load.plots import plot
     from paceline.bench.load.settings import Settings
@@ -95,6 +96,8 @@ def bench_serve(
             temperature=temperature, seed=seed, slo=slo, find_rate=find_rate, slo_share=slo_share, extra_body=extra_body,
             against=against, block=block, warmup=warmup, timeout=timeout, retry=retry, salt=salt,
         )  # fmt: skip
+        if out_dir is not None:
+            writable(out_dir)
         record = run(settings, ["paceline", *sys.argv[1:]], watched(err, quiet=as_json))
         file = written(record, out_dir) if out_dir is not None else None
         if as_json:

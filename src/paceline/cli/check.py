@@ -61,7 +61,7 @@ def check(
     settings = [greedy]
     if temperature > 0:
         settings.append(sampling_params(max_tokens=max_tokens, temperature=temperature, top_p=top_p, seed=seed))
-    llm = loaded(model, draft, verify, lossy, policy or "fixed", weights, quiet=as_json)
+    llm = loaded(model, draft, verify, lossy, "fixed" if policy is None else policy, weights, quiet=as_json)
     rows = []
     with Progress(console=err, transient=True, disable=as_json or not err.is_terminal) as bar:
         task = bar.add_task("checking", total=len(asked) * len(settings))
@@ -80,11 +80,14 @@ def check(
 def _read_prompts(path: Path) -> list[str]:
     try:
         lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
-        return [_prompt_of(json.loads(line)) if line.lstrip().startswith("{") else line for line in lines]
+        prompts = [_prompt_of(json.loads(line)) if line.lstrip().startswith("{") else line for line in lines]
     except (OSError, UnicodeDecodeError) as error:
         fail(f"cannot read {path}: {getattr(error, 'strerror', None) or 'it is not UTF-8 text'}")
     except (ValueError, KeyError, TypeError, RecursionError):
         fail(f"{path} holds a row that is neither a prompt nor JSON with a 'prompt'")
+    if not prompts:
+        fail(f"{path} holds no prompt")
+    return prompts
 
 
 def _prompt_of(row: dict[str, Any]) -> str:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sys
+from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -26,14 +28,24 @@ from paceline.cli.options import (
 from paceline.cli.terminal import err, fail, out
 
 if TYPE_CHECKING:
+    from typing import BinaryIO
+
     from paceline.costs import Costs
     from paceline.engine.llm import LLM, Completion
     from paceline.params import SamplingParams
 
+_LARGEST_BYTES = 16 << 20
+"""Prompts are read up to this size, more than any context holds: what has no end, such as a device, is not read on and on."""
+
 
 def generate(
     model: Model = None,
-    prompt: Annotated[str, typer.Option("-p", "--prompt", help="Raw text; special tokens are added once.")] = "",
+    prompt: Annotated[
+        str, typer.Option("-p", "--prompt", help="Raw text; special tokens are added once. - reads it from standard input.")
+    ] = "",
+    prompt_file: Annotated[
+        Path | None, typer.Option("--prompt-file", help="Read the prompt from a UTF-8 file, but for a line break at its end.")
+    ] = None,
     draft: Draft = "auto",
     verify: Verify = "match",
     lossy: Lossy = False,
@@ -43,6 +55,16 @@ def generate(
     temperature: Temperature = 0.0,
     top_k: Annotated[int, typer.Option("--top-k", help="Keep this many tokens; 0 keeps all.")] = 0,
     top_p: TopP = 1.0,
+    min_p: Annotated[float, typer.Option("--min-p", help="Keep tokens at least this share as probable as the first.")] = 0.0,
+    repetition_penalty: Annotated[
+        float, typer.Option("--repetition-penalty", help="Above 1: tokens of the prompt and the answer become less likely.")
+    ] = 1.0,
+    presence_penalty: Annotated[
+        float, typer.Option("--presence-penalty", help="Above 0: tokens of the answer become less likely.")
+    ] = 0.0,
+    frequency_penalty: Annotated[
+        float, typer.Option("--frequency-penalty", help="The same, for each time that a token occurred.")
+    ] = 0.0,
     seed: Seed = None,
     stop: Annotated[list[str] | None, typer.Option("--stop", help="End before this text; may be repeated.")] = None,
     as_json: Json = False,
@@ -55,11 +77,19 @@ def generate(
     from paceline.display import Trace, profile_table, summary
     from paceline.engine.llm import completed
 
-    if not prompt:
-        fail("a prompt is needed: -p TEXT")
     params = sampling_params(
-        max_tokens=max_tokens, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed, stop=tuple(stop or ())
+        max_tokens=max_tokens,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        repetition_penalty=repetition_penalty,
+        presence_penalty=presence_penalty,
+        frequency_penalty=frequency_penalty,
+        seed=seed,
+        stop=tuple(stop or ()),
     )
+    prompt = _prompt(prompt, prompt_file)
     llm = loaded(model, draft, verify, lossy, policy, weights, quiet=as_json)
     tracer = Trace(out, llm.tokenizer) if trace and not as_json else None
     began = perf_counter()
@@ -81,6 +111,44 @@ def generate(
         err.print(profile_table(costs.profile(wall_s), costs.steps))
 
 
+def _prompt(prompt: str, file: Path | None) -> str:
+    """The text to complete: as given, from a file, or from standard input."""
+    if prompt and file is not None:
+        fail("a prompt is given by -p or by --prompt-file, not by both")
+    if file is not None:
+        try:
+            with file.open("rb") as stream:
+                return _text(stream, f"'{file}'")
+        except OSError as error:
+            fail(f"cannot read '{file}': {error.strerror}")
+    if prompt == "-":
+        # closed by whoever started this
+        if sys.stdin is None:
+            fail("cannot read the prompt: standard input is closed")
+        try:
+            return _text(sys.stdin.buffer, "standard input")
+        except OSError as error:
+            fail(f"cannot read standard input: {error.strerror}")
+    if not prompt:
+        fail("a prompt is needed: -p TEXT, -p - for standard input, or --prompt-file FILE")
+    return prompt
+
+
+def _text(stream: BinaryIO, name: str) -> str:
+    """All of a stream, but for the line break at its end: editors and `echo` put one there that nobody means."""
+    read = stream.read(_LARGEST_BYTES + 1)
+    if len(read) > _LARGEST_BYTES:
+        fail(f"{name} is larger than the {_LARGEST_BYTES >> 20} MiB that a prompt may have")
+    try:
+        text = read.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        fail(f"{name} is not UTF-8 text: see byte {error.start}")
+    text = text.removesuffix("\n").removesuffix("\r")
+    if not text.strip():
+        fail(f"{name} holds no text")
+    return text
+
+
 def _answer_json(llm: LLM, completion: Completion, params: SamplingParams, wall_s: float) -> dict[str, Any]:
     from paceline.display import speculation_json
     from paceline.machine import peak_resident_bytes
@@ -89,6 +157,7 @@ def _answer_json(llm: LLM, completion: Completion, params: SamplingParams, wall_
     return {
         "text": completion.text,
         "token_ids": completion.token_ids,
+        "sources": completion.sources,
         "finish_reason": completion.finish_reason,
         "seed": completion.seed,
         "usage": {
@@ -104,6 +173,7 @@ def _answer_json(llm: LLM, completion: Completion, params: SamplingParams, wall_
             "law": speculative.verifier.law,
             "target": f"{llm.target.name} ({llm.target.weights})",
             **speculation_json(completion.speculation),
+            "emitted_tokens": completion.speculation.emitted_tokens,
             "wall_s": round(wall_s, 6),
         },
         "forward_costs": speculative.costs.table(),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -21,32 +22,80 @@ def _option(name: str, text: str, panel: str) -> Any:
     return typer.Option(f"--{name}", help=text, rich_help_panel=panel)
 
 
+class _Default:
+    """What help writes for a setting, and None to whoever calls: not given, so variables and the file have the word.
+
+    Read when help is written and not before: settings need pydantic, which takes as long to import as the whole command line.
+    """
+
+    def __init__(self, setting: str) -> None:
+        self._setting = setting
+
+    def __call__(self) -> None: ...
+
+    def __str__(self) -> str:
+        from paceline.serve.settings import Settings
+
+        # a flag that is repeated is not the field that it fills; that is empty by default
+        field = Settings.model_fields.get(self._setting)
+        default = field.default if field is not None else None
+        # what None or nothing means is told by the option's own text
+        return "" if default in (None, "") else f"{default:g}" if isinstance(default, float) else str(default)
+
+
+def _with_defaults(command: Any) -> Any:
+    """Have help show the defaults of `Settings` where the signature says None."""
+    told = signature(command, eval_str=True)
+    parameters = [one.replace(default=_Default(name)) if one.default is None else one for name, one in told.parameters.items()]
+    command.__signature__ = told.replace(parameters=parameters)
+    return command
+
+
+@_with_defaults
 def serve(
     model: Model = None,
     config: Annotated[Path | None, typer.Option("--config", help="A JSON file of settings; flags and variables win.")] = None,
-    draft: Annotated[str | None, _option("draft", "What drafts: a spec string; auto if left out.", SERVING)] = None,
+    draft: Annotated[str | None, _option("draft", "What drafts: a spec string.", SERVING)] = None,
     offer: Annotated[
-        list[str] | None, _option("offer", "A drafter for requests that name it, instead of the usual ones; repeat it.", SERVING)
+        list[str] | None, _option("offer", "A drafter for requests that name it; the usual ones if left out; repeat it.", SERVING)
     ] = None,
-    verify: Annotated[str | None, _option("verify", "The rule that accepts drafts; match if left out.", SERVING)] = None,
+    verify: Annotated[str | None, _option("verify", "The rule that accepts drafts.", SERVING)] = None,
     lossy: Lossy = False,
     policy: Policy = None,
     weights: Weights = None,
-    served_name: Annotated[str | None, _option("served-name", "What clients call the model.", SERVING)] = None,
-    host: Annotated[str | None, _option("host", "Address to listen on; 127.0.0.1 if left out.", ACCESS)] = None,
-    port: Annotated[int | None, _option("port", "Port to listen on; 8000 if left out, 0 for any free one.", ACCESS)] = None,
-    api_key: Annotated[list[str] | None, _option("api-key", "A key that opens every route; repeat it.", ACCESS)] = None,
-    api_key_file: Annotated[Path | None, _option("api-key-file", "A file with a key a line.", ACCESS)] = None,
+    served_name: Annotated[
+        str | None, _option("served-name", "What clients call the model; its own name if left out.", SERVING)
+    ] = None,
+    host: Annotated[str | None, _option("host", "Address to listen on.", ACCESS)] = None,
+    port: Annotated[int | None, _option("port", "Port to listen on; 0 for any free one.", ACCESS)] = None,
+    api_key: Annotated[
+        list[str] | None, _option("api-key", "A key that opens every route; none if left out; repeat it.", ACCESS)
+    ] = None,
+    api_key_file: Annotated[Path | None, _option("api-key-file", "A file with a key a line; none if left out.", ACCESS)] = None,
     insecure: Annotated[bool, _option("insecure", "Serve other machines without a key.", ACCESS)] = False,
-    allowed_host: Annotated[list[str] | None, _option("allowed-host", "A name the Host header may carry.", ACCESS)] = None,
-    cors_origin: Annotated[list[str] | None, _option("cors-origin", "A page's origin that may call.", ACCESS)] = None,
-    root_path: Annotated[str | None, _option("root-path", "What a proxy cuts off in front of paths.", ACCESS)] = None,
+    allowed_host: Annotated[
+        list[str] | None,
+        _option(
+            "allowed-host", "A name the Host header may carry; this machine's if left out, any if --host is beyond it.", ACCESS
+        ),
+    ] = None,
+    cors_origin: Annotated[
+        list[str] | None, _option("cors-origin", "A page's origin that may call; none but its own if left out.", ACCESS)
+    ] = None,
+    root_path: Annotated[
+        str | None, _option("root-path", "What a proxy cuts off in front of paths; nothing if left out.", ACCESS)
+    ] = None,
     batch: Annotated[int | None, _option("batch", "Sequences in flight.", SIZES)] = None,
     queue: Annotated[int | None, _option("queue", "Requests that may wait before the next is told 429.", SIZES)] = None,
     cache_tokens: Annotated[int | None, _option("cache-tokens", "Tokens that all sequences may hold.", SIZES)] = None,
-    prefill_chunk: Annotated[int | None, _option("prefill-chunk", "Prompt tokens of one step.", SIZES)] = None,
+    prefill_chunk: Annotated[
+        int | None, _option("prefill-chunk", "Prompt tokens of one step; what suits the model if left out.", SIZES)
+    ] = None,
     default_max_tokens: Annotated[
-        int | None, _option("default-max-tokens", "Longest answer where a request names none.", SIZES)
+        int | None,
+        _option(
+            "default-max-tokens", "Tokens of an answer where a request names no limit; what its API says if left out.", SIZES
+        ),
     ] = None,
     max_body_bytes: Annotated[int | None, _option("max-body-bytes", "Largest request body.", SIZES)] = None,
     max_header_bytes: Annotated[int | None, _option("max-header-bytes", "Largest head of a request.", SIZES)] = None,
@@ -55,7 +104,9 @@ def serve(
     max_prompts: Annotated[int | None, _option("max-prompts", "Most prompts of a request.", SIZES)] = None,
     max_stop: Annotated[int | None, _option("max-stop", "Most stop strings of a request.", SIZES)] = None,
     max_json_depth: Annotated[int | None, _option("max-json-depth", "Deepest nesting of a body.", SIZES)] = None,
-    request_timeout_s: Annotated[float | None, _option("request-timeout-s", "Seconds an answer may take.", TIMES)] = None,
+    request_timeout_s: Annotated[
+        float | None, _option("request-timeout-s", "Seconds until an answer is ended with what it has.", TIMES)
+    ] = None,
     body_timeout_s: Annotated[float | None, _option("body-timeout-s", "Seconds a body may take to arrive.", TIMES)] = None,
     drain_timeout_s: Annotated[
         float | None, _option("drain-timeout-s", "Seconds for answers to end once the server is told to stop.", TIMES)

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+import torch
+
 from paceline.constraint import Constraint, GrammarError
 from paceline.costs import Timings
 from paceline.engine.prefix import Prefixes
@@ -57,7 +59,8 @@ _KEPT_BYTES = 128 << 20
 def _kept_bytes(target: LanguageModel) -> int:
     """Memory that texts which ended may hold: as much as the model's weights, or a little for a small one, but no more than one
     part in four of what is free at the start."""
-    return min(free_bytes() // 4, max(target.weights_bytes, _KEPT_BYTES))
+    free = torch.cuda.mem_get_info()[0] if target.returns_early else free_bytes()
+    return min(free // 4, max(target.weights_bytes, _KEPT_BYTES))
 
 
 class Engine:

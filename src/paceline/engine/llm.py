@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence as Many
+from collections.abc import Iterator, Mapping, Sequence as Many
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from numbers import Integral
+from operator import index
 from threading import Lock, RLock
 from typing import Any
 
-from paceline.compose import automatic, build_drafters, build_policy, build_verifier, exactness
+from paceline.compose import build_drafters, build_policy, build_verifier, exactness, spelled_out, usual_policy
 from paceline.drafters.base import Surroundings
 from paceline.engine.engine import Engine, Progress, RequestError
 from paceline.engine.measure import measure
@@ -29,6 +31,8 @@ from paceline.speculative import Outcome, Speculative
 from paceline.verifiers.base import Exactness
 
 Prompt = str | Many[int]
+_NO_IDS = bytes | bytearray | Mapping
+"""Made of whole numbers, or at least able to be, which are no token ids."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +88,7 @@ class LLM:
     drafters for requests that name them. batch: sequences in flight. prefill_chunk: prompt tokens of one step, over all
     sequences; what suits the target unless given. cache_tokens: tokens that all sequences may hold in the target's cache.
     shortest_prefix: tokens of the shortest beginning that requests share. Raises ModelError, SpecError or UnknownMethod, and
-    ValueError where one of these is below 1.
+    ValueError where one of these is below 1 or no whole number.
 
     `generate`, `stream` and `use` may be called from several threads. One step runs at a time, for the requests of all: whoever
     waits for an answer runs it, and finds what the others' steps brought. A single stream is for one thread at a time, and
@@ -107,6 +111,10 @@ class LLM:
         cache_tokens: int = 65536,
         shortest_prefix: int = Limits.shortest_prefix,
     ) -> None:
+        sizes = {"batch": batch, "cache_tokens": cache_tokens, "shortest_prefix": shortest_prefix, "prefill_chunk": prefill_chunk}
+        for name, size in sizes.items():
+            if (name, size) != ("prefill_chunk", None) and (not isinstance(size, int) or size < 1):
+                raise ValueError(f"{name} is a whole number from 1, not {size!r}")
         self.path = str(resolve(model if model is not None else DEFAULT))
         if weights is not None and weights not in WEIGHTS:
             raise ModelError(f"weights can be held as {', '.join(WEIGHTS)}, not as '{weights}'")
@@ -149,9 +157,10 @@ class LLM:
     def _engine(self, draft: str, policy: str | None = None, verify: str | None = None) -> Engine:
         verifier = self._verifier if verify is None else build_verifier(verify)
         surroundings = Surroundings(self.target, self.tokenizer, self._load, verifier.prefers, verifier.amateur)
-        spec = automatic(self.path) if draft == "auto" else draft
+        spec = spelled_out(draft, self.path)
         drafter, on_request = build_drafters(spec, self._beside, self._offer, surroundings)
-        decides = build_policy(policy or self._policy or ("adaptive" if draft == "auto" else "fixed"))
+        chosen = self._policy if policy is None else policy
+        decides = build_policy(usual_policy(draft) if chosen is None else chosen)
         if verifier.amateur and decides.name != "fixed":
             raise SpecError(f"'{verifier.name}' needs a draft in every step: leave out the policy '{decides.name}'")
         speculative = Speculative(self.target, drafter, verifier, decides, on_request)
@@ -167,14 +176,17 @@ class LLM:
         return self.engine.speculative.drafter.name
 
     def encode(self, prompt: Prompt) -> list[int]:
-        """Token ids of a prompt: text is tokenised with special tokens added once, ids are taken as they are."""
-        return self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+        """Token ids of a prompt: text is tokenised with special tokens added once, ids are taken as they are.
+
+        Raises RequestError for what is neither.
+        """
+        return self.tokenizer.encode(prompt) if isinstance(prompt, str) else _ids(prompt, "prompt")
 
     def _reference(self, reference: Prompt | None, prompt: Prompt) -> list[int]:
         """Token ids of what the answer to a prompt is expected to resemble, as it would stand there: with a space before its
         first word, where that belongs to the word and the prompt does not end with one."""
         if not isinstance(reference, str):
-            return list(reference or ())
+            return [] if reference is None else _ids(reference, "reference")
         if isinstance(prompt, str) and self._joins_spaces and not prompt[-1:].isspace() and not reference[:1].isspace():
             reference = " " + reference
         return self.tokenizer.encode(reference, add_special=False)
@@ -209,11 +221,14 @@ class LLM:
         from it, and it changes nothing but the time. Raises RequestError, and LogitsError where a row to sample from holds no
         number; then none of these prompts goes on.
         """
-        asked = _listed(prompts)
-        chosen = [params] * len(asked) if isinstance(params, SamplingParams) else list(params or [SamplingParams()] * len(asked))
+        asked = _listed(prompts, "prompt")
+        if isinstance(params, Many) and not isinstance(params, str) and len(params) > 0:
+            chosen = [_checked(one) for one in params]
+        else:
+            chosen = [_checked(params or None)] * len(asked)
         if len(chosen) != len(asked):
             raise RequestError(f"{len(asked)} prompts came with {len(chosen)} sets of parameters")
-        references = _listed(reference) if reference else [None]
+        references = [None] if reference is None else _listed(reference, "reference") or [None]
         if len(references) == 1:
             references *= len(asked)
         if len(references) != len(asked):
@@ -242,7 +257,7 @@ class LLM:
 
         reference, errors: as for `generate`; the request begins, and errors are raised, when the first `Progress` is asked for.
         """
-        params = params or SamplingParams()
+        params = _checked(params)
         like = self._reference(reference, prompt)
         with self._turn():
             self.lossless(params)
@@ -316,8 +331,35 @@ def completed(sequence: Sequence, text: str) -> Completion:
     )
 
 
-def _listed(prompts: Any) -> list[Prompt]:
-    """A single prompt, text or token ids, counts as a list of one."""
-    if isinstance(prompts, str) or (prompts and isinstance(prompts[0], int)):
-        return [prompts]
-    return list(prompts)
+def _checked(params: Any) -> SamplingParams:
+    """One set of parameters; None is the defaults. Raises RequestError for anything else."""
+    if params is None:
+        return SamplingParams()
+    if not isinstance(params, SamplingParams):
+        raise RequestError(f"params are a SamplingParams, or a list of one for each prompt, not {type(params).__name__}")
+    return params
+
+
+def _listed(prompts: Any, name: str) -> list[Prompt]:
+    """A single prompt, text or token ids, counts as a list of one. Raises RequestError for what holds no prompts."""
+    if isinstance(prompts, str | _NO_IDS):
+        return [prompts]  # pyright: ignore[reportReturnType]
+    try:
+        listed = list(prompts)
+    except TypeError:
+        raise _unfit(prompts, name) from None
+    return [listed] if listed and isinstance(listed[0], Integral) else listed
+
+
+def _ids(prompt: Any, name: str) -> list[int]:
+    """Token ids as whole numbers of Python's own. Raises RequestError for anything else; bytes are a text nobody has decoded."""
+    try:
+        if not isinstance(prompt, _NO_IDS):
+            return [index(token) for token in prompt]
+    except TypeError:
+        pass
+    raise _unfit(prompt, name)
+
+
+def _unfit(prompt: Any, name: str) -> RequestError:
+    return RequestError(f"a {name} is a text or a list of token ids, not {type(prompt).__name__}")

@@ -20,6 +20,7 @@ import torch
 
 from paceline.costs import Costs
 from paceline.drafters.base import Drafter
+from paceline.forward_curve import ForwardCurve
 from paceline.kernels.native.compiled import SOURCES
 from paceline.machine import processor
 from paceline.models.base import LanguageModel
@@ -34,8 +35,10 @@ _ROWS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 48)
 _BATCHES = (1, 4, 16)
 _SIDE_BY_SIDE = 3
 """Sequences whose single rows are measured in one forward, to see what a sequence costs beside its rows."""
-_CONTEXT = 127
-"""Tokens behind which everything is measured."""
+_CONTEXT, _FAR = 127, 4096
+"""Tokens behind which everything is measured; behind how many at most it is seen what a longer context costs."""
+_FAR_ROWS, _FAR_S = 16, 1.0
+"""With how many rows beside one, and for how long: no further turn is begun after so many seconds."""
 _REPEATS = 5
 """The fastest of so many counts: a disturbance only ever adds."""
 _PATIENCE_S = 3.0
@@ -80,6 +83,16 @@ class ModelForward:
         for sequence in self._sequences[:batch]:
             self._cache.truncate(sequence.key, self._context)
         return seconds
+
+
+class FarForward(ModelForward):
+    """The same behind a context that nobody wrote; what lies there takes as long to attend to. reaches: whether the model's cache
+    can hold one."""
+
+    def __init__(self, model: LanguageModel, context: int, rows: int) -> None:
+        super().__init__(model, 0, context + rows)
+        self.reaches = self._cache.pretend(self._sequences[0], context)
+        self._context = context
 
 
 class DraftOnce:
@@ -183,6 +196,27 @@ def _measure(speculative: Speculative, costs: Costs, context: int, longest: int)
                     costs.measured(part.name, depth, batch, _fastest(draft, depth, batch))
         draft.forget()
         costs.reading[part.name] = max(reading_s - costs.draft_s(part.name, 1, 1), 0.0) / context
+    # last, for it takes the longest and matters least: a slow machine's patience is for the others
+    far = min(_FAR, longest - _FAR_ROWS)
+    if far > 2 * context:
+        _measure_contexts(costs.curve, forward, FarForward(target, far, _FAR_ROWS), context, far)
+
+
+def _measure_contexts(curve: ForwardCurve, near: ModelForward, far: FarForward, context: int, tokens: int) -> None:
+    """What each further token of a context adds to a forward, and to each of its rows."""
+    curve.context = context
+    if not far.reaches:
+        return
+    began, fastest = perf_counter(), dict[tuple[bool, int], float]()
+    for turn in range(_REPEATS):
+        if turn and perf_counter() - began > _FAR_S:
+            break
+        for rows in (1, _FAR_ROWS):
+            for beyond, forward in ((False, near), (True, far)):
+                fastest[beyond, rows] = min(_warmed(forward, rows), fastest.get((beyond, rows), inf))
+    one, some = (max(fastest[True, rows] - fastest[False, rows], 0.0) / (tokens - context) for rows in (1, _FAR_ROWS))
+    curve.row_key_s = max(some - one, 0.0) / (_FAR_ROWS - 1)
+    curve.key_s = max(one - curve.row_key_s, 0.0)
 
 
 def _forwards(forward: Callable[[int], float], sizes: Many[int]) -> dict[int, float]:
@@ -238,14 +272,16 @@ def _read(file: Path, costs: Costs) -> _Look | None:
         drafts = [(str(part), int(depth), int(batch), float(seconds)) for part, depth, batch, seconds in held["drafts"]]
         reading = {str(part): float(seconds) for part, seconds in held["reading"].items()}
         sequence_s = float(held["sequence_s"])
+        context, key_s, row_key_s = int(held["context"]), float(held["key_s"]), float(held["row_key_s"])
         look = _Look(*map(float, held["look"]))
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
     forwards_s = [*[seconds for _, seconds in curve], look.one_s, look.rows_s, look.several_s]
     if not curve or min(rows for rows, _ in curve) < 1 or not all(0.0 < seconds < _MOST_S for seconds in forwards_s):
         return None
-    if not 0.0 <= sequence_s < _MOST_S:
+    if not all(0.0 <= seconds < _MOST_S for seconds in (sequence_s, key_s, row_key_s)):
         return None
+    costs.curve.context, costs.curve.key_s, costs.curve.row_key_s = context, key_s, row_key_s
     for rows, seconds in curve:
         costs.curve.put(rows, seconds)
     for part, depth, batch, seconds in drafts:
@@ -261,6 +297,9 @@ def _write(file: Path, costs: Costs, look: _Look) -> None:
         "curve": sorted(costs.curve.points.items()),
         "reading": costs.reading,
         "sequence_s": costs.sequence_s,
+        "context": costs.curve.context,
+        "key_s": costs.curve.key_s,
+        "row_key_s": costs.curve.row_key_s,
         "look": [look.one_s, look.rows_s, look.several_s],
         "drafts": [(part, depth, batch, s) for part, known in costs.drafts.items() for (depth, batch), s in known.points.items()],
     }

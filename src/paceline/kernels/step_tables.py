@@ -50,12 +50,18 @@ class Extent:
             max(max(segment.tree.depth) if segment.tree else 0 for segment in step.segments) or 1,
         )
 
-    def bucketed(self) -> Extent:
-        """Every number rounded up to a power of two: few graphs serve all steps."""
-        return Extent(*(1 << (number - 1).bit_length() for number in astuple(self)))
+    def bucketed(self, least: Extent) -> Extent:
+        """Every number rounded up to a power of two, and no less than `least` has: few graphs serve all steps."""
+        pairs = zip(astuple(self), astuple(least), strict=True)
+        return Extent(*(max(1 << (number - 1).bit_length(), smallest) for number, smallest in pairs))
 
     def holds(self, other: Extent) -> bool:
         return all(mine >= its for mine, its in zip(astuple(self), astuple(other), strict=True))
+
+
+SMALLEST = Extent(rows=64, tiles=1, sequences=8, blocks=1, depth=16)
+"""What a graph is recorded for at least. A library chooses how to multiply by the number of rows, and other ways have other bits:
+so many rows and fewer are all multiplied alike, and a verified row is what it is decoded alone. They read the same weights."""
 
 
 class StepTables:

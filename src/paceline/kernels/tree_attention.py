@@ -32,6 +32,9 @@ import triton.language as tl
 
 from paceline.kernels.step_tables import StepTables
 
+_BLOCK_BYTES = 16 << 10
+"""Of a block of keys."""
+
 
 @dataclass(frozen=True)
 class Tiling:
@@ -44,6 +47,14 @@ class Tiling:
     rows: int = 32
     keys: int = 64
     split: int = 512
+
+    @classmethod
+    def of(cls, heads: int, kv_heads: int, key_dim: int, number_bytes: int) -> Tiling:
+        """What suits a model: tiles hold all query heads of a kv head, and a block of keys no more than fits beside its values in
+        the shared memory of small devices."""
+        lines = max(16, triton.next_power_of_2(key_dim))
+        keys = max(16, min(cls.keys, _BLOCK_BYTES // (lines * number_bytes)))
+        return cls(rows=max(cls.rows, triton.next_power_of_2(heads // kv_heads)), keys=keys)
 
     def rows_per_tile(self, heads: int, kv_heads: int) -> int:
         """Rows of a step that share a tile. Raises ValueError where not even one fits."""

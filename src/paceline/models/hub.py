@@ -48,7 +48,7 @@ class HubModel(LanguageModel):
     def score(self, step: Step, cache: DenseCache, taps: Iterable[int] = ()) -> Scores:  # pyright: ignore[reportIncompatibleMethodOverride]
         device = self._device
         wants = step.wants.to(device)
-        everything = step.wanted_rows == tuple(range(len(step.tokens)))
+        everything = step.wants_all
         keep = wants if self._keeps_rows and not everything else None
         forward = self._forward(step, cache)
         token_ids, positions = step.token_ids[None].to(device), step.positions[None].to(device)

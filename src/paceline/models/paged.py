@@ -8,28 +8,39 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Sequence as Many
+from dataclasses import dataclass, field
 from logging import getLogger
 from typing import Any
+from weakref import WeakKeyDictionary, ref
 
 import torch
 
 from paceline.cache.paged import PagedCache
-from paceline.kernels.step_tables import Extent, StepTables
+from paceline.kernels.step_tables import SMALLEST, Extent, StepTables
 from paceline.models.base import Scores
 from paceline.models.hub import HubModel
 from paceline.models.paged_attention import Layers, PagedForward
 from paceline.models.quiet import sentence
-from paceline.models.recording import Recording, Result
+from paceline.models.recording import Recording, Result, Run, shared_pool
 from paceline.step import Step
 
 _PAGE, _PAGES = 64, 64
 """Slots of a page, as many as the kernel's block of keys; pages of a pool at first, which grows."""
-_RECORDED_ROWS, _RECORDINGS = 64, 64
-"""Rows of the largest step that is recorded, and how many recordings are kept."""
+_RECORDED_ROWS, _RECORDINGS = 256, 64
+"""Rows of the largest step that is recorded, and how many recordings of a cache are kept."""
+
+
+@dataclass
+class _Recordings:
+    """Those of one cache. moves: how often its pages had moved when they were made."""
+
+    moves: int
+    held: dict[tuple[Extent, tuple[int, ...]], Recording] = field(default_factory=dict)
+    """Extent and taps -> recording; the one used last stands last."""
 
 
 class PagedModel(HubModel):
-    """Steps of decoding are recorded and replayed, if the model can be; those that read prompts are not.
+    """Small steps of which anything is wanted are recorded and replayed, if the model can be; those that read prompts are not.
 
     Raises NotImplementedError from `score` where a layer's rule is neither causal nor a sliding window: the probe then takes the
     dense road.
@@ -39,9 +50,9 @@ class PagedModel(HubModel):
         super().__init__(model, name, context_length, eos_token_ids)
         self._layers = Layers(context_length)
         self._recordable = True
-        self._recorded: tuple[PagedCache, int] | None = None
-        """The cache that recordings are of, and how often its pages had moved by then."""
-        self._recordings: dict[tuple[Extent, tuple[int, ...]], Recording] = {}
+        # several drafters may run one model, each over a cache of its own
+        self._recordings = WeakKeyDictionary[PagedCache, _Recordings]()
+        self._pool = shared_pool(self._device)
 
     def new_cache(self) -> PagedCache:
         return PagedCache(_PAGES, _PAGE, grows=True)
@@ -53,7 +64,7 @@ class PagedModel(HubModel):
     @torch.inference_mode()
     def score(self, step: Step, cache: PagedCache, taps: Iterable[int] = ()) -> Scores:  # pyright: ignore[reportIncompatibleMethodOverride]
         wanted, rows = tuple(taps), len(step.tokens)
-        decoding = rows <= _RECORDED_ROWS and step.wanted_rows == tuple(range(rows))
+        decoding = rows <= _RECORDED_ROWS and bool(step.wanted_rows)
         if not self._recordable or not decoding or len(self._layers.shares) != 1:
             return super().score(step, cache, wanted)  # pyright: ignore[reportArgumentType]
         blocks = cache.blocks_of(step)
@@ -66,24 +77,35 @@ class PagedModel(HubModel):
                 self._recordable = False
                 getLogger("paceline").info("steps are not recorded as CUDA graphs: %s", sentence(error))
             return super().score(step, cache, wanted)  # pyright: ignore[reportArgumentType]
-        found = {layer: hidden[0, :rows].clone() for layer, hidden in captured.items()}
-        return Scores(logits[:rows].to(torch.float32, copy=True), found)
+        if step.wants_all:
+            found = {layer: hidden[0, :rows].clone() for layer, hidden in captured.items()}
+            return Scores(logits[:rows].to(torch.float32, copy=True), found)
+        wants = step.wants
+        if self.returns_early:
+            wants = wants.pin_memory().to(self._device, non_blocking=True)
+        return Scores(logits[wants].float(), {layer: hidden[0, wants] for layer, hidden in captured.items()})
 
     def _recording(self, step: Step, cache: PagedCache, blocks: Many[array[int]], taps: tuple[int, ...]) -> Recording:
-        if self._recorded is None or self._recorded[0] is not cache or self._recorded[1] != cache.moves:
-            self._recordings.clear()
-            self._recorded = cache, cache.moves
+        recordings = self._recordings.get(cache)
+        if recordings is None or recordings.moves != cache.moves:
+            recordings = self._recordings[cache] = _Recordings(cache.moves)
         (share,) = self._layers.shares
-        place = Extent.of(step, blocks, share).bucketed(), taps
-        # the one used last stands last
-        recording = self._recordings.pop(place, None)
+        place = Extent.of(step, blocks, share).bucketed(SMALLEST), taps
+        recording = recordings.held.pop(place, None)
         if recording is None:
-            if len(self._recordings) == _RECORDINGS:
-                del self._recordings[next(iter(self._recordings))]
-
-            def run(token_ids: torch.Tensor, positions: torch.Tensor, tables: StepTables) -> Result:
-                return self.run(token_ids, positions, PagedForward(cache, self._layers, lambda _: tables), taps)
-
-            recording = Recording(run, place[0], cache.page_size, share, self._device)
-        self._recordings[place] = recording
+            if len(recordings.held) == _RECORDINGS:
+                del recordings.held[next(iter(recordings.held))]
+            recording = Recording(self._run_over(cache, taps), place[0], cache.page_size, share, self._device, self._pool)
+        recordings.held[place] = recording
         return recording
+
+    def _run_over(self, cache: PagedCache, taps: tuple[int, ...]) -> Run:
+        """The forward over a cache, which is not kept alive by it."""
+        kept = ref(cache)
+
+        def run(token_ids: torch.Tensor, positions: torch.Tensor, tables: StepTables) -> Result:
+            pages = kept()
+            assert pages is not None
+            return self.run(token_ids, positions, PagedForward(pages, self._layers, lambda _: tables), taps)
+
+        return run

@@ -36,7 +36,10 @@ class PagedForward:
 
     def __init__(self, cache: PagedCache, layers: Layers, tables: Callable[[int], StepTables]) -> None:
         self.attention_calls = 0
-        self._cache, self._layers, self._tables = cache, layers, functools.cache(tables)
+        tables = functools.cache(tables)
+        self._cache, self._layers, self._tables = cache, layers, tables
+        # an index is int64: cast once, not for the keys and the values of every layer
+        self._destinations = functools.cache(lambda share: tables(share).destinations.long())
 
     def attended(
         self, layer: int, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, options: AttentionOptions
@@ -46,11 +49,11 @@ class PagedForward:
             self._layers.windows[layer] = window_of(options.rule, self._layers.longest)
         heads, kv_heads = query.shape[0], keys.shape[0]
         # of one layer the tiling is always the same, as it must be
-        tiling = Tiling(rows=max(Tiling.rows, 1 << (heads // kv_heads - 1).bit_length()))
+        tiling = Tiling.of(heads, kv_heads, query.shape[2], query.element_size())
         share = tiling.rows_per_tile(heads, kv_heads)
         self._layers.shares.add(share)
         tables = self._tables(share)
-        self._cache.write(layer, tables.destinations, keys.transpose(0, 1), values.transpose(0, 1))
+        self._cache.write(layer, self._destinations(share), keys.transpose(0, 1), values.transpose(0, 1))
         pages = self._cache.layer(layer)
         rows = query.transpose(0, 1)
         return tree_attention(

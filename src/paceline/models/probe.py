@@ -12,6 +12,7 @@ import inspect
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
+from logging import getLogger
 from typing import Any
 
 import torch
@@ -62,7 +63,7 @@ def probed(model: Any, identity: Identity) -> LanguageModel:
     known = frozenset(token for token in identity.eos_token_ids if token < trial.vocabulary)
     identity = replace(identity, eos_token_ids=known)
     prepack(model)
-    reason = ""
+    reason, over_pages = "", served(model.device)
     for road in _roads(model, identity):
         try:
             candidate = road()
@@ -73,6 +74,10 @@ def probed(model: Any, identity: Identity) -> LanguageModel:
             # a road may bring failures of its own: Triton's compiler has no class of error that it could be known by
             reason = f"it fails with '{sentence(error)}'"
         model.set_attn_implementation(own)
+        if over_pages:
+            # the next road gives the same text, slower: nobody would know
+            getLogger("paceline").warning("'%s' does not run on the kernels for this device: %s", identity.name, reason)
+            over_pages = False
     layers = " and ".join(sorted({_mixer(layer) for layer in decoder_layers(model)}))
     raise ModelError(
         f"{type(model).__name__} is not supported: neither trees, chains nor replay work through {layers} ({reason})"

@@ -27,6 +27,13 @@ def quiet() -> Iterator[None]:
 
 
 def sentence(error: BaseException) -> str:
-    """The first line of an error's message without its full stop, for use inside a sentence of ours."""
-    lines = str(error).strip().splitlines()
-    return (lines[0].strip().rstrip(".") if lines else "") or type(error).__name__
+    """The first line of an error's message without its full stop, for use inside a sentence of ours.
+
+    A line that ends in a colon says nothing without the next, which follows it.
+    """
+    said = ""
+    for line in filter(None, map(str.strip, str(error).splitlines())):
+        said = f"{said} {line}".lstrip()
+        if not line.endswith(":"):
+            break
+    return said.rstrip(".,;:") or type(error).__name__

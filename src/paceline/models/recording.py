@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Sequence as Many
+from typing import Any
 
 import torch
 
@@ -22,16 +23,25 @@ Result = tuple[torch.Tensor, dict[int, torch.Tensor]]
 """Logits [T, V] and taps, layer -> [1, T, hidden]."""
 Run = Callable[[torch.Tensor, torch.Tensor, StepTables], Result]
 """The forward: token ids and positions, int64 [1, T] each, and the tables of the step."""
+Pool = Any
+"""Memory that recordings share for what passes between their kernels, as torch names it."""
+
+
+def shared_pool(device: torch.device) -> Pool | None:
+    """Memory for recordings of which one runs at a time; None where nothing is recorded."""
+    return torch.cuda.graph_pool_handle() if device.type == "cuda" else None
 
 
 class Recording:
     """Of steps within one extent. Calling it raises RuntimeError where the forward cannot be recorded.
 
-    What it returns is overwritten by its next call, and by that of any other.
+    What it returns is overwritten by its next call, and by that of any other of the same pool.
     """
 
-    def __init__(self, run: Run, extent: Extent, page_size: int, rows_per_tile: int, device: torch.device) -> None:
-        self._run, self._device = run, device
+    def __init__(
+        self, run: Run, extent: Extent, page_size: int, rows_per_tile: int, device: torch.device, pool: Pool | None = None
+    ) -> None:
+        self._run, self._device, self._pool = run, device, pool
         self._inputs = torch.zeros(2, 1, extent.rows, dtype=torch.int64, device=device)
         self._tables = StepTables(extent, page_size, rows_per_tile, device)
         self._graph: torch.cuda.CUDAGraph | None = None
@@ -43,7 +53,7 @@ class Recording:
         if self._device.type != "cuda":
             return self._forward()
         if self._graph is None:
-            self._graph = captured(self._keep)
+            self._graph = captured(self._keep, self._pool)
         self._graph.replay()
         assert self._result is not None
         return self._result
@@ -73,9 +83,9 @@ def _without_waiting(call: Callable[[], object]) -> None:
         torch.cuda.set_sync_debug_mode(before)
 
 
-def captured(call: Callable[[], object]) -> torch.cuda.CUDAGraph:
+def captured(call: Callable[[], object], pool: Pool | None = None) -> torch.cuda.CUDAGraph:
     """`call` as a graph; it runs by itself first, which compiles its kernels and makes what they write to. Raises RuntimeError
-    where it cannot be recorded."""
+    where it cannot be recorded. What other threads ask of the device meanwhile is no part of it and no error."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -83,6 +93,6 @@ def captured(call: Callable[[], object]) -> torch.cuda.CUDAGraph:
         _without_waiting(call)
     torch.cuda.current_stream().wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
         call()
     return graph

@@ -172,7 +172,11 @@ def _read(path: Path) -> Any:
         return AutoTokenizer.from_pretrained(str(path), trust_remote_code=False, local_files_only=True)
     # the tokenizers library raises plain Exception for a damaged file
     except Exception as error:
-        raise ModelError(f"the tokenizer in '{path}' cannot be read: {sentence(error)}") from error
+        said = f"the tokenizer in '{path}' cannot be read: {sentence(error)}"
+        if _DESCRIPTION not in said and not (path / _DESCRIPTION).exists():
+            # transformers looks for older files, and what it says of them does not name what most folders lack
+            said += f"; {_DESCRIPTION} is missing"
+        raise ModelError(said) from error
 
 
 def _decoder(tokenizer: Any) -> Callable[[list[int], bool], str]:

@@ -211,8 +211,11 @@ class TranslatedModel(LanguageModel):
         told = cache.told(step)
         scores = self._inner.score(told.step, cache.inner, taps)
         device = scores.logits.device
-        logits = scores.logits[told.rows].index_select(1, self._columns.to(device))
-        logits.masked_fill_(self._missing.to(device), -torch.inf)
+        if self._columns.device != device:
+            # once: a copy to a GPU waits for it
+            self._columns, self._missing = self._columns.to(device), self._missing.to(device)
+        logits = scores.logits[told.rows].index_select(1, self._columns)
+        logits.masked_fill_(self._missing, -torch.inf)
         return Scores(logits, {layer: hidden[told.rows] for layer, hidden in scores.taps.items()})
 
     def room(self, sequence: Sequence, cache: TranslatedCache) -> int:  # pyright: ignore[reportIncompatibleMethodOverride]

@@ -84,8 +84,6 @@ def uvicorn_options(settings: Settings) -> dict[str, Any]:
     files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     room = _MOST_CONNECTIONS if files == resource.RLIM_INFINITY else min(files - _FILES_KEPT, _MOST_CONNECTIONS)
     return {
-        "host": settings.host,
-        "port": settings.port,
         "root_path": settings.root_path,
         "http": Connection,
         "ws": "none",

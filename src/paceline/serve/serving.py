@@ -8,7 +8,7 @@ import logging
 import signal
 import socket
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 
 import uvicorn
@@ -20,6 +20,7 @@ from paceline.serve import health, metrics
 from paceline.serve.app import application
 from paceline.serve.connections import uvicorn_options
 from paceline.serve.guards import guarded
+from paceline.serve.listening import bound, listen
 from paceline.serve.logs import configure
 from paceline.serve.meter import Meter
 from paceline.serve.pipe import Stats
@@ -53,9 +54,15 @@ _LOOKED_S = 0.1
 async def serve(settings: Settings, started: Callable[[str, EngineService], None]) -> None:
     """Serve until SIGTERM or SIGINT: then new requests are refused, those in flight get `drain_timeout_s` to end.
 
-    started: called once with the address and what is served. Raises ModelError or EngineError where the engine cannot be started.
+    started: called once with the address and what is served. Raises SettingsError where the port cannot be had,
+    before anything is loaded; ModelError or EngineError where the engine cannot be started.
     """
     configure(settings)
+    with bound(settings.host, settings.port) as sockets:
+        await _serve_at(sockets, settings, started)
+
+
+async def _serve_at(sockets: Sequence[socket.socket], settings: Settings, started: Callable[[str, EngineService], None]) -> None:
     folder = Path(resolve(settings.model if settings.model is not None else DEFAULT))
     settings = settings.model_copy(update={"model": str(folder)})
     meter = Meter()
@@ -100,11 +107,12 @@ async def serve(settings: Settings, started: Callable[[str, EngineService], None
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, stop)
-        serving = asyncio.create_task(server.serve())
+        listen(sockets, settings.host, settings.port)
+        port = sockets[0].getsockname()[1]
+        serving = asyncio.create_task(server.serve([*sockets]))
         while not server.started and not serving.done():
             await asyncio.sleep(0.01)
         if server.started:
-            port = server.servers[0].sockets[0].getsockname()[1]
             host = f"[{settings.host}]" if ":" in settings.host else settings.host
             started(f"http://{host}:{port}", service)
         await serving

@@ -1,0 +1,72 @@
+"""Listening: the port is had before the model is loaded, and given back on every way out."""
+
+from __future__ import annotations
+
+import errno
+import socket
+from collections.abc import Generator, Sequence
+from contextlib import ExitStack, contextmanager
+
+from paceline.serve.settings import SettingsError
+
+_NOT_HERE = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
+"""What binding an address that this machine does not have fails with."""
+
+
+@contextmanager
+def bound(host: str, port: int) -> Generator[list[socket.socket], None, None]:
+    """Sockets bound to every address of a host that this machine has, closed at the end. port: 0 for any free one.
+
+    They do not listen yet: until the model is loaded, clients and health checks are refused, and not left waiting.
+    Raises SettingsError where the host is unknown, is not this machine, or the port is not to be had.
+    """
+    with ExitStack() as stack:
+        try:
+            sockets = _bound(host, port, stack)
+        # a name that cannot be written as one of the DNS is a ValueError
+        except (OSError, ValueError) as error:
+            raise _refused(host, port, error) from None
+        yield sockets
+
+
+def listen(sockets: Sequence[socket.socket], host: str, port: int) -> None:
+    """Take the port: of several servers that have bound it while they load, it is the first's that listens.
+
+    host, port: what the sockets were bound to. Raises SettingsError for all the others.
+    """
+    try:
+        for one in sockets:
+            one.listen()
+    except OSError as error:
+        raise _refused(host, port, error) from None
+
+
+def _bound(host: str, port: int, stack: ExitStack) -> list[socket.socket]:
+    """As asyncio does it for a host and a port; uvicorn's own ends the process. Raises OSError, ValueError."""
+    found, missing = list[socket.socket](), OSError(errno.EADDRNOTAVAIL, "no address")
+    for family, kind, protocol, _, address in dict.fromkeys(
+        socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    ):
+        try:
+            one = stack.enter_context(socket.socket(family, kind, protocol))
+            # a port that the last server has just left is free
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family == socket.AF_INET6:
+                # else "::" would take IPv4's port too
+                one.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            one.bind(address)
+        except OSError as error:
+            # "localhost" is an address of IPv6 too, also where there is no IPv6
+            if error.errno not in _NOT_HERE:
+                raise
+            missing = error
+        else:
+            found.append(one)
+    if not found:
+        raise missing
+    return found
+
+
+def _refused(host: str, port: int, error: OSError | ValueError) -> SettingsError:
+    reason = (error.strerror or str(error)) if isinstance(error, OSError) else "this is not the name of a host"
+    return SettingsError(f"cannot listen on {host} port {port}: {reason}")
