@@ -98,7 +98,8 @@ def native_trees() -> bool:
     cache.truncate(0, 30)
     owners[0] = sequence(0, [*owners[0].tokens[:30], owners[0].tokens[30] - 1, 60])
     step(4)
-    return max(errors) < TOLERANCE
+    # each by itself: the largest of some numbers may step over one that is none
+    return all(error < TOLERANCE for error in errors)
 
 
 @honest

@@ -103,7 +103,8 @@ def a_fork_shares_its_slots(patch: pytest.MonkeyPatch) -> None:
 
     def lossy(self: PanelCache, key: int, new_key: int) -> None:
         honest(self, key, new_key)
-        self.slab(new_key).keys, self.slab(new_key).values = self.slab(key).keys, self.slab(key).values
+        shared, fork = self.slab(key), self.slab(new_key)
+        fork.keys, fork.values, fork.capacity, fork.place = shared.keys, shared.values, shared.capacity, shared.place
 
     patch.setattr(PanelCache, "fork", lossy)
 
