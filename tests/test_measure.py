@@ -165,6 +165,24 @@ def test_what_a_longer_context_costs_is_measured(folder: Path, monkeypatch: pyte
         assert curve(8) == pytest.approx(1.14 + 3e-3 + 0.24, rel=1e-3)
 
 
+@pytest.mark.parametrize(("share", "tokens"), [(1 / 16, 4096 - 16), (1.0, 4 * 175), (3.0, None)])
+def test_a_far_context_takes_little_memory(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, share: float, tokens: int | None
+) -> None:
+    """share: what a near context of 127 + 48 tokens takes of four times what a far one may."""
+    held: list[int] = []
+    honest = measure.FarForward.__init__
+
+    def noted(self: measure.FarForward, model: TableModel, context: int, rows: int) -> None:
+        held.append(context)
+        honest(self, model, context, rows)
+
+    monkeypatch.setattr(measure.FarForward, "__init__", noted)
+    monkeypatch.setattr(measure.ModelForward, "token_bytes", measure._FAR_BYTES * share / (4 * 175))
+    measure.measure(pair(), 4096, "ngram")
+    assert held == ([] if tokens is None else [tokens])
+
+
 def test_a_slow_machine_is_not_kept_waiting(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measure, "_PATIENCE_S", 0.0)
     speculative = pair()

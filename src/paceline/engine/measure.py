@@ -39,6 +39,8 @@ _CONTEXT, _FAR = 127, 4096
 """Tokens behind which everything is measured; behind how many at most it is seen what a longer context costs."""
 _FAR_ROWS, _FAR_S = 16, 1.0
 """With how many rows beside one, and for how long: no further turn is begun after so many seconds."""
+_FAR_BYTES, _FAR_SHARE = 1 << 22, 1 / 16
+"""The far context takes no more memory than this, or than this part of the target's weights."""
 _REPEATS = 5
 """The fastest of so many counts: a disturbance only ever adds."""
 _PATIENCE_S = 3.0
@@ -67,6 +69,11 @@ class ModelForward:
         # one after another: all at once would take room for as many rows, which the model keeps
         for sequence in self._sequences if context else ():
             model.logits_after([(sequence, self._tokens[:context])], self._cache)
+
+    @property
+    def token_bytes(self) -> float:
+        """What the cache takes for a token of context, counting as much of its reserve as falls to it."""
+        return self._cache.held_bytes / len(self._tokens)
 
     def __call__(self, rows: int, batch: int = 1) -> float:
         """Seconds of one forward, its logits for every row; the cache is as before."""
@@ -197,7 +204,8 @@ def _measure(speculative: Speculative, costs: Costs, context: int, longest: int)
         draft.forget()
         costs.reading[part.name] = max(reading_s - costs.draft_s(part.name, 1, 1), 0.0) / context
     # last, for it takes the longest and matters least: a slow machine's patience is for the others
-    far = min(_FAR, longest - _FAR_ROWS)
+    most = max(_FAR_BYTES, _FAR_SHARE * target.weights_bytes) / max(forward.token_bytes, 1.0)
+    far = int(min(_FAR, longest - _FAR_ROWS, most))
     if far > 2 * context:
         _measure_contexts(costs.curve, forward, FarForward(target, far, _FAR_ROWS), context, far)
 
