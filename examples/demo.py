@@ -1,7 +1,7 @@
 """The demonstration: real prompts of each domain, decoded plainly and with the best drafter, side by side on this machine.
 
-Run with `make demo`; `--out FILE.json` also writes the numbers. Both decodings use the same engine and the same model, loaded once
-for each; they take turns, and medians are compared.
+Run with `make demo`; `--out FILE.json` also writes the numbers. Both decodings use the same engine and the same model, loaded
+once for each; they take turns, and medians are compared.
 """
 
 from __future__ import annotations
@@ -97,8 +97,8 @@ def main() -> int:
             )
     console.print(table)
     console.print(
-        f"{drafting.target.name}, drafted by {drafting.draft_name}; medians of {TURNS} turns each; {torch.get_num_threads()} threads,"
-        f" {processor()}, torch {torch.__version__}, paceline {__version__}",
+        f"{drafting.target.name}, drafted by {drafting.draft_name}; medians of {TURNS} turns each;"
+        f" {torch.get_num_threads()} threads, {processor()}, torch {torch.__version__}, paceline {__version__}",
         style="dim",
         highlight=False,
     )
