@@ -2,12 +2,13 @@
 
 A drafter says how likely it holds each token (`DraftTree.confidences`, which may mean anything as long as more is better); here
 that becomes a probability. What is learnt from is the text: every node whose parent came true was right or wrong, whether the
-target looked at it or not, so a drafter that is not listened to is judged all the same.
+target looked at it or not, so a drafter that is not listened to is judged all the same. A draft that was right as far as the text
+goes is judged on as that is written: whoever is cut short by what is known of deep nodes would else never learn more of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence as Many
+from collections.abc import Sequence as Many
 from dataclasses import dataclass
 from itertools import islice
 
@@ -48,6 +49,8 @@ class Acceptance:
         self._chances: dict[str, np.ndarray] = {}
         """Source -> the same rates as a table, for drafters that end by them."""
         self._requests: dict[tuple[int, str], _Record] = {}
+        self._open: dict[int, dict[str, tuple[DraftTree, int]]] = {}
+        """Request -> source -> a draft of it that the text has followed to the end, so far, and the node it has come to."""
 
     def rated(self, key: int, tree: DraftTree) -> DraftTree:
         """The tree with the probability that each token is right once its parent is, in place of its drafter's word."""
@@ -88,9 +91,17 @@ class Acceptance:
 
     def observe(self, key: int, tree: DraftTree, emitted: Many[int]) -> None:
         """See what was emitted behind the root of a tree as one drafter proposed it, confidences and all."""
-        judged = list(_judged(tree, emitted))
-        if not judged:
-            return
+        if len(tree) > 1:
+            self._judge(key, tree, 0, emitted, _FADING)
+
+    def go_on(self, key: int, emitted: Many[int]) -> None:
+        """See what was emitted behind drafts of steps before, where the text has followed one so far."""
+        for tree, at in list(self._open.pop(key, {}).values()):
+            self._judge(key, tree, at, emitted, 1.0)
+
+    def _judge(self, key: int, tree: DraftTree, at: int, emitted: Many[int], fading: float) -> None:
+        """See what was emitted behind one node of a tree. fading: what is left of what the request has shown before."""
+        judged, end = _judged(tree, at, emitted)
         of, hits, expected = "", 0.0, 0.0
         rates, table = self._rates_of(of), self._chances.get(of)
         for node, hit in judged:
@@ -106,12 +117,18 @@ class Acceptance:
             rate.see(hit)
             if table is not None:
                 table[level, place] = rate.rate
-        record = self._requests.setdefault((key, tree.sources[judged[0][0]]), _Record())
-        record.hits = _FADING * record.hits + hits
-        record.expected = _FADING * record.expected + expected
+        of = tree.sources[1]
+        if judged:
+            record = self._requests.setdefault((key, of), _Record())
+            record.hits = fading * record.hits + hits
+            record.expected = fading * record.expected + expected
+        if end is not None:
+            # of drafts that overlap one is enough
+            self._open.setdefault(key, {}).setdefault(of, (tree, end))
 
     def release(self, key: int) -> None:
         """Forget a request; what it taught about its drafters stays."""
+        self._open.pop(key, None)
         for known in [place for place in self._requests if place[0] == key]:
             del self._requests[known]
 
@@ -127,22 +144,25 @@ def _word(held: float) -> float:
     return min(max(held, 0.0), 1.0)
 
 
-def _judged(tree: DraftTree, emitted: Many[int]) -> Iterator[tuple[int, bool]]:
-    """Every node whose parent came true, and whether it did."""
+def _judged(tree: DraftTree, at: int, emitted: Many[int]) -> tuple[list[tuple[int, bool]], int | None]:
+    """Every node behind `at` whose parent came true, and whether it did; and the node that the text has come to, None where it
+    has left the tree, or the tree has ended."""
+    judged: list[tuple[int, bool]] = []
     if tree.is_chain:
-        for node, (drafted, token) in enumerate(zip(tree.tokens[1 : tree.candidates], emitted, strict=False), 1):
-            yield node, drafted == token
+        for node, (drafted, token) in enumerate(zip(tree.tokens[at + 1 : tree.candidates], emitted, strict=False), at + 1):
+            judged.append((node, drafted == token))
             if drafted != token:
-                return
-        return
-    at = 0
+                return judged, None
+        end = at + len(emitted)
+        return judged, end if end < tree.candidates - 1 else None
     for token in emitted:
         right = tree.children[at].get(token)
         for node in tree.siblings[at]:
-            yield node, node == right
+            judged.append((node, node == right))
         if right is None:
-            return
+            return judged, None
         at = right
+    return judged, at if tree.siblings[at] else None
 
 
 def expected_tokens(tree: DraftTree) -> float:

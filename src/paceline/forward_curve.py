@@ -7,7 +7,7 @@ it attends to more keys: so much more is added as was measured per key.
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 
 _SLOPE = 0.05
 """Share of one row's cost that a further row is taken to cost while nothing else is known."""
@@ -15,15 +15,19 @@ _FOLLOW, _CORRECT = 0.1, 0.02
 """How fast the curve follows the machine as a whole, and how fast one point of it moves against the others."""
 _ODD = 4.0
 """A step that took so many times more or less than expected was disturbed and counts as this much."""
-_LARGEST = 64
-"""Points beyond so many rows are not kept: there cost grows in proportion."""
+_LARGEST = 256
+"""Points beyond so many rows are not kept."""
+_EVEN = 16
+"""From about so many rows on, arithmetic is all that a further row costs, and each costs the same; before, the reading of weights
+hides some of it."""
 
 _LEAST_S = 1e-9
 """No forward is taken to cost less."""
 
 
 class ForwardCurve:
-    """Seconds by rows, piecewise linear through its points, and in proportion behind the last one."""
+    """Seconds by rows, piecewise linear through its points; behind the last one as steep as before it where rows cost the same
+    there, else in proportion."""
 
     def __init__(self) -> None:
         self._rows: list[int] = []
@@ -111,8 +115,18 @@ class ForwardCurve:
         if len(self._rows) == 1:
             return self._seconds[0] * (1.0 + _SLOPE * (rows - 1)) / (1.0 + _SLOPE * (self._rows[0] - 1))
         if at == len(self._rows):
-            return self._seconds[-1] * rows / self._rows[-1]
+            return self._seconds[-1] + (rows - self._rows[-1]) * self._steepness
         low = max(at - 1, 0)
         high = low + 1
         share = (rows - self._rows[low]) / (self._rows[high] - self._rows[low])
         return max(self._seconds[low] + share * (self._seconds[high] - self._seconds[low]), _LEAST_S)
+
+    @property
+    def _steepness(self) -> float:
+        """Seconds of a row behind the last point, before the pace: as over the last half of what is known, where neighbours say
+        little."""
+        rows, seconds = self._rows[-1], self._seconds[-1]
+        half = bisect_right(self._rows, rows / 2) - 1
+        if half < 0 or self._rows[half] < _EVEN:
+            return seconds / rows
+        return max(seconds - self._seconds[half], 0.0) / (rows - self._rows[half])

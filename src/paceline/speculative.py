@@ -236,6 +236,7 @@ class Speculative:
             count.predicted_tokens += self.policy.predicted(tree)
             count.drafted_by_depth.update(range(1, tree.deepest + 1))
             count.accepted_by_depth.update(range(1, verdict.accepted + 1))
+        self.acceptance.go_on(sequence.key, verdict.tokens)
         for before, (part, granted, proposed) in enumerate(draft.proposed):
             self.acceptance.observe(sequence.key, proposed, verdict.tokens)
             if part.costly:

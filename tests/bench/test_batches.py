@@ -11,10 +11,9 @@ QUICK_S, SLOW_S = 0.02, 0.15
 
 
 def steps(name: str, step_s: float, count: int, said: list[tuple[str, float]]) -> Iterator[Flow]:
-    flow = Flow()
+    flow = Flow(1)
     for _ in range(count):
-        flow.all_s += step_s
-        flow.tokens += 1
+        flow.stepped(1, 0, step_s)
         said.append((name, flow.all_s))
         yield flow
 
@@ -24,7 +23,7 @@ def test_who_has_had_the_least_time_goes_on_until_all_have_ended() -> None:
     ends: list[int] = []
     under_way = [steps("slow", SLOW_S, 20, said), steps("quick", QUICK_S, 300, said)]
     slow, quick = batches._in_turns(under_way, lambda: ends.append(len(said)))
-    assert (slow.tokens, quick.tokens) == (20, 300)
+    assert (slow.emitted[-1], quick.emitted[-1]) == (20, 300)
     assert len(ends) == 2
     had = {"slow": 0.0, "quick": 0.0}
     for name, seconds in said[: ends[0]]:
@@ -35,4 +34,27 @@ def test_who_has_had_the_least_time_goes_on_until_all_have_ended() -> None:
 def test_one_that_ends_in_its_first_step_is_done() -> None:
     said: list[tuple[str, float]] = []
     only, other = batches._in_turns([steps("only", 9.0, 1, said), steps("other", 0.1, 5, said)], lambda: None)
-    assert (only.tokens, other.tokens) == (1, 5)
+    assert (only.emitted[-1], other.emitted[-1]) == (1, 5)
+
+
+def test_a_flow_is_measured_between_moments_at_which_as_much_is_half_written() -> None:
+    """Four at once of twelve tokens each: the first are cut short, one ends every third step, and a step takes a second, one that
+    reads a prompt two more."""
+    flow, left = Flow(4), [3, 6, 9, 12]
+    written, begun = [0] * 4, 4
+    numbers = [0, 1, 2, 3]
+    while not flow.enough:
+        ended, reads = 0, 0
+        written = [count + 1 for count in written]
+        for place in range(4):
+            if written[place] == left[place]:
+                flow.token_ids[numbers[place]] = [0] * left[place]
+                ended, reads = ended + left[place], reads + 1
+                written[place], left[place], numbers[place] = 0, 12, begun
+                begun += 1
+        flow.stepped(4, ended, 1.0 + 2.0 * reads)
+    began, end = flow.measured
+    assert flow.held[began] == flow.held[end]
+    # of three steps one reads a prompt, as there is one for every twelve tokens
+    assert flow.measured_tokens % 12 == 0
+    assert flow.measured_s == flow.measured_tokens / 4 + 2.0 * flow.measured_tokens / 12

@@ -26,9 +26,9 @@ def batch_rows(
 ) -> list[dict[str, Any]]:
     """One row per decoder, the first of which is plain: `size` requests always in flight, each that ends replaced by the next.
 
-    tokens_per_s counts the tokens of all, over a time in which the batch was full and as many prompts were read as texts ended:
-    where places stay empty, or prompts are still to be read, speculation looks better than it is. rounds: how often all in
-    flight were replaced in that time.
+    tokens_per_s counts the tokens of all, over a time in which the batch was full and as many prompts were read as texts were
+    written: where places stay empty, or prompts are still to be read, speculation looks better than it is. rounds: how often
+    all in flight were replaced in all. held_tokens: what those in flight had emitted when counting began and ended.
     """
     flows: dict[str, list[Flow]] = {decoder.name: [] for decoder in decoders}
     for _ in range(rules.repeats):
@@ -38,15 +38,16 @@ def batch_rows(
         for decoder, flow in zip(decoders, _in_turns(under_way, advance), strict=True):
             flows[decoder.name].append(flow)
     plain = decoders[0].name
-    rates = {name: median(flow.tokens / flow.seconds for flow in found) for name, found in flows.items()}
+    rates = {name: median(flow.measured_tokens / flow.measured_s for flow in found) for name, found in flows.items()}
     return [
         {
             "mode": name,
             "keeps": decoders[number].keeps,
             "batch": size,
             "rounds": len(found[-1].token_ids) / size - 1,
-            "tokens": found[-1].tokens,
-            "seconds": found[-1].seconds,
+            "held_tokens": [found[-1].held[step] for step in found[-1].measured],
+            "tokens": found[-1].measured_tokens,
+            "seconds": found[-1].measured_s,
             "tokens_per_s": rates[name],
             "plain_tokens_per_s": rates[plain],
             "ratio": rates[name] / rates[plain],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence as Many
 from dataclasses import dataclass, field, replace
 from itertools import cycle
@@ -19,18 +20,73 @@ PLAIN = "plain"
 
 _ROUNDS, _FEWEST = 2, 16
 """Times that the requests in flight are replaced while a flow is measured, and how many end in it at least."""
+_EITHER_WAY = 0.5
+"""Rounds by which measuring ends sooner or later than that."""
 
 
 @dataclass
 class Flow:
-    """Decoding with requests always in flight, as far as it has come. token_ids: number of a request -> what it emitted, of those
-    that ended. all_s: seconds of all steps. tokens, seconds: what was emitted, and in how long, since the first in flight had
-    ended; before, there is more to read than to write."""
+    """Decoding with requests always in flight, as far as it has come; measured for some rounds of as many tokens as those in
+    flight come to, the first such round left out.
 
+    at_once: requests in flight. token_ids: number of a request -> what it emitted, of those that ended. After each step: emitted,
+    seconds: of all steps so far; held: tokens that those in flight have emitted.
+    """
+
+    at_once: int
     token_ids: dict[int, list[int]] = field(default_factory=dict)
-    all_s: float = 0.0
-    tokens: int = 0
-    seconds: float = 0.0
+    emitted: list[int] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
+    held: list[int] = field(default_factory=list)
+
+    def stepped(self, emitted: int, ended: int, seconds: float) -> None:
+        """Note a step. emitted: its tokens. ended: tokens, of all steps, of the requests that ended in it."""
+        self.emitted.append((self.emitted[-1] if self.emitted else 0) + emitted)
+        self.seconds.append(self.all_s + seconds)
+        self.held.append((self.held[-1] if self.held else 0) + emitted - ended)
+
+    @property
+    def all_s(self) -> float:
+        """Seconds of all steps."""
+        return self.seconds[-1] if self.seconds else 0.0
+
+    @property
+    def enough(self) -> bool:
+        """Whether it has come to the end of what is measured."""
+        return len(self.token_ids) >= 2 * self.at_once and self.emitted[-1] >= self._after(self._rounds + _EITHER_WAY)
+
+    @property
+    def measured(self) -> tuple[int, int]:
+        """Steps behind which measuring begins and ends.
+
+        It ends when those in flight hold as much as when it began, as nearly as there is such a moment: then as many prompts were
+        read as answers were written.
+        """
+        began = bisect_left(self.emitted, self._after(0))
+        early, late = (bisect_left(self.emitted, self._after(self._rounds + way)) for way in (-_EITHER_WAY, _EITHER_WAY))
+        return began, min(range(early, late + 1), key=lambda step: abs(self.held[step] - self.held[began]))
+
+    @property
+    def measured_tokens(self) -> int:
+        """Tokens of all requests together, while it is measured."""
+        began, ended = self.measured
+        return self.emitted[ended] - self.emitted[began]
+
+    @property
+    def measured_s(self) -> float:
+        """Seconds for which it is measured."""
+        began, ended = self.measured
+        return self.seconds[ended] - self.seconds[began]
+
+    @property
+    def _rounds(self) -> float:
+        return max(_ROUNDS, _FEWEST / self.at_once)
+
+    def _after(self, rounds: float) -> float:
+        """Tokens emitted by so many rounds after the one that is left out."""
+        # the first requests are cut short
+        whole = [len(tokens) for number, tokens in self.token_ids.items() if number >= self.at_once]
+        return (1.0 + rounds) * self.at_once * sum(whole) / len(whole)
 
 
 class EngineDecoder:
@@ -62,28 +118,29 @@ class EngineDecoder:
         return Decoded(list(sequence.generated), first_s, first_tokens, total_s, sequence.speculation, steps, spent)
 
     def decode_flow(self, prompts: Many[Many[int]], at_once: int, max_tokens: int) -> Iterator[Flow]:
-        """Keep `at_once` requests in flight, each prompt in its turn over and over, until enough have ended; the flow, always
+        """Keep `at_once` requests in flight, each prompt in its turn over and over, until enough is measured; the flow, always
         the same one, is given after every step. Raises RequestError.
 
-        When it is first measured and when it ends as much is in flight, half written in the mean: whoever writes faster has no
-        fewer prompts to read for what it wrote.
+        The first ones are cut short, each elsewhere, so that requests end one by one from the beginning, as they do in the end
+        whatever drafts: where they all end together as many prompts wait to be read at once, and it is chance how much of that
+        is measured.
         """
-        params, left = self._params(max_tokens), cycle(prompts)
+        left = cycle(prompts)
         numbers: dict[int, int] = {}
-        flow = Flow()
-        while len(flow.token_ids) < at_once + max(_ROUNDS * at_once, _FEWEST):
-            began, measured = perf_counter(), len(flow.token_ids) >= at_once
+        flow = Flow(at_once)
+        while not flow.enough:
+            began = perf_counter()
             while len(numbers) - len(flow.token_ids) < at_once:
-                numbers[self._engine.add(next(left), params).key] = len(numbers)
-            emitted = 0
+                number = len(numbers)
+                most = max_tokens if number >= at_once else -(-max_tokens * (number + 1) // at_once)
+                numbers[self._engine.add(next(left), self._params(most)).key] = number
+            emitted = ended = 0
             for one in self._step():
                 emitted += len(one.outcome.verdict.tokens)
                 if one.finished:
                     flow.token_ids[numbers[one.sequence.key]] = list(one.sequence.generated)
-            seconds = perf_counter() - began
-            flow.all_s += seconds
-            if measured:
-                flow.tokens, flow.seconds = flow.tokens + emitted, flow.seconds + seconds
+                    ended += one.sequence.generated_tokens
+            flow.stepped(emitted, ended, perf_counter() - began)
             yield flow
         self._engine.abort_all()
 

@@ -31,7 +31,7 @@ from paceline.step import Feed, Step, Verdict
 from paceline.tree import Budget, DraftTree
 from paceline.version import __version__
 
-_ROWS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 48)
+_ROWS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 48, 96)
 _BATCHES = (1, 4, 16)
 _SIDE_BY_SIDE = 3
 """Sequences whose single rows are measured in one forward, to see what a sequence costs beside its rows."""
