@@ -59,6 +59,53 @@ def test_nodes_are_judged_as_far_as_the_text_tells() -> None:
     assert below == 0.55
 
 
+def test_a_draft_is_judged_on_as_the_text_follows_it() -> None:
+    """The target looks at no node of it, so that each step emits one token: deep nodes are learnt all the same."""
+    learnt, stream = Acceptance(), Random(5)
+    for key in range(600):
+        text = [1, 2, 3 if stream.random() < 0.3 else 5, 4]
+        learnt.observe(key, chain([1, 2, 3, 4]), text[:1])
+        for token in text[1:]:
+            learnt.go_on(key, [token])
+        learnt.release(key)
+    first, second, third, fourth = learnt.rated(-1, chain([1, 2, 3, 4])).confidences[1:]
+    assert min(first, second) > 0.98
+    assert third == pytest.approx(0.3, abs=0.06)
+    # behind a third one that came true
+    assert fourth > 0.95
+
+
+def test_a_tree_is_judged_on_along_the_branch_that_came_true() -> None:
+    learnt = Acceptance()
+    tree = DraftTree((9, 1, 2, 3, 4), (-1, 0, 0, 1, 2), sources=("", *"aaaa"), confidences=(1.0, 0.55, 0.25, 0.55, 0.75))
+    for _ in range(50):
+        learnt.observe(1, tree, [2])
+        learnt.go_on(1, [4, 7])
+        # it has ended
+        learnt.go_on(1, [3])
+    learnt.release(1)
+    first, second, below_first, below_second = learnt.rated(2, tree).confidences[1:]
+    assert first < 0.1
+    assert below_first == 0.55
+    assert min(second, below_second) > 0.9
+
+
+def test_of_drafts_that_overlap_one_is_judged_on_and_none_of_a_request_that_ended() -> None:
+    learnt, alone = Acceptance(), Acceptance()
+    for known in (learnt, alone):
+        known.observe(1, chain([1, 2, 3], 0.95), [1])
+    learnt.observe(1, chain([2, 8], 0.35), [2])
+    for known in (learnt, alone):
+        known.go_on(1, [2, 3])
+    # the second level of the other draft was wrong, and nobody looked
+    assert learnt.rated(2, chain([2, 8], 0.35)).confidences[2] == 0.35
+    assert learnt.rated(2, chain([1, 2, 3], 0.95)).confidences == alone.rated(2, chain([1, 2, 3], 0.95)).confidences
+    alone.observe(1, chain([1, 2], 0.15), [1])
+    alone.release(1)
+    alone.go_on(1, [5])
+    assert alone.rated(2, chain([1, 2], 0.15)).confidences[2] == 0.15
+
+
 def test_drafters_do_not_answer_for_each_other() -> None:
     learnt = Acceptance()
     for _ in range(50):
