@@ -18,8 +18,8 @@ PLAIN = "plain"
 """The name of decoding without drafts, this engine's and every peer's."""
 
 
-_ROUNDS, _FEWEST = 2, 16
-"""Times that the requests in flight are replaced while a flow is measured, and how many end in it at least."""
+_ROUNDS, _FEWEST, _FEWEST_TOKENS = 2, 16, 1500
+"""Times that the requests in flight are replaced while a flow is measured; how many end in it, and what they emit, at least."""
 _EITHER_WAY = 0.5
 """Rounds by which measuring ends sooner or later than that."""
 
@@ -80,13 +80,18 @@ class Flow:
 
     @property
     def _rounds(self) -> float:
-        return max(_ROUNDS, _FEWEST / self.at_once)
+        return max(_ROUNDS, _FEWEST / self.at_once, _FEWEST_TOKENS / self._round)
+
+    @property
+    def _round(self) -> float:
+        """Tokens of as many answers as are in flight."""
+        # the first requests are cut short
+        whole = [len(tokens) for number, tokens in self.token_ids.items() if number >= self.at_once]
+        return self.at_once * sum(whole) / len(whole)
 
     def _after(self, rounds: float) -> float:
         """Tokens emitted by so many rounds after the one that is left out."""
-        # the first requests are cut short
-        whole = [len(tokens) for number, tokens in self.token_ids.items() if number >= self.at_once]
-        return (1.0 + rounds) * self.at_once * sum(whole) / len(whole)
+        return (1.0 + rounds) * self._round
 
 
 class EngineDecoder:
