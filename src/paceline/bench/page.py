@@ -214,10 +214,8 @@ def _batches(record: dict[str, Any]) -> list[str]:
     columns = ("task", "mode", "batch", "tokens/s of all", "plain tokens/s of all", "ratio", "same text as plain")
     told = "So many requests always in flight, one that ends replaced by the next; "
     if all("held_tokens" in row for row in record["batches"]):
-        told += (
-            "counted between two moments at which as much is half written, so that as many prompts are read as answers end; modes"
-        )
-        told += " in turns of a moment:"
+        told += "counted between two moments at which as much is half written, so that as many prompts are read as answers end;"
+        told += " modes in turns of a moment:"
     elif all("rounds" in row for row in record["batches"]):
         # older records
         told += "counted from when as many had ended, so that prompts are read as answers end, modes in turns of a moment:"
