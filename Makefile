@@ -19,11 +19,17 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 demo: setup
 	$(BIN)/python examples/demo.py
 
+# a process of tests for each core; but servers under load, and whatever takes the time, have the machine to themselves
+SIDE_BY_SIDE := -n auto --maxprocesses 8 --ignore tests/serve --ignore tests/bench
+ALONE := tests/serve tests/bench
+
 test: setup
-	$(BIN)/python -m pytest -m "not full"
+	$(BIN)/python -m pytest -m "not full" $(SIDE_BY_SIDE)
+	$(BIN)/python -m pytest -m "not full" $(ALONE)
 
 test-all: setup
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest $(SIDE_BY_SIDE)
+	$(BIN)/python -m pytest $(ALONE)
 
 # beside the environment, not in it: transformers would import it into every process (ADR 0006)
 TRITON := build/triton

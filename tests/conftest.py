@@ -1,4 +1,5 @@
-"""Triton reads this when it is first imported, which transformers does where it can: so it is said before any test is collected.
+"""Triton and OpenMP read the environment when they are first imported, Triton by transformers where it can: so it is set before any
+test is collected.
 
 On a machine with a GPU `TRITON_INTERPRET=0 pytest tests/kernels` runs the compiled kernels instead.
 """
@@ -11,6 +12,9 @@ from typing import Any
 import pytest
 
 os.environ.setdefault("TRITON_INTERPRET", "1")
+if "PYTEST_XDIST_WORKER" in os.environ:
+    # there is such a process for each core; tests that are about threads ask for them
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # Hypothesis looks for who holds its random numbers, and finds nobody once the command line has frozen what there is
 import hypothesis.internal.observability  # noqa: F401  # isort: skip

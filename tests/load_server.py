@@ -20,12 +20,15 @@ class FakeServer:
     first_s, gap_s: to the first chunk, and between chunks. tokens, chunk: how many, and how many in a chunk. status, after:
     answer with this status, to the first `after` requests only. usage: tell it. cut: end without an end. tail: sent instead of
     the end. At most `slots` requests are worked on at once; the others wait.
+
+    in_flight, most_in_flight: those worked on, now and at most. most_waiting: of those that came, how many waited at most.
     """
 
     def __init__(self, slots: int = 1000, tokenizer: bool = True, knows_usage: bool = True, context_tokens: int = 1024) -> None:
         self.bodies: list[dict[str, Any]] = []
         self.authorizations: list[str] = []
         self.in_flight = self.most_in_flight = 0
+        self._waiting = self.most_waiting = 0
         self._slots, self._tokenizer, self._knows_usage = asyncio.Semaphore(slots), tokenizer, knows_usage
         self._context_tokens = context_tokens
 
@@ -56,7 +59,10 @@ class FakeServer:
             headers = [(b"retry-after", str(fake["retry_after"]).encode())] if "retry_after" in fake else []
             await _json(send, fake["status"], {"error": {"message": "as it was told"}}, headers)
             return
+        self._waiting += 1
+        self.most_waiting = max(self.most_waiting, self._waiting)
         async with self._slots:
+            self._waiting -= 1
             self.in_flight += 1
             self.most_in_flight = max(self.most_in_flight, self.in_flight)
             try:
