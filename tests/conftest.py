@@ -1,5 +1,5 @@
-"""Triton and OpenMP read the environment when they are first imported, Triton by transformers where it can: so it is set before any
-test is collected.
+"""Triton and OpenMP read the environment when they are first imported, Triton by transformers where it can: so it is set before
+any test is collected.
 
 On a machine with a GPU `TRITON_INTERPRET=0 pytest tests/kernels` runs the compiled kernels instead.
 """
