@@ -37,6 +37,7 @@ from paceline.sequence import Sequence
 from paceline.step import Verdict
 from paceline.stopping import LIKELIEST, Stopping
 from paceline.tree import NOTHING, Budget, DraftTree, Part
+from paceline.tryouts import Tryouts
 from paceline.visits import Visits
 
 _CLEARLY, _CLEARLY_COSTLY = 1.04, 1.15
@@ -47,12 +48,6 @@ _OTHER_S = 2e-5
 sequences for the step itself."""
 _STEP_ITSELF = 4
 _TRIED_LEVELS = 2
-_LEAST_COST = 0.1
-"""Share of its time that a trial is taken to cost, however much is expected of it."""
-_TRIAL_SHARE = 0.005
-"""Share of all time that may go into trying a drafter where it is not thought to be worth it."""
-_SAVED_TRIALS = 4
-"""Trials that time is saved for at most, however long none was needed."""
 _IDLE_S = 2e-3
 """A step that begins so much later than the last one ended has been waited for."""
 _SMOOTH = 0.1
@@ -77,17 +72,12 @@ class AdaptivePolicy(Policy):
         self._pays: tuple[float, float] | None = None
         """How likely the first node of a chain, and any further one, must come true to be worth its row, if a chain is all that
         is drafted in this step."""
-        self._steps, self._decoding_s, self._trials_s = 0, 0.0, 0.0
-        self._token_s = 0.0
-        """Seconds that a token took, of late."""
-        self._no_trial_before_s: dict[str, float] = {}
-        """Costly drafter -> the time spent decoding until which it is not worth asking whether it may be tried."""
+        self._tryouts = Tryouts()
+        self._steps, self._token_s = 0, 0.0
+        """And seconds that a token took, of late."""
         self._deepened: dict[int, list[float]] = {}
         """Request -> per depth, how likely the draft of this step that a costly drafter was asked for comes true; noted where
         a look-up was asked too."""
-        self._trial: tuple[int, str, float] | None = None
-        """Request and drafter of the trial in this step, and seconds that it costs beyond what it was granted for if the target
-        does not look at it."""
         self._batch = self._fed = 1
         """Sequences that are drafted for in this step, asked about or not, and rows that it feeds whatever is drafted."""
         self._reading = self._row_s = 0.0
@@ -131,8 +121,8 @@ class AdaptivePolicy(Policy):
             decisions.take(decision, sequences, situation)
         depth, chosen = decision.depth, decision.chosen
         if not chosen:
-            if self._decoding_s >= self._no_trial_before_s.get(part.name, 0.0):
-                depth, chosen = self._tried(part, sequences, trees)
+            if self._tryouts.may_be_due(part.name):
+                depth, chosen = self._tried(part, sequences)
             if not chosen:
                 return [NOTHING] * len(sequences)
         granted = [NOTHING] * len(sequences)
@@ -210,28 +200,15 @@ class AdaptivePolicy(Policy):
             falling = top
         return depth, chosen
 
-    def _tried(self, part: Part, sequences: Many[Sequence], trees: Many[DraftTree]) -> tuple[int, Many[int]]:
-        """One sequence to try a drafter on that is not thought to be worth it, if enough time has passed: so it can come back.
+    def _tried(self, part: Part, sequences: Many[Sequence]) -> tuple[int, Many[int]]:
+        """One sequence to try a drafter on that is not thought to be worth it, if there is time for that.
 
         A request that was never tried goes first, then the one tried longest ago.
         """
         depth = min(_TRIED_LEVELS, part.budget.depth)
         at = min(range(len(sequences)), key=lambda at: self._visits.last(part.name, sequences[at]))
-        asking_s = self._reading_s(part, sequences[at]) + self.costs.draft_s(part.name, depth, 1)
-        gain_s = self._accounts.token_s * sum(self._chain(sequences[at], part, trees[at])[:depth])
-        rows = self._rows(trees)
-        rows_s = self._time(rows + depth, True) - self._time(rows, False)
-        # what is expected of a trial pays for most of it, if not all, if only the target looks at it
-        cost_s = max(asking_s - max(gain_s - rows_s, 0.0), _LEAST_COST * asking_s)
-        self._trials_s = max(self._trials_s, _TRIAL_SHARE * self._decoding_s - _SAVED_TRIALS * cost_s)
-        if self._trials_s + cost_s > _TRIAL_SHARE * self._decoding_s:
-            # what it costs changes, so it is asked again before all of the time is over
-            left_s = (self._trials_s + cost_s) / _TRIAL_SHARE - self._decoding_s
-            self._no_trial_before_s[part.name] = self._decoding_s + left_s / 4
-            return 0, ()
-        self._trials_s += cost_s
-        self._trial = (sequences[at].key, part.name, asking_s - cost_s)
-        return depth, (at,)
+        cost_s = self._reading_s(part, sequences[at]) + self.costs.draft_s(part.name, depth, 1)
+        return (depth, (at,)) if self._tryouts.begin(part.name, sequences[at].key, cost_s) else (0, ())
 
     def _draft_s(self, part: Part, drafted: Many[float], count: int) -> float:
         """Seconds that drafts for so many sequences are expected to take. drafted: how likely each level is drafted for one."""
@@ -358,8 +335,9 @@ class AdaptivePolicy(Policy):
         self._steps += 1
         self._reading += _SMOOTH * (self._reads - self._reading)
         # a forward that read prompts too is taken for one that did not
-        step_s = timings.asked_s + self.costs.forward_s(sum(map(len, trees)), len(trees)) + other + self._between_s
-        self._decoding_s += step_s
+        rows = sum(map(len, trees))
+        step_s = timings.asked_s + self.costs.forward_s(rows, len(trees)) + other + self._between_s
+        self._tryouts.all_s += step_s
         token_s = step_s / (sum(len(verdict.tokens) for verdict in verdicts) or len(verdicts))
         before = self._token_s or token_s
         self._token_s = before + _SMOOTH * (token_s - before)
@@ -367,15 +345,21 @@ class AdaptivePolicy(Policy):
         for sequence, tree, verdict in zip(sequences, trees, verdicts, strict=True):
             if verdict.finish is not None:
                 self._visits.ended(sequence)
-            if self._trial and sequence.key == self._trial[0] and self._trial[1] not in tree.sources:
-                self._trials_s += self._trial[2]
+            if self._tryouts.begun and sequence.key == self._tryouts.begun.key:
+                self._tryouts.end(self._gain_s(self._tryouts.begun.part, tree, verdict, rows))
         self._accounts.book(sequences, trees, self._deepened, (len(trees) + _STEP_ITSELF) * self._more_s, self._steps)
         self._forget_step()
         self._seen_at = perf_counter()
 
+    def _gain_s(self, part: str, tree: DraftTree, verdict: Verdict, rows: int) -> float:
+        """Seconds that one drafter's nodes in a tree were worth, less those of their rows. rows: of the step."""
+        brought = sum([tree.sources[node] == part for node in verdict.path])
+        rows_s = self.costs.curve(rows) - self.costs.curve(rows - tree.sources.count(part))
+        return brought * self._worth_of_token_s() - rows_s
+
     def _forget_step(self) -> None:
         self._accounts.forget_asked()
-        self._deepened, self._drafted_s, self._trial, self._pays = {}, 0.0, None, None
+        self._deepened, self._drafted_s, self._tryouts.begun, self._pays = {}, 0.0, None, None
 
     def fork(self, key: int, new_key: int, length: int) -> None:
         self._visits.fork(key, new_key, length)

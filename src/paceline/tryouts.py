@@ -1,0 +1,55 @@
+"""Tryouts: trying drafters that are not thought to be worth it, so that they can come back.
+
+A trial takes time and may bring tokens. What trials lose on the whole is bounded to a share of all time; those that pay for
+themselves follow one another, and what a drafter is worth is soon known.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+_SHARE = 0.005
+"""Of all time, what trials may lose."""
+_SAVED = 4
+"""Trials that time is saved for at most, however long none was needed, or however much they brought."""
+_ASKED_AGAIN = 0.25
+"""Of the time until one is due, after which it is asked again: what it costs changes."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """part: the drafter that is tried. key: the request."""
+
+    part: str
+    key: int
+
+
+class Tryouts:
+    """begun: the trial of this step, if there is one. all_s: seconds of all steps so far."""
+
+    def __init__(self) -> None:
+        self.begun: Trial | None = None
+        self.all_s = self._lost_s = 0.0
+        self._not_before_s: dict[str, float] = {}
+        """Drafter -> the time until which it is not worth asking whether it may be tried."""
+
+    def may_be_due(self, part: str) -> bool:
+        """Whether it is worth asking what a trial of this drafter costs; there is one a step at most."""
+        return self.begun is None and self.all_s >= self._not_before_s.get(part, 0.0)
+
+    def begin(self, part: str, key: int, cost_s: float) -> bool:
+        """Try a drafter for a request in this step, which takes `cost_s`, if there is time for it."""
+        self._lost_s = max(self._lost_s, _SHARE * self.all_s - _SAVED * cost_s)
+        if self._lost_s + cost_s > _SHARE * self.all_s:
+            left_s = (self._lost_s + cost_s) / _SHARE - self.all_s
+            self._not_before_s[part] = self.all_s + _ASKED_AGAIN * left_s
+            return False
+        self._lost_s += cost_s
+        self.begun = Trial(part, key)
+        return True
+
+    def end(self, gain_s: float) -> None:
+        """See what the trial of this step brought, in seconds."""
+        if self.begun:
+            self._lost_s -= gain_s
+            self._not_before_s.pop(self.begun.part, None)
