@@ -15,6 +15,7 @@ from fakes import RecordingCache, TableModel
 from laws import PROMPT, Outcome, chi_square, obeys
 from paceline.growth import Growth
 from paceline.params import SamplingParams
+from paceline.ranking import Noise, Ranking
 from paceline.sampling import Context, best, target_scores
 from paceline.sequence import Sequence
 from paceline.tree import Budget, DraftTree, Proposal
@@ -107,6 +108,42 @@ def test_drawn_trees_record_the_distribution_of_every_node_with_children(
             assert torch.allclose(probs, own_scores(model, owner, path_of(tree, node)).softmax(-1))
             for child in tree.siblings[node]:
                 assert 0 < tree.confidences[child] == float(probs[tree.tokens[child]])
+
+
+@pytest.mark.parametrize("params", PARAMS, ids=NAMES)
+@pytest.mark.parametrize("shape", [*SHAPES, None], ids=lambda shape: len(shape) if shape else "dynamic")
+@pytest.mark.parametrize("size", [7, 9000])
+def test_a_level_ranked_where_its_rows_lie_is_ranked_alike(
+    params: SamplingParams, shape: Shape | None, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a GPU: all nodes of all drafts at once, and nothing but tokens and shares is read."""
+    owners = [Sequence(key, (key, 1, 2), params, seed=key) for key in range(3)]
+    owners.append(Sequence(3, (3, 1, 2), SamplingParams(temperature=0.5), seed=3))
+    growth, alone = Growth(shape=shape, width=1 if shape else 2), TableModel(size, seed=2)
+    together = TableModel(size, seed=2)
+    monkeypatch.setattr(together, "returns_early", True)
+    budget = Budget(12, 3)
+    for one, other in zip(extended(alone, owners, growth, budget), extended(together, owners, growth, budget), strict=True):
+        assert len(one) > 1
+        assert (one.tokens, one.parents, one.kind) == (other.tokens, other.parents, other.kind)
+        # a processor leaves out what is far behind where there are many
+        assert one.confidences == pytest.approx(other.confidences, rel=1e-5 if size < 1000 else 5e-3)
+
+
+@pytest.mark.parametrize("sick", [math.nan, -math.inf])
+def test_a_row_without_numbers_brings_nothing_wherever_it_is_ranked(sick: float) -> None:
+    rows = torch.full((2, 7), sick)
+    rows[1] = torch.arange(7.0)
+    for noise in (None, Noise(1, 5)):
+        for together in (False, True):
+            ranking = Ranking(together)
+            for row in rows:
+                ranking.rank(row, 3, noise)
+            ranking.put([(4, 0.5)])
+            first, second, third = ranking.found()
+            assert first == []
+            assert len(second) == 3
+            assert third == [(4, 0.5)]
 
 
 @pytest.mark.parametrize("kind", DRAWN)

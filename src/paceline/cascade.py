@@ -22,9 +22,10 @@ import torch
 from paceline.cache.base import KVCache
 from paceline.constraint import Ahead
 from paceline.drafters.base import Drafter
-from paceline.growth import Growth, chosen_shares
+from paceline.growth import Growth
 from paceline.models.base import LanguageModel, Scores
 from paceline.policies.base import Policy
+from paceline.ranking import chosen_shares
 from paceline.sampling import Context, LogitsError, target_scores
 from paceline.sequence import Sequence
 from paceline.speculative import Speculative, Work

@@ -5,15 +5,14 @@ Nothing here computes logits: whoever has the model asks a `Draft` which nodes i
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence as Many
+from collections.abc import Iterable, Iterator, Sequence as Many
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
-import numpy as np
 import torch
 
 from paceline.draws import siblings
-from paceline.noise import gumbel, noised_best
+from paceline.ranking import Noise, Ranked, Ranking
 from paceline.sampling import Context, target_scores
 from paceline.sequence import Sequence
 from paceline.step import Feed, Verdict
@@ -78,6 +77,8 @@ class Draft:
         self._nodes = [_Node(sequence.root, -1, 0, (), 1.0, 1.0)]
         self._proposals: dict[int, torch.Tensor] = {}
         self._fed: list[int] = []
+        self._expecting: list[tuple[int, Many[int]]] = []
+        """Nodes whose children are being chosen, and where in the shape those are."""
         self.asked = [0] if budget.some else []
         self._parents = set(self.asked)
         """Those of the nodes asked for that are to have children."""
@@ -96,14 +97,26 @@ class Draft:
         # drawn siblings may be equal
         return Feed(self.sequence, cached, tuple(text), DraftTree(tuple(node.token for node in nodes), parents, Proposal.IID))
 
-    def grow(self, logits: torch.Tensor) -> None:
-        """Hang children below the nodes that were asked for. logits: float32 [asked, V]."""
-        fresh: list[int] = []
-        noise, stopping = _Noise(self.sequence, len(self._nodes[self.asked[0]].path)), self._budget.stopping
+    def look(self, logits: torch.Tensor, ranking: Ranking) -> None:
+        """Have children chosen for the nodes that were asked for. logits: float32 [asked, V]."""
+        level = len(self._nodes[self.asked[0]].path)
+        noise = Noise(self.sequence.seed, len(self.sequence.tokens) + level) if self._kind is Proposal.COUPLED else None
+        self._expecting = []
         for at, row in zip(self.asked, logits, strict=True):
+            if self._growth.amateur:
+                self._proposals[at] = row.softmax(-1)
+            places = self._places(self._nodes[at]) if at in self._parents else ()
+            if places:
+                self._expecting.append((at, places))
+                self._choose(at, row, len(places), noise, ranking)
+
+    def grow(self, chosen: Iterator[Ranked]) -> None:
+        """Hang those below them that were chosen, in the order in which they were looked at."""
+        fresh: list[int] = []
+        stopping = self._budget.stopping
+        for at, places in self._expecting:
             node = self._nodes[at]
-            places = self._places(node) if at in self._parents else ()
-            for place, (token, confidence) in zip(places, self._chosen(at, row, len(places), noise), strict=False):
+            for place, (token, confidence) in zip(places, next(chosen), strict=False):
                 fresh.append(len(self._nodes))
                 worth, path = node.worth * confidence, (*node.path, token)
                 reach = stopping.reach(node.reach, len(path), confidence) if stopping else 1.0
@@ -137,24 +150,20 @@ class Draft:
         """The nodes that the budget has room for."""
         return self._by_worth(range(1, len(self._nodes)))[: self._budget.nodes]
 
-    def _chosen(self, at: int, row: torch.Tensor, count: int, noise: _Noise) -> list[tuple[int, float]]:
+    def _choose(self, at: int, row: torch.Tensor, count: int, noise: Noise | None, ranking: Ranking) -> None:
         """Up to `count` children of a node with their confidences, best or first drawn first; none of what is no number."""
-        if self._growth.amateur:
-            self._proposals[at] = row.softmax(-1)
-        if not count:
-            return []
         node = self._nodes[at]
         scores = target_scores(row, Context(self.sequence, node.path))
-        if self._kind is Proposal.COUPLED:
-            return noise.ranked(scores, count)
         if not self._kind.drawn:
-            return _ranked(_host(scores), count)
+            ranking.rank(scores, count, noise)
+            return
         probs = self._proposals[at] if self._growth.amateur else scores.softmax(-1)
         if not bool(probs[0] >= 0.0):
-            return []
+            ranking.put([])
+            return
         self._proposals[at] = probs
         tokens = siblings(probs, self._kind, count, self.sequence, self._source, node.place)
-        return list(zip(tokens, probs[tokens].tolist(), strict=True))
+        ranking.put(list(zip(tokens, probs[tokens].tolist(), strict=True)))
 
     def _order(self) -> list[int]:
         """The nodes of the tree below its root: siblings in the order of their choice, what is worth more before the rest."""
@@ -201,67 +210,3 @@ def _forks(slots: tuple[tuple[int, ...], ...], everywhere: bool) -> bool:
             return True
         node = asked[0]
     return False
-
-
-_FEW = 8192
-"""Up to so many tokens all are noised."""
-_FAR = 12.0
-"""Tokens whose scores are further than this below the largest count for nothing in a confidence where there are more."""
-
-
-class _Noise:
-    """The noise of one position, made when it is first asked for: all nodes of a level share it."""
-
-    def __init__(self, sequence: Sequence, level: int) -> None:
-        self._seed, self._position = sequence.seed, len(sequence.tokens) + level
-        self._all: np.ndarray | None = None
-
-    def ranked(self, scores: torch.Tensor, count: int) -> list[tuple[int, float]]:
-        """The `count` tokens with the largest scores + noise, and their shares in the softmax of these."""
-        row = _host(scores)
-        if len(row) <= _FEW:
-            if self._all is None:
-                self._all = gumbel(self._seed, self._position, np.arange(len(row), dtype=np.int32)).astype(np.float64)
-            return _ranked(row + self._all, count)
-        best = noised_best(scores, self._seed, self._position, count)
-        if not best:
-            return []
-        shares = chosen_shares(row, best, (self._seed, self._position))
-        return list(zip(best, shares.tolist(), strict=True))
-
-
-def chosen_shares(row: np.ndarray, tokens: Many[int], noise: tuple[int, int] | None) -> np.ndarray:
-    """Shares of tokens in the softmax of what they were chosen by. row: float [V], the scores. noise: seed and position of that
-    which was added to them; None for none."""
-    near = np.union1d(np.flatnonzero(row >= row.max() - _FAR), tokens)
-    chosen_by = row[near].astype(np.float64)
-    if noise is not None:
-        chosen_by += gumbel(*noise, near)
-    return _shares(chosen_by)[np.searchsorted(near, tokens)]
-
-
-def _host(scores: torch.Tensor) -> np.ndarray:
-    return scores.cpu().numpy()
-
-
-def _ranked(row: np.ndarray, count: int) -> list[tuple[int, float]]:
-    """The `count` largest of a row, the first of equals first, and their shares in its softmax."""
-    if not row.max() > -np.inf:
-        # no number, or none that the answer's grammar allows
-        return []
-    shares, found = _shares(row), []
-    left = row if count == 1 else row.copy()
-    for _ in range(min(count, len(row))):
-        token = int(left.argmax())
-        # what is no number is never above
-        if not left[token] > -np.inf:
-            break
-        found.append((token, float(shares[token])))
-        if count > 1:
-            left[token] = -np.inf
-    return found
-
-
-def _shares(row: np.ndarray) -> np.ndarray:
-    weights = np.exp(row - row.max())
-    return weights / weights.sum()

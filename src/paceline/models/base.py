@@ -11,6 +11,7 @@ from torch.nn.functional import pad
 
 from paceline.cache.base import Branching, KVCache
 from paceline.growth import Draft, Growth
+from paceline.ranking import Ranking
 from paceline.sequence import Sequence
 from paceline.step import Feed, Segment, Step, Verdict
 from paceline.tree import Budget, DraftTree
@@ -127,8 +128,13 @@ class LanguageModel(ABC):
             logits = self.score(step, cache).logits
             if self.vocab_size != vocab_size:
                 logits = pad(logits, (0, vocab_size - self.vocab_size), value=-torch.inf)
+            # whole rows would be read from a device, and waited for one by one
+            ranking = Ranking(together=self.returns_early)
             for draft, rows in zip(live, logits.split([segment.nodes for segment in step.segments]), strict=True):
-                draft.grow(rows[-len(draft.asked) :])
+                draft.look(rows[-len(draft.asked) :], ranking)
+            chosen = ranking.found()
+            for draft in live:
+                draft.grow(chosen)
             cache.commit([draft.kept() for draft in live])
             live = [draft for draft in live if draft.asked]
         return [draft.tree() for draft in drafts]
