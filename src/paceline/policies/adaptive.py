@@ -73,8 +73,9 @@ class AdaptivePolicy(Policy):
         """How likely the first node of a chain, and any further one, must come true to be worth its row, if a chain is all that
         is drafted in this step."""
         self._tryouts = Tryouts()
-        self._steps, self._token_s = 0, 0.0
-        """And seconds that a token took, of late."""
+        self._steps = 0
+        self._token_s = 0.0
+        """Seconds that a token took, of late."""
         self._deepened: dict[int, list[float]] = {}
         """Request -> per depth, how likely the draft of this step that a costly drafter was asked for comes true; noted where
         a look-up was asked too."""
@@ -150,7 +151,7 @@ class AdaptivePolicy(Policy):
         drafts_s = [self.costs.draft_s(part.name, level, count) for level in (1, depth)]
         level_s, right = (drafts_s[1] - drafts_s[0]) / max(depth - 1, 1), self.depths.right(part.name, depth, where)
         least = [(row_s + level_s) / (count * worth_s * chance) for row_s, chance in zip(rows_s[1:], right[1:], strict=True)]
-        first_s = rows_s[0] + (self._batch + _STEP_ITSELF) * self._more_s
+        first_s = rows_s[0] + self._drafting_s
         pays = _CLEARLY * first_s / worth_s, sum(rows_s) / depth / worth_s
         draft_s = self._draft_s(part, self.depths.drafted(part.name, depth, where), count)
         return Decision(depth, chosen, least, draft_s, pays)
@@ -207,7 +208,7 @@ class AdaptivePolicy(Policy):
         """
         depth = min(_TRIED_LEVELS, part.budget.depth)
         at = min(range(len(sequences)), key=lambda at: self._visits.last(part.name, sequences[at]))
-        cost_s = self._reading_s(part, sequences[at]) + self.costs.draft_s(part.name, depth, 1)
+        cost_s = self._reading_s(part, sequences[at]) + self.costs.draft_s(part.name, depth, 1) + self._drafting_s
         return (depth, (at,)) if self._tryouts.begin(part.name, sequences[at].key, cost_s) else (0, ())
 
     def _draft_s(self, part: Part, drafted: Many[float], count: int) -> float:
@@ -234,6 +235,11 @@ class AdaptivePolicy(Policy):
     def _rows(self, trees: Many[DraftTree]) -> int:
         """Rows of a step over these trees: those of prompts come before those of drafts."""
         return sum(map(len, trees)) + max(self._fed - len(trees), 0)
+
+    @property
+    def _drafting_s(self) -> float:
+        """Seconds that a step takes longer because anything is drafted in it, drafters and rows not counted."""
+        return (self._batch + _STEP_ITSELF) * self._more_s
 
     @property
     def _reads(self) -> bool:
@@ -347,7 +353,7 @@ class AdaptivePolicy(Policy):
                 self._visits.ended(sequence)
             if self._tryouts.begun and sequence.key == self._tryouts.begun.key:
                 self._tryouts.end(self._gain_s(self._tryouts.begun.part, tree, verdict, rows))
-        self._accounts.book(sequences, trees, self._deepened, (len(trees) + _STEP_ITSELF) * self._more_s, self._steps)
+        self._accounts.book(sequences, trees, self._deepened, self._drafting_s, self._steps)
         self._forget_step()
         self._seen_at = perf_counter()
 
