@@ -118,7 +118,10 @@ class Cascade(LanguageModel):
             if seen is not None:
                 self._pair.drafter.truncate(key, _alike(seen, known.sequence.tokens))
         else:
-            self._pair.drafter.truncate(key, known.follow(sequence))
+            shown = len(known.sequence.tokens)
+            right = known.follow(sequence)
+            if right < shown:
+                self._pair.drafter.truncate(key, right)
         if sequence.constraint is not None:
             # it has read what is committed
             known.sequence.constraint = Ahead(sequence.constraint)
@@ -143,6 +146,13 @@ class Cascade(LanguageModel):
     def forget(self) -> None:
         """Forget what the drafter inside learnt from the texts of all requests so far."""
         self._pair.drafter.forget()
+
+    def took_back(self, key: int, length: int) -> None:
+        """The owner of the cache knows of no more than `length` tokens that they are still the request's: text that is split anew
+        changes tokens that were committed before."""
+        shadow = self._shadows.get(key)
+        if shadow is not None:
+            shadow.committed = min(shadow.committed, length)
 
     def settle(self, key: int) -> None:
         """Tell of a sequence that ended: to remember what it was answered with is for the drafter inside."""
@@ -307,6 +317,7 @@ class _PairCache(KVCache):
 
     def truncate(self, key: int, length: int) -> None:
         self._cache.truncate(key, length)
+        self._cascade.took_back(key, length)
 
     def fork(self, key: int, new_key: int, length: int | None = None) -> None:
         self._cascade.fork(key, new_key, length)

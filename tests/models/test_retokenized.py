@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 
 from foreign import KINDS, pieces, save_all
+from paceline.cascade import Cascade
+from paceline.drafters.base import Drafter
+from paceline.drafters.bigram import BigramDrafter, Options as BigramOptions
+from paceline.drafters.ngram import NgramDrafter, Options as NgramOptions
+from paceline.drafters.suffix import Options as SuffixOptions, SuffixDrafter
 from paceline.models.base import LanguageModel
 from paceline.models.load import load_model
 from paceline.models.pieces import Pieces
 from paceline.models.retokenized import RetokenizedModel, _seam, _whole
 from paceline.models.tokenizer import Tokenizer
 from paceline.params import SamplingParams
+from paceline.policies.fixed import FixedPolicy
 from paceline.sequence import Sequence
 from paceline.tree import Budget, DraftTree, Proposal
+from paceline.verifiers.match import Match
 
 WORDS = [" the", " thin", " then", " on", " band", "\n", " h\u00e9", " \U0001f600", ",", " in", " andante"]
 
@@ -26,8 +34,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_all(tmp_path_factory.mktemp("retokenized"))
 
 
-def retokenized(folder: Path, kind: str) -> RetokenizedModel:
-    return RetokenizedModel(load_model(folder / kind), pieces(folder / kind), pieces(folder / "target"))
+def retokenized(folder: Path, kind: str, ahead: Drafter | None = None) -> RetokenizedModel:
+    """ahead: what drafts for the model that drafts."""
+    model = load_model(folder / kind)
+    if ahead is not None:
+        model = Cascade(model, ahead, Match(), FixedPolicy())
+    return RetokenizedModel(model, pieces(folder / kind), pieces(folder / "target"))
 
 
 def texts(folder: Path, seed: int, words: int) -> list[int]:
@@ -70,10 +82,19 @@ def test_a_shadow_grows_with_its_text(folder: Path, kind: str, step: int) -> Non
     assert ours == wanted
 
 
+AHEAD: dict[str, Callable[[], Drafter | None]] = {
+    "alone": lambda: None,
+    "ngram": lambda: NgramDrafter(NgramOptions()),
+    "bigram": lambda: BigramDrafter(BigramOptions()),
+}
+
+
+@pytest.mark.parametrize("ahead", AHEAD)
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_is_drafted_is_the_greedy_text_of_the_model(folder: Path, kind: str) -> None:
-    """As drafted afresh from its own tokens, whatever was cached and drafted before."""
-    model, lone = retokenized(folder, kind), load_model(folder / kind)
+def test_what_is_drafted_is_the_greedy_text_of_the_model(folder: Path, kind: str, ahead: str) -> None:
+    """As drafted afresh from its own tokens, whatever was cached and drafted before; in a cascade too, although text that is
+    split anew changes tokens that it was shown as committed."""
+    model, lone = retokenized(folder, kind, AHEAD[ahead]()), load_model(folder / kind)
     own, target, draw = pieces(folder / kind), pieces(folder / "target"), random.Random(3)
     owners = [Sequence(key, tuple(texts(folder, key, 4)), SamplingParams(temperature=key * 0.5), seed=key) for key in range(3)]
     drafted = 0
@@ -187,3 +208,47 @@ def test_a_character_is_whole_or_left_out() -> None:
     whole = {1, 3, 6, 10, 11}
     for size in range(len(text) + 1):
         assert _whole(text[:size]) == text[: max((end for end in whole if end <= size), default=0)]
+
+
+def test_a_text_that_shares_its_beginning_reads_the_rest_alone(folder: Path) -> None:
+    model, text = retokenized(folder, "pieced"), texts(folder, 5, 20)
+    owner = Sequence(0, tuple(text), SamplingParams(), seed=0)
+    model.extend([owner], [Budget(4, 4)], "m")
+    model.settle(0)
+    model.fork(0, 1)
+    model.truncate(1, 15)
+    model.release(0)
+    sharing = Sequence(1, (*text[:15], *texts(folder, 6, 5)[1:]), SamplingParams(), seed=0)
+    model._brought_up(sharing)
+    assert model._cache.length(1) >= 8
+    check_shadow(model, sharing, folder, "pieced")
+    (tree,) = model.extend([sharing], [Budget(4, 4)], "m")
+    assert retokenized(folder, "pieced").extend([sharing], [Budget(4, 4)], "m") == [tree]
+    model.release(1)
+    assert not model._shadows
+    assert not model._forked
+
+
+def test_what_drafts_for_the_model_is_told_how_a_text_ended(folder: Path) -> None:
+    """In the model's tokens, to the last of them."""
+    model, text = retokenized(folder, "pieced", SuffixDrafter(SuffixOptions())), texts(folder, 5, 20)
+    owner = Sequence(0, tuple(text[:44]), SamplingParams(), seed=0)
+    model.extend([owner], [Budget(4, 4)], "m")
+    owner.commit(tuple(text[44:]), ())
+    owner.finish_reason = "stop"
+    model.settle(0)
+    model.release(0)
+    following = Sequence(1, tuple(text[:66]), SamplingParams(), seed=0)
+    shadow = model._brought_up(following)
+    (tree,) = model._model._pair.drafter.propose([shadow.sequence], [Budget(8, 8)])  # pyright: ignore[reportAttributeAccessIssue]
+    own = pieces(folder / "pieced")
+    assert pieces(folder / "target").bytes_of(text[66:]).startswith(own.bytes_of(tree.tokens[1:]))
+    assert len(tree) > 1
+
+
+def test_a_model_whose_context_is_full_is_asked_no_more(folder: Path) -> None:
+    model = retokenized(folder, "pieced")
+    owner = Sequence(0, tuple(texts(folder, 5, 200)), SamplingParams(), seed=0)
+    assert model.suits(owner)
+    model.extend([owner], [Budget(4, 4)], "m")
+    assert not model.suits(owner)

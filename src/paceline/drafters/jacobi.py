@@ -3,7 +3,8 @@
 A block of guessed tokens rides behind the root. At each of its rows the target says what it would choose there, right or wrong as
 the tokens before may be; shifted by what was emitted, these choices are the next block. The first block, and what a trimmed one
 leaves empty, is drawn from the prompt. Under `match` at a temperature the target chooses with the noise of the position, so the
-iteration runs to the very text that sampling will write; under other rules it takes the likeliest token.
+iteration runs to the very text that sampling will write; under other rules it takes the likeliest token. Policies that leave out
+what is unlikely (`adaptive`, `confidence`) end the iteration before it gets anywhere, as first guesses are: it is for `fixed`.
 
 Source: Santilli et al., Accelerating Transformer Inference for Translation via Parallel Decoding (arXiv:2305.10427), section 3;
 Song et al. (arXiv:2002.03629).

@@ -125,6 +125,9 @@ class ModelDrafter(Drafter):
             return optimal_tree(self._ranks.acceptance, options.nodes, options.depth)
         return brush(options.samples, options.depth) if options.samples > 1 else caterpillar(options.depth, options.children)
 
+    def suits(self, sequence: Sequence) -> bool:
+        return len(sequence.tokens) <= self.model.context_length
+
     def propose(self, sequences: Many[Sequence], budgets: Many[Budget]) -> list[DraftTree]:
         for sequence in sequences:
             self._keep_what_came_true(sequence)
@@ -200,7 +203,8 @@ class ModelDrafter(Drafter):
 
 
 class TextDrafter(Drafter):
-    """A model whose drafts go through text (`models.retokenized`): chains of its greedy choices."""
+    """A model whose drafts go through text (`models.retokenized`): chains of its greedy choices, as deep as they are granted: a
+    rule of stopping is of the target's tokens."""
 
     name = "model"
     kinds = frozenset({Proposal.POINT})
@@ -209,17 +213,23 @@ class TextDrafter(Drafter):
     def __init__(self, model: RetokenizedModel, options: Options) -> None:
         self._model, self.budget = model, options.budget
 
+    def suits(self, sequence: Sequence) -> bool:
+        return self._model.suits(sequence)
+
     def propose(self, sequences: Many[Sequence], budgets: Many[Budget]) -> list[DraftTree]:
         return self._model.extend(sequences, [budget.within(self.budget) for budget in budgets], self.name)
 
     def truncate(self, key: int, length: int) -> None:
         self._model.truncate(key, length)
 
+    def fork(self, key: int, new_key: int) -> None:
+        self._model.fork(key, new_key)
+
     def forget(self) -> None:
         self._model.forget()
 
     def settle(self, key: int) -> None:
-        self._model.release(key)
+        self._model.settle(key)
 
     def release(self, key: int) -> None:
         self._model.release(key)

@@ -31,11 +31,12 @@ _MOST_TO_ONE = 4.0
 class _Shadow:
     """One sequence in the model's own tokens.
 
-    sequence: holds these tokens, to be drafted on. ends: per token, where its bytes end in the text. settled: tokens that no
-    later text can change, up to the last special one. taken: tokens of the target that it stands for. cached: what the model's
-    cache holds, drafts included; the first `same` of these are the sequence's.
+    owner: the request. sequence: holds these tokens, to be drafted on. ends: per token, where its bytes end in the text. settled:
+    tokens that no later text can change, up to the last special one. taken: tokens of the target that it stands for. cached: what
+    the model's cache holds, drafts included; the first `same` of these are the sequence's.
     """
 
+    owner: Sequence
     sequence: Sequence
     ends: list[int]
     settled: int
@@ -68,6 +69,13 @@ class RetokenizedModel:
         self._back = {theirs: ours for ours, theirs in self._special.items()}
         self._cache = model.new_cache()
         self._shadows: dict[int, _Shadow] = {}
+        self._forked: dict[int, list[int]] = {}
+        """What the cache holds of sequences that have no shadow yet: it was given that of another."""
+
+    def suits(self, sequence: Sequence) -> bool:
+        """Whether there is room for a draft behind what is known of this text."""
+        shadow = self._shadows.get(sequence.key)
+        return shadow is None or len(shadow.tokens) <= self._model.context_length
 
     def extend(self, sequences: Many[Sequence], budgets: Many[Budget], source: str) -> list[DraftTree]:
         """Per sequence a chain of the model's greedy choices, in tokens of the target and within the budget.
@@ -105,7 +113,9 @@ class RetokenizedModel:
             # what ends a text for the model is read back as nothing
             ends = self._model.eos_token_ids
             opening = Sequence(sequence.key, self._own.opening, SamplingParams(), 0, ends, tenant=sequence.tenant)
-            shadow = self._shadows[sequence.key] = _Shadow(opening, [0] * len(self._own.opening), len(self._own.opening))
+            count = len(self._own.opening)
+            shadow = self._shadows[sequence.key] = _Shadow(sequence, opening, [0] * count, count)
+            shadow.cached, shadow.same = self._forked.pop(sequence.key, []), 0
         data = b""
         for token in sequence.tokens[shadow.taken :]:
             if token not in self._special:
@@ -182,20 +192,33 @@ class RetokenizedModel:
             shadow.settled, shadow.taken = opening, 0
 
     def fork(self, key: int, new_key: int) -> None:
-        """The new sequence starts with nothing: its text is written anew."""
+        """The text of the new sequence is written anew; what is cached counts as far as it agrees."""
+        shadow = self._shadows.get(key)
+        if shadow is not None:
+            self._cache.fork(key, new_key)
+            self._forked[new_key] = list(shadow.cached)
 
     def forget(self) -> None:
         self._model.forget()
 
+    def settle(self, key: int) -> None:
+        """A sequence ended: it is told whole, and how, to whatever learns from texts that are over."""
+        shadow = self._shadows.get(key)
+        if shadow is not None and shadow.owner.finish_reason is not None:
+            self._brought_up(shadow.owner)
+            shadow.sequence.finish_reason = shadow.owner.finish_reason
+        self._model.settle(key)
+
     def release(self, key: int) -> None:
+        self.settle(key)
         self._cache.release(key)
         self._shadows.pop(key, None)
+        self._forked.pop(key, None)
 
     @property
     def held_bytes(self) -> int:
-        return self._cache.held_bytes + sum(
-            len(shadow.text) + 8 * (2 * len(shadow.tokens) + len(shadow.cached)) for shadow in self._shadows.values()
-        )
+        shadows = sum(len(shadow.text) + 8 * (2 * len(shadow.tokens) + len(shadow.cached)) for shadow in self._shadows.values())
+        return self._cache.held_bytes + shadows + 8 * sum(map(len, self._forked.values()))
 
 
 def _seam(pieces: Pieces, tokens: Many[int]) -> int:
