@@ -30,16 +30,16 @@ def test_shapes_alike_share_their_measurements() -> None:
 
 def test_a_first_ask_of_a_look_up_says_nothing_of_later_ones() -> None:
     costs = Costs()
-    costs.looked_up("ngram", 16, [1, 2], 80.0)
+    costs.looked_up("ngram", 16, {1: 100, 2: 120}, 80.0)
     assert costs.draft_s("ngram", 16, 1) == 0.0
-    costs.looked_up("ngram", 16, [1, 2], 4.0)
-    costs.looked_up("suffix", 16, [1], 40.0)
-    costs.looked_up("ngram", 16, [2, 3], 40.0)
+    costs.looked_up("ngram", 16, {1: 101, 2: 125}, 4.0)
+    costs.looked_up("suffix", 16, {1: 101}, 40.0)
+    costs.looked_up("ngram", 16, {2: 126, 3: 100}, 40.0)
     costs.release(1)
-    costs.looked_up("ngram", 16, [1], 40.0)
+    costs.looked_up("ngram", 16, {1: 102}, 40.0)
     assert costs.draft_s("ngram", 16, 1) == 2.0
     assert costs.draft_s("suffix", 16, 1) == 0.0
-    costs.looked_up("ngram", 16, [1, 2, 3], 9.0)
+    costs.looked_up("ngram", 16, {1: 103, 2: 127, 3: 101}, 9.0)
     assert 2.0 < costs.draft_s("ngram", 16, 1) < 3.0
 
 

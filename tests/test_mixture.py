@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Many
+
 import pytest
 
-from fakes import ChainDrafter, TableModel, WrongDrafter
+from fakes import ChainDrafter, TableModel, WrongDrafter, coupled
 from paceline.cache.base import Branching
 from paceline.drafters.merge import MergedDrafter
 from paceline.params import SamplingParams
@@ -12,7 +14,7 @@ from paceline.policies.fixed import FixedPolicy
 from paceline.sequence import Sequence
 from paceline.speculative import Speculative, Work
 from paceline.step import Verdict
-from paceline.tree import Budget
+from paceline.tree import Budget, DraftTree, Part
 from paceline.verifiers.match import Match
 
 
@@ -42,3 +44,32 @@ def test_the_part_that_is_right_is_looked_at_whichever_comes_first(branching: Br
         assert len(outcome.tree) <= 5
         emitted.append(len(outcome.verdict.tokens))
     assert sum(emitted[20:]) / 20 > 4.5
+
+
+def test_nobody_decides_on_a_sequence_that_may_draft_nothing() -> None:
+    """As one that is to have a single token: it would be taken for one that was drafted for in vain."""
+
+    class Noting(FixedPolicy):
+        def budgets(self, part: Part, sequences: Many[Sequence], trees: Many[DraftTree]) -> list[Budget]:
+            asked.append([sequence.key for sequence in sequences])
+            return super().budgets(part, sequences, trees)
+
+    asked, model = list[list[int]](), TableModel(6)
+    speculative = Speculative(model, MergedDrafter([Wrong(model), Right(model)]), Match(), Noting())
+    sequences = [Sequence(key, (1, 2, 3), SamplingParams(max_tokens=10_000), 0) for key in range(3)]
+    for rooms in ((4, 0, 4), (0, 0, 0), (4, 4, 4)):
+        work = [
+            Work(sequence, held, len(sequence.tokens) - held, Budget(room, 4))
+            for sequence, room in zip(sequences, rooms, strict=True)
+            for held in [speculative.cache.length(sequence.key)]
+        ]
+        outcomes = speculative.step(work, NeverEnds())
+        assert [outcome.tree is not None and len(outcome.tree) > 1 for outcome in outcomes] == [room > 0 for room in rooms]
+    assert asked == [[0, 2], [0, 2], [0, 1, 2], [0, 1, 2]]
+
+
+def test_a_model_whose_context_is_full_is_not_asked() -> None:
+    drafter = coupled(TableModel(6))
+    drafter.model.context_length = 8
+    assert drafter.suits(Sequence(0, (1,) * 8, SamplingParams(), 0))
+    assert not drafter.suits(Sequence(0, (1,) * 9, SamplingParams(), 0))

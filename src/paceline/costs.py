@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Many
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from paceline.draft_curve import DraftCurve, bucket
 from paceline.forward_curve import ForwardCurve
+
+_READ_ALONG = 16
+"""Tokens of a text that take a drafter hardly longer than one: those that came since its last draft, or a few more."""
 
 
 @dataclass(frozen=True)
@@ -63,8 +66,8 @@ class Costs:
     """Drafter -> seconds of asking it, by depth and sequences; a look-up takes its time for each sequence anew."""
     reading: dict[str, float] = field(default_factory=dict)
     """Drafter -> seconds per token of a text that it has not seen yet, paid when it is first asked for a request."""
-    asked: dict[str, set[int]] = field(default_factory=dict)
-    """Look-up -> requests that it was asked for."""
+    read: dict[str, dict[int, int]] = field(default_factory=dict)
+    """Drafter -> request -> tokens that its text had when it was asked for it last."""
     steps: int = 0
     spent: Timings = Timings(0.0, 0.0, 0.0, 0.0)
     """Sums over all steps."""
@@ -90,19 +93,26 @@ class Costs:
         """Set what such a draft takes, measured on its own."""
         self.drafts.setdefault(part, DraftCurve()).put(depth, batch, seconds)
 
-    def drafted(self, part: str, depth: int, batch: int, seconds: float) -> None:
-        """See what one drafter took for drafts of up to `depth` levels for `batch` sequences."""
-        self.drafts.setdefault(part, DraftCurve()).see(depth, batch, seconds)
+    def drafted(self, part: str, depth: int, lengths: Mapping[int, int], seconds: float) -> None:
+        """See what a drafter that runs a model took for drafts of up to `depth` levels.
 
-    def looked_up(self, part: str, depth: int, keys: Many[int], seconds: float) -> None:
-        """See what a look-up took for drafts of up to `depth` levels for these requests, one after another.
-
-        Where it was asked for one of them for the first time it read a prompt on its way, which says nothing of later asks.
+        lengths: request -> tokens of its text. Where much of one had to be read first, as in a trial after a long pause, that
+        says nothing of drafts: reading has a price of its own.
         """
-        asked = self.asked.setdefault(part, set())
-        if asked.issuperset(keys):
-            self.drafted(part, depth, 1, seconds / len(keys))
-        asked.update(keys)
+        if self._has_read(part, lengths):
+            self.drafts.setdefault(part, DraftCurve()).see(depth, len(lengths), seconds)
+
+    def looked_up(self, part: str, depth: int, lengths: Mapping[int, int], seconds: float) -> None:
+        """The same of a look-up, which is asked for one request after another."""
+        if self._has_read(part, lengths):
+            self.drafts.setdefault(part, DraftCurve()).see(depth, 1, seconds / len(lengths))
+
+    def _has_read(self, part: str, lengths: Mapping[int, int]) -> bool:
+        """Whether a drafter knew these texts but for their last tokens; it knows them now."""
+        read = self.read.setdefault(part, {})
+        knew = all([key in read and length - read[key] <= _READ_ALONG for key, length in lengths.items()])
+        read.update(lengths)
+        return knew
 
     def draft_s(self, part: str, depth: float, batch: int) -> float:
         """Seconds that a draft of this depth for `batch` sequences is expected to take; 0.0 where none was measured."""
@@ -120,8 +130,8 @@ class Costs:
 
     def release(self, key: int) -> None:
         """Forget a request; what it taught about costs stays."""
-        for asked in self.asked.values():
-            asked.discard(key)
+        for read in self.read.values():
+            read.pop(key, None)
 
     def profile(self, wall_s: float) -> dict[str, Spent]:
         """Where `wall_s`, the time in which all steps ran, went by part; `other` is what the parts leave of it."""

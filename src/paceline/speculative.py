@@ -132,8 +132,12 @@ class Speculative:
         drafts = [_Draft(DraftTree.root(item.sequence.root)) for item in drafting]
         sequences = [item.sequence for item in drafting]
         named = any(sequence.drafters is not None for sequence in sequences)
-        for part in self.drafter.parts if drafting else ():
+        # one that may draft nothing is not decided on: it would be judged by drafts that nobody made
+        roomy = [at for at, item in enumerate(drafting) if item.room.some]
+        for part in self.drafter.parts if roomy else ():
             served = self._served(part, sequences, named)
+            if len(roomy) < len(drafting):
+                served = [at for at in served if drafting[at].room.some]
             if not served:
                 continue
             granted = self._granted(part, [sequences[at] for at in served], [drafts[at].tree for at in served])
@@ -150,10 +154,11 @@ class Speculative:
             asked_s += took_s
             # a costly draft takes its time by the levels that it has, a look-up by those that it may have
             depth = max(tree.deepest for tree in trees) if part.costly else max(budget.depth for _, _, budget in asked)
+            lengths = {item.sequence.key: len(item.sequence.tokens) for _, item, _ in asked}
             if not part.costly:
-                self.costs.looked_up(part.name, depth, [item.sequence.key for _, item, _ in asked], took_s)
+                self.costs.looked_up(part.name, depth, lengths, took_s)
             elif depth:
-                self.costs.drafted(part.name, depth, len(asked), took_s)
+                self.costs.drafted(part.name, depth, lengths, took_s)
             for (draft, item, budget), tree in zip(asked, trees, strict=True):
                 # a drafter that has nothing to say costs next to nothing
                 if len(tree) > 1:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 _SHARE = 0.005
-"""Of all time, what trials may lose."""
+"""Of all time, what trials may lose; drafters that are tried share it equally, or the dearer of two would never have its turn."""
 _SAVED = 4
 """Trials that time is saved for at most, however long none was needed, or however much they brought."""
 _ASKED_AGAIN = 0.25
@@ -29,7 +29,9 @@ class Tryouts:
 
     def __init__(self) -> None:
         self.begun: Trial | None = None
-        self.all_s = self._lost_s = 0.0
+        self.all_s = 0.0
+        self._lost_s: dict[str, float] = {}
+        """Drafter -> what its trials lost so far."""
         self._not_before_s: dict[str, float] = {}
         """Drafter -> the time until which it is not worth asking whether it may be tried."""
 
@@ -39,17 +41,21 @@ class Tryouts:
 
     def begin(self, part: str, key: int, cost_s: float) -> bool:
         """Try a drafter for a request in this step, which takes `cost_s`, if there is time for it."""
-        self._lost_s = max(self._lost_s, _SHARE * self.all_s - _SAVED * cost_s)
-        if self._lost_s + cost_s > _SHARE * self.all_s:
-            left_s = (self._lost_s + cost_s) / _SHARE - self.all_s
+        lost_s = self._lost_s.setdefault(part, 0.0)
+        share = _SHARE / len(self._lost_s)
+        lost_s = max(lost_s, share * self.all_s - _SAVED * cost_s)
+        may = lost_s + cost_s <= share * self.all_s
+        if may:
+            lost_s += cost_s
+            self.begun = Trial(part, key)
+        else:
+            left_s = (lost_s + cost_s) / share - self.all_s
             self._not_before_s[part] = self.all_s + _ASKED_AGAIN * left_s
-            return False
-        self._lost_s += cost_s
-        self.begun = Trial(part, key)
-        return True
+        self._lost_s[part] = lost_s
+        return may
 
     def end(self, gain_s: float) -> None:
         """See what the trial of this step brought, in seconds."""
         if self.begun:
-            self._lost_s -= gain_s
+            self._lost_s[self.begun.part] -= gain_s
             self._not_before_s.pop(self.begun.part, None)

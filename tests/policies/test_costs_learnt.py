@@ -88,18 +88,38 @@ def test_drafts_for_some_sequences_cost_between_those_for_fewer_and_those_for_mo
     assert [costs.draft_s("model", depth, 2) for depth in (1, 3, 5)] == pytest.approx([0.21, 0.34 + 0.17 / 3, 0.5 + 0.25 / 3])
     assert costs.draft_s("model", 1, 3) == costs.draft_s("model", 1, 4) == pytest.approx(0.27)
     assert costs.draft_s("model", 1, 16) == pytest.approx(4 * 0.27), "in proportion beyond the most that is known"
-    costs.drafted("model", 5, 2, 0.58)
+    read(costs, {1: 100, 2: 100})
+    costs.drafted("model", 5, {1: 101, 2: 102}, 0.58)
     assert 0.18 <= costs.draft_s("model", 1, 2) <= 0.27, "one draft of them says nothing of other depths"
     costs.measured("many", 1, 16, 1.0)
     assert costs.draft_s("many", 1, 2) == 1.0
 
 
-def test_reading_a_prompt_once_does_not_make_drafts_dear() -> None:
+def read(costs: Costs, lengths: dict[int, int]) -> None:
+    """A first draft for these requests, behind their prompts."""
+    costs.drafted("model", 1, lengths, 1e9)
+
+
+def test_a_draft_that_was_disturbed_does_not_make_drafts_dear() -> None:
     costs = Costs()
-    costs.drafted("model", 4, 1, 1.0)
-    costs.drafted("model", 4, 1, 500.0)
+    read(costs, {1: 100})
+    costs.drafted("model", 4, {1: 101}, 1.0)
+    costs.drafted("model", 4, {1: 102}, 500.0)
     assert costs.draft_s("model", 4, 1) < 1.1
     assert costs.draft_s("model", 2, 1) < 0.55
+
+
+def test_reading_texts_time_and_again_does_not_make_drafts_dear() -> None:
+    """As trials of a drafter do that is not worth it for long: each reads all that was written since the last."""
+    costs = Costs()
+    costs.measured("model", 2, 1, 1.0)
+    costs.measured("model", 2, 4, 2.0)
+    for turn in range(100):
+        costs.drafted("model", 2, {turn: 200}, 8.0)
+        costs.drafted("model", 2, {turn: 264}, 3.0)
+        costs.drafted("model", 2, {turn: 270, 1000 + turn: 10, 2000 + turn: 200}, 30.0)
+    assert costs.draft_s("model", 2, 1) == 1.0
+    assert costs.draft_s("model", 2, 4) == 2.0
 
 
 def test_a_machine_that_changes_its_speed_changes_that_of_all_depths() -> None:
@@ -107,12 +127,13 @@ def test_a_machine_that_changes_its_speed_changes_that_of_all_depths() -> None:
     costs = Costs()
     for depth in (1, 5):
         costs.measured("model", depth, 1, depth * 2.0)
+    read(costs, {1: 100})
     for _ in range(40):
-        costs.drafted("model", 1, 1, 1.0)
+        costs.drafted("model", 1, {1: 100}, 1.0)
     assert costs.draft_s("model", 1, 1) == pytest.approx(1.0, rel=0.05)
     assert costs.draft_s("model", 5, 1) == pytest.approx(5.0, rel=0.3)
     for _ in range(40):
-        costs.drafted("model", 5, 1, 10.0)
+        costs.drafted("model", 5, {1: 100}, 10.0)
     assert costs.draft_s("model", 5, 1) == pytest.approx(10.0, rel=0.05)
     assert costs.draft_s("model", 1, 1) == pytest.approx(2.0, rel=0.5)
 

@@ -40,6 +40,19 @@ def test_what_a_good_time_brought_pays_for_few_trials_in_a_bad_one() -> None:
     assert sum(tried(tryouts, 50, 0.0)) <= 4
 
 
+def test_the_dearer_of_two_drafters_has_its_turn_too() -> None:
+    tryouts, turns = Tryouts(), {"small": 0, "large": 0}
+    for _ in range(20_000):
+        for part, cost_s in (("small", 0.5), ("large", 5.0)):
+            if tryouts.may_be_due(part) and tryouts.begin(part, 0, cost_s):
+                turns[part] += 1
+                tryouts.end(0.0)
+        tryouts.begun = None
+        tryouts.all_s += 1.0
+    assert 95 <= turns["small"] <= 100
+    assert 8 <= turns["large"] <= 10
+
+
 def test_a_step_has_one_trial_at_most() -> None:
     tryouts = Tryouts()
     tryouts.all_s = 1e6
