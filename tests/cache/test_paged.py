@@ -11,8 +11,9 @@ from hypothesis import HealthCheck, settings
 from hypothesis.stateful import invariant, run_state_machine_as_test
 
 from cache.test_cache import Life, Store, grow, marks_of
+from paceline.cache import paged
 from paceline.cache.dense import DenseCache
-from paceline.cache.paged import PagedCache
+from paceline.cache.paged import LayerPages, PagedCache
 from paceline.cache.pages import OutOfPages
 from paceline.cache.scaled import NARROW, narrowed, widened
 from paceline.step import Step, Verdict
@@ -185,9 +186,9 @@ def test_it_holds_the_very_numbers_of_dense_slabs() -> None:
             verdict = accept(tree, path, then) if path else Verdict()
             cache.commit([verdict])
             owner.commit(verdict.tokens, ())
-    for dense, paged in zip(seen[:2], seen[2:], strict=True):
-        assert torch.equal(dense[0], paged[0])
-        assert torch.equal(dense[1], paged[1])
+    for dense, pages in zip(seen[:2], seen[2:], strict=True):
+        assert torch.equal(dense[0], pages[0])
+        assert torch.equal(dense[1], pages[1])
 
 
 @pytest.mark.parametrize("dtype", NARROW, ids=str)
@@ -221,3 +222,30 @@ def test_pages_and_formats_are_checked() -> None:
         PagedCache(4, page_size=12)
     with pytest.raises(ValueError, match="float8_e4m3fn or int8"):
         PagedCache(4, narrow=torch.float16)
+
+
+def test_without_memory_for_twice_as_many_pages_there_are_as_many_as_are_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    store, one, other = Paged(pages=4, grows=True), sequence(0, range(16)), sequence(1, range(9))
+    grow(store, one)
+    before, enlarged, counts = store.contents(0), paged._enlarged, list[int]()
+
+    def short_of_memory(layer: LayerPages, count: int) -> LayerPages:
+        counts.append(count)
+        if count > most:
+            raise torch.OutOfMemoryError
+        return enlarged(layer, count)
+
+    monkeypatch.setattr(paged, "_enlarged", short_of_memory)
+    most = 7
+    with pytest.raises(torch.OutOfMemoryError):
+        store.cache.stage(Step.of([missing(store.cache, other)]))
+    assert counts == [9, 8]
+    assert store.contents(0) == before
+    assert store.cache.length(1) == store.cache.free_pages == 0
+    most = 8
+    grow(store, other)
+    assert counts == [9, 8, 9, 8, 8], "in vain for the first of two layers, and then for each"
+    assert store.contents(0) == before
+    assert store.cache.free_pages == 0
+    store.cache.release(1)
+    assert store.cache.free_pages == 3

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from random import Random
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -11,6 +13,7 @@ import torch
 from enumeration import PROMPT, Law, Source, Tokens, blocks, error
 from fakes import TableModel
 from paceline.compose import build_verifier
+from paceline.kernels import device
 from paceline.params import SamplingParams
 from paceline.registry import VERIFIERS
 from paceline.sampling import LogitsError
@@ -313,3 +316,32 @@ def test_what_every_rule_declares() -> None:
     assert all(set(kept) == set(Proposal) and set(kept.values()) == {Exactness.LAW} for kept in declared.values() if kept)
     assert build_verifier("multi-round").prefers[0] is Proposal.WITHOUT_REPLACEMENT
     assert build_verifier("multi-round:replacement=with").prefers[0] is Proposal.IID
+
+
+@pytest.mark.parametrize("error", [OSError("no C compiler\nat 1:0"), torch.OutOfMemoryError("full")])
+def test_what_a_device_fails_to_choose_the_host_does(
+    error: Exception, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A failure is told once, and the kernel not tried again; want of memory may pass."""
+
+    class Choices:
+        def __init__(self, *_: object) -> None:
+            tried.append(1)
+            raise error
+
+    kernels, tried = ModuleType("paceline.kernels.fused_sampling"), list[int]()
+    kernels.__dict__["Choices"] = Choices
+    model, tree = TableModel(4, seed=2), random_tree(4, Random(3))
+    expected = judged("match", sequence_of(PLAIN), tree, rows(model, tree))
+    monkeypatch.setitem(sys.modules, kernels.__name__, kernels)
+    monkeypatch.setattr(device, "SERVED", {"cpu"})
+    monkeypatch.setattr(device, "_GIVEN_UP", set())
+    monkeypatch.setattr(device, "find_spec", lambda _: kernels)
+    for _ in range(3):
+        assert judged("match", sequence_of(PLAIN), tree, rows(model, tree)) == expected
+    if isinstance(error, torch.OutOfMemoryError):
+        assert len(tried) == 3
+        assert not caplog.messages
+    else:
+        assert len(tried) == 1
+        assert caplog.messages == ["the kernels for this device do not run: no C compiler"]

@@ -104,7 +104,11 @@ class PagedCache(KVCache):
             plan.append((held, lacking, copied))
         needed = sum(lacking + copied for _, lacking, copied in plan)
         if self._grows and needed > self._pool.free:
-            self._grow(max(self._pool.count, needed - self._pool.free))
+            lacking = needed - self._pool.free
+            try:
+                self._grow(max(self._pool.count, lacking))
+            except torch.OutOfMemoryError:
+                self._grow(lacking)
         taken = iter(self._pool.take(needed))
         for segment, (held, lacking, copied) in zip(step.segments, plan, strict=True):
             self._held[segment.sequence.key] = held
@@ -114,20 +118,17 @@ class PagedCache(KVCache):
         self._staged = step
 
     def _grow(self, more: int) -> None:
-        """So many more pages: every layer's pool is copied into a larger one, and `moves` counts that it was. Where there is no
-        memory for all of them nothing is changed."""
-        larger = {}
-        for place, layer in self._layers.items():
-            grown = {}
-            for name in ("keys", "values", "key_scales", "value_scales"):
-                store = getattr(layer, name)
-                if store is not None:
-                    grown[name] = store.new_empty(self._pool.count + more + 1, *store.shape[1:])
-                    grown[name][: len(store)] = store
-            larger[place] = replace(layer, **grown)
-        self._layers.update(larger)
-        self._pool.extend(more)
+        """So many more pages: every layer's pool is copied into a larger one, and `moves` counts that it was.
+
+        Layer by layer, since a device that could hold all of them twice is rare. Where there is no memory for one, some are
+        larger than they need be, and nothing else is changed.
+        """
         self.moves += 1
+        count = self._pool.count + more + 1
+        for place, layer in self._layers.items():
+            if len(layer.keys) < count:
+                self._layers[place] = _enlarged(layer, count)
+        self._pool.extend(more)
 
     def _copy_last(self, blocks: array[int], page: int) -> None:
         """Put a copy of its last page in that page's place."""
@@ -258,6 +259,17 @@ class PagedCache(KVCache):
         """Bytes of the pages in use; those of free pages are reserved too, once, for whoever comes."""
         each = sum(store[0].nbytes for layer in self._layers.values() for store in layer.stores)
         return each * self._pool.used
+
+
+def _enlarged(layer: LayerPages, count: int) -> LayerPages:
+    """A layer's pages with room for `count` of them."""
+    grown = {}
+    for name in ("keys", "values", "key_scales", "value_scales"):
+        store = getattr(layer, name)
+        if store is not None:
+            grown[name] = store.new_empty(count, *store.shape[1:])
+            grown[name][: len(store)] = store
+    return replace(layer, **grown)
 
 
 def _on(device: torch.device, numbers: Many[int]) -> torch.Tensor:

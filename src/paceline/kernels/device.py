@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from importlib.util import find_spec
+from logging import getLogger
 
 import torch
 
@@ -10,5 +11,15 @@ SERVED = {"cuda"}
 """Types of device; tests add "cpu", where Triton's interpreter stands in for a GPU."""
 
 
+_GIVEN_UP = set[str]()
+
+
 def served(device: torch.device) -> bool:
-    return device.type in SERVED and find_spec("triton") is not None
+    return device.type in SERVED - _GIVEN_UP and find_spec("triton") is not None
+
+
+def give_up(device: torch.device, error: Exception) -> None:
+    """Serve this type of device no more: a kernel failed there. It may lack a C compiler, or be too old for Triton."""
+    _GIVEN_UP.add(device.type)
+    said = str(error).strip().splitlines()
+    getLogger("paceline").warning("the kernels for this device do not run: %s", said[0] if said else type(error).__name__)

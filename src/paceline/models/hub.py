@@ -47,11 +47,11 @@ class HubModel(LanguageModel):
     @torch.inference_mode()
     def score(self, step: Step, cache: DenseCache, taps: Iterable[int] = ()) -> Scores:  # pyright: ignore[reportIncompatibleMethodOverride]
         device = self._device
-        wants = step.wants.to(device)
+        wants = sent(step.wants, device)
         everything = step.wants_all
         keep = wants if self._keeps_rows and not everything else None
         forward = self._forward(step, cache)
-        token_ids, positions = step.token_ids[None].to(device), step.positions[None].to(device)
+        token_ids, positions = sent(step.token_ids[None], device), sent(step.positions[None], device)
         logits, captured = self.run(token_ids, positions, forward, tuple(taps), keep)
         if keep is None and not everything:
             logits = logits[wants]
@@ -80,3 +80,8 @@ class HubModel(LanguageModel):
             FORWARD.reset(token)
         self.attention_calls = forward.attention_calls
         return logits, captured
+
+
+def sent(numbers: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Numbers of the host on a device, which nobody waits for."""
+    return numbers.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else numbers.to(device)

@@ -32,16 +32,42 @@ def shared_pool(device: torch.device) -> Pool | None:
     return torch.cuda.graph_pool_handle() if device.type == "cuda" else None
 
 
+class Outputs:
+    """Where recordings leave their results, so that each need not hold logits of its own: of those of one shape one is in use."""
+
+    def __init__(self) -> None:
+        self._held: dict[tuple[int | None, torch.Size], torch.Tensor] = {}
+
+    def filled(self, result: Result) -> Result:
+        """A copy of what a forward returned, which the next one of that shape overwrites."""
+        logits, taps = result
+        return self._copied(None, logits), {layer: self._copied(layer, hidden) for layer, hidden in taps.items()}
+
+    def _copied(self, layer: int | None, found: torch.Tensor) -> torch.Tensor:
+        place = layer, found.shape
+        if place not in self._held:
+            # before anything is recorded: a forward runs by itself first
+            self._held[place] = torch.empty_like(found)
+        return self._held[place].copy_(found)
+
+
 class Recording:
     """Of steps within one extent. Calling it raises RuntimeError where the forward cannot be recorded.
 
-    What it returns is overwritten by its next call, and by that of any other of the same pool.
+    What it returns is overwritten by its next call, and by that of any other with the same `outputs` or of the same pool.
     """
 
     def __init__(
-        self, run: Run, extent: Extent, page_size: int, rows_per_tile: int, device: torch.device, pool: Pool | None = None
+        self,
+        run: Run,
+        extent: Extent,
+        page_size: int,
+        rows_per_tile: int,
+        device: torch.device,
+        outputs: Outputs,
+        pool: Pool | None = None,
     ) -> None:
-        self._run, self._device, self._pool = run, device, pool
+        self._run, self._device, self._outputs, self._pool = run, device, outputs, pool
         self._inputs = torch.zeros(2, 1, extent.rows, dtype=torch.int64, device=device)
         self._tables = StepTables(extent, page_size, rows_per_tile, device)
         self._graph: torch.cuda.CUDAGraph | None = None
@@ -69,12 +95,12 @@ class Recording:
         self._result = self._forward()
 
     def _forward(self) -> Result:
-        return self._run(self._inputs[0], self._inputs[1], self._tables)
+        return self._outputs.filled(self._run(self._inputs[0], self._inputs[1], self._tables))
 
 
 def _without_waiting(call: Callable[[], object]) -> None:
-    """Run it; raises RuntimeError where it waits for the device. A recording that fails because of it would leave the allocator
-    in the midst of one."""
+    """Run it; raises RuntimeError where it waits for the device, in any thread that does so meanwhile: torch has one setting for
+    all. A recording that fails because of it would leave the allocator in the midst of one."""
     before = torch.cuda.get_sync_debug_mode()
     torch.cuda.set_sync_debug_mode("error")
     try:
@@ -85,7 +111,11 @@ def _without_waiting(call: Callable[[], object]) -> None:
 
 def captured(call: Callable[[], object], pool: Pool | None = None) -> torch.cuda.CUDAGraph:
     """`call` as a graph; it runs by itself first, which compiles its kernels and makes what they write to. Raises RuntimeError
-    where it cannot be recorded. What other threads ask of the device meanwhile is no part of it and no error."""
+    where it cannot be recorded. What other threads ask of the device while it is recorded is no part of it and no error.
+
+    What cuBLAS works in is made anew for the graph, in its own pool, and for whatever comes behind it: torch would else have all
+    graphs of a stream share it, and free it with the first of them that goes (pytorch/pytorch#193402).
+    """
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -93,6 +123,10 @@ def captured(call: Callable[[], object], pool: Pool | None = None) -> torch.cuda
         _without_waiting(call)
     torch.cuda.current_stream().wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
-        call()
+    torch._C._cuda_clearCublasWorkspaces()
+    try:
+        with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+            call()
+    finally:
+        torch._C._cuda_clearCublasWorkspaces()
     return graph

@@ -12,13 +12,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence as Many
 from contextlib import contextmanager
 from enum import Enum
-from itertools import islice
+from itertools import accumulate, islice
 
 import numpy as np
 import torch
 
 from paceline.draws import drawn, happens
-from paceline.kernels.device import served
+from paceline.kernels.device import give_up, served
 from paceline.sampling import Context, LogitsError, checked, choose, largest, largest_of_each, probabilities, target_scores
 from paceline.sequence import Sequence
 from paceline.step import Verdict
@@ -203,8 +203,9 @@ def follow_choices(sequences: Many[Sequence], trees: Many[DraftTree], logits: Ma
     """Walk from the root to the child that carries the token plain decoding picks, as far as there is one; one verdict each."""
     if all(sequence.params.plain_greedy for sequence in sequences):
         return [_followed(tree, choice) for tree, choice in zip(trees, _greedy_choices(sequences, logits), strict=True)]
-    if served(logits[0].device):
-        return [_followed(tree, choice) for tree, choice in zip(trees, _device_choices(sequences, trees, logits), strict=True)]
+    choices = _device_choices(sequences, trees, logits) if served(logits[0].device) else None
+    if choices is not None:
+        return [_followed(tree, choice) for tree, choice in zip(trees, choices, strict=True)]
     return _level_by_level(sequences, trees, logits)
 
 
@@ -222,8 +223,11 @@ def _greedy_choices(sequences: Many[Sequence], logits: Many[torch.Tensor]) -> It
 
 def _device_choices(
     sequences: Many[Sequence], trees: Many[DraftTree], logits: Many[torch.Tensor]
-) -> Iterator[Callable[[int], int]]:
-    """Per sequence, node -> the target's token there: every node is sampled at once, since waiting takes longer than sampling."""
+) -> list[Callable[[int], int]] | None:
+    """Per sequence, node -> the target's token there: every node is sampled at once, since waiting takes longer than sampling.
+
+    None where the kernel does not run: the host chooses the same tokens.
+    """
     # imports Triton
     from paceline.kernels.fused_sampling import Choices
 
@@ -232,11 +236,15 @@ def _device_choices(
         for sequence, tree in zip(sequences, trees, strict=True)
         for node in range(tree.candidates)
     ]
-    choices = Choices(torch.cat([rows[: tree.candidates] for tree, rows in zip(trees, logits, strict=True)]), contexts)
-    first = 0
-    for tree in trees:
-        yield lambda node, first=first: choices(first + node)
-        first += tree.candidates
+    try:
+        choices = Choices(torch.cat([rows[: tree.candidates] for tree, rows in zip(trees, logits, strict=True)]), contexts)
+    # Triton's compiler has no class of error that it could be known by
+    except Exception as error:
+        if not isinstance(error, torch.OutOfMemoryError):
+            give_up(logits[0].device, error)
+        return None
+    starts = accumulate((tree.candidates for tree in trees), initial=0)
+    return [lambda node, first=first: choices(first + node) for first, _ in zip(starts, trees, strict=False)]
 
 
 def _followed(tree: DraftTree, choice: Callable[[int], int]) -> Verdict:
