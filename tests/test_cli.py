@@ -217,6 +217,8 @@ def test_embedded_models_speak_json(monkeypatch, capsys) -> None:
         (["-p", "x", "--presence-penalty", "3"], "--presence-penalty"),
         (["-p", "x", "--frequency-penalty", "nan"], "--frequency-penalty"),
         (["-p", "x", "--weights", "int3"], "int3"),
+        (["-p", "x", "--kv-cache", "int3"], "fp8 or int8, not as 'int3'"),
+        (["-p", "x", "--kv-cache", "int8"], "by kernels for a GPU, which need CUDA and Triton"),
         (["-p", "\udcff"], "not valid Unicode"),
         (["-p", "x" * 4000], "only"),
         (["-p", "x", "--draft", "model"], "no draft is embedded for 'target', so name one as model:PATH"),

@@ -1,6 +1,6 @@
 """Compose: from a parsed spec to the drafter it names, and from names to verifiers and policies.
 
-Here a combination that is not lossless is refused, unless the user asked for it, and so is a draft that the target cannot follow.
+Here a draft that the target cannot follow is refused, and it is said what a combination keeps of plain decoding.
 """
 
 from __future__ import annotations

@@ -110,7 +110,7 @@ class Costs:
     def _has_read(self, part: str, lengths: Mapping[int, int]) -> bool:
         """Whether a drafter knew these texts but for their last tokens; it knows them now."""
         read = self.read.setdefault(part, {})
-        knew = all([key in read and length - read[key] <= _READ_ALONG for key, length in lengths.items()])
+        knew = all(key in read and length - read[key] <= _READ_ALONG for key, length in lengths.items())
         read.update(lengths)
         return knew
 

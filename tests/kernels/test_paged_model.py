@@ -16,9 +16,9 @@ from models.test_families import ROUTED, TOLERANCE, largest_error
 from paceline import LLM, SamplingParams, sampling
 from paceline.cache.paged import PagedCache
 from paceline.kernels import device, fused_sampling
-from paceline.models import paged, paged_attention
+from paceline.models import paged, paged_attention, probe
 from paceline.models.attention import NAME
-from paceline.models.base import Scores
+from paceline.models.base import KV_CACHES, ModelError, Scores
 from paceline.models.hub import HubModel
 from paceline.models.paged import PagedModel
 from paceline.models.paged_attention import window_of
@@ -70,6 +70,36 @@ def test_the_probe_prefers_pages_and_falls_back_to_slabs(
     assert "neither causal nor a sliding window" in told
     monkeypatch.setattr(device, "SERVED", {"cuda"})
     assert type(probed(tiny_model("llama"), identity)) is HubModel
+
+
+@pytest.mark.parametrize("kind", KV_CACHES)
+def test_narrow_keys_and_values_are_near_the_models_own(kind: str) -> None:
+    wide, narrow = (probed(tiny_model("mistral"), Identity("tiny", CONTEXT, frozenset(), each)) for each in (None, kind))
+    assert isinstance(narrow, PagedModel)
+    assert narrow.described == f"tiny (fp32, keys and values {kind})"
+    found, kept = list[torch.Tensor](), list[int]()
+    for road in (wide, narrow):
+        cache = road.new_cache()
+        owner = sequence(0, range(5, 60))
+        found.append(score(road, cache, [missing(cache, owner, DraftTree.root(owner.root))]).logits)
+        kept.append(cache.held_bytes)
+    error = (found[0] - found[1]).std() / found[0].std()
+    assert 0.0 < error < 0.1
+    assert kept[1] < kept[0] / 2, "a byte and a share of a scale for each float32"
+
+
+@pytest.mark.parametrize("objects", ["", "its logits are off by 4.0e-01 of their spread"])
+def test_narrow_keys_and_values_are_refused_where_they_cannot_be_kept(objects: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is no other road for them: one that is not asked for would be another target."""
+    identity = Identity("tiny", CONTEXT, frozenset(), "int8")
+    if objects:
+        monkeypatch.setattr(probe._Trial, "objection", lambda *_, rounded=False: objects if rounded else "")
+    else:
+        monkeypatch.setattr(device, "SERVED", {"cuda"})
+        monkeypatch.setattr(probe, "_paged", lambda *_: 1 / 0)
+    with pytest.raises(ModelError, match="'tiny' cannot keep its keys and values as int8 here: ") as refusal:
+        probed(tiny_model("mistral"), identity)
+    assert (objects or "division by zero") in str(refusal.value)
 
 
 def test_windows_are_read_from_a_layers_rule() -> None:
@@ -249,6 +279,19 @@ def test_drafts_leave_the_text_as_it_is(
     assert [answer.token_ids for answer in llm.generate(prompts, params)] == expected
     assert isinstance(llm.target, PagedModel)
     assert llm.target._recordings, "steps that read no prompt were recorded"
+
+
+@pytest.mark.parametrize("kind", KV_CACHES)
+@pytest.mark.parametrize("draft", ["ngram", "recycle:nodes=6"])
+def test_drafts_leave_the_text_of_a_narrow_target_as_it_is(folder: Path, draft: str, kind: str) -> None:
+    """Keys that were staged, moved and kept are rounded once, each by itself."""
+    llm = LLM(str(folder), "none", kv_cache=kind)
+    assert llm.target.kv_cache == kind
+    params = SamplingParams(max_tokens=24, ignore_eos=True)
+    prompts = ["the thin thing in the inn", "in the thin", "in"]
+    expected = [answer.token_ids for answer in llm.generate(prompts, params)]
+    llm.use(draft)
+    assert [answer.token_ids for answer in llm.generate(prompts, params)] == expected
 
 
 @pytest.mark.parametrize("penalty", [1.0, 1.2])

@@ -71,7 +71,13 @@ class _Run:
             batch = max(8, *settings.batches, 0)
             # every answer is timed from nothing: none finds another's prompt in the cache
             self.llm = LLM(
-                str(self.path), "none", weights=settings.weights, batch=batch, shortest_prefix=sys.maxsize, lossy=settings.lossy
+                str(self.path),
+                "none",
+                weights=settings.weights,
+                kv_cache=settings.kv_cache,
+                batch=batch,
+                shortest_prefix=sys.maxsize,
+                lossy=settings.lossy,
             )
         # the draft that goes with the model it was grown from
         self.automatic = automatic(str(self.source))
@@ -141,7 +147,7 @@ class _Run:
             **origin(),
             "argv": sys.argv[1:],
             "threads": self.threads,
-            "model": {"name": self.source.name, "parameters": parameters, "weights": self.target.weights},
+            "model": {"name": self.source.name, "parameters": parameters, "weights": self.target.held},
             "grown": self.growth,
             "settings": {
                 "max_tokens": settings.max_tokens,
@@ -242,6 +248,7 @@ class _Run:
         shared = [str(self.path), f"--prompt={text}", f"--max-tokens={settings.max_tokens}"]
         shared += [f"--temperature={settings.temperature}", f"--seed={settings.seed}"]
         shared += [f"--weights={settings.weights}"] if settings.weights is not None else []
+        shared += [f"--kv-cache={settings.kv_cache}"] if settings.kv_cache is not None else []
         shared += ["--lossy"] if settings.lossy else []
         with self.watch("memory", len(self.ours)) as advance:
             for name, mode in self.modes.items():

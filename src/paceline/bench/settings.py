@@ -27,6 +27,7 @@ class Settings:
     policies: tuple[str | None, ...] = (None,)
     lossy: bool = False
     weights: str | None = None
+    kv_cache: str | None = None
     growth: Growth | None = None
     peers: tuple[str, ...] = ()
     absent: tuple[str, ...] = ()
@@ -49,6 +50,7 @@ class Settings:
         lossy: bool,
         tasks: str,
         weights: str | None,
+        kv_cache: str | None,
         grow: str | None,
         peers: str,
         batch: str,
@@ -88,6 +90,7 @@ class Settings:
             tuple(dict.fromkeys(policy)) or (None,),
             lossy,
             weights,
+            kv_cache,
             Growth.parse(grow) if grow is not None else None,
             tuple(installed),
             tuple(absent),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence as Many
 from typing import Any
 
+from paceline.bench.files import threads
 from paceline.bench.markdown import table
 
 _PARTS = ("draft", "stage", "verify", "commit", "other", "total")
@@ -27,7 +28,7 @@ def step_section(record: dict[str, Any]) -> list[str]:
     return [
         "## A step beside the model",
         "",
-        f"- Machine: {record['machine']}; {versions}",
+        f"- Machine: {record['machine']['processor']}, {threads(record)}; {versions}; commit {record['commit']}",
         "- Command: `python benchmarks/step_overhead.py` ([record](../benchmarks/step_overhead.json))",
         "",
         "The real engine on a target that answers at once, microseconds per step, medians of the quietest turn. What the"

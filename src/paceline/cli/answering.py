@@ -16,13 +16,20 @@ if TYPE_CHECKING:
 
 
 def loaded(
-    model: str | None, draft: str, verify: str, lossy: bool, policy: str | None, weights: str | None, quiet: bool = False
+    model: str | None,
+    draft: str,
+    verify: str,
+    lossy: bool,
+    policy: str | None,
+    weights: str | None,
+    kv_cache: str | None,
+    quiet: bool = False,
 ) -> LLM:
     """Load a target with its drafter, a spinner beside it where a person is watching."""
     from paceline.engine.llm import LLM
 
     with nullcontext() if quiet or not err.is_terminal else err.status("loading the model"):
-        llm = LLM(model, draft, verify=verify, lossy=lossy, policy=policy, weights=weights)
+        llm = LLM(model, draft, verify=verify, lossy=lossy, policy=policy, weights=weights, kv_cache=kv_cache)
     # what torch and transformers left behind stays for good: the collector need not look through it at every turn
     gc.freeze()
     return llm

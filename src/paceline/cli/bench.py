@@ -10,7 +10,7 @@ import typer
 
 from paceline.cli.bench_serve import bench_serve
 from paceline.cli.groups import DefaultGroup
-from paceline.cli.options import Json, Lossy, MaxTokens, Model, Weights
+from paceline.cli.options import Json, KVCache, Lossy, MaxTokens, Model, Weights
 from paceline.cli.terminal import err, out
 
 bench = typer.Typer(cls=DefaultGroup, invoke_without_command=True, subcommand_metavar="| COMMAND [ARGS]...")
@@ -40,6 +40,7 @@ def bench_drafts(
         Path | None, typer.Option("--out", help="Write the record as JSON, and its plots, to this folder.")
     ] = None,
     weights: Weights = None,
+    kv_cache: KVCache = None,
     grow: Annotated[
         str | None, typer.Option("--grow", help="LAYERS or LAYERSxWIDTH: the same function in a model of that size.")
     ] = None,
@@ -70,7 +71,7 @@ def bench_drafts(
 
     settings = Settings.of(
         model, draft or ["auto"], verify=verify or [], policy=policy or [], lossy=lossy, tasks=tasks, weights=weights,
-        grow=grow, peers=peers, batch=batch, threads=threads,
+        kv_cache=kv_cache, grow=grow, peers=peers, batch=batch, threads=threads,
         temperature=temperature, seed=seed, max_tokens=max_tokens, repeats=repeats, limit=limit, context=context,
     )  # fmt: skip
     if out_dir is not None:

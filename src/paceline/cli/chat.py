@@ -8,6 +8,7 @@ from time import perf_counter
 from paceline.cli.answering import Typed, loaded, streamed
 from paceline.cli.options import (
     Draft,
+    KVCache,
     Lossy,
     MaxTokens,
     Model,
@@ -29,6 +30,7 @@ def chat(
     lossy: Lossy = False,
     policy: Policy = None,
     weights: Weights = None,
+    kv_cache: KVCache = None,
     max_tokens: MaxTokens = 256,
     temperature: Temperature = 0.0,
     top_p: TopP = 1.0,
@@ -39,7 +41,7 @@ def chat(
     from paceline.engine.llm import completed
 
     params = sampling_params(max_tokens=max_tokens, temperature=temperature, top_p=top_p, seed=seed)
-    llm = loaded(model, draft, verify, lossy, policy, weights)
+    llm = loaded(model, draft, verify, lossy, policy, weights, kv_cache)
     messages: list[dict[str, str]] = []
     while True:
         try:

@@ -14,6 +14,7 @@ from paceline.cli.options import (
     CheckedPolicy,
     Draft,
     Json,
+    KVCache,
     Lossy,
     MaxTokens,
     Model,
@@ -38,6 +39,7 @@ def check(
     lossy: Lossy = False,
     policy: CheckedPolicy = None,
     weights: Weights = None,
+    kv_cache: KVCache = None,
     prompts: Annotated[Path | None, typer.Option("--prompts", help="One prompt per line, or JSONL rows with 'prompt'.")] = None,
     max_tokens: MaxTokens = 64,
     temperature: Temperature = 1.0,
@@ -61,7 +63,7 @@ def check(
     settings = [greedy]
     if temperature > 0:
         settings.append(sampling_params(max_tokens=max_tokens, temperature=temperature, top_p=top_p, seed=seed))
-    llm = loaded(model, draft, verify, lossy, "fixed" if policy is None else policy, weights, quiet=as_json)
+    llm = loaded(model, draft, verify, lossy, "fixed" if policy is None else policy, weights, kv_cache, quiet=as_json)
     rows = []
     with Progress(console=err, transient=True, disable=as_json or not err.is_terminal) as bar:
         task = bar.add_task("checking", total=len(asked) * len(settings))

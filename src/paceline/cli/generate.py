@@ -14,6 +14,7 @@ from paceline.cli.answering import Typed, loaded, streamed
 from paceline.cli.options import (
     Draft,
     Json,
+    KVCache,
     Lossy,
     MaxTokens,
     Model,
@@ -51,6 +52,7 @@ def generate(
     lossy: Lossy = False,
     policy: Policy = None,
     weights: Weights = None,
+    kv_cache: KVCache = None,
     max_tokens: MaxTokens = 256,
     temperature: Temperature = 0.0,
     top_k: Annotated[int, typer.Option("--top-k", help="Keep this many tokens; 0 keeps all.")] = 0,
@@ -90,7 +92,7 @@ def generate(
         stop=tuple(stop or ()),
     )
     prompt = _prompt(prompt, prompt_file)
-    llm = loaded(model, draft, verify, lossy, policy, weights, quiet=as_json)
+    llm = loaded(model, draft, verify, lossy, policy, weights, kv_cache, quiet=as_json)
     tracer = Trace(out, llm.tokenizer) if trace and not as_json else None
     began = perf_counter()
     last = streamed(llm.stream(prompt, params), tracer.show if tracer else None if as_json else Typed().show)
@@ -171,7 +173,7 @@ def _answer_json(llm: LLM, completion: Completion, params: SamplingParams, wall_
             "policy": speculative.policy.name,
             "lossless": llm.lossless(params) is not None,
             "law": speculative.verifier.law,
-            "target": f"{llm.target.name} ({llm.target.weights})",
+            "target": llm.target.described,
             **speculation_json(completion.speculation),
             "emitted_tokens": completion.speculation.emitted_tokens,
             "wall_s": round(wall_s, 6),

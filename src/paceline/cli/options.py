@@ -25,7 +25,18 @@ CheckedPolicy = Annotated[
 ]
 Weights = Annotated[
     str | None,
-    typer.Option("--weights", help="What the target is: fp32, bf16, fp16, w16a16, int8, int4 or w8a8; as stored if left out."),
+    typer.Option(
+        "--weights",
+        help="What the target is: fp32, bf16, fp16, w16a16, int8, int4 or w8a8; if left out as stored, or fp32 where"
+        " transformers runs it on a CPU.",
+    ),
+]
+KVCache = Annotated[
+    str | None,
+    typer.Option(
+        "--kv-cache",
+        help="Keys and values of the target, on a GPU: fp8 (from compute capability 8.9 on) or int8; not narrowed if left out.",
+    ),
 ]
 MaxTokens = Annotated[int, typer.Option("--max-tokens", help="Longest answer, in tokens.")]
 Temperature = Annotated[float, typer.Option("--temperature", help="0 is greedy.")]

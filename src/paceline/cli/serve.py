@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from paceline.cli.options import Lossy, Model, Policy, Weights
+from paceline.cli.options import KVCache, Lossy, Model, Policy, Weights
 from paceline.cli.terminal import err, out
 
 if TYPE_CHECKING:
@@ -63,6 +63,7 @@ def serve(
     lossy: Lossy = False,
     policy: Policy = None,
     weights: Weights = None,
+    kv_cache: KVCache = None,
     served_name: Annotated[
         str | None, _option("served-name", "What clients call the model; its own name if left out.", SERVING)
     ] = None,

@@ -18,7 +18,7 @@ from paceline.engine.engine import Engine, Progress, RequestError
 from paceline.engine.measure import measure
 from paceline.engine.scheduler import Limits
 from paceline.logprobs import TokenLogprobs
-from paceline.models.base import WEIGHTS, LanguageModel, ModelError
+from paceline.models.base import KV_CACHES, WEIGHTS, LanguageModel, ModelError
 from paceline.models.embedded import DEFAULT
 from paceline.models.free_memory import return_free_memory
 from paceline.models.load import load_model, resolve
@@ -84,6 +84,7 @@ class LLM:
     model: a directory, a Hub id or an embedded name; None for the embedded default. draft: a spec string. verify: the name of
     a rule. lossy: allow rules that change the text or its distribution. policy: what decides how much is drafted; `adaptive`
     for `auto`, else `fixed`. weights: the target's format, one of `WEIGHTS`; the checkpoint's own precision unless given.
+    kv_cache: a narrow format for the target's keys and values on a GPU, one of `KV_CACHES`; not narrowed unless given.
     beside: specs of drafters that draft beside it where a request gives them something to draft from. offer: specs of
     drafters for requests that name them. batch: sequences in flight. prefill_chunk: prompt tokens of one step, over all
     sequences; what suits the target unless given. cache_tokens: tokens that all sequences may hold in the target's cache.
@@ -104,6 +105,7 @@ class LLM:
         lossy: bool = False,
         policy: str | None = None,
         weights: str | None = None,
+        kv_cache: str | None = None,
         beside: Many[str] = (),
         offer: Many[str] = (),
         batch: int = 8,
@@ -118,7 +120,9 @@ class LLM:
         self.path = str(resolve(model if model is not None else DEFAULT))
         if weights is not None and weights not in WEIGHTS:
             raise ModelError(f"weights can be held as {', '.join(WEIGHTS)}, not as '{weights}'")
-        self.target: LanguageModel = load_model(self.path, weights=weights)
+        if kv_cache is not None and kv_cache not in KV_CACHES:
+            raise ModelError(f"keys and values can be kept as {' or '.join(KV_CACHES)}, not as '{kv_cache}'")
+        self.target: LanguageModel = load_model(self.path, weights=weights, kv_cache=kv_cache)
         self.tokenizer = Tokenizer(self.path)
         self.lossy = lossy
         chunk = self.target.prefill_chunk if prefill_chunk is None else prefill_chunk

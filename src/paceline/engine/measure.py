@@ -267,7 +267,7 @@ def _file(target: LanguageModel, draft: str) -> Path:
     """Where the costs of this model with these drafters on this machine are kept."""
     device = torch.cuda.get_device_name() if target.returns_early else ""
     machine = (processor(), os.cpu_count(), torch.get_num_threads(), device)
-    told = (__version__, SOURCES, *machine, target.name, target.weights, target.weights_bytes, draft)
+    told = (__version__, SOURCES, *machine, target.described, target.weights_bytes, draft)
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "paceline" / "costs"
     return folder / f"{sha256(repr(told).encode()).hexdigest()[:24]}.json"
 

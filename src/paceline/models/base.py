@@ -20,6 +20,8 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 """Formats in which every road holds weights."""
 WEIGHTS = (*DTYPES, "w16a16", "int8", "int4", "w8a8")
 """Formats in which weights can be held, those of packed weights included; losslessness is against the target in its format."""
+KV_CACHES = {"fp8": torch.float8_e4m3fn, "int8": torch.int8}
+"""Narrow formats in which a GPU can keep keys and values; they are part of what the target is, as its weights are."""
 
 
 def weights_name(dtype: torch.dtype) -> str:
@@ -64,6 +66,8 @@ class LanguageModel(ABC):
     """The format its weights are held in, e.g. "fp32"."""
     weights_bytes: int
     """Bytes of memory that its weights take."""
+    kv_cache: str | None = None
+    """The narrow format of its keys and values; None where they are as they come, or as the format of its weights has them."""
     vocab_size: int
     context_length: int
     branching: Branching
@@ -75,6 +79,16 @@ class LanguageModel(ABC):
     """Tokens of prompts that it is best fed in one forward; of the target's, unless the user says how many."""
     returns_early = False
     """Whether `score` returns while a GPU is still at work; whoever reads a number waits for it."""
+
+    @property
+    def held(self) -> str:
+        """The formats it is held in, which are part of what it is: "fp16", or "bf16, keys and values fp8"."""
+        return self.weights + (f", keys and values {self.kv_cache}" if self.kv_cache else "")
+
+    @property
+    def described(self) -> str:
+        """What an answer of it is lossless against, e.g. "paceline-14m (fp16)"."""
+        return f"{self.name} ({self.held})"
 
     @abstractmethod
     def new_cache(self) -> KVCache:

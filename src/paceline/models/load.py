@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from paceline.kernels.device import served
 from paceline.models.base import DTYPES, LanguageModel, ModelError
 from paceline.models.checkpoint import Checkpoint, inspected
 from paceline.models.embedded import DEFAULT, embedded_path
@@ -27,6 +28,8 @@ _NOT_ARCHITECTURE = {
     *("output_attentions", "output_hidden_states", "return_dict", "torchscript", "use_cache"),
 }
 """Entries of config.json that are not the checkpoint's to decide: code to fetch and run, and how a forward is called."""
+_FP8_FROM = (8, 9)
+"""The compute capability from which on Triton reads it."""
 _UNSTATED_CONTEXT = 2048
 """For checkpoints that state no longest context, as recurrent ones and some with ALiBi do."""
 
@@ -68,17 +71,23 @@ def _fetched(name: str) -> Path:
         ) from error
 
 
-def load_model(path: str | Path, *, weights: str | None = None, native: bool = True) -> LanguageModel:
+def load_model(
+    path: str | Path, *, weights: str | None = None, kv_cache: str | None = None, native: bool = True
+) -> LanguageModel:
     """Read a checkpoint folder (or anything `resolve` knows) by the best road that gives the model's own numbers.
 
     weights: one of `WEIGHTS`, the format the model is held in, and so what it is; unless given, the precision of the checkpoint,
-    but float32 where transformers runs it on a CPU. native: whether packed weights and compiled kernels may be used. Raises
-    ModelError with one sentence.
+    but float32 where transformers runs it on a CPU. kv_cache: one of `KV_CACHES`, a narrow format for keys and values on a GPU.
+    native: whether packed weights and compiled kernels may be used. Raises ModelError with one sentence.
     """
+    if kv_cache is not None and not served(_device()):
+        raise ModelError(f"keys and values are kept as {kv_cache} by kernels for a GPU, which need CUDA and Triton")
+    if kv_cache == "fp8" and torch.cuda.is_available() and torch.cuda.get_device_capability() < _FP8_FROM:
+        raise ModelError(f"'{torch.cuda.get_device_name()}' cannot read fp8: keep keys and values as int8")
     checkpoint = inspected(resolve(str(path)))
     reason = "packed weights are for processors only"
     config = stated(checkpoint.config) or _configuration(checkpoint)
-    if native and not torch.cuda.is_available():
+    if native and kv_cache is None and not torch.cuda.is_available():
         try:
             return native_model(checkpoint, config, context_length(config), weights)
         except Unsuited as refusal:
@@ -92,7 +101,7 @@ def load_model(path: str | Path, *, weights: str | None = None, native: bool = T
         from paceline.models.probe import Identity, probed
 
         model = _weighed(checkpoint, config, DTYPES[weights] if weights else None)
-        identity = Identity(checkpoint.path.name, context_length(model.config), checkpoint.eos_token_ids)
+        identity = Identity(checkpoint.path.name, context_length(model.config), checkpoint.eos_token_ids, kv_cache)
         try:
             return probed(model, identity)
         except ModelError:
@@ -100,6 +109,11 @@ def load_model(path: str | Path, *, weights: str | None = None, native: bool = T
         # what configurations from strangers ask for may fail in any way once it runs
         except Exception as error:
             raise ModelError(f"'{checkpoint.path}' does not run: {sentence(error)}") from error
+
+
+def _device() -> torch.device:
+    """Where models run."""
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def packs_weights() -> bool:
@@ -137,8 +151,8 @@ def _weighed(checkpoint: Checkpoint, config: Any, dtype: torch.dtype | None) -> 
     """The transformers model with every weight read from the checkpoint, in eval mode, frozen, on its device."""
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
-    on_gpu = torch.cuda.is_available()
-    if dtype is None and not on_gpu:
+    device = _device()
+    if dtype is None and device.type == "cpu":
         dtype = torch.float32
     try:
         # mismatched shapes are let through here only to be named and refused below
@@ -162,7 +176,7 @@ def _weighed(checkpoint: Checkpoint, config: Any, dtype: torch.dtype | None) -> 
     missing = sorted(report["missing_keys"])
     if missing:
         raise ModelError(f"'{checkpoint.path}' lacks {len(missing)} tensors of its config.json, first '{missing[0]}'")
-    return model.eval().requires_grad_(False).to("cuda" if on_gpu else "cpu")
+    return model.eval().requires_grad_(False).to(device)
 
 
 def _architectural(config: Any) -> Any:

@@ -17,11 +17,11 @@ import torch
 
 from paceline.cache.paged import PagedCache
 from paceline.kernels.step_tables import SMALLEST, Extent, StepTables
-from paceline.models.base import Scores
-from paceline.models.hub import HubModel
+from paceline.models.base import KV_CACHES, Scores
+from paceline.models.hub import HubModel, sent
 from paceline.models.paged_attention import Layers, PagedForward
 from paceline.models.quiet import sentence
-from paceline.models.recording import Recording, Result, Run, shared_pool
+from paceline.models.recording import Outputs, Recording, Result, Run, shared_pool
 from paceline.step import Step
 
 _PAGE, _PAGES = 64, 64
@@ -43,19 +43,28 @@ class PagedModel(HubModel):
     """Small steps of which anything is wanted are recorded and replayed, if the model can be; those that read prompts are not.
 
     Raises NotImplementedError from `score` where a layer's rule is neither causal nor a sliding window: the probe then takes the
-    dense road.
+    dense road. kv_cache: one of `KV_CACHES`, to keep keys and values
+    in it.
     """
 
-    def __init__(self, model: Any, name: str, context_length: int, eos_token_ids: frozenset[int] = frozenset()) -> None:
+    def __init__(
+        self,
+        model: Any,
+        name: str,
+        context_length: int,
+        eos_token_ids: frozenset[int] = frozenset(),
+        kv_cache: str | None = None,
+    ) -> None:
         super().__init__(model, name, context_length, eos_token_ids)
+        self.kv_cache = kv_cache
         self._layers = Layers(context_length)
         self._recordable = True
         # several drafters may run one model, each over a cache of its own
         self._recordings = WeakKeyDictionary[PagedCache, _Recordings]()
-        self._pool = shared_pool(self._device)
+        self._pool, self._outputs = shared_pool(self._device), Outputs()
 
     def new_cache(self) -> PagedCache:
-        return PagedCache(_PAGES, _PAGE, grows=True)
+        return PagedCache(_PAGES, _PAGE, KV_CACHES.get(self.kv_cache or ""), grows=True)
 
     def _forward(self, step: Step, cache: PagedCache) -> PagedForward:  # pyright: ignore[reportIncompatibleMethodOverride]
         blocks = cache.blocks_of(step)
@@ -67,35 +76,44 @@ class PagedModel(HubModel):
         decoding = rows <= _RECORDED_ROWS and bool(step.wanted_rows)
         if not self._recordable or not decoding or len(self._layers.shares) != 1:
             return super().score(step, cache, wanted)  # pyright: ignore[reportArgumentType]
+        replayed = self._replayed(step, cache, wanted)
+        if replayed is None:
+            return super().score(step, cache, wanted)  # pyright: ignore[reportArgumentType]
+        logits, captured = replayed
+        if step.wants_all:
+            found = {layer: hidden[0, :rows].clone() for layer, hidden in captured.items()}
+            return Scores(logits[:rows].to(torch.float32, copy=True), found)
+        wants = sent(step.wants, self._device)
+        return Scores(logits[wants].float(), {layer: hidden[0, wants] for layer, hidden in captured.items()})
+
+    def _replayed(self, step: Step, cache: PagedCache, taps: tuple[int, ...]) -> Result | None:
+        """What a recording says of a step; None where there can be none, and nothing is held by then of what was tried."""
         blocks = cache.blocks_of(step)
         try:
-            logits, captured = self._recording(step, cache, blocks, wanted)(step, blocks)
+            return self._recording(step, cache, blocks, taps)(step, blocks)
         except RuntimeError as error:
             self._recordings.clear()
             if not isinstance(error, torch.OutOfMemoryError):
                 # a model that asks the device what to do next, as most mixtures of experts do, cannot be recorded
                 self._recordable = False
-                getLogger("paceline").info("steps are not recorded as CUDA graphs: %s", sentence(error))
-            return super().score(step, cache, wanted)  # pyright: ignore[reportArgumentType]
-        if step.wants_all:
-            found = {layer: hidden[0, :rows].clone() for layer, hidden in captured.items()}
-            return Scores(logits[:rows].to(torch.float32, copy=True), found)
-        wants = step.wants
-        if self.returns_early:
-            wants = wants.pin_memory().to(self._device, non_blocking=True)
-        return Scores(logits[wants].float(), {layer: hidden[0, wants] for layer, hidden in captured.items()})
+                getLogger("paceline").warning("steps are not recorded as CUDA graphs: %s", sentence(error))
+            return None
 
     def _recording(self, step: Step, cache: PagedCache, blocks: Many[array[int]], taps: tuple[int, ...]) -> Recording:
         recordings = self._recordings.get(cache)
         if recordings is None or recordings.moves != cache.moves:
             recordings = self._recordings[cache] = _Recordings(cache.moves)
+            if not any(others.held for others in self._recordings.values()):
+                # one whose graphs are all gone is gone with them
+                self._pool = shared_pool(self._device)
         (share,) = self._layers.shares
         place = Extent.of(step, blocks, share).bucketed(SMALLEST), taps
         recording = recordings.held.pop(place, None)
         if recording is None:
             if len(recordings.held) == _RECORDINGS:
                 del recordings.held[next(iter(recordings.held))]
-            recording = Recording(self._run_over(cache, taps), place[0], cache.page_size, share, self._device, self._pool)
+            run = self._run_over(cache, taps)
+            recording = Recording(run, place[0], cache.page_size, share, self._device, self._outputs, self._pool)
         recordings.held[place] = recording
         return recording
 

@@ -47,12 +47,15 @@ class Identity:
     name: str
     context_length: int
     eos_token_ids: frozenset[int]
+    kv_cache: str | None = None
+    """A narrow format to keep keys and values in."""
 
 
 def probed(model: Any, identity: Identity) -> LanguageModel:
     """The model behind the engine's contract, on the best road that gives its own numbers.
 
-    model: a causal LM in eval mode with its own attention. Raises ModelError where no road does.
+    model: a causal LM in eval mode with its own attention. Raises ModelError where no road does. Narrow keys and values are for
+    pages alone: elsewhere the last bits of a key, and so what it is rounded to, may depend on the rows beside it.
     """
     own = model.config._attn_implementation
     try:
@@ -68,11 +71,16 @@ def probed(model: Any, identity: Identity) -> LanguageModel:
         try:
             candidate = road()
             reason = trial.objection(candidate)
+            if not reason and identity.kv_cache:
+                candidate = _paged(model, identity)
+                reason = trial.objection(candidate, rounded=True)
             if not reason:
                 return candidate
         except Exception as error:
             # a road may bring failures of its own: Triton's compiler has no class of error that it could be known by
             reason = f"it fails with '{sentence(error)}'"
+        if identity.kv_cache:
+            raise ModelError(f"'{identity.name}' cannot keep its keys and values as {identity.kv_cache} here: {reason}")
         model.set_attn_implementation(own)
         if over_pages:
             # the next road gives the same text, slower: nobody would know
@@ -87,7 +95,8 @@ def probed(model: Any, identity: Identity) -> LanguageModel:
 def _roads(model: Any, identity: Identity) -> Iterator[Callable[[], LanguageModel]]:
     common = (model, identity.name, identity.context_length)
     if served(model.device):
-        yield lambda: _paged(model, identity)
+        # first as it is: what rounded keys leave of the logits cannot tell a road that is right from one nearly so
+        yield lambda: _paged(model, replace(identity, kv_cache=None))
     yield lambda: _flat(model, identity)
     if _free_of_slots(model):
         yield partial(StatefulModel, *common, Branching.TREE, identity.eos_token_ids)
@@ -106,7 +115,7 @@ def _paged(model: Any, identity: Identity) -> HubModel:
     from paceline.models.paged import PagedModel
 
     model.set_attn_implementation(NAME)
-    return PagedModel(model, identity.name, identity.context_length, identity.eos_token_ids)
+    return PagedModel(model, identity.name, identity.context_length, identity.eos_token_ids, identity.kv_cache)
 
 
 def _free_of_slots(model: Any) -> bool:
@@ -174,8 +183,11 @@ class _Trial:
         wrong = self._ask((*self.drafted, *self.tree.tokens[1:]))[-len(right) :]
         return float((right - wrong).square().mean(-1).sqrt()[1:].median()) / self._spread
 
-    def objection(self, candidate: LanguageModel) -> str:
-        """Empty where the candidate gives the model's own numbers, else what is wrong with it."""
+    def objection(self, candidate: LanguageModel, *, rounded: bool = False) -> str:
+        """Empty where the candidate gives the model's own numbers, else what is wrong with it.
+
+        rounded: whether it rounds more than the model does, so that they are its own only roughly.
+        """
         branches = candidate.branching is Branching.TREE
         tree, path = (self.tree, (2, 5)) if branches else (self.tree.first_chain(), (1,))
         wanted = self._wanted(tree, path)
@@ -183,7 +195,9 @@ class _Trial:
         layers = len(decoder_layers(self._model))
         if isinstance(candidate, HubModel) and candidate.attention_calls != layers:
             return f"{candidate.attention_calls} calls of its {layers} layers come through transformers' attention interface"
-        if self._model.dtype in (torch.float32, torch.float64):
+        if rounded:
+            worst, allowed = float(errors.median()), _ROUGH
+        elif self._model.dtype in (torch.float32, torch.float64):
             worst, allowed = float(errors.max()), _EXACT
         else:
             # single rows may go astray in half precision, when an expert is chosen by a hair; most of them may not, and the

@@ -122,5 +122,5 @@ async def _serve_at(sockets: Sequence[socket.socket], settings: Settings, starte
 
 def worker_settings(settings: Settings) -> bytes:
     """What the engine needs of them, as one line; keys stay with the server."""
-    fields = ("model", "draft", "verify", "lossy", "policy", "weights", "offer", "batch", "prefill_chunk", "cache_tokens")
-    return settings.model_dump_json(include=set(fields)).encode()
+    fields = {"model", "draft", "verify", "lossy", "policy", "weights", "kv_cache", "offer"}
+    return settings.model_dump_json(include=fields | {"batch", "prefill_chunk", "cache_tokens"}).encode()

@@ -56,7 +56,7 @@ class Worker:
             "drafter": speculative.drafter.name,
             "verifier": speculative.verifier.name,
             "policy": speculative.policy.name,
-            "target": f"{llm.target.name} ({llm.target.weights})",
+            "target": llm.target.described,
         }
 
     def run(self) -> None:
@@ -191,6 +191,7 @@ def loaded(settings: Settings) -> LLM:
         lossy=settings.lossy,
         policy=settings.policy,
         weights=settings.weights,
+        kv_cache=settings.kv_cache,
         beside=BESIDE,
         offer=OFFERED if settings.offer is None else settings.offer,
         batch=settings.batch,
