@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: setup demo test test-all test-gpu-kernels test-page test-clients soak check docs bench
+.PHONY: setup demo test test-all test-gpu-kernels test-page test-clients soak check docs bench bench-once
 
 setup: $(VENV)/.ready
 
@@ -75,19 +75,15 @@ docs: setup
 # an hour or more of a quiet machine, half of it with THREADS=1; peers run where `pip install -e '.[peers]'` was done before
 # (llama.cpp is compiled by it; on processors with AMX it has been seen to crash on 8-bit weights,
 # CFLAGS=-mno-amx-int8 CXXFLAGS=-mno-amx-int8 avoids it).
-# RECORDS=benchmarks/NAME keeps the runs of another machine beside those that are there
+# RECORDS=benchmarks/NAME keeps the runs of another machine beside those that are there; demonstration, steps and server are
+# recorded of one machine alone
 RECORDS ?= benchmarks
 THREADS ?= 1 2
 MODEL_DRAFT := --draft 'model:"paceline-14m-draft",depth=5@int8'
 GROWN := --grow 16x768 --tasks e2e,sql --context 320 --max-tokens 64 --draft auto $(MODEL_DRAFT) --limit 4 --repeats 3
 OTHERS := llama.cpp,ctranslate2,openvino
 
-bench: setup
-	$(BIN)/python examples/demo.py --out benchmarks/demo.json
-	$(BIN)/python benchmarks/step_overhead.py --out benchmarks/step_overhead.json \
-		--plot docs/images/step_overhead.png --lookup-plot docs/images/look_ups.png
-	rm -f benchmarks/serve-*.json
-	$(BIN)/python benchmarks/serve.py benchmarks
+bench: $(if $(filter benchmarks,$(RECORDS)),bench-once) setup
 	for threads in $(THREADS); do \
 		$(BIN)/paceline bench --threads $$threads --draft auto --draft ngram $(MODEL_DRAFT) --limit 4 --batch 4,16 --out $(RECORDS) && \
 		$(BIN)/paceline bench --threads $$threads $(GROWN) --weights int8 --peers $(OTHERS) --batch 4,16 --out $(RECORDS) && \
@@ -97,3 +93,10 @@ bench: setup
 		done || exit; \
 	done
 	$(BIN)/python -m paceline.bench.page benchmarks docs
+
+bench-once: setup
+	$(BIN)/python examples/demo.py --out benchmarks/demo.json
+	$(BIN)/python benchmarks/step_overhead.py --out benchmarks/step_overhead.json \
+		--plot docs/images/step_overhead.png --lookup-plot docs/images/look_ups.png
+	rm -f benchmarks/serve-*.json
+	$(BIN)/python benchmarks/serve.py benchmarks

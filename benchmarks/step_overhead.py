@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
 import sys
 from collections.abc import Callable, Iterable, Sequence as Many
 from pathlib import Path
@@ -23,7 +22,8 @@ from time import perf_counter
 
 import torch
 
-from paceline import SamplingParams, __version__
+from paceline import SamplingParams
+from paceline.bench.origin import origin
 from paceline.cache.base import Branching, KVCache
 from paceline.cache.dense import DenseCache
 from paceline.costs import Timings
@@ -35,7 +35,6 @@ from paceline.drafters.none import NullDrafter
 from paceline.drafters.suffix import Options as SuffixOptions, SuffixDrafter
 from paceline.engine.engine import Engine
 from paceline.engine.scheduler import Limits
-from paceline.machine import processor
 from paceline.models.base import LanguageModel, Scores
 from paceline.models.embedded import DEFAULT
 from paceline.models.load import resolve
@@ -249,8 +248,8 @@ def main() -> None:
         report = {
             "what": "a step beside the model, and look-ups by text length: microseconds, medians in the quietest turn",
             "argv": sys.argv[1:],
-            "machine": f"{processor()}, 1 thread",
-            "versions": {"paceline": __version__, "torch": torch.__version__, "python": platform.python_version()},
+            "threads": 1,
+            **origin(),
             "steps": rows,
             "look_ups": found,
         }
