@@ -26,7 +26,7 @@ from paceline.models.tokenizer import Tokenizer
 from paceline.sequence import Sequence
 from paceline.tree import DraftTree
 from stepping import alone, missing, score, sequence
-from tiny import CHAT_TEMPLATE, save_tiny, tiny_model
+from tiny import CHAT_TEMPLATE, save_tiny, save_tokenizer, tiny_model
 
 
 @pytest.fixture(scope="module")
@@ -555,3 +555,17 @@ def test_only_safe_files_are_asked_of_the_hub(monkeypatch: pytest.MonkeyPatch, w
 @pytest.mark.parametrize("name", ["../nowhere", "a/b/c", "", "/no/such/place", "bad name"])
 def test_what_cannot_be_a_hub_id_is_not_fetched(name: str) -> None:
     assert "no model directory" in refusal(lambda: resolve(name))
+
+
+def test_a_tokenizer_of_the_same_bytes_is_read_once(tmp_path: Path) -> None:
+    """A draft model mostly has its target's."""
+    for name in ("target", "draft", "other"):
+        (tmp_path / name).mkdir()
+        save_tokenizer(tmp_path / name)
+    changed = (tmp_path / "other" / "tokenizer.json").read_text() + "\n"
+    (tmp_path / "other" / "tokenizer.json").write_text(changed)
+    target, draft, other = (Tokenizer(tmp_path / name) for name in ("target", "draft", "other"))
+    assert target._bare is draft._bare is not None
+    assert other._bare is not target._bare
+    assert target.same_vocabulary(draft)
+    assert target.same_vocabulary(other)

@@ -11,7 +11,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from jinja2.exceptions import TemplateError
 from tokenizers import Tokenizer as Backend
 
 from paceline.models.base import ModelError
@@ -27,6 +26,8 @@ _HARMLESS = {*_NAMED, "tokenizer_class", "model_max_length", "clean_up_tokenizat
 
 
 _NONE: Mapping[str, Any] = MappingProxyType({})
+_LATEST: dict[bytes, Backend] = {}
+"""Digest of a tokenizer.json -> what was read of it; of one file, the last."""
 
 
 class Tokenizer:
@@ -113,6 +114,9 @@ class Tokenizer:
         taken = signature(self.library.apply_chat_template).parameters.keys() & variables.keys()
         if taken:
             raise ModelError(f"a variable of a chat template cannot be named '{min(taken)}'")
+        # with transformers, which renders: whoever has no template needs neither
+        from jinja2.exceptions import TemplateError
+
         try:
             with quiet():
                 text = self.library.apply_chat_template(
@@ -135,6 +139,8 @@ class Tokenizer:
 
     def same_vocabulary(self, other: Tokenizer) -> bool:
         """True where every token has the same id in both: what a draft model needs to draft for a target."""
+        if self._bare is not None and self._bare is other._bare:
+            return True
         return self.vocabulary == other.vocabulary
 
 
@@ -147,13 +153,24 @@ def _bare(path: Path, settings: Mapping[str, Any]) -> Backend | None:
     if any((path / name).exists() for name in ("added_tokens.json", "special_tokens_map.json")):
         return None
     try:
-        backend = Backend.from_file(str(path / _DESCRIPTION))
+        backend = _backend(path / _DESCRIPTION)
     # the library raises plain Exception; transformers' reader says what is wrong
     except Exception:
         return None
     special = [token.content for token in backend.get_added_tokens_decoder().values() if token.special]
     named = all(settings.get(name) in (None, *special) for name in _NAMED)
     return backend if named and backend.padding is None and backend.truncation is None else None
+
+
+def _backend(file: Path) -> Backend:
+    """The tokenizer that a file describes; the last one again for a file of the same bytes, as that of a draft model mostly is."""
+    data = file.read_bytes()
+    digest = sha256(data).digest()
+    if digest not in _LATEST:
+        backend = Backend.from_buffer(data)
+        _LATEST.clear()
+        _LATEST[digest] = backend
+    return _LATEST[digest]
 
 
 def _read(path: Path) -> Any:
