@@ -43,20 +43,11 @@ class PagedModel(HubModel):
     """Small steps of which anything is wanted are recorded and replayed, if the model can be; those that read prompts are not.
 
     Raises NotImplementedError from `score` where a layer's rule is neither causal nor a sliding window: the probe then takes the
-    dense road. kv_cache: one of `KV_CACHES`, to keep keys and values
-    in it.
+    dense road. Keys and values are kept as `kv_cache` says when a cache is made.
     """
 
-    def __init__(
-        self,
-        model: Any,
-        name: str,
-        context_length: int,
-        eos_token_ids: frozenset[int] = frozenset(),
-        kv_cache: str | None = None,
-    ) -> None:
+    def __init__(self, model: Any, name: str, context_length: int, eos_token_ids: frozenset[int] = frozenset()) -> None:
         super().__init__(model, name, context_length, eos_token_ids)
-        self.kv_cache = kv_cache
         self._layers = Layers(context_length)
         self._recordable = True
         # several drafters may run one model, each over a cache of its own

@@ -115,7 +115,9 @@ def _paged(model: Any, identity: Identity) -> HubModel:
     from paceline.models.paged import PagedModel
 
     model.set_attn_implementation(NAME)
-    return PagedModel(model, identity.name, identity.context_length, identity.eos_token_ids, identity.kv_cache)
+    road = PagedModel(model, identity.name, identity.context_length, identity.eos_token_ids)
+    road.kv_cache = identity.kv_cache
+    return road
 
 
 def _free_of_slots(model: Any) -> bool:

@@ -163,7 +163,7 @@ def _bare(path: Path, settings: Mapping[str, Any]) -> Backend | None:
 
 
 def _backend(file: Path) -> Backend:
-    """The tokenizer that a file describes; the last one again for a file of the same bytes, as that of a draft model mostly is."""
+    """The tokenizer that a file describes; the last one again for the same bytes, as those of a draft model mostly are."""
     data = file.read_bytes()
     digest = sha256(data).digest()
     if digest not in _LATEST:
