@@ -335,7 +335,6 @@ def test_what_a_device_fails_to_choose_the_host_does(
     expected = judged("match", sequence_of(PLAIN), tree, rows(model, tree))
     monkeypatch.setitem(sys.modules, kernels.__name__, kernels)
     monkeypatch.setattr(device, "SERVED", {"cpu"})
-    monkeypatch.setattr(device, "_GIVEN_UP", set())
     monkeypatch.setattr(device, "find_spec", lambda _: kernels)
     for _ in range(3):
         assert judged("match", sequence_of(PLAIN), tree, rows(model, tree)) == expected

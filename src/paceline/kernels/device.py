@@ -11,15 +11,12 @@ SERVED = {"cuda"}
 """Types of device; tests add "cpu", where Triton's interpreter stands in for a GPU."""
 
 
-_GIVEN_UP = set[str]()
-
-
 def served(device: torch.device) -> bool:
-    return device.type in SERVED - _GIVEN_UP and find_spec("triton") is not None
+    return device.type in SERVED and find_spec("triton") is not None
 
 
 def give_up(device: torch.device, error: Exception) -> None:
     """Serve this type of device no more: a kernel failed there. It may lack a C compiler, or be too old for Triton."""
-    _GIVEN_UP.add(device.type)
+    SERVED.discard(device.type)
     said = str(error).strip().splitlines()
     getLogger("paceline").warning("the kernels for this device do not run: %s", said[0] if said else type(error).__name__)

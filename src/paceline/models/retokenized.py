@@ -114,8 +114,9 @@ class RetokenizedModel:
             ends = self._model.eos_token_ids
             opening = Sequence(sequence.key, self._own.opening, SamplingParams(), 0, ends, tenant=sequence.tenant)
             count = len(self._own.opening)
-            shadow = self._shadows[sequence.key] = _Shadow(sequence, opening, [0] * count, count)
-            shadow.cached, shadow.same = self._forked.pop(sequence.key, []), 0
+            shadow = self._shadows[sequence.key] = _Shadow(
+                sequence, opening, [0] * count, count, cached=self._forked.pop(sequence.key, [])
+            )
         data = b""
         for token in sequence.tokens[shadow.taken :]:
             if token not in self._special:
