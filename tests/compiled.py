@@ -9,13 +9,15 @@ from typing import Any
 import numpy as np
 import torch
 
+from paceline.kernels.compiled import SOURCES
 from paceline.kernels.native import arithmetic, drafting, rows
-from paceline.kernels.native.compiled import SOURCES
-from paceline.kernels.native.formats import BLOCK, GROUP, LARGEST, Format, Packed
+from paceline.kernels.native.entries import PRODUCT_WORDS, product
+from paceline.kernels.native.formats import BLOCK, GROUP, LARGEST, Format
 from paceline.kernels.native.layout import BYTES, HALVES, HALVES_AND_REST, WORDS
 from paceline.kernels.native.matrix_unit import fewest_rows
 from paceline.kernels.native.memory import float_of, floats, half_copied, put, put_half
-from paceline.kernels.native.products import laid_as, product_address
+from paceline.kernels.native.needs import laid_as
+from paceline.kernels.native.packed import Packed
 from paceline.kernels.native.tiles import STORE
 from paceline.kernels.native.transposition import turned
 from paceline.kernels.native.vectors import PANEL
@@ -137,7 +139,7 @@ def call(
 
 @cache
 def _product(name: str) -> Any:
-    return ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 10)(product_address(name))
+    return ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * PRODUCT_WORDS)(product(name).address)
 
 
 def laid_out(activations: torch.Tensor, packed: Packed) -> torch.Tensor:

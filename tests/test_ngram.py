@@ -8,8 +8,8 @@ import numpy as np
 from hypothesis import given, settings, strategies as st
 
 from paceline.drafters.ngram import NgramDrafter, Options
-from paceline.kernels.ngrams.occurrences import AGREED, BEFORE, LEADS, Occurrences, indexed, slot_of
-from paceline.kernels.ngrams.votes import voted
+from paceline.kernels.lookups import Lookup
+from paceline.kernels.ngrams.occurrences import AGREED, BEFORE, INDEX, LEADS, Occurrences, indexed
 from paceline.params import SamplingParams
 from paceline.sequence import Sequence
 from paceline.tree import Budget, DraftTree
@@ -17,6 +17,17 @@ from paceline.tree import Budget, DraftTree
 settings.register_profile("still", derandomize=True, deadline=None, max_examples=150, database=None)
 settings.load_profile("still")
 
+SLOT_OF = Lookup("ngrams.index.slot_of", text="int32[:]", table="int32[:]", length="int64", end="int64")
+VOTED = Lookup(
+    "ngrams.voting.voted",
+    text="int32[:]",
+    size="int64",
+    **{name: INDEX[name] for name in ("lengths", "tables", "ends")},
+    seen="int64[:,:]",
+    weights="float64[:]",
+    matches="int64[:]",
+    places="int64[:]",
+)
 LOOKED_AT = 6
 LONGEST = 12
 
@@ -72,7 +83,8 @@ def majority(tokens: list[int], ends: list[int]) -> tuple[int, int]:
 def votes(text: Occurrences) -> list[tuple[int, int]]:
     """(length, end) of the places that vote."""
     weights, matches, ends = np.zeros(LOOKED_AT + 1), *np.zeros((2, LOOKED_AT + 1), np.int64)
-    count = voted(text.text, text.size, text.lengths, text.tables, text.ends, weights, matches, ends)
+    seen = np.empty((len(text.lengths) * LOOKED_AT, 2), np.int64)
+    count = VOTED(text.text, text.size, text.lengths, text.tables, text.ends, seen, weights, matches, ends)
     assert (weights[:count] > 0.0).all()
     return list(zip(matches[:count].tolist(), ends[:count].tolist(), strict=True))
 
@@ -205,7 +217,7 @@ def test_a_majority_is_found_in_any_order() -> None:
         tokens = [token for other, follower in enumerate(said) for token in (100 + other, 1, 2, 3, follower)] + [1, 2, 3]
         text.grow(tokens)
         for row, n in enumerate(text.lengths):
-            end = latest = text.tables[row, slot_of(text.text, text.tables[row], n, text.size)]
+            end = latest = text.tables[row, SLOT_OF(text.text, text.tables[row], n, text.size)]
             place, lead = text.ends[row, [AGREED, LEADS], latest]
             said_five = []
             while end:
@@ -278,7 +290,7 @@ def test_any_token_is_found_among_many() -> None:
         drafter.truncate(start, 2500)
         text = drafter._states[start]
         assert last(text) == [set(range(1, 2500))]
-        assert all(text.tables[0, slot_of(text.text, text.tables[0], 1, end)] == end for end in range(1, 2500))
+        assert all(text.tables[0, SLOT_OF(text.text, text.tables[0], 1, end)] == end for end in range(1, 2500))
 
 
 def test_a_proposal_reads_as_little_of_a_long_text_as_of_a_short_one() -> None:

@@ -19,6 +19,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from paceline.documents import pieces
+from paceline.kernels.compiled import ready
 from paceline.kernels.suffixes import array
 from paceline.spec import SpecError
 
@@ -61,7 +62,7 @@ class Datastore:
         header = _header(folder)
         tokens, suffixes = _mapped(folder / TOKENS, header.tokens), _mapped(folder / SUFFIXES, header.suffixes)
         looked_at = np.unique(np.linspace(0, header.suffixes - 1, _LOOKED_AT).astype(np.int64))
-        if tokens[-1] != array.BORDER or not array.in_order(tokens, suffixes, looked_at):
+        if tokens[-1] != array.BORDER or not array.IN_ORDER(tokens, suffixes, looked_at):
             raise SpecError(f"the datastore in '{folder}' is damaged: its suffixes are not in order; build it anew")
         return cls(header, tokens, suffixes)
 
@@ -92,7 +93,6 @@ def _mapped(file: Path, count: int) -> np.ndarray:
             raise SpecError(
                 f"'{file}' is damaged: it has {size} bytes, and its header says {count * _WORD.itemsize}; build it anew"
             )
-        # a plain array: compiled code asks a subclass for its type at every call
         return np.asarray(np.memmap(file, _WORD, "r"))
     except OSError as error:
         raise SpecError(f"cannot read '{file}': {error.strerror}") from None
@@ -159,7 +159,7 @@ class _Corpus:
         lacking = int(piece.max(initial=-1)) + 2 - len(self.starts)
         if lacking > 0:
             self.starts = np.pad(self.starts, (0, lacking))
-        array.counted(piece, self.starts)
+        array.COUNTED(piece, self.starts)
         piece.tofile(self._out)
 
 
@@ -187,12 +187,15 @@ def _sorted(source: Path, target: Path, corpus: _Corpus, report: Report) -> None
     """Deal all suffixes by their first token, then sort those of each token where they lie."""
     tokens = np.asarray(np.memmap(source, _WORD, "r+"))
     order = np.asarray(np.memmap(target, _WORD, "w+", shape=(int(corpus.starts[-1]),)))
+    ready([array.DEALT, array.SORTED_BETWEEN])
     places = corpus.starts.copy()
     for first in range(0, len(tokens), _PIECE_TOKENS):
-        array.dealt(tokens[first : first + _PIECE_TOKENS], first, places, order)
+        array.DEALT(tokens[first : first + _PIECE_TOKENS], first, places, order)
+    call = array.SORTED_BETWEEN.call(tokens=tokens, order=order, waiting=np.empty((array.WAITING, 3), np.int64))
     reported = 0
     for low, high in zip(corpus.starts, corpus.starts[1:], strict=False):
-        array.sorted_between(tokens, order, low, high)
+        call.record.low, call.record.high = low, high
+        call()
         if high - reported >= _PIECE_TOKENS or high == len(order):
             reported = int(high)
             report("sorting", reported, len(order))

@@ -9,7 +9,8 @@ from hypothesis import given, settings, strategies as st
 from fakes import TableModel
 from paceline import LLM
 from paceline.bench.builtin import built_in
-from paceline.drafters.recycle import Options, RecycleDrafter, _acceptance, _largest
+from paceline.drafters.recycle import Options, RecycleDrafter, _acceptance
+from paceline.kernels.successors.successors import Successors
 from paceline.models.base import Scores
 from paceline.models.embedded import embedded_models
 from paceline.params import SamplingParams
@@ -169,7 +170,7 @@ def test_a_table_grows_with_the_tokens_that_were_seen() -> None:
 @pytest.mark.parametrize("rows", [1, 9, 20])
 def test_the_largest_are_found_in_order_however_many_rows_there_are(rows: int, size: int) -> None:
     logits = noise(rows, 2, size)
-    values, ids = _largest(logits, 8)
+    values, ids = Successors(1, 8).largest(logits.numpy())
     order = torch.from_numpy(ids)
     assert torch.equal(order, logits.argsort(descending=True)[:, :8])
     assert torch.equal(torch.from_numpy(values), logits.gather(1, order))

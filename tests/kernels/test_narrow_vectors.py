@@ -18,7 +18,8 @@ PRODUCT = """
 import sys, torch
 sys.path.insert(0, {tests!r})
 from compiled import as_read, multiplied
-from paceline.kernels.native.formats import FORMATS, SUMMED, pack, represented
+from paceline.kernels.native.formats import FORMATS, SUMMED
+from paceline.kernels.native.packed import pack, represented
 from paceline.kernels.native.tiles import MOST_ROWS
 from paceline.kernels.native.vectors import LANES, MATRIX_UNIT, MULTIPLIES_BYTES, PAIR_PRODUCTS
 assert (LANES, MULTIPLIES_BYTES, bool(PAIR_PRODUCTS), MATRIX_UNIT) == ({lanes}, {fours}, {pairs}, False)
@@ -37,7 +38,8 @@ PAIRS = """
 import sys, torch
 sys.path.insert(0, {tests!r})
 from compiled import multiplied
-from paceline.kernels.native.formats import FORMATS, pack
+from paceline.kernels.native.formats import FORMATS
+from paceline.kernels.native.packed import pack
 from paceline.kernels.native.vectors import MULTIPLIES_HALVES
 draw = torch.Generator().manual_seed(1)
 weight, rows = torch.randn(64, 1024, generator=draw), torch.randn(5, 1024, generator=draw)

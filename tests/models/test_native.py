@@ -13,9 +13,10 @@ from safetensors.torch import load_file
 from compiled import as_read
 from models.test_families import largest_error
 from native import FORMATS, checkpoint, native, rewritten, with_half_keys
-from paceline.kernels.native.formats import FORMATS as FORMS, represented
+from paceline.kernels.native.formats import FORMATS as FORMS
 from paceline.kernels.native.layout import HALVES_AND_REST
-from paceline.kernels.native.products import laid_as
+from paceline.kernels.native.needs import laid_as
+from paceline.kernels.native.packed import represented
 from paceline.models.base import LanguageModel, ModelError
 from paceline.models.load import load_model
 from paceline.models.native import NativeModel

@@ -61,12 +61,13 @@ def _give_up_output() -> None:
 def _user_errors() -> tuple[type[Exception], ...]:
     from paceline.bench.errors import BenchError
     from paceline.engine.engine import RequestError
+    from paceline.kernels.compiled import CompileError
     from paceline.models.base import ModelError
     from paceline.registry import UnknownMethod
     from paceline.sampling import LogitsError
     from paceline.spec import SpecError
 
-    return (ModelError, SpecError, UnknownMethod, RequestError, LogitsError, BenchError, *_server_errors())
+    return (ModelError, SpecError, UnknownMethod, RequestError, LogitsError, BenchError, CompileError, *_server_errors())
 
 
 def _server_errors() -> tuple[type[Exception], ...]:

@@ -24,8 +24,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from paceline.datastore import Datastore
 from paceline.drafters.base import Drafter, Surroundings
-from paceline.kernels.native.compiled import announced
-from paceline.kernels.suffixes.array import LONGEST_MATCH, SORTED_TO, drafted
+from paceline.kernels.suffixes.array import DRAFTED, LONGEST_MATCH, SORTED_TO
 from paceline.sequence import Sequence
 from paceline.spec import SpecError
 from paceline.tree import Budget, DraftTree, Proposal
@@ -56,12 +55,20 @@ class DatastoreDrafter(Drafter):
     def __init__(self, datastore: Datastore, end: int, vocab_size: int, options: Options) -> None:
         self.options = options
         self.budget = Budget(options.nodes, options.depth)
-        self._datastore, self._end, self._vocab_size = datastore, end, vocab_size
         size = 1 + 2 * options.hits * options.depth
-        self._trie, self._sums = np.empty((size, 4), np.int32), np.empty(size)
-        with announced():
-            # compiles, or loads what is compiled, before anything is timed
-            self._drafted([end], self.budget)
+        self._draft, self._held = np.empty((options.nodes, 2), np.int64), np.empty(options.nodes)
+        self._scratch = {
+            "trie": np.empty((size, 4), np.int32),
+            "sums": np.empty(size),
+            "path": np.empty(options.depth + 1, np.int64),
+            "chances": np.empty((2, size)),
+            "places": np.empty((2, size), np.int64),
+        }
+        # before anything is timed
+        self._call = DRAFTED.call(
+            tokens=datastore.tokens, order=datastore.suffixes, shortest=options.shortest, hits=options.hits, end=end,
+            vocab_size=vocab_size, draft=self._draft, held=self._held, **self._scratch,
+        )  # fmt: skip
 
     def propose(self, sequences: Many[Sequence], budgets: Many[Budget]) -> list[DraftTree]:
         return [
@@ -70,18 +77,16 @@ class DatastoreDrafter(Drafter):
         ]
 
     def _drafted(self, text: list[int], budget: Budget) -> DraftTree:
-        draft, held = np.empty((budget.nodes, 2), np.int64), np.empty(budget.nodes)
-        taken, _ = drafted(
-            self._datastore.tokens, self._datastore.suffixes, np.array(text, np.int64), self.options.shortest, self.options.hits,
-            budget.nodes, budget.depth, max(self.options.floor, budget.floor), self._end, self._vocab_size, self._trie,
-            self._sums, draft, held,
-        )  # fmt: skip
-        tokens, parents = draft[:taken].T.tolist()
-        return DraftTree.grown(self.name, (text[-1], *tokens), (-1, *parents), (1.0, *held[:taken].tolist()))
+        self._call.give(text=np.array(text, np.int64))
+        record = self._call.record
+        record.nodes, record.depth, record.floor = budget.nodes, budget.depth, max(self.options.floor, budget.floor)
+        taken = self._call()
+        tokens, parents = self._draft[:taken].T.tolist()
+        return DraftTree.grown(self.name, (text[-1], *tokens), (-1, *parents), (1.0, *self._held[:taken].tolist()))
 
     @property
     def held_bytes(self) -> int:
-        return self._trie.nbytes + self._sums.nbytes
+        return sum(array.nbytes for array in self._scratch.values())
 
 
 def build(options: Options, surroundings: Surroundings) -> DatastoreDrafter:

@@ -25,9 +25,9 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from paceline.drafters.base import StatefulDrafter, Surroundings
-from paceline.kernels.native.compiled import announced
+from paceline.kernels.compiled import ready
 from paceline.kernels.ngrams.occurrences import Occurrences
-from paceline.kernels.ngrams.votes import LookUp
+from paceline.kernels.ngrams.votes import KERNELS, LookUp
 from paceline.sequence import Sequence
 from paceline.tree import Budget, DraftTree, Proposal
 
@@ -60,12 +60,8 @@ class NgramDrafter(StatefulDrafter[Occurrences]):
         self.options = options
         self.budget = Budget(nodes=options.nodes, depth=min(options.depth, options.nodes))
         self._look_up = LookUp(options.nodes)
-        with announced():
-            # compiles, or loads what is compiled, before anything is timed
-            trial = Occurrences(options.min, options.max)
-            trial.grow([0] * 300)
-            trial.truncate(1)
-            self._look_up(trial, [0], 1, 1, 0.0, 1)
+        # before anything is timed
+        ready(KERNELS)
 
     def _one(self, sequence: Sequence, budget: Budget) -> DraftTree:
         budget = budget.within(self.budget)

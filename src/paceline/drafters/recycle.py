@@ -26,8 +26,8 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field
 
 from paceline.drafters.base import Drafter, Surroundings
-from paceline.kernels.native.compiled import announced
-from paceline.kernels.successors import largest, note
+from paceline.kernels.compiled import ready
+from paceline.kernels.successors.successors import KERNELS, NOTHING, Successors
 from paceline.models.base import Scores
 from paceline.sequence import Sequence
 from paceline.step import Verdict
@@ -49,8 +49,6 @@ _MOST_TOKENS = 2**17
 """Tokens that all tables together have room for; then the table used longest ago is dropped, but none of this step's."""
 _FIRST_TOKENS = 256
 """Room of a table as it begins."""
-_NOTHING = -1
-"""In place of a token: nothing is known there yet."""
 
 
 def _acceptance(successors: int) -> list[float]:
@@ -59,30 +57,28 @@ def _acceptance(successors: int) -> list[float]:
 
 
 class _Table:
-    """rows: token -> its row. tokens: int32 [R, k], the successors of every token seen, the likeliest first. shares: float32
-    [R, k], of the likelihood of all k that each of them had."""
+    """rows: token -> its row among the successors of every token seen."""
 
     def __init__(self, successors: int) -> None:
         self.rows: dict[int, int] = {}
-        self.tokens = np.full((_FIRST_TOKENS, successors), _NOTHING, np.int32)
-        self.shares = np.zeros((_FIRST_TOKENS, successors), np.float32)
+        self.successors = Successors(_FIRST_TOKENS, successors)
 
     def take(self, seen: list[int], logits: torch.Tensor) -> None:
         """Note what follows each of `seen`; where a token was seen twice the later row counts. logits: float32 [n, V]."""
-        rows = np.array([self.rows.setdefault(token, len(self.rows)) for token in seen])
-        lacking = len(self.rows) - len(self.tokens)
-        if lacking > 0:
-            more = ((0, max(lacking, len(self.tokens))), (0, 0))
-            self.tokens = np.pad(self.tokens, more, constant_values=_NOTHING)
-            self.shares = np.pad(self.shares, more)
-        values, places = _largest(logits, self.tokens.shape[1])
-        if len(values) != len(rows):
-            raise ValueError(f"{len(rows)} tokens and {len(values)} rows of logits")
-        note(values, places, rows, self.tokens, self.shares)
+        rows = np.array([self.rows.setdefault(token, len(self.rows)) for token in seen], np.int64)
+        if len(logits) != len(rows):
+            raise ValueError(f"{len(rows)} tokens and {len(logits)} rows of logits")
+        self.successors.grow(len(self.rows))
+        if logits.device.type == "cpu":
+            # nothing by torch, whose threads would spin on the cores that the next forward needs
+            values, places = self.successors.largest(logits.numpy())
+        else:
+            values, places = (part.cpu().numpy() for part in logits.topk(self.successors.tokens.shape[1]))
+        self.successors.note(values, places, rows)
 
     @property
     def held_bytes(self) -> int:
-        return sys.getsizeof(self.rows) + self.tokens.nbytes + self.shares.nbytes
+        return sys.getsizeof(self.rows) + self.successors.tokens.nbytes + self.successors.shares.nbytes
 
 
 class RecycleDrafter(Drafter):
@@ -94,9 +90,8 @@ class RecycleDrafter(Drafter):
         self.budget = Budget(options.nodes, options.depth)
         self._shape = optimal_tree(_acceptance(self._successors), options.nodes, options.depth)
         self._tables: OrderedDict[str, _Table] = OrderedDict()
-        with announced():
-            # compiles, or loads what is compiled, before anything is timed
-            _Table(self._successors).take([0], torch.zeros(1, self._successors))
+        # before anything is timed
+        ready(KERNELS)
 
     def propose(self, sequences: Many[Sequence], budgets: Many[Budget]) -> list[DraftTree]:
         return [self._one(sequence, budget) for sequence, budget in zip(sequences, budgets, strict=True)]
@@ -113,8 +108,10 @@ class RecycleDrafter(Drafter):
                 row = table.rows.get(tokens[parent])
                 if row is None:
                     continue
-                for child, token, share in zip(below, table.tokens[row].tolist(), table.shares[row].tolist(), strict=False):
-                    if token != _NOTHING:
+                for child, token, share in zip(
+                    below, table.successors.tokens[row].tolist(), table.successors.shares[row].tolist(), strict=False
+                ):
+                    if token != NOTHING:
                         places[child] = len(tokens)
                         tokens.append(token)
                         parents.append(parent)
@@ -132,9 +129,9 @@ class RecycleDrafter(Drafter):
                 of = [at for at, sequence in enumerate(sequences) if sequence.tenant == tenant]
                 seen = [token for at in of for token in trees[at].tokens]
                 self._table(tenant).take(seen, torch.cat([rows[at] for at in of]))
-        room = sum(len(table.tokens) for table in self._tables.values())
+        room = sum(len(table.successors.tokens) for table in self._tables.values())
         while room > _MOST_TOKENS and len(self._tables) > len(tenants):
-            room -= len(self._tables.popitem(last=False)[1].tokens)
+            room -= len(self._tables.popitem(last=False)[1].successors.tokens)
 
     def _table(self, tenant: str) -> _Table:
         """The table of a tenant, which is now the one used last."""
@@ -150,15 +147,6 @@ class RecycleDrafter(Drafter):
     @property
     def held_bytes(self) -> int:
         return sum(table.held_bytes for table in self._tables.values())
-
-
-def _largest(logits: torch.Tensor, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """float32 [n, count] and int64 [n, count]: the largest values of every row, in falling order, and where they are."""
-    if logits.device.type == "cpu":
-        # nothing by torch, whose threads would spin on the cores that the next forward needs
-        return largest(np.ascontiguousarray(logits.numpy()), count)
-    values, places = logits.topk(count)
-    return values.cpu().numpy(), places.cpu().numpy()
 
 
 def build(options: Options, surroundings: Surroundings) -> RecycleDrafter:

@@ -22,8 +22,8 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field
 
 from paceline.drafters.base import StatefulDrafter, Surroundings
-from paceline.kernels.native.compiled import announced
-from paceline.kernels.suffixes.automaton import BORDER, LONGEST_MATCH, Bounds, SuffixAutomaton
+from paceline.kernels.compiled import ready
+from paceline.kernels.suffixes.automaton import BORDER, KERNELS, LONGEST_MATCH, Bounds, SuffixAutomaton
 from paceline.models.base import Scores
 from paceline.sequence import Sequence
 from paceline.step import Verdict
@@ -84,12 +84,8 @@ class SuffixDrafter(StatefulDrafter[SuffixAutomaton]):
         self.options = options
         self.budget = Budget(options.nodes, options.depth)
         self._past: OrderedDict[str, _Past] = OrderedDict()
-        with announced():
-            # compiles, or loads what is compiled, before anything is timed
-            trial = SuffixAutomaton()
-            trial.extend([0] * 256)
-            trial.draft(self._bounds(self.budget))
-            trial.draft(self._bounds(self.budget), [0])
+        # before anything is timed
+        ready(KERNELS)
 
     def _one(self, sequence: Sequence, budget: Budget) -> DraftTree:
         text = self._state(sequence)

@@ -21,7 +21,7 @@ import torch
 from paceline.costs import Costs
 from paceline.drafters.base import Drafter
 from paceline.forward_curve import ForwardCurve
-from paceline.kernels.native.compiled import SOURCES
+from paceline.kernels.compiled import SOURCES
 from paceline.machine import processor
 from paceline.models.base import LanguageModel
 from paceline.params import SamplingParams

@@ -1,12 +1,95 @@
-"""Lookups: how the search of texts is compiled. Kept on disk, it runs beside other threads, and of what only compiled code calls
-(`helper`) nothing is made that Python could call."""
+"""Lookups: compiled functions of arrays and numbers, and how Python calls them.
+
+What one is called with stands in a record: of an array its address and its shape. A record may be kept, so that a call that comes
+with every step sets only what has changed.
+"""
 
 from __future__ import annotations
 
+import ctypes
+from functools import cached_property
 from typing import Any
 
-from paceline.kernels.native.memory import helper as helper
+import numpy as np
 
-import numba  # isort: skip  (after `paceline.kernels.native`, which says for what processor)
+from paceline.kernels.compiled import Kernel
 
-compiled: Any = numba.njit(cache=True, nogil=True, error_model="numpy")
+_KINDS = {"int64": ctypes.c_int64, "float64": ctypes.c_double}
+_RETURNED = "returned"
+
+
+class Lookup(Kernel):
+    """A compiled function of arrays and numbers that returns a whole number, or nothing, for which 0 stands.
+
+    arguments: by name "int64" or "float64", or an array that lies in memory row by row, as "int32[:]" or "float64[:,:]". Arrays
+    are checked; what is done to them is the definition's own business: no place in one is.
+    """
+
+    def __init__(self, name: str, **arguments: str) -> None:
+        super().__init__(name, words=1)
+        self.arguments = arguments
+
+    @property
+    def told(self) -> dict[str, Any]:
+        return super().told | {"arguments": self.arguments}
+
+    def __call__(self, *values: Any) -> int:
+        """Call it once. values: in the order of the arguments."""
+        return self.call(**dict(zip(self.arguments, values, strict=True)))()
+
+    def call(self, **values: Any) -> Call:
+        """A call whose arguments are kept. values: those that are known already."""
+        return Call(self, values)
+
+    @cached_property
+    def record(self) -> type[ctypes.Structure]:
+        """What a call's arguments are laid out as, every field of 8 bytes: what is returned, and the arguments."""
+        fields: list[tuple[str, Any]] = [(_RETURNED, ctypes.c_int64)]
+        for name, kind in self.arguments.items():
+            fields.append((name, _KINDS.get(kind, ctypes.c_int64)))
+            fields += [(f"{name}_{axis}", ctypes.c_int64) for axis in range(axes(kind))]
+        return type("Record", (ctypes.Structure,), {"_fields_": fields})
+
+    @cached_property
+    def function(self) -> Any:
+        """int32(address of a record), 0 if all went well. Other threads run while it does."""
+        return ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_int64)(self.address)
+
+
+class Call:
+    """Arguments of a lookup. Numbers are fields of `record`, to be set in place. Arrays are kept alive until others are given."""
+
+    def __init__(self, lookup: Lookup, values: dict[str, Any]) -> None:
+        self._lookup, self._function = lookup, lookup.function
+        self.record: Any = lookup.record()
+        self._address = ctypes.addressof(self.record)
+        self._arrays: dict[str, np.ndarray] = {}
+        self.give(**values)
+
+    def give(self, **values: Any) -> None:
+        """Set arguments. Raises TypeError where an array is not of the kind that was compiled for."""
+        for name, value in values.items():
+            kind = self._lookup.arguments[name]
+            if kind in _KINDS:
+                setattr(self.record, name, value)
+                continue
+            count = axes(kind)
+            if value.dtype != kind.partition("[")[0] or value.ndim != count or not value.flags.c_contiguous:
+                raise TypeError(
+                    f"{self._lookup.name} takes for '{name}' {kind} in rows, not {value.dtype} of shape {value.shape}"
+                )
+            self._arrays[name] = value
+            setattr(self.record, name, value.ctypes.data)
+            for axis in range(count):
+                setattr(self.record, f"{name}_{axis}", value.shape[axis])
+
+    def __call__(self) -> int:
+        """What is returned. Raises RuntimeError where the definition raises anything."""
+        if self._function(self._address):
+            raise RuntimeError(f"{self._lookup.name} failed")
+        return self.record.returned
+
+
+def axes(kind: str) -> int:
+    """Of an argument: 0 for a number."""
+    return kind.count(":")

@@ -22,10 +22,7 @@ from paceline.cache.base import Branching
 from paceline.cache.panels import PanelCache, Shape, Slab
 from paceline.growth import Growth
 from paceline.kernels.native import layout
-from paceline.kernels.native.compiled import announced
-from paceline.kernels.native.decoder import step_part
-from paceline.kernels.native.drafting import draft_part
-from paceline.kernels.native.products import product_address
+from paceline.kernels.native.entries import DRAFT, STEP, product
 from paceline.kernels.native.threads import most_threads, spread
 from paceline.kernels.native.vectors import FUSES, PANEL
 from paceline.models.base import LanguageModel, ModelError, Scores
@@ -60,12 +57,12 @@ class NativeModel(LanguageModel):
         self.packed = weights
         self._shape = Shape(len(form.layers), form.key_heads, form.head_size, PANEL, _DTYPES[weights.kv_format])
         self._scratch = Scratch(weights)
-        self._step, self._draft = step_part(), draft_part()
+        self._step, self._draft = STEP.address, DRAFT.address
         calls = np.zeros(1, layout.CALL)
         self._call, self._call_at = calls[0], calls.ctypes.data
         self._arrays = StepArrays(self._call)
         self._chains = Chains(self._call_at, self._step, self.vocab_size)
-        self._call["product"] = product_address(weights.kv_format)
+        self._call["product"] = product(weights.kv_format).address
         for field in ("model", "layers", "norms", "matrices"):
             self._call[field] = getattr(weights, field).ctypes.data
 
@@ -202,9 +199,6 @@ def native_model(checkpoint: Checkpoint, config: Any, context_length: int, weigh
             # compiled code steps through the tables by what the form says
             if rotation.tables(1, kind)[0].shape[1] != form.rotary // 2:
                 raise Unsuited("its rotation table does not fit its heads")
-    with announced():
-        step_part()
-        draft_part()
     with _whatever_fails_unsuited():
         packed = Weights(form, Tensors(checkpoint), rotation, weights)
         model = NativeModel(packed, checkpoint.path.name, context_length, checkpoint.eos_token_ids)

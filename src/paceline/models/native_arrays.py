@@ -13,8 +13,8 @@ import numpy as np
 import torch
 
 from paceline.kernels.native import layout
-from paceline.kernels.native.attention import scratch_bytes
 from paceline.kernels.native.formats import padded
+from paceline.kernels.native.needs import scratch_bytes
 from paceline.kernels.native.vectors import PANEL
 from paceline.models.packing import Weights
 

@@ -9,12 +9,15 @@ from typing import Any
 import numpy as np
 import torch
 
+from paceline.kernels.compiled import ready
 from paceline.kernels.native import layout
 from paceline.kernels.native.arena import Arena
-from paceline.kernels.native.compiled import announced
-from paceline.kernels.native.formats import FORMATS, PLAIN, Packed, Rows, pack
-from paceline.kernels.native.products import highest_tile, laid_as, panels_together, product_address
+from paceline.kernels.native.entries import product
+from paceline.kernels.native.formats import FORMATS
+from paceline.kernels.native.needs import highest_tile, laid_as, panels_together
+from paceline.kernels.native.packed import PLAIN, Packed, Rows, pack
 from paceline.kernels.native.vectors import PANEL
+from paceline.kernels.usual import USUAL
 from paceline.models.alternating import Alternating
 from paceline.models.base import weights_name
 from paceline.models.forms import Form, Unsuited
@@ -54,9 +57,7 @@ class Weights:
         # what is stored in several precisions is in none of the halves
         self.format = format or (_KINDS[kinds.pop()] if len(kinds) == 1 else "fp32")
         self._format = FORMATS[self.format]
-        with announced():
-            for name in {self.format, self.kv_format}:
-                product_address(name)
+        ready([*USUAL, product(self.format), product(self.kv_format)])
         layers, norms, matrices = len(form.layers), [], []
         for index in range(layers):
             matrices += self._layer_matrices(f"model.layers.{index}.")
@@ -202,9 +203,9 @@ class Weights:
             self._kept.append(wide)
             place = wide.data_ptr()
         data, inputs, form = packed.data, packed.padded_inputs, packed.form
-        product = product_address(form.name)
+        multiplied_by = product(form.name).address
         return (
-            product,
+            multiplied_by,
             data.data_ptr(),
             data.shape[1],
             packed.panels,

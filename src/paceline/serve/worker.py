@@ -24,6 +24,7 @@ from paceline.compose import IfItFits
 from paceline.constraint import GrammarError
 from paceline.engine.engine import Engine, RequestError
 from paceline.engine.llm import LLM
+from paceline.kernels.compiled import CompileError
 from paceline.methods import described
 from paceline.models.base import ModelError
 from paceline.registry import DRAFTERS, UnknownMethod
@@ -217,7 +218,7 @@ def main() -> None:
         gc.freeze()
         worker.run()
     except BaseException as error:
-        known = isinstance(error, (ModelError, SpecError, UnknownMethod))
+        known = isinstance(error, (ModelError, SpecError, UnknownMethod, CompileError))
         if not known:
             logging.getLogger("paceline").exception("the engine failed")
         out.write(line.write(News(failure=str(error) if known else f"the engine failed: {type(error).__name__}")))

@@ -28,10 +28,11 @@ from compiled import (
     call,
     laid_out,
 )
-from paceline.kernels.native.formats import FORMATS, GROUP, Packed
+from paceline.kernels.native.formats import FORMATS, GROUP
 from paceline.kernels.native.layout import FLOATS
 from paceline.kernels.native.matrix_unit import HIGHEST
-from paceline.kernels.native.products import laid_as
+from paceline.kernels.native.needs import laid_as
+from paceline.kernels.native.packed import Packed
 from paceline.kernels.native.tiles import MOST_ROWS
 from paceline.kernels.native.vectors import LANES
 

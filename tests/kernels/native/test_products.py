@@ -7,9 +7,10 @@ import torch
 
 from compiled import as_read, multiplied
 from native import FORMATS
-from paceline.kernels.native.formats import FORMATS as FORMS, GROUP, SUMMED, Packed, pack, represented
+from paceline.kernels.native.formats import FORMATS as FORMS, GROUP, SUMMED
 from paceline.kernels.native.matrix_unit import HIGHEST
-from paceline.kernels.native.products import highest_tile
+from paceline.kernels.native.needs import highest_tile
+from paceline.kernels.native.packed import Packed, pack, represented
 from paceline.kernels.native.tiles import ADD, CONTINUE, MOST_ROWS, STORE
 from paceline.kernels.native.vectors import PANEL
 

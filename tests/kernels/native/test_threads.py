@@ -14,12 +14,13 @@ import numpy as np
 import pytest
 
 from native import THREADS
+from paceline.kernels.compiled import SOURCES
 from paceline.kernels.native import threads as native_threads
-from paceline.kernels.native.compiled import SOURCES
-from paceline.kernels.native.memory import PART, arrived, barrier, carray, pointer
+from paceline.kernels.native.memory import arrived, barrier, carray, pointer
 from paceline.kernels.native.threads import most_threads, spread
 
 import numba  # isort: skip  (after `vectors`)
+from numba import types  # isort: skip
 
 ROUNDS = 3
 
@@ -35,7 +36,7 @@ def _meeting(sources: str) -> Any:
             barrier(address + 8, turn + 1, record[0])
         record[32 + thread] += arrived(address + 16 * 8, 0) + record[1]
 
-    return numba.cfunc(PART, cache=True, nogil=True, error_model="numpy")(meet)
+    return numba.cfunc(types.void(types.int64, types.int64), cache=True, nogil=True, error_model="numpy")(meet)
 
 
 @cache

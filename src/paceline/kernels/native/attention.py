@@ -14,7 +14,6 @@ from __future__ import annotations
 import numpy as np
 
 from paceline.kernels.native import arithmetic
-from paceline.kernels.native.formats import padded
 from paceline.kernels.native.memory import floats, half_copied, helper, put
 from paceline.kernels.native.products import asked_for, call_product
 from paceline.kernels.native.rows import up
@@ -25,16 +24,6 @@ from paceline.kernels.native.vectors import LANES, PANEL
 _f = np.float32
 _LEAST = _f(-3e38)
 """The score of a key that is not seen."""
-
-
-def scratch_bytes(head_size: int, rows: int, longest: int) -> int:
-    """Bytes one thread needs: queries, outputs, a tile of scores and one of weights with their sums, a gathered tail.
-
-    rows: of the step. longest: slots of its longest sequence. A tail holds keys or values, one after the other, of ancestors
-    that are rows of the step themselves.
-    """
-    width, tail = padded(head_size, PANEL), padded(min(rows, longest), PANEL)
-    return 4 * (2 * MOST_ROWS * width + 2 * MOST_ROWS * (longest + PANEL) + PANEL + (tail + PANEL) * width)
 
 
 @helper

@@ -7,14 +7,10 @@ and meet at a barrier between; so the number of threads changes no bit either.
 
 from __future__ import annotations
 
-from functools import cache
-from typing import Any
-
 import numpy as np
 
 from paceline.kernels.native import arithmetic
 from paceline.kernels.native.attention import attend
-from paceline.kernels.native.compiled import SOURCES, kept
 from paceline.kernels.native.layout import (
     AFTER_ATTENTION,
     AFTER_MLP,
@@ -37,12 +33,10 @@ from paceline.kernels.native.layout import (
     SEGMENT,
     SILU,
 )
-from paceline.kernels.native.memory import PART, barrier, brain_at, carray, floats, half_at, helper, pointer, put, put_half
+from paceline.kernels.native.memory import barrier, brain_at, carray, floats, half_at, helper, pointer, put, put_half
 from paceline.kernels.native.rows import laid_out, multiplied, normed, share, up
 from paceline.kernels.native.tiles import ADD, MOST_ROWS, STORE
 from paceline.kernels.native.vectors import PANEL
-
-import numba  # isort: skip  (after `vectors`)
 
 
 @helper
@@ -226,69 +220,59 @@ def headed(model, norm, matrix, following, wanted, call, thread, round_):
     barrier(scratch.counter, round_ + 1, threads)
 
 
-@cache
-def step_part() -> int:
-    """The address of one thread's part of a step: (thread, address of a CALL record)."""
-    return _step_part(SOURCES).address
-
-
-def _step_part(sources: str) -> Any:
-
-    def step(thread, address):
-        _ = sources
-        call = carray(pointer(address), 1, CALL)[0]
-        model = carray(pointer(call.model), 1, MODEL)[0]
-        layers = carray(pointer(call.layers), model.layers, LAYER_RECORD)
-        norms = carray(pointer(call.norms), model.layers * NORMS + 2, NORM)
-        matrices = carray(pointer(call.matrices), model.layers * MATRICES + 1, MATRIX)
-        segments = carray(pointer(call.segments), call.segment_count, SEGMENT)
-        tokens = carray(pointer(call.tokens), call.rows, np.int64)
-        positions = carray(pointer(call.positions), call.rows, np.int64)
-        parents = carray(pointer(call.parents), call.rows, np.int64)
-        wanted = carray(pointer(call.wanted), call.wanted_count, np.int64)
-        threads, scratch, round_ = call.threads, call.scratch, 0
-        rows, width, all_rows = len(tokens), model.hidden, wanted[:0]
-        stride = up(width, PANEL)
-        for row in range(thread, rows, threads):
-            embedded(model, tokens[row], scratch.residual + 4 * row * stride)
+def step(thread, address):
+    """One thread's part of a step. address: of a CALL record."""
+    call = carray(pointer(address), 1, CALL)[0]
+    model = carray(pointer(call.model), 1, MODEL)[0]
+    layers = carray(pointer(call.layers), model.layers, LAYER_RECORD)
+    norms = carray(pointer(call.norms), model.layers * NORMS + 2, NORM)
+    matrices = carray(pointer(call.matrices), model.layers * MATRICES + 1, MATRIX)
+    segments = carray(pointer(call.segments), call.segment_count, SEGMENT)
+    tokens = carray(pointer(call.tokens), call.rows, np.int64)
+    positions = carray(pointer(call.positions), call.rows, np.int64)
+    parents = carray(pointer(call.parents), call.rows, np.int64)
+    wanted = carray(pointer(call.wanted), call.wanted_count, np.int64)
+    threads, scratch, round_ = call.threads, call.scratch, 0
+    rows, width, all_rows = len(tokens), model.hidden, wanted[:0]
+    stride = up(width, PANEL)
+    for row in range(thread, rows, threads):
+        embedded(model, tokens[row], scratch.residual + 4 * row * stride)
+    round_ += 1
+    barrier(scratch.counter, round_, threads)
+    for index in range(model.layers):
+        tapped(model, call, index, wanted, thread)
+        norm = NORMS * index
+        round_ = laid_out(
+            matrices[MATRICES * index + QKV], norms[norm + BEFORE_ATTENTION], rows, scratch.residual, stride, all_rows, width,
+            scratch, thread, threads, round_,
+        )  # fmt: skip
+        round_ = mixed(model, layers, index, norms, matrices, segments, positions, parents, call, thread, round_)
+        matrix = matrices[MATRICES * index + GATE_UP]
+        round_ = laid_out(
+            matrix,
+            norms[norm + BEFORE_MLP],
+            rows,
+            scratch.residual,
+            stride,
+            all_rows,
+            width,
+            scratch,
+            thread,
+            threads,
+            round_,
+        )
+        following = matrices[MATRICES * index + DOWN]
+        multiplied(matrix, rows, scratch.gated, matrix.panels * PANEL, scratch, thread, threads, STORE, following)
+        gated(model, matrix, rows, scratch, thread, threads)
         round_ += 1
         barrier(scratch.counter, round_, threads)
-        for index in range(model.layers):
-            tapped(model, call, index, wanted, thread)
-            norm = NORMS * index
-            round_ = laid_out(
-                matrices[MATRICES * index + QKV], norms[norm + BEFORE_ATTENTION], rows, scratch.residual, stride, all_rows, width,
-                scratch, thread, threads, round_,
-            )  # fmt: skip
-            round_ = mixed(model, layers, index, norms, matrices, segments, positions, parents, call, thread, round_)
-            matrix = matrices[MATRICES * index + GATE_UP]
-            round_ = laid_out(
-                matrix,
-                norms[norm + BEFORE_MLP],
-                rows,
-                scratch.residual,
-                stride,
-                all_rows,
-                width,
-                scratch,
-                thread,
-                threads,
-                round_,
-            )
-            following = matrices[MATRICES * index + DOWN]
-            multiplied(matrix, rows, scratch.gated, matrix.panels * PANEL, scratch, thread, threads, STORE, following)
-            gated(model, matrix, rows, scratch, thread, threads)
-            round_ += 1
-            barrier(scratch.counter, round_, threads)
-            inner_stride, matrix = matrix.panels // 2 * PANEL, matrices[MATRICES * index + DOWN]
-            round_ = laid_out(
-                matrix, norms[-1], rows, scratch.inner, inner_stride, all_rows, model.inner, scratch, thread, threads, round_
-            )
-            following = matrices[MATRICES * (index + 1)]
-            round_ = joined(norms[norm + AFTER_MLP], matrix, following, rows, scratch, width, thread, threads, round_)
-        tapped(model, call, model.layers, wanted, thread)
-        if len(wanted) > 0:
-            matrix = matrices[MATRICES * model.layers]
-            headed(model, norms[NORMS * model.layers], matrix, matrices[QKV], wanted, call, thread, round_)
-
-    return kept(lambda disk: numba.cfunc(PART, cache=disk, nogil=True, error_model="numpy")(step))
+        inner_stride, matrix = matrix.panels // 2 * PANEL, matrices[MATRICES * index + DOWN]
+        round_ = laid_out(
+            matrix, norms[-1], rows, scratch.inner, inner_stride, all_rows, model.inner, scratch, thread, threads, round_
+        )
+        following = matrices[MATRICES * (index + 1)]
+        round_ = joined(norms[norm + AFTER_MLP], matrix, following, rows, scratch, width, thread, threads, round_)
+    tapped(model, call, model.layers, wanted, thread)
+    if len(wanted) > 0:
+        matrix = matrices[MATRICES * model.layers]
+        headed(model, norms[NORMS * model.layers], matrix, matrices[QKV], wanted, call, thread, round_)

@@ -8,15 +8,12 @@ that of a stream of the draft's own.
 from __future__ import annotations
 
 import math
-from functools import cache
-from typing import Any
 
 import numpy as np
 
 from paceline.kernels.native.arithmetic import exponential
-from paceline.kernels.native.compiled import SOURCES, kept
 from paceline.kernels.native.layout import CALL, COUPLED, DRAFT, LIKELIEST, SEGMENT
-from paceline.kernels.native.memory import HELPER, PART, barrier, bits_of, carray, float_of, floats, helper, pointer, run_part
+from paceline.kernels.native.memory import HELPER, barrier, bits_of, carray, float_of, floats, helper, pointer, run_part
 from paceline.noise import LARGEST_GUMBEL, ORDINARY, ORDINARY_HASH
 from paceline.stopping import CLASSES, DEEPEST, LIKELIEST as LIKELIEST_TO_COME_TRUE
 
@@ -164,69 +161,60 @@ def _to_next_level(
     return following
 
 
-def _draft_part(sources: str) -> Any:
-    def draft(thread, address):
-        _ = sources
-        job = carray(pointer(address), 1, DRAFT)[0]
-        calls = carray(pointer(job.call), 1, CALL)
-        call = calls[0]
-        count, deepest, threads = job.sequences, job.deepest, call.threads
-        segments = carray(pointer(call.segments), count, SEGMENT)
-        tokens = carray(pointer(call.tokens), call.rows, np.int64)
-        positions = carray(pointer(call.positions), call.rows, np.int64)
-        parents = carray(pointer(call.parents), call.rows, np.int64)
-        wanted = carray(pointer(call.wanted), count, np.int64)
-        counters = carray(pointer(call.scratch.counter), 2, np.int64)
-        owners = carray(pointer(job.owners), count, np.int64)
-        depths = carray(pointer(job.depths), count, np.int64)
-        keys = carray(pointer(job.keys), count * deepest, np.int64)
-        temperatures = carray(pointer(job.temperatures), count, np.float32)
-        floors = carray(pointer(job.floors), count, np.float32)
-        bounds = carray(pointer(job.end_bounds), count + 1, np.int64)
-        ends = carray(pointer(job.ends), bounds[count], np.int64)
-        chances = carray(pointer(job.chances), count, np.int64)
-        factors = carray(pointer(job.factors), count, np.float32)
-        reaches = carray(pointer(job.reaches), count, np.float32)
-        least = carray(pointer(job.least), count * deepest, np.float32)
-        chosen = carray(pointer(job.chosen), count * deepest, np.int64)
-        confidences = carray(pointer(job.confidences), count * deepest, np.float32)
-        met, level = 0, 0
-        while calls[0].rows > 0:
-            run_part(job.step, thread, job.call)
-            for row in range(thread, calls[0].wanted_count, threads):
-                owner = owners[row]
-                line = call.logits + 4 * row * job.logits_width
-                place = owner * deepest + level
-                temperature, choice = temperatures[owner], job.choice
-                if temperature == 0:
-                    temperature, choice = _f(1), LIKELIEST
-                if choice == LIKELIEST:
-                    token = _likeliest(line, job.vocabulary)
-                else:
-                    token = _drawn(line, job.vocabulary, temperature, keys[place])
-                if token >= 0 and choice == COUPLED:
-                    confidences[place] = _share_noised(line, job.vocabulary, temperature, keys[place], token)
-                elif token >= 0:
-                    confidences[place] = _share(line, job.vocabulary, temperature, token)
-                chosen[place] = token
-            met += 1
-            barrier(counters[1:].ctypes.data, met, threads)
-            if thread == 0:
-                following = _to_next_level(
-                    calls[0], segments, tokens, positions, parents, wanted, owners, chosen, confidences, floors, ends, bounds,
-                    chances, factors, reaches, least, depths, deepest, level,
-                )  # fmt: skip
-                calls[0].rows = calls[0].segment_count = calls[0].wanted_count = following
-                calls[0].logits += job.level_bytes
-                counters[0] = 0
-            met += 1
-            barrier(counters[1:].ctypes.data, met, threads)
-            level += 1
-
-    return kept(lambda disk: numba.cfunc(PART, cache=disk, nogil=True, error_model="numpy")(draft))
-
-
-@cache
-def draft_part() -> int:
-    """The address of one thread's part of a draft: (thread, address of a DRAFT record)."""
-    return _draft_part(SOURCES).address
+def draft(thread, address):
+    """One thread's part of a draft. address: of a DRAFT record."""
+    job = carray(pointer(address), 1, DRAFT)[0]
+    calls = carray(pointer(job.call), 1, CALL)
+    call = calls[0]
+    count, deepest, threads = job.sequences, job.deepest, call.threads
+    segments = carray(pointer(call.segments), count, SEGMENT)
+    tokens = carray(pointer(call.tokens), call.rows, np.int64)
+    positions = carray(pointer(call.positions), call.rows, np.int64)
+    parents = carray(pointer(call.parents), call.rows, np.int64)
+    wanted = carray(pointer(call.wanted), count, np.int64)
+    counters = carray(pointer(call.scratch.counter), 2, np.int64)
+    owners = carray(pointer(job.owners), count, np.int64)
+    depths = carray(pointer(job.depths), count, np.int64)
+    keys = carray(pointer(job.keys), count * deepest, np.int64)
+    temperatures = carray(pointer(job.temperatures), count, np.float32)
+    floors = carray(pointer(job.floors), count, np.float32)
+    bounds = carray(pointer(job.end_bounds), count + 1, np.int64)
+    ends = carray(pointer(job.ends), bounds[count], np.int64)
+    chances = carray(pointer(job.chances), count, np.int64)
+    factors = carray(pointer(job.factors), count, np.float32)
+    reaches = carray(pointer(job.reaches), count, np.float32)
+    least = carray(pointer(job.least), count * deepest, np.float32)
+    chosen = carray(pointer(job.chosen), count * deepest, np.int64)
+    confidences = carray(pointer(job.confidences), count * deepest, np.float32)
+    met, level = 0, 0
+    while calls[0].rows > 0:
+        run_part(job.step, thread, job.call)
+        for row in range(thread, calls[0].wanted_count, threads):
+            owner = owners[row]
+            line = call.logits + 4 * row * job.logits_width
+            place = owner * deepest + level
+            temperature, choice = temperatures[owner], job.choice
+            if temperature == 0:
+                temperature, choice = _f(1), LIKELIEST
+            if choice == LIKELIEST:
+                token = _likeliest(line, job.vocabulary)
+            else:
+                token = _drawn(line, job.vocabulary, temperature, keys[place])
+            if token >= 0 and choice == COUPLED:
+                confidences[place] = _share_noised(line, job.vocabulary, temperature, keys[place], token)
+            elif token >= 0:
+                confidences[place] = _share(line, job.vocabulary, temperature, token)
+            chosen[place] = token
+        met += 1
+        barrier(counters[1:].ctypes.data, met, threads)
+        if thread == 0:
+            following = _to_next_level(
+                calls[0], segments, tokens, positions, parents, wanted, owners, chosen, confidences, floors, ends, bounds,
+                chances, factors, reaches, least, depths, deepest, level,
+            )  # fmt: skip
+            calls[0].rows = calls[0].segment_count = calls[0].wanted_count = following
+            calls[0].logits += job.level_bytes
+            counters[0] = 0
+        met += 1
+        barrier(counters[1:].ctypes.data, met, threads)
+        level += 1

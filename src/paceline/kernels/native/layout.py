@@ -176,3 +176,12 @@ POOL = np.dtype(
     ],
     align=True,
 )
+
+READING = np.dtype(
+    [
+        ("memory", "i8"),  # address: 8 streams to a thread
+        ("words", "i8"),  # int64 numbers to a stream
+        ("found", "i8"),  # int64 [threads]: exclusive or of what each has read
+    ],
+    align=True,
+)

@@ -24,13 +24,11 @@ HELPER: dict[str, Any] = {"nogil": True, "error_model": "numpy", "no_cpython_wra
 """Options of functions that are called from kernels only: wrappers for Python would take longer to compile than they do."""
 helper = numba.njit(**HELPER)
 _LARGEST_HALF = 65504.0
-PART = types.void(types.int64, types.int64)
-"""What one thread runs: (thread, address of a record that says what to do)."""
 
 
 @intrinsic
 def run_part(context, part, thread, address):
-    """Call the PART at an address."""
+    """Call what one thread runs, void(thread, address of a record that says what to do), at an address."""
 
     def generate(context, builder, signature, arguments):
         kind = ir.FunctionType(ir.VoidType(), [I64, I64])

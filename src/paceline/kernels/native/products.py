@@ -10,24 +10,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cache
 from typing import Any
 
 from llvmlite import ir
 
 from paceline.kernels.native import matrix_unit
-from paceline.kernels.native.compiled import SOURCES, kept
+from paceline.kernels.native.entries import PRODUCT_WORDS
 from paceline.kernels.native.formats import FORMATS, Format
-from paceline.kernels.native.layout import BYTES, FLOATS, GROUPED, HALVES, HALVES_AND_REST, WORDS
 from paceline.kernels.native.memory import helper, intrinsic, prefetched
-from paceline.kernels.native.tiles import AHEAD, MOST_ROWS, emit_tile, most_rows
+from paceline.kernels.native.tiles import AHEAD, emit_tile, most_rows
 from paceline.kernels.native.vectors import I64, PANEL, VECTORS, constant
 
-import numba  # isort: skip  (after `vectors`, which tells it how wide registers are)
-from numba import types  # isort: skip
+from numba import types  # isort: skip  (after `vectors`, which tells it how wide registers are)
 
-_ARGUMENTS = 10
-SIGNATURE = types.void(*[types.int64] * _ARGUMENTS)
+_ARGUMENTS = PRODUCT_WORDS
 """(rows, activations, weights, panel_bytes, inputs, outputs, stride, low, high, mode) over the panels [low, high).
 
 rows: 1 to `highest_tile`. activations: address of [inputs, rows], as `rows.py` lays them out. weights, outputs: addresses at
@@ -35,47 +31,13 @@ panel 0. stride: bytes between rows of outputs. mode: of `tiles`.
 """
 
 
-_TOGETHER = 2**20
-"""Bytes of weights that stay in a core's cache while tile after tile is multiplied with them."""
+def product(name: str) -> Any:
+    """The product of a format."""
 
-
-def highest_tile(form: Format) -> int:
-    """Rows of the tallest tile of a format."""
-    return matrix_unit.highest(form) if matrix_unit.suits(form) else MOST_ROWS
-
-
-def laid_as(form: Format) -> int:
-    """What activations become for a format, of those of `layout`."""
-    if form.by_group:
-        return GROUPED
-    if form.scaled:
-        return BYTES if form.activation_bits == 8 else WORDS
-    if form.halved:
-        return HALVES
-    return HALVES_AND_REST if matrix_unit.suits(form) else FLOATS
-
-
-def panels_together(form: Format, panel_bytes: int) -> int:
-    """Panels that are best multiplied with one tile of rows before the next, where there are several tiles.
-
-    A matrix unit is so fast that its activations have to be in the nearest cache; vectors would rather have the weights there.
-    """
-    return max(_TOGETHER // panel_bytes, 1) if matrix_unit.suits(form) else 1
-
-
-@cache
-def product_address(name: str) -> int:
-    """The address of the product of a format, compiled for this machine when it is first asked for."""
-    return _product_of(name, SOURCES).address
-
-
-def _product_of(name: str, sources: str) -> Any:
     def product(rows, activations, weights, panel_bytes, inputs, outputs, stride, low, high, mode):
-        _emitted(name, sources, rows, activations, weights, panel_bytes, inputs, outputs, stride, low, high, mode)
+        _emitted(name, rows, activations, weights, panel_bytes, inputs, outputs, stride, low, high, mode)
 
-    # a file of its own on disk: two processes that keep two formats at once must not write to the same
-    product.__qualname__ = f"product.{name}"
-    return kept(lambda disk: numba.cfunc(SIGNATURE, cache=disk)(product))
+    return product
 
 
 @intrinsic
@@ -98,12 +60,12 @@ def asked_for(weights):
 
 
 @intrinsic(prefer_literal=True)
-def _emitted(context, name, sources, rows, activations, weights, panel_bytes, inputs, outputs, stride, low, high, mode):
+def _emitted(context, name, rows, activations, weights, panel_bytes, inputs, outputs, stride, low, high, mode):
     """The code of a product: a choice of the tile by rows, and a loop over panels. name: a format's, known when compiling."""
     form = FORMATS[name.literal_value]
 
     def generate(context, builder, signature, arguments):
-        arguments = arguments[2:]
+        arguments = arguments[1:]
         after, more = (builder.append_basic_block(f"product.{name}") for name in ("after", "more"))
         choice = builder.switch(arguments[0], more)
         for count in range(1, matrix_unit.fewest_rows(form)):
@@ -124,7 +86,7 @@ def _emitted(context, name, sources, rows, activations, weights, panel_bytes, in
         builder.position_at_end(after)
         return context.get_dummy_value()
 
-    return types.void(name, sources, *[types.int64] * _ARGUMENTS), generate
+    return types.void(name, *[types.int64] * _ARGUMENTS), generate
 
 
 def _over(builder: Any, form: Format, count: int, arguments: Any) -> None:

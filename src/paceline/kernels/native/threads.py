@@ -16,20 +16,13 @@ from typing import Any
 
 import numpy as np
 
-from paceline.kernels.native.compiled import SOURCES, kept
+from paceline.kernels.native.entries import IDLE, LEAD, WORK
 from paceline.kernels.native.layout import POOL
-from paceline.kernels.native.memory import PART, arrived, awaited, carray, idled, pointer, run_part, seen
-
-import numba  # isort: skip  (after `vectors`)
-from numba import types  # isort: skip
 
 _CALL = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64)
 _SPIN_S = 1e-3
 """Seconds for which a thread that waits spins."""
 _TURNS_TIMED = 5000
-_lock, _unlock = (types.ExternalFunction(f"pthread_mutex_{verb}", types.int32(types.int64)) for verb in ("lock", "unlock"))
-_wait = types.ExternalFunction("pthread_cond_wait", types.int32(types.int64, types.int64))
-_wake = types.ExternalFunction("pthread_cond_broadcast", types.int32(types.int64))
 
 
 def most_threads() -> int:
@@ -38,7 +31,10 @@ def most_threads() -> int:
 
 
 def spread(part: int, threads: int, record: int) -> None:
-    """Call the PART at an address on `threads` threads, at most `most_threads()`, and wait for all. Releases the GIL."""
+    """Call what is at an address, void(thread, record), on `threads` threads, at most `most_threads()`, and wait for all.
+
+    Other threads of Python run meanwhile.
+    """
     if threads == 1:
         _function(part)(0, record)
     else:
@@ -81,8 +77,8 @@ class _Pool:
         library.pthread_mutex_init(ctypes.c_void_p(self._locks.ctypes.data), None)
         library.pthread_cond_init(ctypes.c_void_p(self._locks[32:].ctypes.data), None)
         self._owner = Lock()
-        self._lead = _function(_lead_part(SOURCES).address)
-        work = _function(_work_part(SOURCES).address)
+        self._lead = _function(LEAD.address)
+        work = _function(WORK.address)
         # where one cannot be started, those before it go on in this memory
         _begun.append(self)
         for thread in range(1, threads):
@@ -97,7 +93,7 @@ class _Pool:
 @cache
 def _patience() -> int:
     """Turns of idling that take about `_SPIN_S`: how long a pause is differs tenfold between processors."""
-    idle, counter = _function(_idle_part(SOURCES).address), np.zeros(1, np.int64)
+    idle, counter = _function(IDLE.address), np.zeros(1, np.int64)
     seconds = []
     for _ in range(5):
         began = perf_counter()
@@ -105,50 +101,3 @@ def _patience() -> int:
         seconds.append(perf_counter() - began)
     # what is disturbed takes longer, never shorter
     return int(_TURNS_TIMED * _SPIN_S / min(seconds))
-
-
-def _idle_part(sources: str) -> Any:
-    def idle(turns, address):
-        _ = sources
-        idled(address, 0, turns)
-
-    return kept(lambda disk: numba.cfunc(PART, cache=disk, nogil=True, error_model="numpy")(idle))
-
-
-def _work_part(sources: str) -> Any:
-    def work(thread, address):
-        _ = sources
-        pool = carray(pointer(address), 1, POOL)
-        turn = address + _TURN
-        done = 0
-        while True:
-            idled(turn, done, pool[0].patience)
-            if seen(turn) == done:
-                _lock(pool[0].mutex)
-                while seen(turn) == done:
-                    _wait(pool[0].condition, pool[0].mutex)
-                _unlock(pool[0].mutex)
-            done += 1
-            run_part(pool[0].part, thread, pool[0].record)
-            arrived(address + _FINISHED, 1)
-
-    return kept(lambda disk: numba.cfunc(PART, cache=disk, nogil=True, error_model="numpy")(work))
-
-
-def _lead_part(sources: str) -> Any:
-    def lead(thread, address):
-        _ = sources
-        pool = carray(pointer(address), 1, POOL)
-        pool[0].finished = 0
-        _lock(pool[0].mutex)
-        arrived(address + _TURN, 1)
-        _wake(pool[0].condition)
-        _unlock(pool[0].mutex)
-        run_part(pool[0].part, thread, pool[0].record)
-        awaited(address + _FINISHED, pool[0].threads - 1, pool[0].patience)
-
-    return kept(lambda disk: numba.cfunc(PART, cache=disk, nogil=True, error_model="numpy")(lead))
-
-
-_OFFSETS: Any = POOL.fields
-_TURN, _FINISHED = int(_OFFSETS["turn"][1]), int(_OFFSETS["finished"][1])

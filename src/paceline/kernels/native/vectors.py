@@ -17,8 +17,6 @@ from typing import Any
 import llvmlite.binding as llvm
 from llvmlite import ir
 
-from paceline.kernels.native.cache_folder import provided
-
 I8, I16, I32, I64 = ir.IntType(8), ir.IntType(16), ir.IntType(32), ir.IntType(64)
 F16, F32 = ir.HalfType(), ir.FloatType()
 
@@ -114,12 +112,16 @@ PAGES = 4 if "sse2" in MACHINE.features and not llvm.get_host_cpu_name().startsw
 fast again as one (ADR 0004). On AMD's Zen 4 two and four take 1.2 to 1.6 of one's time, and on Zen 5 one was the fastest too.
 """
 
-provided()
 if MACHINE.lanes == 16:
     # LLVM splits 512-bit vectors on processors that it thinks prefer 256, and sums of products of pairs where it does not list
     # the one instruction as fast; read by Numba when it is first imported
     os.environ.setdefault("NUMBA_CPU_NAME", llvm.get_host_cpu_name())
     os.environ.setdefault("NUMBA_CPU_FEATURES", llvm.get_host_cpu_features().flatten() + ",-prefer-256-bit,+fast-dpwssd")
+TARGET = (
+    os.environ.get("NUMBA_CPU_NAME") or llvm.get_host_cpu_name(),
+    os.environ.get("NUMBA_CPU_FEATURES", llvm.get_host_cpu_features().flatten()),
+)
+"""Name and features of the processor that is compiled for."""
 
 VECTOR = ir.VectorType(F32, LANES)
 WORDS = ir.VectorType(I32, LANES)

@@ -1,165 +1,36 @@
-"""Votes: which places of a text say what its end is followed by, and the tree of what they make likely.
+"""Votes: which places of a text say what its end is followed by, and the tree of what they make likely; looked up in one call.
 
 What a vote weighs, and when a draft ends, is said in `drafters/ngram.py`.
 """
 
 from __future__ import annotations
 
-from itertools import accumulate
-from typing import Any
-
 import numpy as np
 
-from paceline.kernels.lookups import compiled, helper
-from paceline.kernels.ngrams.occurrences import AGREED, BEFORE, LEADS, Occurrences, grown, slot_of
+from paceline.kernels.lookups import Lookup
+from paceline.kernels.ngrams.occurrences import INDEX, KERNELS as TABLE_KERNELS, Occurrences
 
 LOOKED_AT = 6
 """Places that vote, and places looked at per match length: bounds the work on a text that says one thing over and over."""
-_LIKELY = np.array((0.0, 0.3, 0.55, 0.68, 0.75, 0.8, 0.86, 0.88, 0.92, 0.93, 0.94, 0.95, 0.98))
-"""By length of the match, how often the next token was what followed it, measured over texts of the embedded model."""
-LONGEST = len(_LIKELY) - 1
-_LENGTH_COUNTS = np.array([3.0 ** min(length, 8) for length in range(LONGEST + 1)])
-"""What a vote weighs by the length of its match."""
-_AGE_COUNTS = np.array([0.85**rank for rank in range(LOOKED_AT)])
-"""What a vote weighs by how many places stand before it."""
-_LEAD_COUNTS = np.array(list(accumulate(_AGE_COUNTS, initial=0.0)))
-"""What the vote of a majority weighs by how many places it leads: as many places that are looked at."""
-_WORTH = 0.08
-"""A node is drafted if it comes true, its ancestors included, at least so often; about what a row costs beside a forward."""
-
-
-@helper
-def _matched(text, size, end, known):
-    """How many tokens before `end` are the last ones of the text, up to the most that make a difference; `known` of them are."""
-    length, longest = min(known, LONGEST), min(LONGEST, end)
-    while length < longest and text[end - length - 1] == text[size - length - 1]:
-        length += 1
-    return length
-
-
-@compiled
-def voted(text, size, lengths, tables, ends, weights, matches, places):
-    """Fill in the votes, how many there are is returned: the places where the longest matches ended, the latest first, then those
-    of shorter ones; at last where most agree.
-
-    weights: float64 [votes]. matches, places: int64 [votes], lengths of the matches and where they ended.
-    """
-    seen = np.empty((len(lengths) * LOOKED_AT, 2), np.int64)
-    count, agreed, lead, agreed_length = 0, 0, 0, 0
-    for row in range(len(lengths) - 1, -1, -1):
-        n = lengths[row]
-        if n > size:
-            continue
-        last = tables[row, slot_of(text, tables[row], n, size)]
-        end, looked_at = last, 0
-        while end and looked_at < LOOKED_AT:
-            looked_at += 1
-            known = False
-            for other in range(count):
-                known = known or seen[other, 1] == end
-            if not known:
-                seen[count, 0], seen[count, 1] = _matched(text, size, end, n), end
-                count += 1
-            end = ends[row, BEFORE, end]
-        if looked_at == LOOKED_AT:
-            agreed, lead, agreed_length = ends[row, AGREED, last], ends[row, LEADS, last], min(n, LONGEST)
-            break
-    votes = min(count, LOOKED_AT)
-    for rank in range(votes):
-        best = rank
-        for other in range(rank + 1, count):
-            longer = seen[other, 0] - seen[best, 0]
-            if longer > 0 or (longer == 0 and seen[other, 1] > seen[best, 1]):
-                best = other
-        length, place = seen[best, 0], seen[best, 1]
-        seen[best, 0], seen[best, 1] = seen[rank, 0], seen[rank, 1]
-        weights[rank], matches[rank], places[rank] = _LENGTH_COUNTS[length] * _AGE_COUNTS[rank], length, place
-    if lead:
-        weights[votes] = _LENGTH_COUNTS[agreed_length] * _LEAD_COUNTS[min(lead, LOOKED_AT)]
-        matches[votes], places[votes] = agreed_length, agreed
-        votes += 1
-    return votes
-
-
-@compiled
-def _drafted(text, size, lengths, tables, ends, nodes, depth, floor, paths, draft, held):
-    """Fill `draft` with what the votes make likely, the likeliest node first; how many nodes.
-
-    draft: int64 [nodes + 1, 2], token and parent, the root at 0. held: float64 [nodes + 1], how likely each holds once its parent
-    does.
-    """
-    most = LOOKED_AT + 1
-    weights, matches, places = np.empty(most), np.empty(most, np.int64), np.empty(most, np.int64)
-    votes = voted(text, size, lengths, tables, ends, weights, matches, places)
-    draft[0, 0], draft[0, 1], held[0] = text[size - 1], -1, 1.0
-    if not votes:
-        return 1
-    leaf = np.ones(nodes + 1, np.bool_)
-    # tokens that wait: parent, depth, token, which votes say so; the chance of the path, and that of the token
-    waiting, chances = np.empty(((nodes + 1) * most, 4), np.int64), np.empty(((nodes + 1) * most, 2))
-    tokens, masks, sums = np.empty(most, np.int64), np.empty(most, np.int64), np.empty(most)
-    taken, left, node, level, chance, said = 1, 0, 0, 0, 1.0, (1 << votes) - 1
-    while True:
-        if level < depth and held[node] >= floor:
-            # read on behind the end of the text as if it repeated itself from the place on
-            split, total, first = 0, 0.0, -1
-            for vote in range(votes):
-                if not said >> vote & 1:
-                    continue
-                first = vote if first < 0 else first
-                token, one = text[places[vote] + level % (size - places[vote])], 0
-                while one < split and tokens[one] != token:
-                    one += 1
-                if one == split:
-                    tokens[one], masks[one], sums[one] = token, 0, 0.0
-                    split += 1
-                masks[one] |= 1 << vote
-                sums[one] += weights[vote]
-                total += weights[vote]
-            best = _LIKELY[min(matches[first] + level, LONGEST)]
-            for one in range(split):
-                confidence = best * sums[one] / total if split > 1 else best
-                if chance * confidence >= _WORTH:
-                    waiting[left, 0], waiting[left, 1] = node, level + 1
-                    waiting[left, 2], waiting[left, 3] = tokens[one], masks[one]
-                    chances[left, 0], chances[left, 1] = chance * confidence, confidence
-                    left += 1
-        # the likeliest that may still be added, the first of equal ones; what cannot be any more is dropped when it is met
-        best_at = -1
-        while left:
-            best_at = 0
-            for one in range(1, left):
-                if chances[one, 0] > chances[best_at, 0]:
-                    best_at = one
-            if paths > 1 or leaf[waiting[best_at, 0]]:
-                break
-            left = _dropped(waiting, chances, best_at, left)
-            best_at = -1
-        if best_at < 0 or taken > nodes:
-            return taken
-        parent, level, token, said = waiting[best_at, 0], waiting[best_at, 1], waiting[best_at, 2], waiting[best_at, 3]
-        chance, held[taken] = chances[best_at, 0], chances[best_at, 1]
-        left = _dropped(waiting, chances, best_at, left)
-        paths -= not leaf[parent]
-        leaf[parent], node = False, taken
-        draft[taken, 0], draft[taken, 1] = token, parent
-        taken += 1
-
-
-@helper
-def _dropped(waiting, chances, place, left):
-    """Take one out, and leave the others in order; how many are left."""
-    for one in range(place, left - 1):
-        waiting[one] = waiting[one + 1]
-        chances[one] = chances[one + 1]
-    return left - 1
-
-
-@compiled
-def _continued(text, known, size, lengths, tables, ends, counts, nodes, depth, floor, paths, draft, held):
-    """As `_drafted`, once the tokens behind `known` are taken in."""
-    grown(text, known, size, lengths, tables, ends, counts)
-    return _drafted(text, size, lengths, tables, ends, nodes, depth, floor, paths, draft, held)
+_VOTES = LOOKED_AT + 1
+_MOST_LENGTHS = 32
+_CONTINUED = Lookup(
+    "ngrams.voting.continued",
+    **INDEX,
+    **dict.fromkeys(("known", "size", "nodes", "depth"), "int64"),
+    floor="float64",
+    paths="int64",
+    draft="int64[:,:]",
+    held="float64[:]",
+    seen="int64[:,:]",
+    weights="float64[:]",
+    **dict.fromkeys(("matches", "places", "leaf"), "int64[:]"),
+    waiting="int64[:,:]",
+    chances="float64[:,:]",
+    **dict.fromkeys(("tokens", "masks"), "int64[:]"),
+    sums="float64[:]",
+)
+KERNELS = (_CONTINUED, *TABLE_KERNELS)
 
 
 class LookUp:
@@ -169,7 +40,19 @@ class LookUp:
     """
 
     def __init__(self, nodes: int) -> None:
+        most = (nodes + 1) * _VOTES
         self._draft, self._held = np.empty((nodes + 1, 2), np.int64), np.empty(nodes + 1)
+        self._arrays = {
+            "draft": self._draft,
+            "held": self._held,
+            "seen": np.empty((_MOST_LENGTHS * LOOKED_AT, 2), np.int64),
+            "weights": np.empty(_VOTES),
+            "leaf": np.empty(nodes + 1, np.int64),
+            "waiting": np.empty((most, 4), np.int64),
+            "chances": np.empty((most, 2)),
+            "sums": np.empty(_VOTES),
+            **{name: np.empty(_VOTES, np.int64) for name in ("matches", "places", "tokens", "masks")},
+        }
 
     def __call__(
         self, text: Occurrences, tokens: list[int], nodes: int, depth: int, floor: float, paths: int
@@ -180,8 +63,13 @@ class LookUp:
         nodes, depth, paths: at most so many, besides the root. floor: nothing behind a token that is less likely.
         """
         known, size = text.written(tokens), len(tokens)
-        arrays: tuple[Any, ...] = (text.lengths, text.tables, text.ends, text.counts)
-        taken = _continued(text.text, known, size, *arrays, nodes, depth, floor, paths, self._draft, self._held)
+        call = text.calls.get(self)
+        if call is None:
+            call = text.calls[self] = _CONTINUED.call(**text.arrays, **self._arrays)
+        record = call.record
+        record.known, record.size, record.nodes, record.depth = known, size, nodes, depth
+        record.floor, record.paths = floor, paths
+        taken = call()
         text.size = size
         if taken == 1:
             return None

@@ -1,4 +1,4 @@
-"""Successors: of every row of logits the few largest, in one walk over it, noted behind the token whose row it is."""
+"""Largest: the few largest of every row of logits, in one walk over it, and how they are noted (`successors`)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from math import exp
 
 import numpy as np
 
-from paceline.kernels.lookups import compiled, helper
+from paceline.kernels.native.memory import helper
 
 _BLOCK = 64
 """Numbers of which only the largest is compared with what is held; hardly any block of a large vocabulary has one to take."""
@@ -42,32 +42,27 @@ def _largest(row, keys, places):
             keys[place], places[place] = key, at
 
 
-@compiled
-def largest(logits, count):
-    """float32 and int64 [n, count]: the largest of every row in falling order, of equal ones the first first, and where they are.
+def largest(logits, bits, values, places, keys):
+    """Of every row the largest in falling order, of equal ones the first first, and where they are.
 
-    logits: float32 [n, V], contiguous, with V at least `count`.
+    logits: float32 [n, V], and as bits int32. values, places: float32 and int64 [n, count], with V at least as much. keys: int32
+    [count], scratch.
     """
-    bits = logits.view(np.int32)
-    values, places = np.empty((len(logits), count), np.float32), np.empty((len(logits), count), np.int64)
-    keys = np.empty(count, np.int32)
+    count = len(keys)
     for row in range(len(logits)):
         _largest(bits[row], keys, places[row])
         for place in range(count):
             values[row, place] = logits[row, places[row, place]]
-    return values, places
 
 
-@compiled
-def note(values, places, rows, tokens, shares):
+def note(values, places, rows, tokens, shares, weights):
     """Note what follows a token in each of `rows`; of equal rows the later one counts, one with no number among its largest
     never.
 
     values, places: of `largest`. rows: int64 [n]. tokens: int32 [R, k], k successors, the likeliest first. shares: float32
-    [R, k], of the likelihood of all k that each of them has.
+    [R, k], of the likelihood of all k that each of them has. weights: float64 [k], scratch.
     """
     count = tokens.shape[1]
-    weights = np.empty(count)
     for at in range(len(rows)):
         first = np.float64(values[at, 0])
         if not (np.isfinite(first) and np.isfinite(values[at, count - 1])):

@@ -1,0 +1,167 @@
+"""Compiler: makes the machine code of kernels, one after the other as they are asked for, and keeps it. A process of its own.
+
+Numba makes LLVM's language of a definition; behind it goes a function that can be called without Numba, and all is made code for
+this processor. The code may call the C library and nothing else: no Python, and none of Numba's own memory.
+
+`python -m paceline.kernels.compiler` reads a line of JSON per kernel from standard input, and answers each with a line.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from importlib import import_module
+from typing import Any
+
+import llvmlite.binding as llvm
+
+from paceline.kernels.compiled import DONE, Kernel, write
+from paceline.kernels.lookups import Lookup, axes
+from paceline.kernels.native.vectors import TARGET
+
+import numba  # isort: skip  (after `vectors`, which says for what processor)
+from numba import types  # isort: skip
+
+_OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy", "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
+_OF_C = frozenset(
+    (
+        *("memcpy", "memmove", "memset", "usleep"),
+        *("pthread_mutex_lock", "pthread_mutex_unlock", "pthread_cond_wait", "pthread_cond_broadcast"),
+        *(f"{name}{kind}" for name in ("exp", "log", "sqrt", "tanh", "floor", "fma") for kind in ("", "f")),
+    )
+)
+_NEVER_CALLED = "NRT_MemInfo_call_dtor"
+"""Of Numba's memory: called where an array is let go of for the last time, and those here belong to the caller."""
+
+
+def object_code(kernel: Kernel) -> bytes:
+    """The code of a kernel, in which only its own symbol can be seen from outside."""
+    module = linked(kernel)
+    machine = _target_machine()
+    return machine.emit_object(module)
+
+
+def linked(kernel: Kernel) -> llvm.ModuleRef:
+    """All that a kernel is put together from, as LLVM's."""
+    function = getattr(import_module(f"paceline.kernels.{kernel.name.rpartition('.')[0]}"), kernel.name.rpartition(".")[2])
+    if kernel.of:
+        function = function(kernel.of)
+    dispatcher: Any = function if hasattr(function, "py_func") else numba.njit(**_OPTIONS)(function)
+    arguments = tuple(_types(kernel))
+    dispatcher.compile(arguments)
+    made = dispatcher.overloads[arguments]
+    module = llvm.parse_assembly(dispatcher.inspect_llvm(arguments))
+    module.link_in(llvm.parse_assembly(_entry(kernel, made.fndesc.llvm_func_name, arguments, made.signature.return_type)))
+    module.verify()
+    for one in (*module.functions, *module.global_variables):
+        if not one.is_declaration and one.name != kernel.symbol:
+            one.linkage = llvm.Linkage.internal
+    builder = llvm.create_pass_builder(_target_machine(), llvm.create_pipeline_tuning_options())
+    passes = llvm.create_new_module_pass_manager()
+    passes.add_global_dead_code_eliminate_pass()
+    passes.run(module, builder)
+    called = {one.name for one in module.functions if one.is_declaration and not one.name.startswith("llvm.")}
+    if called - _OF_C:
+        raise TypeError(f"it calls {', '.join(sorted(called - _OF_C))}")
+    return module
+
+
+def _target_machine() -> llvm.TargetMachine:
+    cpu, features = TARGET
+    target = llvm.Target.from_default_triple()
+    # code that is not in a library of its own is placed anywhere: what Numba does too
+    relocation = "static" if target.name.startswith("x86") else "default"
+    return target.create_target_machine(cpu=cpu, features=features, opt=3, reloc=relocation, codemodel="jitdefault", jit=True)
+
+
+def _types(kernel: Kernel) -> list[Any]:
+    if not isinstance(kernel, Lookup):
+        return [types.int64] * kernel.words
+    kinds = []
+    for kind in kernel.arguments.values():
+        element = getattr(types, kind.partition("[")[0])
+        kinds.append(types.Array(element, axes(kind), "C") if axes(kind) else element)
+    return kinds
+
+
+def _entry(kernel: Kernel, name: str, arguments: tuple[Any, ...], returned: Any) -> str:
+    """The function that is called from outside, in LLVM's language. Numba's own takes where to put what it returns, where to put
+    an error, and the arguments, arrays in parts; it returns 0 if all went well.
+    """
+    if isinstance(kernel, Lookup):
+        return _entry_of_lookup(kernel, name, arguments, returned)
+    words = [f"i64 %a{at}" for at in range(kernel.words)]
+    return f"""
+        declare i32 @"{name}"(ptr, ptr, {", ".join(["i64"] * kernel.words)})
+        define void @"{kernel.symbol}"({", ".join(words)}) {{
+          %returned = alloca i64
+          %error = alloca ptr
+          call i32 @"{name}"(ptr %returned, ptr %error, {", ".join(words)})
+          ret void
+        }}
+        {_never_called()}"""
+
+
+def _never_called() -> str:
+    return f"define void @{_NEVER_CALLED}(ptr %it) {{ unreachable }}"
+
+
+def _entry_of_lookup(kernel: Lookup, name: str, arguments: tuple[Any, ...], returned: Any) -> str:
+    if returned not in (types.int64, types.none):
+        raise TypeError(f"it returns {returned}, and not int64 or nothing")
+    lines: list[str] = []
+    given: list[str] = []
+    field = 0
+
+    def read(kind: str) -> str:
+        nonlocal field
+        field += 1
+        lines.append(f"%p{field} = getelementptr i64, ptr %record, i64 {field}")
+        lines.append(f"%v{field} = load {kind}, ptr %p{field}")
+        return f"%v{field}"
+
+    for kind in arguments:
+        if not isinstance(kind, types.Array):
+            llvm_kind = "double" if kind == types.float64 else "i64"
+            given.append(f"{llvm_kind} {read(llvm_kind)}")
+            continue
+        data = read("ptr")
+        shape = [read("i64") for _ in range(kind.ndim)]
+        size = kind.dtype.bitwidth // 8
+        strides = [str(size)]
+        for axis in reversed(shape[1:]):
+            lines.append(f"%s{field}.{len(strides)} = mul i64 {strides[0]}, {axis}")
+            strides.insert(0, f"%s{field}.{len(strides)}")
+        lines.append(f"%b{field} = mul i64 {strides[0]}, {shape[0]}")
+        lines.append(f"%n{field} = sdiv exact i64 %b{field}, {size}")
+        given += ["ptr null", "ptr null", f"i64 %n{field}", f"i64 {size}", f"ptr {data}"]
+        given += [f"i64 {number}" for number in (*shape, *strides)]
+    kinds = ", ".join(one.split()[0] for one in given)
+    body = "\n".join(lines)
+    return f"""
+        declare i32 @"{name}"(ptr, ptr, {kinds})
+        define i32 @"{kernel.symbol}"(i64 %address) {{
+          %record = inttoptr i64 %address to ptr
+          store i64 0, ptr %record
+          %error = alloca ptr
+          {body}
+          %status = call i32 @"{name}"(ptr %record, ptr %error, {", ".join(given)})
+          ret i32 %status
+        }}
+        {_never_called()}"""
+
+
+def main() -> None:
+    for line in sys.stdin:
+        told = json.loads(line)
+        kernel = Lookup(told["name"], **told["arguments"]) if "arguments" in told else Kernel(**told)
+        try:
+            write(kernel, object_code(kernel))
+            answer = DONE
+        except Exception as error:
+            answer = " ".join(f"{type(error).__name__}: {error}".split())
+        print(answer, flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,23 @@
+"""Entries: what of these kernels is called from outside. Read from disk, or compiled, when it is first asked for."""
+
+from __future__ import annotations
+
+from functools import cache
+
+from paceline.kernels.compiled import Kernel
+
+STEP = Kernel("native.decoder.step")
+"""One thread's part of a step: (thread, address of a CALL record)."""
+DRAFT = Kernel("native.drafting.draft")
+"""One thread's part of a draft: (thread, address of a DRAFT record)."""
+IDLE, WORK, LEAD = (Kernel(f"native.pool.{part}") for part in ("idle", "work", "lead"))
+"""Of a pool of threads: idling for so many turns, what a worker does without end, and what is done by the one who calls."""
+READ = Kernel("native.reading.read")
+"""One thread's part of reading memory: (thread, address of a READING record)."""
+PRODUCT_WORDS = 10
+
+
+@cache
+def product(name: str) -> Kernel:
+    """The product of a format."""
+    return Kernel("native.products.product", name, words=PRODUCT_WORDS)

@@ -1,0 +1,10 @@
+"""Usual: kernels that nearly every run comes to need, so a new machine compiles them all at once; the longest first."""
+
+from __future__ import annotations
+
+from paceline.kernels.compiled import Kernel
+from paceline.kernels.native.entries import DRAFT, IDLE, LEAD, STEP, WORK
+from paceline.kernels.ngrams import votes
+from paceline.kernels.successors import successors
+
+USUAL: tuple[Kernel, ...] = (STEP, *votes.KERNELS, DRAFT, *successors.KERNELS, IDLE, WORK, LEAD)
