@@ -7,7 +7,7 @@ from math import inf, nan
 import numpy as np
 import pytest
 
-from paceline.stopping import CLASSES, DEEPEST, LIKELIEST, Stopping, class_of
+from paceline.stopping import CLASSES, DEEPEST, LIKELIEST, Stopping, class_of, shifted
 from paceline.tree import Budget
 
 CHANCES = np.linspace(0.1, 0.9, DEEPEST * CLASSES, dtype=np.float32).reshape(DEEPEST, CLASSES)
@@ -20,13 +20,21 @@ def test_every_number_has_a_class(confidence: float, expected: int) -> None:
     assert class_of(confidence) == expected
 
 
+@pytest.mark.parametrize(
+    ("chance", "odds", "expected"), [(0.5, 0.5, 1 / 3), (0.9, 0.5, 9 / 11), (0.99, 4.0, 396 / 397), (0.3, 1.0, 0.3)]
+)
+def test_odds_change_what_is_in_doubt_and_hardly_what_is_sure(chance: float, odds: float, expected: float) -> None:
+    assert shifted(chance, odds) == pytest.approx(expected)
+    assert [shifted(end, odds) for end in (0.0, 1.0)] == [0.0, 1.0]
+
+
 def test_a_path_is_as_likely_as_all_its_tokens_together() -> None:
     rule = Stopping(CHANCES, 0.5, [])
     first = rule.reach(1.0, 1, 0.35)
-    assert first == pytest.approx(0.5 * CHANCES[0, 3])
-    assert rule.reach(first, 2, 0.99) == pytest.approx(first * 0.5 * CHANCES[1, 9])
-    assert rule.reach(1.0, 50, 0.0) == pytest.approx(0.5 * CHANCES[-1, 0]), "all deeper levels are judged alike"
-    assert Stopping(CHANCES, 99.0, []).reach(1.0, 1, 0.5) == LIKELIEST
+    assert first == pytest.approx(shifted(CHANCES[0, 3], 0.5))
+    assert rule.reach(first, 2, 0.99) == pytest.approx(first * shifted(CHANCES[1, 9], 0.5))
+    assert rule.reach(1.0, 50, 0.0) == pytest.approx(shifted(CHANCES[-1, 0], 0.5)), "all deeper levels are judged alike"
+    assert Stopping(CHANCES, 1e6, []).reach(1.0, 1, 0.5) == LIKELIEST
 
 
 def test_a_draft_goes_on_while_its_path_is_likely_enough_for_the_level() -> None:

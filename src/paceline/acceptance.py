@@ -15,7 +15,7 @@ from itertools import islice
 import numpy as np
 
 from paceline.share import Share
-from paceline.stopping import CLASSES, DEEPEST, LIKELIEST, class_of
+from paceline.stopping import CLASSES, DEEPEST, LIKELIEST, class_of, shifted
 from paceline.tree import DraftTree
 
 _PRIOR = 4.0
@@ -24,20 +24,23 @@ _MEMORY = 400.0
 """Observations of a class remembered before older ones fade."""
 _FADING = 0.93
 """What a step leaves of what a request has shown before: some fifteen steps count."""
-_DOUBT, _DOUBT_BEFORE = 1.5, 6.0
-"""Expected hits of a request that must have come in, or failed to, before it is held to differ from others: where the confidences
-of a draft are known, and before, when one factor stands for every level to come."""
+_DOUBT, _DOUBT_BEFORE = 2.5, 6.0
+"""Expected hits, or misses, of a request that must have come in, or failed to, before it is held to differ from others: where the
+confidences of a draft are known, and before."""
 
 
 @dataclass
 class _Record:
-    """What one drafter did for one request of late: hits, and how many were expected."""
+    """What one drafter did for one request of late: nodes that were judged, hits among them, and how many were expected."""
 
+    judged: float = 0.0
     hits: float = 0.0
     expected: float = 0.0
 
-    def factor(self, doubt: float) -> float:
-        return (self.hits + doubt) / (self.expected + doubt)
+    def odds(self, doubt: float) -> float:
+        hits = (self.hits + doubt) / (self.expected + doubt)
+        misses = (self.judged - self.hits + doubt) / (self.judged - self.expected + doubt)
+        return hits / misses
 
 
 class Acceptance:
@@ -56,26 +59,26 @@ class Acceptance:
         """The tree with the probability that each token is right once its parent is, in place of its drafter's word."""
         if len(tree) == 1:
             return tree
-        of, factor, rates = "", 1.0, self._rates_of("")
+        of, odds, rates = "", 1.0, self._rates_of("")
         confidences = [1.0]
         for source, depth, held in islice(zip(tree.sources, tree.depth, tree.confidences, strict=True), 1, None):
             if source != of:
-                of, factor, rates = source, self.factor(key, source), self._rates_of(source)
+                of, odds, rates = source, self.odds(key, source), self._rates_of(source)
             rate = rates[depth - 1 if depth < DEEPEST else -1][class_of(held)]
             # what was never judged is at first taken at its drafter's word
-            chance = factor * (_word(held) if rate is None else rate.rate)
+            chance = shifted(_word(held) if rate is None else rate.rate, odds)
             confidences.append(chance if chance < LIKELIEST else LIKELIEST)
         return tree.rated(confidences)
 
-    def factor(self, key: int, source: str) -> float:
-        """How much likelier than usual the tokens of a draft come true for this request."""
+    def odds(self, key: int, source: str) -> float:
+        """How many times their usual odds the tokens of a draft have for this request."""
         record = self._requests.get((key, source))
-        return record.factor(_DOUBT) if record is not None else 1.0
+        return record.odds(_DOUBT) if record is not None else 1.0
 
-    def factor_before(self, key: int, source: str) -> float:
+    def odds_before(self, key: int, source: str) -> float:
         """The same of a draft that is not made yet."""
         record = self._requests.get((key, source))
-        return record.factor(_DOUBT_BEFORE) if record is not None else 1.0
+        return record.odds(_DOUBT_BEFORE) if record is not None else 1.0
 
     def chances(self, source: str) -> np.ndarray:
         """float32 [DEEPEST, CLASSES]: how likely a token comes true, by level and class of confidence; it is learnt on."""
@@ -120,6 +123,7 @@ class Acceptance:
         of = tree.sources[1]
         if judged:
             record = self._requests.setdefault((key, of), _Record())
+            record.judged = fading * record.judged + len(judged)
             record.hits = fading * record.hits + hits
             record.expected = fading * record.expected + expected
         if end is not None:

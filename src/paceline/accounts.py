@@ -1,47 +1,58 @@
 """Accounts: what asking a look-up brings in seconds, per request, and when it is worth asking again.
 
 A look-up costs next to nothing, but not nothing: on a small model asking one in vain takes as long as a row saves. Each request
-keeps account of what it brought. While that is a loss it is asked ever more rarely, and as soon as it would have paid, always
-again.
+keeps account of what asking brings. The less that is, the more rarely it is asked: what a find would bring is lost for half of
+a pause in the mean, so the pause that costs least grows with the root of what asking takes over what it brings. As soon as it
+finds something it is asked always again.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
+from math import sqrt
 
 from paceline.costs import Costs
 from paceline.sequence import Sequence
 from paceline.tree import NOTHING, Budget, DraftTree, Part
 
 _LEARN = 0.15
-"""Weight of the latest account."""
+"""Weight of the latest account among all requests."""
+_SLOWLY, _MOST = 0.03, 0.5
+"""The same among those of one request, for every step since the one before, and at most: a text in which nothing is found for a
+while may come to what it holds already, for many tokens on end."""
+_BEFORE = 10.0
+"""Steps that what is known of other requests counts for."""
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 4, 128
-"""Steps between two trials of a look-up that does not pay, at most; how many of them, its cost decides."""
+"""Steps between two trials of a look-up that brings nothing; how many of them, its cost decides."""
 _TRIAL_SHARE = 0.005
 """Share of a sequence's time that may go into asking in vain."""
 _CREDIT = 4.0
-"""Times its cost that a look-up which pays for others may be in the red for a new request: it is asked in vain some ten times."""
+"""Times its cost that a look-up which pays for others is at most held to bring for a new request."""
 _HOPEFUL = 8
 """One request in so many begins by asking a look-up that did not pay of late."""
 
 
 @dataclass
 class Account:
-    """Seconds that asking one look-up for one request brings, of late; it is asked again in step `wakes`."""
+    """Seconds that asking one look-up for one request brings, of late, the asking not counted.
 
-    gain_s: float = 0.0
-    wakes: int = 0
-    pause: int = 0
+    begun: the step in which it was opened. booked: that of the last account. wakes: that in which it is asked again.
+    """
 
-    def book(self, gain_s: float, now: int, longest: int) -> None:
-        """Account for having asked in the step before `now`; longest: the pause that what never pays ends in."""
-        self.gain_s += _LEARN * (gain_s - self.gain_s)
-        if gain_s > 0.0 or self.gain_s > 0.0:
-            self.pause = 0
-        else:
-            self.pause = min(max(2 * self.pause, 1), longest)
-        self.wakes = now + self.pause
+    gain_s: float
+    begun: int
+    booked: int
+    wakes: int
+
+    def book(self, gain_s: float, ask_s: float, now: int, longest: int) -> None:
+        """Account for having asked in the step before `now`. ask_s: what that took. longest: steps from one trial to the next
+        where nothing is brought."""
+        weight = (now - self.booked) * max(_SLOWLY, 1.0 / (_BEFORE + now - self.begun))
+        self.gain_s += min(weight, _MOST) * (gain_s - self.gain_s)
+        self.booked = now
+        every = 1.0 if gain_s > 0.0 else sqrt(2.0 * ask_s / self.gain_s) if self.gain_s > 0.0 else longest
+        self.wakes = now + int(min(every, longest)) - 1 if every > 1.0 else now
 
 
 class Accounts:
@@ -75,12 +86,13 @@ class Accounts:
 
     def _opened(self, key: int, part: Part, now: int) -> Account:
         begun = self._begun[part.name] = self._begun.get(part.name, 0) + 1
-        usual, ask_s = self._usual.get(part.name, 0.0), self._ask_s(part)
-        longest = self._longest_pause(ask_s)
-        # what pays for others is not given up for having found nothing once
-        credit_s = min(max(usual, 0.0), _CREDIT * ask_s)
-        account = Account(wakes=now + longest, pause=longest) if usual < 0.0 and begun % _HOPEFUL else Account(credit_s)
-        self._accounts[part.name][key] = account
+        ask_s = self._ask_s(part)
+        most_s, longest = _CREDIT * ask_s, self._longest_pause(ask_s)
+        # what pays for others, or is not known yet, is not given up for having found nothing at first
+        usual = self._usual.get(part.name, most_s)
+        credit_s = min(max(usual, 0.0), most_s)
+        waits = longest if usual < 0.0 and begun % _HOPEFUL else 0
+        account = self._accounts[part.name][key] = Account(credit_s, now, now, now + waits)
         return account
 
     def _ask_s(self, part: Part) -> float:
@@ -111,13 +123,13 @@ class Accounts:
             if tree is None:
                 continue
             ask_s = self._ask_s(part)
-            gain_s = -ask_s
+            gain_s = 0.0
             if len(tree) > 1:
                 taken = tree.sources.count(part.name)
-                gain_s += self.token_s * _brought(tree, part.name, known.get(key)) - row_s * taken - beside_s / drafted
-            self._accounts[part.name][key].book(gain_s, now, self._longest_pause(ask_s))
+                gain_s = self.token_s * _brought(tree, part.name, known.get(key)) - row_s * taken - beside_s / drafted
+            self._accounts[part.name][key].book(gain_s, ask_s, now, self._longest_pause(ask_s))
             usual = self._usual.get(part.name, 0.0)
-            self._usual[part.name] = usual + _LEARN * (gain_s - usual)
+            self._usual[part.name] = usual + _LEARN * (gain_s - ask_s - usual)
 
     def forget_asked(self) -> None:
         """Nothing is asked yet in the step that begins."""

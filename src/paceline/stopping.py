@@ -31,21 +31,27 @@ def class_of(confidence: float) -> int:
     return CLASSES - 1
 
 
+def shifted(chance: float, odds: float) -> float:
+    """The probability whose odds are `odds` times those of `chance`: who is wrong more often than others is so where it is in
+    doubt, and hardly where it is sure."""
+    return chance * odds / (1.0 + chance * (odds - 1.0))
+
+
 @dataclass(frozen=True, eq=False)
 class Stopping:
     """chances: float32 [DEEPEST, CLASSES], how likely a token comes true once those before it have, by level and class of
-    confidence; learnt on, so they change. factor: of this request, on all of them. least: by level from 1 on, a draft goes
+    confidence; learnt on, so they change. odds: of this request, times all of theirs. least: by level from 1 on, a draft goes
     no further behind a node whose path is less likely than that.
     """
 
     chances: np.ndarray
-    factor: float
+    odds: float
     least: Many[float]
 
     def reach(self, before: float, level: int, confidence: float) -> float:
         """How likely the path to a node of this level comes true, where that to its parent does with probability `before`."""
         chance = float(self.chances[min(level, DEEPEST) - 1, class_of(confidence)])
-        return before * min(self.factor * chance, LIKELIEST)
+        return before * min(shifted(chance, self.odds), LIKELIEST)
 
     def goes_on(self, level: int, reach: float) -> bool:
         """Whether a draft goes on behind a node of this level."""

@@ -41,9 +41,21 @@ def test_a_request_that_differs_is_told_apart_and_forgotten_when_it_ends() -> No
         learnt.observe(777, chain([1]), [5])
     bad, other = (learnt.rated(key, chain([1])).confidences[1] for key in (777, 778))
     assert bad < 0.5 * other
-    assert learnt.factor(777, "a") < 0.5 * learnt.factor(778, "a")
+    assert learnt.odds(777, "a") < 0.5 * learnt.odds(778, "a")
     learnt.release(777)
     assert learnt.rated(777, chain([1])).confidences[1] == pytest.approx(learnt.rated(778, chain([1])).confidences[1])
+
+
+def test_a_request_that_fails_where_a_draft_is_in_doubt_is_not_doubted_where_it_is_sure() -> None:
+    """As with look-ups: the first token is often wrong, but behind five that were right the next one is too."""
+    learnt = Acceptance()
+    for key in range(400):
+        learnt.observe(key, chain([1, 2, 3, 4]), [1, 2, 3, 4] if key % 2 else [5])
+    for _ in range(6):
+        learnt.observe(777, chain([1]), [5])
+    first, *deep = learnt.rated(777, chain([1, 2, 3, 4])).confidences[1:]
+    assert first < 0.3
+    assert min(deep) > 0.9
 
 
 def test_nodes_are_judged_as_far_as_the_text_tells() -> None:

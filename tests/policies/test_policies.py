@@ -48,14 +48,14 @@ def teach(policy: Policy, key: int, drafted: DraftTree, emitted: list[int]) -> N
 
 
 def run(policy: Policy, part: Part, rate: float, steps: int, key: int = 0) -> list[int]:
-    """Depths granted in steps whose drafts come true to that share of their depth."""
+    """Depths granted in steps whose drafts come true to that share of their depth; below 0: where nothing is found."""
     depths = []
     for _ in range(steps):
         one, tree = sequence(key), DraftTree.root(3)
         (budget,) = policy.budgets(part, [one], [tree])
         depths.append(budget.depth)
         emitted = [7]
-        if budget.depth:
+        if budget.depth and rate >= 0.0:
             drafted = DraftTree.chain(3, [5] * budget.depth, part.name)
             right = round(rate * budget.depth)
             emitted = [5] * right + [7]
@@ -107,6 +107,18 @@ def test_a_look_up_that_brings_nothing_is_asked_ever_more_rarely_and_comes_back(
     assert sum(map(bool, asked[500:])) * 0.3 < 0.015 * 500, "no more than its share of the time"
     back = run(policy, LOOKUP, 1.0, 200)
     assert all(back[-50:])
+
+
+@pytest.mark.parametrize(("found_every", "at_least"), [(1, 1.0), (30, 0.95), (100, 0.7)])
+def test_a_look_up_that_finds_much_now_and_then_is_asked_in_between(found_every: int, at_least: float) -> None:
+    """What it finds goes on for some steps, and is worth far more than asking in vain for a hundred."""
+    policy, asked = adaptive_with({1: 1.0, 8: 1.2}), []
+    for depth in range(1, 7):
+        policy.costs.measured("ngram", depth, 1, 0.03)
+    for step in range(6 * found_every + 300):
+        there = step % found_every < 3
+        asked += map(bool, run(policy, LOOKUP, 1.0 if there else -1.0, 1))
+    assert sum(asked[-3 * found_every :]) >= at_least * 3 * found_every
 
 
 def test_what_a_drafter_has_read_of_a_shared_beginning_it_need_not_read_again() -> None:

@@ -17,7 +17,7 @@ from paceline.stopping import Stopping
 from paceline.tree import Budget, DraftTree, Proposal
 
 _ARRAYS = (
-    "owners", "depths", "floors", "chances", "factors", "reaches", "least", "temperatures", "keys", "chosen", "confidences",
+    "owners", "depths", "floors", "chances", "odds", "reaches", "least", "temperatures", "keys", "chosen", "confidences",
 )  # fmt: skip
 _CHOICES = {kind: layout.DRAWN if kind.drawn else layout.LIKELIEST for kind in Proposal} | {Proposal.COUPLED: layout.COUPLED}
 
@@ -80,7 +80,7 @@ class Chains:
             self._chances[place] = rule.chances.ctypes.data if rule else 0
             if rule:
                 begin, levels = place * deepest, min(len(rule.least), deepest)
-                self._factors[place] = rule.factor
+                self._odds[place] = rule.odds
                 self._least[begin : begin + levels] = rule.least[:levels]
                 self._least[begin + levels : begin + deepest] = 0.0
 
@@ -90,7 +90,7 @@ class Chains:
         self._sequences = self._levels = 0
         self._owners, self._depths = np.zeros(sequences, np.int64), np.zeros(sequences, np.int64)
         self._floors, self._temperatures = np.zeros(sequences, np.float32), np.zeros(sequences, np.float32)
-        self._factors, self._reaches = np.ones(sequences, np.float32), np.ones(sequences, np.float32)
+        self._odds, self._reaches = np.ones(sequences, np.float32), np.ones(sequences, np.float32)
         self._chances, self._least = np.zeros(sequences, np.int64), np.zeros(levels, np.float32)
         self._keys, self._chosen = np.zeros(levels, np.uint64), np.zeros(levels, np.int64)
         self._confidences = np.zeros(levels, np.float32)

@@ -35,7 +35,7 @@ from paceline.expectation import Expectation
 from paceline.policies.base import Policy
 from paceline.sequence import Sequence
 from paceline.step import Verdict
-from paceline.stopping import LIKELIEST, Stopping
+from paceline.stopping import LIKELIEST, Stopping, shifted
 from paceline.tree import NOTHING, Budget, DraftTree, Part
 from paceline.tryouts import Tryouts
 from paceline.visits import Visits
@@ -127,10 +127,10 @@ class AdaptivePolicy(Policy):
             if not chosen:
                 return [NOTHING] * len(sequences)
         granted = [NOTHING] * len(sequences)
-        chances, truth = self.acceptance.chances(part.name), self._expectation.truth(part.name)
+        chances = self.acceptance.chances(part.name)
         for at in chosen:
             key = sequences[at].key
-            stopping = Stopping(chances, truth * self.acceptance.factor(key, part.name), decision.least)
+            stopping = Stopping(chances, self.acceptance.odds(key, part.name), decision.least)
             granted[at] = Budget(depth * part.width, depth, stopping=stopping)
             self._visits.visit(part.name, sequences[at], self._steps, tried=not decision.chosen)
             if self._accounts.asked:
@@ -150,7 +150,8 @@ class AdaptivePolicy(Policy):
         rows_s, worth_s = [after - before for before, after in pairwise(forwards_s)], self._worth_of_token_s()
         drafts_s = [self.costs.draft_s(part.name, level, count) for level in (1, depth)]
         level_s, right = (drafts_s[1] - drafts_s[0]) / max(depth - 1, 1), self.depths.right(part.name, depth, where)
-        least = [(row_s + level_s) / (count * worth_s * chance) for row_s, chance in zip(rows_s[1:], right[1:], strict=True)]
+        worth_all_s = count * worth_s * self._expectation.truth(part.name)
+        least = [(row_s + level_s) / (worth_all_s * chance) for row_s, chance in zip(rows_s[1:], right[1:], strict=True)]
         first_s = rows_s[0] + self._drafting_s
         pays = _CLEARLY * first_s / worth_s, sum(rows_s) / depth / worth_s
         draft_s = self._draft_s(part, self.depths.drafted(part.name, depth, where), count)
@@ -222,9 +223,9 @@ class AdaptivePolicy(Policy):
 
     def _chain(self, sequence: Sequence, part: Part, tree: DraftTree) -> list[float]:
         """Per depth, how likely a token of this drafter comes true with all before it. tree: what look-ups found."""
-        factor = self.acceptance.factor_before(sequence.key, part.name)
+        odds = self.acceptance.odds_before(sequence.key, part.name)
         brought = self.depths.brought(part.name, part.budget.depth, Where.of(sequence.generated_tokens, len(tree) > 1))
-        return list(accumulate([min(factor * chance, LIKELIEST) for chance in brought], mul))
+        return list(accumulate([min(shifted(chance, odds), LIKELIEST) for chance in brought], mul))
 
     def _time(self, rows: int, drafted: bool) -> float:
         """Seconds of a step whose forward has so many rows, its drafters not counted; a little more than none."""

@@ -15,13 +15,16 @@ from paceline.kernels.native.arithmetic import exponential
 from paceline.kernels.native.layout import CALL, COUPLED, DRAFT, LIKELIEST, SEGMENT
 from paceline.kernels.native.memory import HELPER, barrier, bits_of, carray, float_of, floats, helper, pointer, run_part
 from paceline.noise import LARGEST_GUMBEL, ORDINARY, ORDINARY_HASH
-from paceline.stopping import CLASSES, DEEPEST, LIKELIEST as LIKELIEST_TO_COME_TRUE
+from paceline.stopping import CLASSES, DEEPEST, LIKELIEST as LIKELIEST_TO_COME_TRUE, shifted
 
 import numba  # isort: skip  (after `vectors`)
 
 _f = np.float32
 _RARE_HASH, _ORDINARY, _LARGEST = np.int32(ORDINARY_HASH), _f(ORDINARY), _f(LARGEST_GUMBEL)
 """Only hashes from the first on give noise above the second; none gives more than the third."""
+
+_shifted = helper(shifted)
+"""The same, for compiled code."""
 
 
 @helper
@@ -126,19 +129,19 @@ def _ends(token, ends, bounds, owner):
 
 
 @helper
-def _goes_on(chances, factors, reaches, least, owner, place, level, confidence):
+def _goes_on(chances, odds, reaches, least, owner, place, level, confidence):
     """Whether a draft is likely enough to come true so far (`paceline.stopping`)."""
     if chances[owner] == 0:
         return True
     judged = min(confidence * _f(CLASSES), _f(CLASSES - 1)) if confidence < _f(1) else _f(CLASSES - 1)
     at = min(level, DEEPEST - 1) * CLASSES + int(max(judged, _f(0)))
-    reaches[owner] *= min(factors[owner] * floats(chances[owner])[at], _f(LIKELIEST_TO_COME_TRUE))
+    reaches[owner] *= min(_shifted(floats(chances[owner])[at], odds[owner]), LIKELIEST_TO_COME_TRUE)
     return reaches[owner] >= least[place]
 
 
 @helper
 def _to_next_level(
-    call, segments, tokens, positions, parents, wanted, owners, chosen, confidences, floors, ends, bounds, chances, factors,
+    call, segments, tokens, positions, parents, wanted, owners, chosen, confidences, floors, ends, bounds, chances, odds,
     reaches, least, depths, deepest, level,
 ):  # fmt: skip
     """Make the sequences that go on the next step's: one row each, the token just chosen, behind all that is fed."""
@@ -147,7 +150,7 @@ def _to_next_level(
         owner, place = owners[row], owners[row] * deepest + level
         token, confidence = chosen[place], confidences[place]
         last = token < 0 or level + 1 >= depths[owner] or confidence < floors[owner] or _ends(token, ends, bounds, owner)
-        if last or not _goes_on(chances, factors, reaches, least, owner, place, level, confidence):
+        if last or not _goes_on(chances, odds, reaches, least, owner, place, level, confidence):
             depths[owner] = level + 1
             continue
         slot = segments[row].start + segments[row].rows
@@ -181,7 +184,7 @@ def draft(thread, address):
     bounds = carray(pointer(job.end_bounds), count + 1, np.int64)
     ends = carray(pointer(job.ends), bounds[count], np.int64)
     chances = carray(pointer(job.chances), count, np.int64)
-    factors = carray(pointer(job.factors), count, np.float32)
+    odds = carray(pointer(job.odds), count, np.float32)
     reaches = carray(pointer(job.reaches), count, np.float32)
     least = carray(pointer(job.least), count * deepest, np.float32)
     chosen = carray(pointer(job.chosen), count * deepest, np.int64)
@@ -210,7 +213,7 @@ def draft(thread, address):
         if thread == 0:
             following = _to_next_level(
                 calls[0], segments, tokens, positions, parents, wanted, owners, chosen, confidences, floors, ends, bounds,
-                chances, factors, reaches, least, depths, deepest, level,
+                chances, odds, reaches, least, depths, deepest, level,
             )  # fmt: skip
             calls[0].rows = calls[0].segment_count = calls[0].wanted_count = following
             calls[0].logits += job.level_bytes

@@ -149,7 +149,7 @@ DRAFT = np.dtype(
         ("ends", "i8"),  # int64: tokens that end a text, one sequence's behind the other's
         ("end_bounds", "i8"),  # int64 [S + 1]: where those of each sequence begin, and where all end
         ("chances", "i8"),  # int64 [S]: addresses, each of float32 [DEEPEST, CLASSES]; 0 where nothing but the floor ends a draft
-        ("factors", "i8"),  # float32 [S]: on the chances
+        ("odds", "i8"),  # float32 [S]: times those of the chances
         ("reaches", "i8"),  # float32 [S]: how likely all that was drafted comes true; 1 at first
         ("least", "i8"),  # float32 [S, D]: a draft ends behind a level reached with less
         ("temperatures", "i8"),  # float32 [S]; 0: greedy
