@@ -61,7 +61,7 @@ def _give_up_output() -> None:
 def _user_errors() -> tuple[type[Exception], ...]:
     from paceline.bench.errors import BenchError
     from paceline.engine.engine import RequestError
-    from paceline.kernels.compiled import CompileError
+    from paceline.kernels.compilers import CompileError
     from paceline.models.base import ModelError
     from paceline.registry import UnknownMethod
     from paceline.sampling import LogitsError

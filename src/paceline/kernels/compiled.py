@@ -7,26 +7,24 @@ llvmlite brings, needs nothing else. No module that is imported here imports Num
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
 import sys
 from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from hashlib import sha256
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from logging import getLogger
 from pathlib import Path
-from queue import Empty, SimpleQueue
-from tempfile import NamedTemporaryFile, TemporaryFile
+from tempfile import NamedTemporaryFile, TemporaryDirectory
 from threading import RLock
 from typing import Any, ClassVar
 
 import llvmlite.binding as llvm
 
-from paceline.kernels.cache_folder import VARIABLE, folder
+from paceline.kernels.cache_folder import folders
+from paceline.kernels.compilers import CompileError, Compilers
 from paceline.kernels.native.vectors import MATRIX_UNIT, TARGET
+from paceline.version import __version__
 
 _HERE = Path(__file__).parent
 _FILES = (
@@ -37,12 +35,9 @@ _FILES = (
 SOURCES = sha256(b"".join(file.read_bytes() for file in _FILES)).hexdigest()[:16]
 """A digest of the files that kernels are put together from, and of those whose constants they compile in."""
 
-_MACHINE = repr((sys.platform, *TARGET, MATRIX_UNIT))
+_MACHINE = repr((sys.platform, llvm.get_process_triple(), *TARGET, MATRIX_UNIT))
 """What code is made for: the processor, and what the system decides about and not the processor."""
 _DIGEST_BYTES = 32
-_MOST_COMPILERS = 4
-DONE = "done"
-"""What a compiler says of a kernel that it has compiled and kept; anything else is why it could not."""
 
 
 class Kernel:
@@ -73,61 +68,107 @@ class Kernel:
         return self._address
 
 
-class CompileError(RuntimeError):
-    """A kernel could not be compiled."""
-
-
 _loading = RLock()
 
 
+def _renew() -> None:
+    """A forked process has not the thread that may have held the lock."""
+    global _loading
+    _loading = RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_renew)
+
+
 def ready(kernels: Iterable[Kernel]) -> None:
-    """Have kernels at hand: read from disk, and compiled, several at a time, where they are not there. The first take longest."""
+    """Have kernels at hand: read from disk, and compiled, several at a time, where they are not there. The first take longest.
+
+    Raises CompileError where one cannot be had.
+    """
     with _loading:
         lacking = [kernel for kernel in dict.fromkeys(kernels) if not kernel._address]
-        anew = [kernel for kernel in lacking if not _loaded(kernel)]
-        if anew:
+        found = {kernel: _read(kernel, folders()) for kernel in lacking}
+        if not all(found.values()):
             getLogger("paceline").info("compiling kernels for this processor; later starts find them on disk")
-            _compiled(anew)
-            for kernel in anew:
-                if not _loaded(kernel):
-                    raise CompileError(f"the kernel {kernel.symbol} was compiled and cannot be read from '{_file(kernel)}'")
+            found |= _compiled([kernel for kernel, code in found.items() if not code])
+        for kernel, code in found.items():
+            kernel._address = _Linker.shared().address(kernel.symbol, code)
 
 
-def _file(kernel: Kernel) -> Path:
-    return folder() / f"{kernel.symbol}.{sha256(_MACHINE.encode()).hexdigest()[:12]}.o"
+def _compiled(kernels: list[Kernel]) -> dict[Kernel, bytes]:
+    # Numba's other settings, and whatever lies in the folder that this was started in, are nobody's wish for kernels
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("NUMBA_")}
+    environment |= {"NUMBA_CPU_NAME": TARGET[0], "NUMBA_CPU_FEATURES": TARGET[1]}
+    try:
+        with TemporaryDirectory(prefix="paceline-kernels-", ignore_cleanup_errors=True) as own:
+            compilers = Compilers(SOURCES, folders(), Path(own), environment)
+            compilers.compile([(kernel.symbol, kernel.told) for kernel in kernels])
+            found = {kernel: _read(kernel, folders()) for kernel in kernels}
+            kept = all(found.values())
+            found |= {kernel: _read(kernel, [Path(own)]) for kernel, code in found.items() if not code}
+    except OSError as error:
+        raise CompileError(f"kernels cannot be compiled: {error}") from error
+    for kernel, code in found.items():
+        if not code:
+            raise CompileError(f"the kernel {kernel.symbol} was compiled and cannot be read")
+    if not kept:
+        places = " or ".join(f"'{folder}'" for folder in folders())
+        getLogger("paceline").warning("kernels cannot be kept in %s: every start will compile them anew", places)
+    return found
+
+
+def _name(kernel: Kernel) -> str:
+    """Of its file: other machines and other versions have files of their own, and what is edited is written over."""
+    return f"{kernel.symbol}.{sha256(repr((_MACHINE, __version__, _compiler())).encode()).hexdigest()[:12]}.o"
+
+
+def _compiler() -> tuple[str, ...]:
+    """What compiles, by version."""
+    try:
+        return version("numba"), version("llvmlite")
+    except PackageNotFoundError as error:
+        raise CompileError(f"kernels need {error.name}, which is not installed") from None
 
 
 def _stamp(kernel: Kernel, code: bytes) -> bytes:
     """What says that code is whole, and of these sources."""
-    compiler = (version("numba"), version("llvmlite"))
-    return sha256(repr((SOURCES, _MACHINE, compiler, kernel.told)).encode() + code).digest()
+    return sha256(repr((SOURCES, _MACHINE, _compiler(), kernel.told)).encode() + code).digest()
 
 
-def _loaded(kernel: Kernel) -> bool:
-    """Read a kernel from disk; whether it was there, whole, and of these sources."""
-    try:
-        kept = _file(kernel).read_bytes()
-    except OSError:
-        return False
-    stamp, code = kept[:_DIGEST_BYTES], kept[_DIGEST_BYTES:]
-    if stamp != _stamp(kernel, code):
-        return False
-    kernel._address = _Linker.shared().address(kernel.symbol, code)
-    return True
+def _read(kernel: Kernel, places: Iterable[Path]) -> bytes:
+    """A kernel's code from the first of some folders in which it is there, whole, and of these sources; nothing from none."""
+    for folder in places:
+        with suppress(OSError):
+            kept = (folder / _name(kernel)).read_bytes()
+            stamp, code = kept[:_DIGEST_BYTES], kept[_DIGEST_BYTES:]
+            if code and stamp == _stamp(kernel, code):
+                return code
+    return b""
 
 
-def write(kernel: Kernel, code: bytes) -> None:
-    """Keep a kernel's code: whole, or not at all."""
-    with NamedTemporaryFile(dir=folder(), prefix=f"{kernel.symbol}.", delete=False) as part:
+def write(kernel: Kernel, code: bytes, places: Iterable[Path]) -> None:
+    """Keep a kernel's code in the first of some folders that takes it: whole, or not at all. Raises OSError where none does."""
+    failed: OSError | None = None
+    for folder in places:
         try:
-            part.write(_stamp(kernel, code) + code)
-            part.close()
-            os.chmod(part.name, 0o644)
-            os.replace(part.name, _file(kernel))
-        except BaseException:
-            with suppress(OSError):
-                os.unlink(part.name)
-            raise
+            folder.mkdir(parents=True, exist_ok=True)
+            with NamedTemporaryFile(dir=folder, prefix=f"{kernel.symbol}.", delete=False) as part:
+                try:
+                    part.write(_stamp(kernel, code) + code)
+                    part.close()
+                    with suppress(OSError):
+                        os.chmod(part.name, 0o644)
+                    os.replace(part.name, folder / _name(kernel))
+                except BaseException:
+                    with suppress(OSError):
+                        os.unlink(part.name)
+                    raise
+            return
+        except OSError as error:
+            failed = failed or error
+    if failed:
+        raise failed
 
 
 class _Linker:
@@ -136,6 +177,10 @@ class _Linker:
     _one: ClassVar[_Linker | None] = None
 
     def __init__(self) -> None:
+        try:
+            llvm.check_jit_execution()
+        except OSError as error:
+            raise CompileError(f"this system lets no process run code that it has written: {error.strerror or error}") from None
         llvm.initialize_native_target()
         llvm.initialize_native_asmprinter()
         self._machine = llvm.Target.from_default_triple().create_target_machine()
@@ -151,43 +196,3 @@ class _Linker:
         self._engine.add_object_file(llvm.ObjectFileRef.from_data(code))
         self._engine.finalize_object()
         return self._engine.get_function_address(symbol)
-
-
-def _compiled(kernels: list[Kernel]) -> None:
-    """Compile in processes of their own, which take one kernel after the other. Raises CompileError."""
-    waiting: SimpleQueue[Kernel] = SimpleQueue()
-    for kernel in kernels:
-        waiting.put(kernel)
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    count = min(cores, _MOST_COMPILERS, len(kernels))
-    with ThreadPoolExecutor(count) as compilers:
-        for done in [compilers.submit(_work_off, waiting) for _ in range(count)]:
-            done.result()
-
-
-def _work_off(waiting: SimpleQueue[Kernel]) -> None:
-    """One compiler: give it kernels until none is waiting."""
-    paths = os.pathsep.join(path or os.getcwd() for path in sys.path)
-    environment = os.environ | {"PYTHONPATH": paths, VARIABLE: str(folder())}
-    command = [sys.executable, "-m", "paceline.kernels.compiler"]
-    with TemporaryFile("w+") as said:
-        try:
-            process = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=said, env=environment, text=True
-            )
-        except OSError as error:
-            raise CompileError(f"kernels cannot be compiled: '{sys.executable}' cannot be run: {error.strerror}") from None
-        with process:
-            assert process.stdin
-            assert process.stdout
-            with suppress(Empty):
-                while True:
-                    kernel = waiting.get_nowait()
-                    with suppress(BrokenPipeError):
-                        print(json.dumps(kernel.told), file=process.stdin, flush=True)
-                    answer = process.stdout.readline()
-                    if answer.strip() != DONE:
-                        said.seek(0)
-                        why = answer.strip() or (said.read().strip().splitlines() or ["its compiler ended"])[-1]
-                        raise CompileError(f"the kernel {kernel.symbol} cannot be compiled: {why}")
-            process.stdin.close()

@@ -3,19 +3,23 @@
 Numba makes LLVM's language of a definition; behind it goes a function that can be called without Numba, and all is made code for
 this processor. The code may call the C library and nothing else: no Python, and none of Numba's own memory.
 
-`python -m paceline.kernels.compiler` reads a line of JSON per kernel from standard input, and answers each with a line.
+`python -m paceline.kernels.compiler` reads a line of JSON from standard input, what `compilers` has to say, and one per kernel,
+and answers each with a line.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import llvmlite.binding as llvm
 
-from paceline.kernels.compiled import DONE, Kernel, write
+from paceline.kernels.compiled import SOURCES, Kernel, write
+from paceline.kernels.compilers import DONE, READY
 from paceline.kernels.lookups import Lookup, axes
 from paceline.kernels.native.vectors import TARGET
 
@@ -37,7 +41,7 @@ _NEVER_CALLED = "NRT_MemInfo_call_dtor"
 def object_code(kernel: Kernel) -> bytes:
     """The code of a kernel, in which only its own symbol can be seen from outside."""
     module = linked(kernel)
-    machine = _target_machine()
+    machine = target_machine()
     return machine.emit_object(module)
 
 
@@ -56,7 +60,7 @@ def linked(kernel: Kernel) -> llvm.ModuleRef:
     for one in (*module.functions, *module.global_variables):
         if not one.is_declaration and one.name != kernel.symbol:
             one.linkage = llvm.Linkage.internal
-    builder = llvm.create_pass_builder(_target_machine(), llvm.create_pipeline_tuning_options())
+    builder = llvm.create_pass_builder(target_machine(), llvm.create_pipeline_tuning_options())
     passes = llvm.create_new_module_pass_manager()
     passes.add_global_dead_code_eliminate_pass()
     passes.run(module, builder)
@@ -66,7 +70,7 @@ def linked(kernel: Kernel) -> llvm.ModuleRef:
     return module
 
 
-def _target_machine() -> llvm.TargetMachine:
+def target_machine() -> llvm.TargetMachine:
     cpu, features = TARGET
     target = llvm.Target.from_default_triple()
     # code that is not in a library of its own is placed anywhere: what Numba does too
@@ -152,15 +156,27 @@ def _entry_of_lookup(kernel: Lookup, name: str, arguments: tuple[Any, ...], retu
 
 
 def main() -> None:
+    out = os.fdopen(os.dup(1), "w")
+    # whatever prints must not print into the answers
+    os.dup2(2, 1)
+
+    def answer(line: str) -> None:
+        print(" ".join(line.split()), file=out, flush=True)
+
+    told = json.loads(sys.stdin.readline())
+    if told["sources"] != SOURCES:
+        answer("its sources have changed since this was started")
+        return
+    places = [Path(folder) for folder in (*told["folders"], told["own"])]
+    answer(READY)
     for line in sys.stdin:
-        told = json.loads(line)
-        kernel = Lookup(told["name"], **told["arguments"]) if "arguments" in told else Kernel(**told)
+        asked = json.loads(line)
+        kernel = Lookup(asked["name"], **asked["arguments"]) if "arguments" in asked else Kernel(**asked)
         try:
-            write(kernel, object_code(kernel))
-            answer = DONE
+            write(kernel, object_code(kernel), places)
+            answer(DONE)
         except Exception as error:
-            answer = " ".join(f"{type(error).__name__}: {error}".split())
-        print(answer, flush=True)
+            answer(f"{type(error).__name__}: {error}")
 
 
 if __name__ == "__main__":

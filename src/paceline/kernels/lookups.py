@@ -83,6 +83,14 @@ class Call:
             for axis in range(count):
                 setattr(self.record, f"{name}_{axis}", value.shape[axis])
 
+    def let_go(self, *names: str) -> None:
+        """Keep some arrays no longer: it must be given others before it is called again."""
+        for name in names:
+            del self._arrays[name]
+            setattr(self.record, name, 0)
+            for axis in range(axes(self._lookup.arguments[name])):
+                setattr(self.record, f"{name}_{axis}", 0)
+
     def __call__(self) -> int:
         """What is returned. Raises RuntimeError where the definition raises anything."""
         if self._function(self._address):

@@ -21,6 +21,7 @@ import torch
 from paceline.cache.base import Branching
 from paceline.cache.panels import PanelCache, Shape, Slab
 from paceline.growth import Growth
+from paceline.kernels.compilers import CompileError
 from paceline.kernels.native import layout
 from paceline.kernels.native.entries import DRAFT, STEP, product
 from paceline.kernels.native.threads import most_threads, spread
@@ -213,7 +214,8 @@ def _whatever_fails_unsuited() -> Iterator[None]:
     """A checkpoint from a stranger may hold anything: where that makes something fail, the other road says what is wrong."""
     try:
         yield
-    except (ModelError, Unsuited):
+    except (ModelError, Unsuited, CompileError):
+        # that kernels cannot be compiled is no fault of the checkpoint's, and no reason for another target
         raise
     except Exception as error:
         raise Unsuited(f"it does not add up: {sentence(error)}") from error

@@ -24,7 +24,7 @@ from paceline.compose import IfItFits
 from paceline.constraint import GrammarError
 from paceline.engine.engine import Engine, RequestError
 from paceline.engine.llm import LLM
-from paceline.kernels.compiled import CompileError
+from paceline.kernels.compilers import CompileError
 from paceline.methods import described
 from paceline.models.base import ModelError
 from paceline.registry import DRAFTERS, UnknownMethod

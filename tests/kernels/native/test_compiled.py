@@ -16,10 +16,12 @@ import pytest
 from typer.testing import CliRunner
 
 from paceline.cli.app import app
-from paceline.kernels import cache_folder, compiled, compiler
-from paceline.kernels.compiled import CompileError, Kernel, ready
+from paceline.kernels import cache_folder, compiled, compiler, compilers
+from paceline.kernels.compiled import Kernel, ready
+from paceline.kernels.compilers import CompileError
 from paceline.kernels.lookups import Lookup
 from paceline.kernels.native.entries import IDLE, LEAD, WORK
+from paceline.kernels.native.threads import most_threads
 from paceline.kernels.ngrams.votes import KERNELS
 
 SAID = "compiling kernels for this processor"
@@ -29,9 +31,9 @@ SAID = "compiling kernels for this processor"
 def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """An empty folder for kernels, used as long as the test runs."""
     monkeypatch.setenv(cache_folder.VARIABLE, str(tmp_path))
-    cache_folder.folder.cache_clear()
+    cache_folder.folders.cache_clear()
     yield tmp_path
-    cache_folder.folder.cache_clear()
+    cache_folder.folders.cache_clear()
 
 
 def defined(monkeypatch: pytest.MonkeyPatch, function: Callable[..., Any], **arguments: str) -> Lookup:
@@ -40,7 +42,7 @@ def defined(monkeypatch: pytest.MonkeyPatch, function: Callable[..., Any], **arg
     module.it = function  # pyright: ignore[reportAttributeAccessIssue]
     monkeypatch.setitem(sys.modules, module.__name__, module)
     lookup = Lookup("of_a_test.it", **arguments)
-    compiled.write(lookup, compiler.object_code(lookup))
+    compiled.write(lookup, compiler.object_code(lookup), cache_folder.folders())
     return lookup
 
 
@@ -77,7 +79,7 @@ def test_what_is_not_whole_is_compiled_anew(kept: Path, damage: str, monkeypatch
         case _:
             monkeypatch.setattr(compiled, "SOURCES", "of an older version")
     again = Kernel(IDLE.name)
-    assert not compiled._loaded(again)
+    assert not compiled._read(again, [kept])
     monkeypatch.undo()
     monkeypatch.setenv(cache_folder.VARIABLE, str(kept))
     if damage == "of other sources":
@@ -91,26 +93,75 @@ def test_several_are_compiled_side_by_side_and_each_once(
     kept: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     started: list[int] = []
-    work_off = compiled._work_off
-    monkeypatch.setattr(compiled, "_work_off", lambda waiting: (started.append(1), work_off(waiting)))
+    work_off = compilers.Compilers._work_off
+    monkeypatch.setattr(compilers.Compilers, "_work_off", lambda self, waiting: (started.append(1), work_off(self, waiting)))
     kernels = [Kernel(kernel.name) for kernel in (IDLE, WORK, LEAD)]
     with caplog.at_level(logging.INFO, "paceline"):
         ready([*kernels, *kernels])
         ready(kernels)
     assert all(kernel.address for kernel in kernels)
-    assert len(started) == min(os.cpu_count() or 1, 3, compiled._MOST_COMPILERS)
+    assert len(started) == min(most_threads(), 3, compilers._MOST)
     assert len(caplog.messages) == 1
 
 
 def test_a_kernel_that_cannot_be_compiled_says_why(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(CompileError, match=r"^the kernel paceline\.native\.pool\.nap cannot be compiled: AttributeError: "):
         ready([Kernel("native.pool.nap")])
-    monkeypatch.setattr(sys, "executable", str(kept / "nothing"))
-    with pytest.raises(CompileError, match=r"'.*nothing' cannot be run: No such file"):
+    monkeypatch.setattr(compiled, "SOURCES", "of an older version")
+    with pytest.raises(CompileError, match="its sources have changed since this was started"):
         ready([Kernel(IDLE.name)])
-    monkeypatch.setattr(sys, "executable", "/bin/false")
+
+
+@pytest.mark.parametrize(
+    ("python", "why"),
+    [
+        ("/nothing", r"'/nothing' cannot be run: No such file"),
+        (None, "'None' cannot be run: it is not known where Python is"),
+        ("/bin/false", "its compiler ended"),
+        ("/bin/cat", "kernels cannot be compiled"),
+    ],
+)
+def test_without_a_python_to_compile_in_it_says_so(
+    kept: Path, monkeypatch: pytest.MonkeyPatch, python: str | None, why: str
+) -> None:
+    for _ in range(3):
+        # whether it ends before or behind what it is told
+        monkeypatch.setattr(sys, "executable", python)
+        with pytest.raises(CompileError, match=why):
+            ready([Kernel(IDLE.name)])
+
+
+def test_what_runs_this_but_is_no_python_is_not_waited_for(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    deaf = kept / "deaf"
+    deaf.write_text("#!/bin/sh\nexec sleep 600\n")
+    deaf.chmod(0o755)
+    monkeypatch.setattr(compilers, "_START_S", 0.2)
+    monkeypatch.setattr(sys, "executable", str(deaf))
     with pytest.raises(CompileError, match="its compiler ended"):
         ready([Kernel(IDLE.name)])
+
+
+def test_the_current_folder_and_the_settings_of_numba_have_no_say(
+    kept: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = tmp_path / "here"
+    here.mkdir()
+    for name in ("json", "queue", "numba"):
+        (here / f"{name}.py").write_text("raise SystemExit('somebody else')\n")
+    (here / ".numba_config.yaml").write_text("disable_jit: 1\n")
+    monkeypatch.chdir(here)
+    monkeypatch.setenv("NUMBA_DISABLE_JIT", "1")
+    kernel = Kernel(IDLE.name)
+    ready([kernel])
+    assert kernel.address
+
+
+def test_what_waits_is_let_go_when_one_fails(kept: Path) -> None:
+    waited = compilers.Compilers(compiled.SOURCES, [kept], kept, dict(os.environ))
+    with pytest.raises(CompileError, match="kernel nap cannot be compiled"):
+        waited.compile([("nap", Kernel("native.pool.nap").told)] * 2 + [("step", Kernel("native.decoder.step").told)] * 20)
+    assert all(process.poll() is not None for process in waited._processes)
+    assert not [*kept.glob("*step*")]
 
 
 def test_every_command_shows_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -178,18 +229,47 @@ def test_what_a_definition_raises_is_no_answer(kept: Path, monkeypatch: pytest.M
         lookup(4)
 
 
-def test_where_nothing_can_be_written_kernels_are_kept_for_this_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernels_are_read_wherever_they_lie_and_written_where_that_is_possible(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """No folder can be made below a file, whoever asks."""
+    (tmp_path / "file").touch()
+    shut, full, free = tmp_path / "file" / "below", tmp_path / "full", tmp_path / "free" / "below"
+    monkeypatch.setattr(compiled, "folders", lambda: (shut, free))
+    with caplog.at_level(logging.INFO, "paceline"):
+        ready([Kernel(IDLE.name)])
+        free.rename(full)
+        monkeypatch.setattr(compiled, "folders", lambda: (shut, free, full))
+        ready([Kernel(IDLE.name)])
+    assert len(caplog.messages) == 1, "it was there the second time"
+    assert not free.exists()
+    monkeypatch.setattr(compiled, "folders", lambda: (shut,))
+    caplog.clear()
+    with caplog.at_level(logging.INFO, "paceline"):
+        kernel = Kernel(IDLE.name)
+        ready([kernel])
+    assert kernel.address, "it runs all the same"
+    assert [record.levelname for record in caplog.records] == ["INFO", "WARNING"]
+    assert "every start will compile them anew" in caplog.messages[1]
+
+
+def test_the_folders_are_the_one_that_is_named_or_beside_the_sources_and_the_users(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = cache_folder.folders.__wrapped__
     monkeypatch.delenv(cache_folder.VARIABLE, raising=False)
-    found = cache_folder.folder.__wrapped__
-    assert found() == Path(cache_folder.__file__).parent / "__pycache__"
-    monkeypatch.setattr(cache_folder, "_writable", lambda folder: False)
-    monkeypatch.setattr(cache_folder, "mkdtemp", lambda prefix: str(tmp_path))
-    assert found() == tmp_path
-    # a folder that the user named stays
-    monkeypatch.setenv(cache_folder.VARIABLE, str(tmp_path / "elsewhere"))
-    assert found() == tmp_path / "elsewhere"
-    file = tmp_path / "file"
-    file.touch()
-    monkeypatch.undo()
-    assert not cache_folder._writable(file / "below")
-    assert cache_folder._writable(tmp_path / "new")
+    monkeypatch.setattr(sys, "platform", "linux")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert found() == (Path(cache_folder.__file__).parent / "__pycache__", tmp_path / "paceline" / "kernels")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv(cache_folder.VARIABLE, "kernels")
+    assert found() == (tmp_path / "kernels",)
+
+
+def test_a_model_whose_kernels_cannot_be_compiled_is_not_another_one(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other road would hold it in another precision, and say other words."""
+    ran = run(
+        "import sys\nfrom paceline import LLM\nsys.executable = '/nothing'\n"
+        "try:\n    LLM(draft='none')\nexcept Exception as error:\n    print(type(error).__name__, error)"
+    )
+    assert ran.stdout.startswith("CompileError kernels cannot be compiled: '/nothing' cannot be run"), ran.stderr

@@ -52,14 +52,18 @@ class Machine:
         return VECTORS * self.lanes
 
 
-def _detected() -> Machine:
-    # what Numba is told to compile for, where it is told; a processor of no kind has no features unless they are listed
+def _listed() -> str:
+    """What Numba is told to compile for, where it is told; a processor of no kind has no features unless they are listed."""
     listed = os.environ.get("NUMBA_CPU_FEATURES")
     if listed is None:
         generic = os.environ.get("NUMBA_CPU_NAME") == "generic"
         listed = "" if generic else llvm.get_host_cpu_features().flatten()
+    return listed
+
+
+def _detected() -> Machine:
     # of what is listed twice the last counts, as it does for LLVM
-    said = {feature[1:]: feature[0] == "+" for feature in listed.split(",") if feature}
+    said = {feature[1:]: feature[0] == "+" for feature in _listed().split(",") if feature}
     present = frozenset(feature for feature, there in said.items() if there)
     if "avx512f" in present:
         return Machine(16, 32, present)
@@ -117,10 +121,7 @@ if MACHINE.lanes == 16:
     # the one instruction as fast; read by Numba when it is first imported
     os.environ.setdefault("NUMBA_CPU_NAME", llvm.get_host_cpu_name())
     os.environ.setdefault("NUMBA_CPU_FEATURES", llvm.get_host_cpu_features().flatten() + ",-prefer-256-bit,+fast-dpwssd")
-TARGET = (
-    os.environ.get("NUMBA_CPU_NAME") or llvm.get_host_cpu_name(),
-    os.environ.get("NUMBA_CPU_FEATURES", llvm.get_host_cpu_features().flatten()),
-)
+TARGET = (os.environ.get("NUMBA_CPU_NAME") or llvm.get_host_cpu_name(), _listed())
 """Name and features of the processor that is compiled for."""
 
 VECTOR = ir.VectorType(F32, LANES)

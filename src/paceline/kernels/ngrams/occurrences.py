@@ -78,17 +78,19 @@ class Occurrences:
         """Make room for so many tokens."""
         if size > len(self.text):
             room = max(size, 2 * len(self.text))
-            self.text = _longer(self.text, room)
-            self.ends = _longer(self.ends, room)
+            # calls hold addresses; and the text, whose length is asked above, comes last: whoever is interrupted begins anew
             self.calls.clear()
+            self.ends = _longer(self.ends, room)
+            self.text = _longer(self.text, room)
         if 2 * size <= self.tables.shape[1]:
             # there are no more n-grams than tokens
             return
         most = max(self.counts.tolist()) + size - max(self.size - 1, 0)
         if 2 * most > self.tables.shape[1]:
-            self.tables = np.zeros((len(self.lengths), 1 << (2 * most - 1).bit_length()), np.int32)
-            _FILLED(self.text, self.lengths, self.tables, max(self.size - 1, 0))
             self.calls.clear()
+            tables = np.zeros((len(self.lengths), 1 << (2 * most - 1).bit_length()), np.int32)
+            _FILLED(self.text, self.lengths, tables, max(self.size - 1, 0))
+            self.tables = tables
 
     def truncate(self, size: int) -> None:
         """Keep what `size` tokens have told, the last of them being followed by nothing yet."""

@@ -1,0 +1,112 @@
+"""Compilers: processes of their own that make the machine code of kernels (`compiler`), several side by side.
+
+Each is asked for one kernel after the other, by a line of JSON, and answers with a line. None outlives the wait for it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence as Many
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from tempfile import TemporaryFile
+from threading import Timer
+from typing import Any
+
+READY, DONE = "ready", "done"
+"""What a compiler says when it has started, and of a kernel that it has compiled and written; anything else is what is wrong."""
+_MOST = 4
+_START_S = 120.0
+"""Seconds for one to start: where the program that runs this is no Python it may wait for ever."""
+
+
+class CompileError(RuntimeError):
+    """A kernel could not be compiled."""
+
+
+class Compilers:
+    """sources: digest of those that kernels are put together from. own: an empty folder, where they work, and where they write
+    what none of `folders` takes. environment: of the processes."""
+
+    def __init__(self, sources: str, folders: Many[Path], own: Path, environment: dict[str, str]) -> None:
+        told = {"sources": sources, "folders": [str(folder) for folder in folders], "own": str(own)}
+        self._begun, self._own = json.dumps(told), own
+        paths = [os.path.abspath(path) for path in sys.path if isinstance(path, str)]
+        self._environment = environment | {"PYTHONPATH": os.pathsep.join(paths)}
+        self._processes: list[subprocess.Popen[str]] = []
+
+    def compile(self, kernels: Many[tuple[str, dict[str, Any]]]) -> None:
+        """kernels: symbol of each, and what a compiler has to know of it. Raises CompileError for the first that fails."""
+        waiting: SimpleQueue[tuple[str, dict[str, Any]]] = SimpleQueue()
+        for kernel in kernels:
+            waiting.put(kernel)
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        count = min(cores, _MOST, len(kernels))
+        with ThreadPoolExecutor(count) as threads:
+            try:
+                for done in [threads.submit(self._work_off, waiting) for _ in range(count)]:
+                    done.result()
+            except BaseException:
+                # whoever is interrupted, or has failed, does not wait for the rest
+                with suppress(Empty):
+                    while True:
+                        waiting.get_nowait()
+                for process in self._processes:
+                    process.kill()
+                raise
+
+    def _work_off(self, waiting: SimpleQueue[tuple[str, dict[str, Any]]]) -> None:
+        """One compiler: give it kernels until none is waiting."""
+        # not from the current folder, where anybody's file may be called as a module is
+        command = [sys.executable, "-P", "-m", "paceline.kernels.compiler"]
+        with TemporaryFile("w+", errors="replace", dir=self._own) as said:
+            try:
+                process = subprocess.Popen(
+                    command,
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=said,
+                    env=self._environment,
+                    cwd=self._own,
+                    text=True,
+                    errors="replace",
+                )
+            except (OSError, TypeError) as error:
+                why = error.strerror if isinstance(error, OSError) else "it is not known where Python is"
+                raise CompileError(f"kernels cannot be compiled: '{sys.executable}' cannot be run: {why}") from None
+            self._processes.append(process)
+            starting = Timer(_START_S, process.kill)
+            starting.daemon = True
+            starting.start()
+            try:
+                _answered(process, self._begun, READY, said, "kernels cannot be compiled")
+                starting.cancel()
+                with suppress(Empty):
+                    while True:
+                        symbol, told = waiting.get_nowait()
+                        _answered(process, json.dumps(told), DONE, said, f"the kernel {symbol} cannot be compiled")
+            finally:
+                starting.cancel()
+                for pipe in (process.stdin, process.stdout):
+                    # what it was never told it does not need
+                    with suppress(OSError):
+                        pipe.close()  # pyright: ignore[reportOptionalMemberAccess]
+                process.wait()
+
+
+def _answered(process: subprocess.Popen[str], line: str, expected: str, said: Any, wrong: str) -> None:
+    """Tell a compiler something and wait for its answer. said: what it has printed beside. Raises CompileError."""
+    assert process.stdin
+    assert process.stdout
+    with suppress(OSError):
+        print(line, file=process.stdin, flush=True)
+    answer = process.stdout.readline().strip()
+    if answer != expected:
+        said.seek(0)
+        why = answer or (said.read().strip().splitlines() or ["its compiler ended"])[-1]
+        raise CompileError(f"{wrong}: {why}")
