@@ -67,7 +67,7 @@ def test_a_row_has_the_same_bits_in_any_company(name: str, mode: int) -> None:
 
 
 @pytest.mark.parametrize("name", FORMATS)
-@pytest.mark.parametrize("count", [5, MOST_ROWS])
+@pytest.mark.parametrize("count", sorted({5, min(8, MOST_ROWS), MOST_ROWS}))
 def test_panels_come_one_by_one_or_together(name: str, count: int) -> None:
     packed, _ = matrix(name, 5 * PANEL, 2 * GROUP)
     rows = numbers(count, packed.inputs)
@@ -82,7 +82,7 @@ def test_panels_come_one_by_one_or_together(name: str, count: int) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in FORMATS if not FORMS[name].scaled_once])
-@pytest.mark.parametrize("count", sorted({1, min(7, MOST_ROWS), MOST_ROWS}))
+@pytest.mark.parametrize("count", sorted({1, min(7, MOST_ROWS), min(8, MOST_ROWS), MOST_ROWS}))
 def test_a_sum_may_be_left_off_and_continued(name: str, count: int) -> None:
     """Bit for bit: attention over a prefix and then over a tree is one sum. The cut is at a group, where a scale ends; one scale
     for all inputs leaves nothing to cut."""
@@ -96,7 +96,7 @@ def test_a_sum_may_be_left_off_and_continued(name: str, count: int) -> None:
 
 
 @pytest.mark.parametrize("name", ["int8", "w8a8"])
-@pytest.mark.parametrize("count", [1, 5, HIGHEST])
+@pytest.mark.parametrize("count", sorted({1, 5, min(8, HIGHEST), HIGHEST}))
 def test_a_product_scaled_once_may_begin_with_what_is_there(name: str, count: int) -> None:
     packed, _ = matrix(name, 2 * PANEL, SUMMED + GROUP)
     rows = numbers(min(count, highest(name)), packed.inputs)
@@ -152,7 +152,7 @@ def test_float32_sums_are_continued_at_any_input() -> None:
 
 
 @pytest.mark.parametrize("name", FORMATS)
-@pytest.mark.parametrize("count", [1, 5, MOST_ROWS, HIGHEST])
+@pytest.mark.parametrize("count", sorted({1, 5, min(8, MOST_ROWS), MOST_ROWS, HIGHEST}))
 def test_a_product_is_added_in_one_rounding(name: str, count: int) -> None:
     packed, _ = matrix(name, 2 * PANEL, 2 * GROUP)
     count = min(count, highest(name))

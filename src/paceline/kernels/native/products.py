@@ -14,7 +14,7 @@ from typing import Any
 
 from llvmlite import ir
 
-from paceline.kernels.native import matrix_unit
+from paceline.kernels.native import matrix_unit, tall
 from paceline.kernels.native.entries import PRODUCT_WORDS
 from paceline.kernels.native.formats import FORMATS, Format
 from paceline.kernels.native.memory import helper, intrinsic, prefetched
@@ -90,9 +90,12 @@ def _emitted(context, name, rows, activations, weights, panel_bytes, inputs, out
 
 
 def _over(builder: Any, form: Format, count: int, arguments: Any) -> None:
-    """All panels, each in one tile or, where the rows are too many, in two halves."""
-    vectors = VECTORS if count <= most_rows(VECTORS) else VECTORS // 2
-    tiles = [emit_tile(builder.module, form, count, vectors, first) for first in range(0, VECTORS, vectors)]
+    """All panels, each in one tile, in a tall one or, where the rows are still more, in two of half a panel."""
+    if tall.suits(form, count):
+        tiles = [tall.emit_tall_tile(builder.module, form, count)]
+    else:
+        vectors = VECTORS if count <= most_rows(VECTORS) else VECTORS // 2
+        tiles = [emit_tile(builder.module, form, count, vectors, first) for first in range(0, VECTORS, vectors)]
     with _panels(builder, arguments) as panel:
         for tile in tiles:
             builder.call(tile, panel)

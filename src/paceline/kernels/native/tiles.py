@@ -53,7 +53,7 @@ _TURNS = BLOCK // 4
 """Words of inputs for which a row's activations lie side by side."""
 _SPARE = 5
 """Registers left for weights and broadcast activations."""
-_Step = Callable[[Any, list[Any], list[Any]], list[Any]]
+Step = Callable[[Any, list[Any], list[Any]], list[Any]]
 """(number of a word, the word of every output, sums) -> the sums after it."""
 _Products = Callable[[Any, Any, Any, Any], Any]
 """(builder, sums, weights, factors) -> the sums after the products of what their lanes hold."""
@@ -81,30 +81,33 @@ def emit_tile(module: Any, form: Format, rows: int, vectors: int, first: int) ->
     function = internal(module, name, 7)
     builder = ir.IRBuilder(function.append_basic_block("entry"))
     activations, panel, panel_bytes, inputs, outputs, stride, mode = function.args
-    places = [
-        [
-            builder.add(builder.add(outputs, builder.mul(stride, constant(row))), constant(4 * LANES * (first + vector)))
-            for vector in range(vectors)
-        ]
-        for row in range(rows)
-    ]
-    start = _begun(builder, places, mode)
-    body = _Body(builder, form, rows, vectors, first, panel, panel_bytes)
-    if form.halved:
-        loops = body.pairwise
-    elif not form.scaled:
-        loops = body.plain
-    elif form.by_group:
-        loops = body.grouped
+    places = places_of(builder, outputs, stride, rows, range(first, first + vectors))
+    start = begun(builder, places, mode)
+    body = Body(builder, form, rows, vectors, first, panel, panel_bytes)
+    if form.by_group:
+        sums = body.grouped(activations, inputs, start)
+    elif form.scaled and form.activation_bits > 8:
+        sums = body.blockwise(activations, inputs, start)
     else:
-        loops = body.bytewise if form.activation_bits == 8 else body.blockwise
-    sums = loops(activations, inputs, start)
-    _ended(builder, places, mode, sums)
+        sums = body.walked(constant(0), body.words_in(inputs), body.opened(activations, inputs, start), body.step(activations))
+        sums = body.closed(activations, inputs, start, sums)
+    ended(builder, places, mode, sums)
     builder.ret_void()
     return function
 
 
-def _begun(builder: Any, places: list[list[Any]], mode: Any) -> list[Any]:
+def places_of(builder: Any, outputs: Any, stride: Any, rows: int, vectors: range) -> list[list[Any]]:
+    """Addresses of what each row has in some vectors of a panel's outputs."""
+    return [
+        [
+            builder.add(builder.add(outputs, builder.mul(stride, constant(row))), constant(4 * LANES * vector))
+            for vector in vectors
+        ]
+        for row in range(rows)
+    ]
+
+
+def begun(builder: Any, places: list[list[Any]], mode: Any) -> list[Any]:
     """The accumulators to begin with: zeros, or what is there in mode CONTINUE."""
     before = builder.block
     with builder.if_then(builder.icmp_signed("==", mode, constant(CONTINUE))):
@@ -119,7 +122,7 @@ def _begun(builder: Any, places: list[list[Any]], mode: Any) -> list[Any]:
     return start
 
 
-def _ended(builder: Any, places: list[list[Any]], mode: Any, sums: list[Any]) -> None:
+def ended(builder: Any, places: list[list[Any]], mode: Any, sums: list[Any]) -> None:
     flat = [place for row in places for place in row]
     with builder.if_else(builder.icmp_signed("==", mode, constant(ADD))) as (adds, stores):
         with adds:
@@ -144,54 +147,77 @@ def lines_in_turn(builder: Any, ahead: Any, reach: int) -> list[Any]:
     return [builder.add(begin, constant(page * PAGE + line)) for line in range(0, reach // pages, _LINE) for page in range(pages)]
 
 
-class _Body:
-    """The loops of one tile. Accumulators are lists in the order row, vector."""
+class Body:
+    """The loops of one tile. Accumulators are lists in the order row, vector.
 
-    def __init__(self, builder: Any, form: Format, rows: int, vectors: int, first: int, panel: Any, panel_bytes: Any) -> None:
+    laid: rows whose activations lie together, those of the tile from the `low`-th on; left out, they are its own. block: of a
+    tall tile (`tall`), the words before the block that is walked, those in it, the part that walks it, and how many there are.
+    """
+
+    def __init__(
+        self,
+        builder: Any,
+        form: Format,
+        rows: int,
+        vectors: int,
+        first: int,
+        panel: Any,
+        panel_bytes: Any,
+        laid: int | None = None,
+        low: int = 0,
+    ) -> None:
         self.builder, self.form, self.rows, self.vectors = builder, form, rows, vectors
         self.first, self.panel, self.panel_bytes = first, panel, panel_bytes
+        self.laid, self.low = laid or rows, low
+        self.block: tuple[Any, Any, int, int] | None = None
         # a part of a panel fetches its part of the next one, so that the parts together fetch while all of them multiply
         share = builder.udiv(builder.mul(panel_bytes, constant(first)), constant(VECTORS))
         self._next = None if vectors == VECTORS else builder.add(builder.add(panel, panel_bytes), share)
-        self._parts = VECTORS // vectors
+        self._parts = -(-self.laid // rows) * VECTORS // vectors
         # a turn takes as many words as have a line to fetch on each page: less to count, and less to find out where
         self._unrolled = max(self._parts * PAGES * _LINE // form.bytes_together, 1)
 
-    def plain(self, activations: Any, inputs: Any, start: list[Any]) -> list[Any]:
-        """One sum over all inputs."""
+    def words_in(self, inputs: Any) -> Any:
+        """Words of every output."""
+        return self.builder.udiv(inputs, constant(self.form.together))
+
+    def step(self, activations: Any) -> Step:
+        """What a word does to sums over all inputs: of whole numbers exact in whatever order, else one product after another, of
+        bfloat16 pair after pair."""
+        form = self.form
 
         def multiplied(word: Any, words: list[Any], sums: list[Any]) -> list[Any]:
-            return self._multiplied(activations, self.builder.mul(word, constant(self.form.together)), words, sums)
+            if form.halved:
+                return self._added_up(self._factors(activations, word, 2 * GROUP), words, half_products, sums)
+            if form.scaled:
+                return self._products(self._factors(activations, word, BLOCK), words, 0, sums)
+            return self._multiplied(activations, self.builder.mul(word, constant(form.together)), words, sums)
 
-        return self._walked(constant(0), self.builder.udiv(inputs, constant(self.form.together)), start, multiplied)
+        return multiplied
 
-    def pairwise(self, activations: Any, inputs: Any, start: list[Any]) -> list[Any]:
-        """One sum of products of bfloat16 over all inputs, pair after pair."""
+    def opened(self, activations: Any, inputs: Any, start: list[Any]) -> list[Any]:
+        """What such sums begin with. start: what the outputs begin with."""
+        return self._without_excess(self._behind(activations, inputs)) if self.form.scaled else start
 
-        def multiplied(word: Any, words: list[Any], sums: list[Any]) -> list[Any]:
-            return self._added_up(self._factors(activations, word, 2 * GROUP), words, half_products, sums)
-
-        return self._walked(constant(0), self.builder.udiv(inputs, constant(2)), start, multiplied)
-
-    def bytewise(self, activations: Any, inputs: Any, start: list[Any]) -> list[Any]:
-        """One sum of whole numbers over all inputs, exact in whatever order, which is scaled in the end."""
+    def closed(self, activations: Any, inputs: Any, start: list[Any], sums: list[Any]) -> list[Any]:
+        """The outputs: whole numbers are scaled in the end."""
         builder = self.builder
-        scales = builder.add(activations, builder.mul(inputs, constant(self.rows)))
-
-        def multiplied(word: Any, words: list[Any], sums: list[Any]) -> list[Any]:
-            return self._products(self._factors(activations, word, BLOCK), words, 0, sums)
-
-        sums = self._walked(constant(0), builder.udiv(inputs, constant(4)), self._without_excess(scales), multiplied)
-        scale = self._scales(scales, constant(0))
+        if not self.form.scaled:
+            return sums
+        scale = self._scales(self._behind(activations, inputs), constant(0))
         return [
             fused(builder, builder.sitofp(value, VECTOR), one, there)
             for value, one, there in zip(sums, scale, start, strict=True)
         ]
 
+    def _behind(self, activations: Any, inputs: Any) -> Any:
+        """Where the scales of rows of bytes lie."""
+        return self.builder.add(activations, self.builder.mul(inputs, constant(self.laid)))
+
     def blockwise(self, activations: Any, inputs: Any, start: list[Any]) -> list[Any]:
         """Sums of whole numbers over as many inputs as 32 bits hold, which are rounded and added, and scaled in the end."""
         builder = self.builder
-        running = self._kept([ZERO] * len(start))
+        running = self.kept([ZERO] * len(start))
 
         def multiplied(word: Any, words: list[Any], sums: list[Any]) -> list[Any]:
             factors = self._factors(activations, word, 2 * BLOCK)
@@ -199,13 +225,13 @@ class _Body:
             return self._products([builder.add(place, constant(4)) for place in factors], words, 1, sums)
 
         with in_blocks(builder, builder.udiv(inputs, constant(4)), SUMMED // 4) as (before, count):
-            sums = self._walked(before, count, [repeated(0)] * len(start), multiplied)
+            sums = self.walked(before, count, [repeated(0)] * len(start), multiplied)
             for place, value in zip(running, sums, strict=True):
                 builder.store(builder.fadd(builder.load(place), builder.sitofp(value, VECTOR)), place)
         scale = self._scales(builder.add(activations, builder.mul(inputs, constant(2 * self.rows))), constant(0))
         return [fused(builder, builder.load(place), one, there) for place, one, there in zip(running, scale, start, strict=True)]
 
-    def _walked(self, first: Any, count: Any, start: list[Any], step: _Step) -> list[Any]:
+    def walked(self, first: Any, count: Any, start: list[Any], step: Step) -> list[Any]:
         """The sums after `count` words of every output from the `first` on, `_unrolled` of them in a turn."""
         builder, each = self.builder, constant(self._unrolled)
         if self._unrolled == 1:
@@ -220,7 +246,7 @@ class _Body:
             rest.next = self._turn(builder.add(begin, rest.index), 1, rest.carried, step)
         return rest.carried
 
-    def _turn(self, first: Any, count: int, sums: list[Any], step: _Step) -> list[Any]:
+    def _turn(self, first: Any, count: int, sums: list[Any], step: Step) -> list[Any]:
         """The sums after so many words from the `first` on; as many bytes are fetched as these words have."""
         offset, size = self._word_place(first), self.form.bytes_together
         words = [self._words(self.builder.add(offset, constant(word * size))) for word in range(count)]
@@ -232,14 +258,14 @@ class _Body:
     def _factors(self, activations: Any, turn: Any, row_bytes: int) -> list[Any]:
         """Addresses of what each row has for the `turn`-th word. row_bytes: of so many words' inputs that lie side by side."""
         builder, turns = self.builder, _TURNS
-        block = builder.mul(builder.udiv(turn, constant(turns)), constant(self.rows * row_bytes))
+        block = builder.mul(builder.udiv(turn, constant(turns)), constant(self.laid * row_bytes))
         within = builder.mul(builder.urem(turn, constant(turns)), constant(row_bytes // turns))
         first = builder.add(activations, builder.add(block, within))
-        return [builder.add(first, constant(row * row_bytes)) for row in range(self.rows)]
+        return [builder.add(first, constant((self.low + row) * row_bytes)) for row in range(self.rows)]
 
-    def _kept(self, values: list[Any]) -> list[Any]:
+    def kept(self, values: list[Any]) -> list[Any]:
         """Room for vectors on the stack, and the values in it."""
-        places = [self.builder.alloca(VECTOR) for _ in values]
+        places = [self.builder.alloca(value.type) for value in values]
         for place, value in zip(places, values, strict=True):
             self.builder.store(value, place)
         return places
@@ -250,7 +276,7 @@ class _Body:
         """
         builder, form, rows = self.builder, self.form, self.rows
         steps = form.together // 2
-        running = self._kept(start)
+        running = self.kept(start)
         with counted(builder, builder.udiv(inputs, constant(GROUP))) as group:
             offset = builder.mul(group.index, constant(form.group_bytes(GROUP)))
             scales = builder.add(activations, builder.mul(group.index, constant(rows * form.row_bytes(GROUP))))
@@ -275,7 +301,7 @@ class _Body:
         scales: address of those of the rows. offset: where those of the outputs lie in the panel.
         """
         for row in range(self.rows):
-            size = splat(self.builder, load(self.builder, self.builder.add(scales, constant(4 * row)), F32, 4))
+            size = splat(self.builder, load(self.builder, self.builder.add(scales, constant(4 * (self.low + row))), F32, 4))
             for vector in range(self.vectors):
                 yield self.builder.fmul(self._scale(vector, offset), size)
 
@@ -287,7 +313,7 @@ class _Body:
             return [repeated(0)] * (self.rows * self.vectors)
         start = []
         for row in range(self.rows):
-            total = load(self.builder, self.builder.add(scales, constant(4 * (self.rows + row))), I32, 4)
+            total = load(self.builder, self.builder.add(scales, constant(4 * (self.laid + self.low + row))), I32, 4)
             start += [splat(self.builder, self.builder.mul(total, I32(-self.form.excess)))] * self.vectors
         return start
 
@@ -322,7 +348,15 @@ class _Body:
     def _prefetch(self, offset: Any, reach: int) -> None:
         """Fetch `reach` bytes, or this part's share, that lie so far behind `offset` that they arrive when they are needed."""
         builder, place, level = self.builder, self.builder.add(self.panel, constant(AHEAD)), 1
-        if self._next is not None:
+        if self.block is not None:
+            # each part of a tall tile fetches its share of what lies so far ahead of the block
+            before, count, part, parts = self.block
+            begin = self._word_place(before)
+            walked = builder.sub(offset, begin)
+            passed = builder.mul(builder.mul(count, constant(self.form.bytes_together)), constant(part))
+            offset = builder.add(begin, builder.udiv(builder.add(passed, walked), constant(parts)))
+            reach = -(-reach // parts)
+        elif self._next is not None:
             place, offset, reach = self._next, builder.udiv(offset, constant(self._parts)), -(-reach // self._parts)
             # a whole panel further on it would be out of the first one again; on its way there it takes the place of this panel's
             # lines, which come from the second one
@@ -346,13 +380,13 @@ class _Body:
 
     def _multiplied(self, activations: Any, index: Any, words: list[Any], sums: list[Any]) -> list[Any]:
         """The sums after the `together` inputs from `index` on, which these words hold."""
-        builder, form, row_bytes = self.builder, self.form, 4 * self.rows
+        builder, form, row_bytes = self.builder, self.form, 4 * self.laid
         for step in range(form.together):
             weights = [widened(builder, form, word, step) for word in words]
             place = builder.add(activations, builder.mul(builder.add(index, constant(step)), constant(row_bytes)))
             following = []
             for row in range(self.rows):
-                value = splat(builder, load(builder, builder.add(place, constant(4 * row)), F32, 4))
+                value = splat(builder, load(builder, builder.add(place, constant(4 * (self.low + row))), F32, 4))
                 for vector in range(self.vectors):
                     following.append(fused(builder, weights[vector], value, sums[row * self.vectors + vector]))
             sums = following
