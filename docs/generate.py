@@ -30,6 +30,8 @@ DEFINED = {
     "taps": _WORDS,
 }
 """Where the words of the fields are explained."""
+_WORDS_OF_A_NAME = 3
+"""Words before a colon that are taken for one."""
 _WORD = re.compile(rf"\b({'|'.join(DEFINED)})\b")
 
 
@@ -42,6 +44,7 @@ def page() -> str:
         "`paceline methods --json` says all this to programs.",
         "",
     ]
+    lines += _overview()
     for row in compositions():
         lines += _entry(row, [], SHOWN["drafters"])
     for family, registry in FAMILIES.items():
@@ -53,6 +56,38 @@ def page() -> str:
             lines += _entry(row, options(registry[row["name"]].load()), SHOWN[family])
     lines += [f"[{word}]: {place}" for word, place in DEFINED.items()]
     return "\n".join(lines).rstrip() + "\n"
+
+
+def _overview() -> list[str]:
+    """A table of all that drafts, and one of all that verifies and decides, each with a link to its entry."""
+    drafters, composed = described(FAMILIES["drafters"]), compositions()
+    anchors = _anchors([row["name"] for row in (*composed, *drafters)])
+    lines = ["## Overview", "", "| drafter | what it proposes | needs training |", "|---|---|---|"]
+    for row in (*drafters, *composed):
+        lines.append(f"| [`{row['name']}`](#{anchors[row['name']]}) | {_brief(row)} | {row.get('trained', '')} |")
+    lines += ["", "| rule | what it accepts | keeps of plain decoding |", "|---|---|---|"]
+    for row in described(FAMILIES["verifiers"]):
+        lines.append(f"| [`{row['name']}`](#{row['name']}) | {_brief(row)} | {row['exactness']} |")
+    lines += ["", "| policy | how much is drafted |", "|---|---|"]
+    lines += [f"| [`{row['name']}`](#{row['name']}) | {_brief(row)} |" for row in described(FAMILIES["policies"])]
+    return [*lines, ""]
+
+
+def _anchors(names: list[str]) -> dict[str, str]:
+    """Of entries in the order of the page, as GitHub makes them: signs are left out, and what is there already is counted."""
+    found: dict[str, str] = {}
+    for name in names:
+        bare = "".join(letter for letter in name.lower() if letter.isalnum() or letter in "-_")
+        count = sum(known.partition("-")[0] == bare for known in found.values())
+        found[name] = f"{bare}-{count}" if count else bare
+    return found
+
+
+def _brief(row: dict[str, str]) -> str:
+    """The first line of a docstring, without the name of the method in front of it."""
+    name, _, said = row["summary"].rstrip(".").partition(": ")
+    brief = said if said and len(name.split()) <= _WORDS_OF_A_NAME else row["summary"].rstrip(".")
+    return (brief[0].upper() + brief[1:]).replace("|", "\\|")
 
 
 def _entry(row: dict[str, str], chosen: list[Option], shown: tuple[str, ...]) -> list[str]:

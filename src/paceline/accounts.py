@@ -26,7 +26,7 @@ _BEFORE = 10.0
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 4, 128
 """Steps between two trials of a look-up that brings nothing; how many of them, its cost decides."""
 _TRIAL_SHARE = 0.005
-"""Share of a sequence's time that may go into asking in vain."""
+"""Share of a sequence's time that may go into asking what brings nothing."""
 _CREDIT = 4.0
 """Times its cost that a look-up which pays for others is at most held to bring for a new request."""
 _HOPEFUL = 8
@@ -52,7 +52,7 @@ class Account:
         self.gain_s += min(weight, _MOST) * (gain_s - self.gain_s)
         self.booked = now
         every = 1.0 if gain_s > 0.0 else sqrt(2.0 * ask_s / self.gain_s) if self.gain_s > 0.0 else longest
-        self.wakes = now + int(min(every, longest)) - 1 if every > 1.0 else now
+        self.wakes = now + round(min(every, longest)) - 1 if every > 1.0 else now
 
 
 class Accounts:
@@ -63,7 +63,7 @@ class Accounts:
         self._accounts: dict[str, dict[int, Account]] = {}
         """Look-up -> request -> account."""
         self._usual: dict[str, float] = {}
-        """Look-up -> seconds that asking it brings, over all requests."""
+        """Look-up -> seconds that asking it brings, over all requests, the asking not counted."""
         self._begun: dict[str, int] = {}
         self._asked: list[tuple[int, Part]] = []
 
@@ -91,7 +91,7 @@ class Accounts:
         # what pays for others, or is not known yet, is not given up for having found nothing at first
         usual = self._usual.get(part.name, most_s)
         credit_s = min(max(usual, 0.0), most_s)
-        waits = longest if usual < 0.0 and begun % _HOPEFUL else 0
+        waits = longest if usual < ask_s and begun % _HOPEFUL else 0
         account = self._accounts[part.name][key] = Account(credit_s, now, now, now + waits)
         return account
 
@@ -106,7 +106,7 @@ class Accounts:
     def book(
         self, sequences: Many[Sequence], trees: Many[DraftTree], known: dict[int, list[float]], beside_s: float, now: int
     ) -> None:
-        """Account for every look-up that was asked: the time of the tokens it saves, less rows, less asking.
+        """Account for every look-up that was asked: the time of the tokens it saves, less rows.
 
         trees: what the target looked at. known: by request, per depth, how likely what a costly drafter was asked for all the
         same comes true. beside_s: what the step took longer, rows and asking aside, because something was drafted in it. now: the
@@ -123,13 +123,16 @@ class Accounts:
             if tree is None:
                 continue
             ask_s = self._ask_s(part)
+            if not ask_s:
+                # none was timed yet: it is opened anew, with a credit, when one was
+                del self._accounts[part.name][key]
+                continue
             gain_s = 0.0
-            if len(tree) > 1:
-                taken = tree.sources.count(part.name)
+            if taken := tree.sources.count(part.name):
                 gain_s = self.token_s * _brought(tree, part.name, known.get(key)) - row_s * taken - beside_s / drafted
             self._accounts[part.name][key].book(gain_s, ask_s, now, self._longest_pause(ask_s))
-            usual = self._usual.get(part.name, 0.0)
-            self._usual[part.name] = usual + _LEARN * (gain_s - ask_s - usual)
+            usual = self._usual.get(part.name, _CREDIT * ask_s)
+            self._usual[part.name] = usual + _LEARN * (gain_s - usual)
 
     def forget_asked(self) -> None:
         """Nothing is asked yet in the step that begins."""

@@ -121,6 +121,39 @@ def test_a_look_up_that_finds_much_now_and_then_is_asked_in_between(found_every:
     assert sum(asked[-3 * found_every :]) >= at_least * 3 * found_every
 
 
+def test_a_look_up_that_was_never_timed_is_asked_again() -> None:
+    """What asking it takes is known from its second draft on: the first in vain says nothing of whether it pays."""
+    policy = adaptive_with({1: 1.0, 8: 1.2})
+    del policy.costs.drafts["ngram"]
+    assert all(run(policy, LOOKUP, -1.0, 3))
+    policy.costs.measured("ngram", 6, 1, 0.03)
+    assert all(run(policy, LOOKUP, -1.0, 10)), "and has its credit then"
+
+
+def test_what_another_drafter_proposed_is_not_charged_to_a_look_up() -> None:
+    policy = adaptive_with({1: 1.0, 8: 4.0})
+    policy._more_s = 0.5
+    policy.budgets(LOOKUP, [sequence()], [DraftTree.root(3)])
+    before = policy._accounts._accounts["ngram"][0].gain_s
+    policy.observe([sequence()], [DraftTree.chain(3, [5, 5], "model")], [Verdict((), (7,), 0)], STEP)
+    assert 0.0 < policy._accounts._accounts["ngram"][0].gain_s < before
+
+
+def test_a_drafter_that_promised_too_much_must_be_surer_to_go_on() -> None:
+    """Of a whole draft, not of each of its levels."""
+    least = []
+    for truth in (1.0, 0.5):
+        policy = adaptive_with({1: 1.0, 8: 1.5}, 0.05)
+        for _ in range(30):
+            teach(policy, 1, DraftTree.chain(3, [5] * 6, "model"), [5] * 6 + [7])
+        policy._expectation._truths["model"] = truth
+        (budget,) = policy.budgets(MODEL, [sequence(1)], [DraftTree.root(3)])
+        assert budget.stopping is not None
+        assert budget.stopping.odds == policy.acceptance.odds(1, "model")
+        least.append(budget.stopping.least[0])
+    assert least[1] == pytest.approx(2 * least[0])
+
+
 def test_what_a_drafter_has_read_of_a_shared_beginning_it_need_not_read_again() -> None:
     policy = adaptive_with({1: 1.0, 8: 1.05}, 0.01)
     for _ in range(30):

@@ -17,6 +17,8 @@ def title(record: dict[str, Any]) -> str:
     if grown := record["grown"]:
         parts.append(f"grown-{grown['layers']}" + (f"x{grown['width']}" if grown["width"] else ""))
     parts += [record["model"]["weights"], threads(record)]
+    if name := record["settings"].get("name"):
+        parts.append(name)
     return re.sub(r"[^\w.-]+", "-", "-".join(parts))
 
 

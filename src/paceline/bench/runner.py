@@ -160,6 +160,7 @@ class _Run:
                 "temperature": settings.temperature,
                 "seed": settings.seed,
                 "greedy": settings.temperature == 0.0,
+                "name": settings.name,
             },
             "tasks": {task.name: {"prompts": len(task.prompts), "left_out": task.left_out} for task in tasks},
             "rows": rows,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from paceline.bench.errors import BenchError
@@ -11,6 +12,8 @@ from paceline.bench.tasks import Task, load_tasks
 
 COLDEST, HOTTEST = 1e-6, 100.0
 LARGEST_SEED = (1 << 63) - 1
+_LONGEST_NAME = 64
+_NAME = re.compile(rf"[\w.-]{{0,{_LONGEST_NAME}}}", re.ASCII)
 LARGEST_BATCH, MOST_THREADS, MOST_TOKENS, MOST_REPEATS, MOST_CONTEXT = 256, 1024, 1 << 16, 1000, 1 << 20
 
 
@@ -18,7 +21,7 @@ LARGEST_BATCH, MOST_THREADS, MOST_TOKENS, MOST_REPEATS, MOST_CONTEXT = 256, 1024
 class Settings:
     """model: None for the embedded default. drafts: specs run against plain decoding, each under all of `verifiers` and
     `policies`; None stands for what is used where none is asked for. peers, absent: named ones that are installed, and that are
-    not. batches: sizes of batch whose throughput is measured beside batch 1."""
+    not. batches: sizes of batch whose throughput is measured beside batch 1. name: tells runs of the same settings apart."""
 
     model: str | None
     drafts: tuple[str, ...]
@@ -38,6 +41,7 @@ class Settings:
     max_tokens: int = 96
     repeats: int = 3
     context_tokens: int = 0
+    name: str = ""
 
     @classmethod
     def of(
@@ -61,6 +65,7 @@ class Settings:
         repeats: int,
         limit: int | None,
         context: int,
+        name: str,
     ) -> Settings:
         """From what the command line was given. Raises BenchError."""
         for option, value, low, high in (
@@ -73,6 +78,8 @@ class Settings:
         ):
             if value is not None and (value < low or (high is not None and value > high)):
                 raise BenchError(f"--{option} {value}: it must be at least {low}" + (f" and at most {high}" if high else ""))
+        if not _NAME.fullmatch(name):
+            raise BenchError(f"--name '{name[:80]}': letters, digits, '.', '_' and '-', {_LONGEST_NAME} at most")
         if not 0.0 <= temperature <= HOTTEST:
             raise BenchError(f"--temperature {temperature}: it must be at least 0 and at most {HOTTEST:g}")
         if 0.0 < temperature < COLDEST:
@@ -101,6 +108,7 @@ class Settings:
             max_tokens,
             repeats,
             context,
+            name,
         )
 
 

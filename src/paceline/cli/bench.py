@@ -39,6 +39,7 @@ def bench_drafts(
     out_dir: Annotated[
         Path | None, typer.Option("--out", help="Write the record as JSON, and its plots, to this folder.")
     ] = None,
+    name: Annotated[str, typer.Option("--name", help="Ends the record's name: runs of the same settings are kept apart.")] = "",
     weights: Weights = None,
     kv_cache: KVCache = None,
     grow: Annotated[
@@ -73,6 +74,7 @@ def bench_drafts(
         model, draft or ["auto"], verify=verify or [], policy=policy or [], lossy=lossy, tasks=tasks, weights=weights,
         kv_cache=kv_cache, grow=grow, peers=peers, batch=batch, threads=threads,
         temperature=temperature, seed=seed, max_tokens=max_tokens, repeats=repeats, limit=limit, context=context,
+        name=name,
     )  # fmt: skip
     if out_dir is not None:
         writable(out_dir)

@@ -11,6 +11,7 @@ import os
 import sys
 from collections.abc import Iterable
 from contextlib import suppress
+from functools import cache
 from hashlib import sha256
 from importlib.metadata import PackageNotFoundError, version
 from logging import getLogger
@@ -107,7 +108,10 @@ def _compiled(kernels: list[Kernel]) -> dict[Kernel, bytes]:
             found = {kernel: _read(kernel, folders()) for kernel in kernels}
             kept = all(found.values())
             found |= {kernel: _read(kernel, [Path(own)]) for kernel, code in found.items() if not code}
-    except OSError as error:
+    except CompileError:
+        raise
+    # no folder, no process, no thread
+    except (OSError, RuntimeError) as error:
         raise CompileError(f"kernels cannot be compiled: {error}") from error
     for kernel, code in found.items():
         if not code:
@@ -123,6 +127,7 @@ def _name(kernel: Kernel) -> str:
     return f"{kernel.symbol}.{sha256(repr((_MACHINE, __version__, _compiler())).encode()).hexdigest()[:12]}.o"
 
 
+@cache
 def _compiler() -> tuple[str, ...]:
     """What compiles, by version."""
     try:
@@ -193,6 +198,9 @@ class _Linker:
         return cls._one
 
     def address(self, symbol: str, code: bytes) -> int:
-        self._engine.add_object_file(llvm.ObjectFileRef.from_data(code))
-        self._engine.finalize_object()
+        try:
+            self._engine.add_object_file(llvm.ObjectFileRef.from_data(code))
+            self._engine.finalize_object()
+        except RuntimeError as error:
+            raise CompileError(f"the kernel {symbol} cannot be linked: {error}") from error
         return self._engine.get_function_address(symbol)

@@ -10,7 +10,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence as Many
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import suppress
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -36,7 +36,9 @@ class Compilers:
     def __init__(self, sources: str, folders: Many[Path], own: Path, environment: dict[str, str]) -> None:
         told = {"sources": sources, "folders": [str(folder) for folder in folders], "own": str(own)}
         self._begun, self._own = json.dumps(told), own
-        paths = [os.path.abspath(path) for path in sys.path if isinstance(path, str)]
+        # the folder that this was started in, an empty path, comes last: anybody's file may be called there as a module is
+        paths = sorted((path for path in sys.path if isinstance(path, str)), key=lambda path: not path)
+        paths = [os.path.abspath(path) for path in paths]
         self._environment = environment | {"PYTHONPATH": os.pathsep.join(paths)}
         self._processes: list[subprocess.Popen[str]] = []
 
@@ -49,7 +51,7 @@ class Compilers:
         count = min(cores, _MOST, len(kernels))
         with ThreadPoolExecutor(count) as threads:
             try:
-                for done in [threads.submit(self._work_off, waiting) for _ in range(count)]:
+                for done in as_completed([threads.submit(self._work_off, waiting) for _ in range(count)]):
                     done.result()
             except BaseException:
                 # whoever is interrupted, or has failed, does not wait for the rest
@@ -62,7 +64,6 @@ class Compilers:
 
     def _work_off(self, waiting: SimpleQueue[tuple[str, dict[str, Any]]]) -> None:
         """One compiler: give it kernels until none is waiting."""
-        # not from the current folder, where anybody's file may be called as a module is
         command = [sys.executable, "-P", "-m", "paceline.kernels.compiler"]
         with TemporaryFile("w+", errors="replace", dir=self._own) as said:
             try:
@@ -82,14 +83,18 @@ class Compilers:
             self._processes.append(process)
             starting = Timer(_START_S, process.kill)
             starting.daemon = True
-            starting.start()
             try:
+                starting.start()
                 _answered(process, self._begun, READY, said, "kernels cannot be compiled")
                 starting.cancel()
                 with suppress(Empty):
                     while True:
                         symbol, told = waiting.get_nowait()
                         _answered(process, json.dumps(told), DONE, said, f"the kernel {symbol} cannot be compiled")
+            except BaseException:
+                # what is no compiler may not end where it is told nothing more
+                process.kill()
+                raise
             finally:
                 starting.cancel()
                 for pipe in (process.stdin, process.stdout):

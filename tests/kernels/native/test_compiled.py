@@ -23,6 +23,7 @@ from paceline.kernels.lookups import Lookup
 from paceline.kernels.native.entries import IDLE, LEAD, WORK
 from paceline.kernels.native.threads import most_threads
 from paceline.kernels.ngrams.votes import KERNELS
+from paceline.kernels.successors.successors import Successors
 
 SAID = "compiling kernels for this processor"
 
@@ -132,13 +133,15 @@ def test_without_a_python_to_compile_in_it_says_so(
 
 
 def test_what_runs_this_but_is_no_python_is_not_waited_for(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    deaf = kept / "deaf"
+    deaf, talks = kept / "deaf", kept / "talks"
     deaf.write_text("#!/bin/sh\nexec sleep 600\n")
-    deaf.chmod(0o755)
+    talks.write_text("#!/bin/sh\necho Welcome\nexec sleep 600\n")
     monkeypatch.setattr(compilers, "_START_S", 0.2)
-    monkeypatch.setattr(sys, "executable", str(deaf))
-    with pytest.raises(CompileError, match="its compiler ended"):
-        ready([Kernel(IDLE.name)])
+    for program, why in ((deaf, "its compiler ended"), (talks, "kernels cannot be compiled: Welcome")):
+        program.chmod(0o755)
+        monkeypatch.setattr(sys, "executable", str(program))
+        with pytest.raises(CompileError, match=why):
+            ready([Kernel(IDLE.name)])
 
 
 def test_the_current_folder_and_the_settings_of_numba_have_no_say(
@@ -208,6 +211,28 @@ def test_arrays_and_numbers_arrive_as_they_are(kept: Path, monkeypatch: pytest.M
     assert call() == -7 + 40 + 300 + 2000 + 240000
     call.give(table=np.full((3, 1), 2, np.int32))
     assert call() == -7 + 20 + 100 + 3000 + 240000, "the others are as they were"
+
+
+def test_arrays_are_kept_until_they_are_let_go(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lookup = defined(monkeypatch, lambda table, out: np.int64(table.size + out.size), table="int32[:,:]", out="float64[:]")
+    table, out = np.zeros((2, 3), np.int32), np.zeros(5)
+    call, held = lookup.call(table=table, out=out), sys.getrefcount(table)
+    assert call() == 11
+    call.let_go("table")
+    assert sys.getrefcount(table) == held - 1
+    assert call() == 5, "nothing is left of it"
+    call.give(table=table)
+    assert call() == 11
+
+
+def test_the_logits_of_a_step_are_let_go() -> None:
+    """There is a table of successors for each tenant."""
+    logits = np.random.default_rng(1).random((2, 64), np.float32)
+    held = sys.getrefcount(logits)
+    successors = Successors(4, 3)
+    _, places = successors.largest(logits)
+    assert places.tolist() == np.argsort(-logits)[:, :3].tolist()
+    assert sys.getrefcount(logits) == held
 
 
 @pytest.mark.parametrize("table", [np.zeros((2, 2)), np.zeros(2, np.int32), np.zeros((2, 4), np.int32)[:, ::2]])

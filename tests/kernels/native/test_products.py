@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import pytest
 import torch
+from llvmlite import ir
 
 from compiled import as_read, multiplied
 from native import FORMATS
+from paceline.kernels.native import tall, tiles
 from paceline.kernels.native.formats import FORMATS as FORMS, GROUP, SUMMED
 from paceline.kernels.native.matrix_unit import HIGHEST
 from paceline.kernels.native.needs import highest_tile
 from paceline.kernels.native.packed import Packed, pack, represented
-from paceline.kernels.native.tiles import ADD, CONTINUE, MOST_ROWS, STORE
-from paceline.kernels.native.vectors import PANEL
+from paceline.kernels.native.tiles import ADD, CONTINUE, MOST_ROWS, STORE, most_rows
+from paceline.kernels.native.vectors import PANEL, VECTORS
 
 SIZES = [(PANEL, GROUP), (3 * PANEL, 2 * GROUP), (2 * PANEL + 5, 3 * GROUP + 7), (1, 1), (PANEL - 1, 100), (5 * PANEL, 40)]
 SIZES += [(PANEL, SUMMED), (7, 2 * SUMMED + 70)]
@@ -140,9 +142,10 @@ def test_activations_become_the_nearest_whole_numbers(name: str) -> None:
     assert float(apart) <= 0.505 * float(rows.abs().amax()) / {8: 127, 16: 32639}[FORMS[name].activation_bits]
 
 
-def test_float32_sums_are_continued_at_any_input() -> None:
+@pytest.mark.parametrize("count", sorted({min(count, MOST_ROWS) for count in (3, 7, 8, 10)}))
+def test_float32_sums_are_continued_at_any_input(count: int) -> None:
     """The tiles read as many inputs as they are told, as attention needs: it has no groups."""
-    weight, rows = numbers(PANEL, 45), numbers(3, 45, seed=1)
+    weight, rows = numbers(PANEL, 45), numbers(count, 45, seed=1)
     whole, sums = multiplied(pack(weight, FORMS["fp32"]), rows), None
     for low, high in ((0, 7), (7, 8), (8, 45)):
         packed, mode = pack(weight[:, low:high], FORMS["fp32"]), CONTINUE if low else STORE
@@ -247,3 +250,25 @@ def test_slices_of_a_large_matrix_are_packed_alike() -> None:
     for panel in (0, 31, 32, 33):
         alone = pack(weight[panel * PANEL : (panel + 1) * PANEL], FORMS["int8"])
         assert torch.equal(packed.data[panel : panel + 1], alone.data)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_rows_that_have_no_room_beside_a_panel_walk_it_in_blocks(name: str) -> None:
+    """Where reading still takes as long as multiplying."""
+    most = most_rows(VECTORS)
+    tall_rows = [rows for rows in range(1, MOST_ROWS + 1) if tall.suits(FORMS[name], rows)]
+    assert tall_rows == ([] if name in ("int8", "int4") else [*range(most + 1, 5 * most // 3 + 1)])
+
+
+@pytest.mark.parametrize("pages", [1, 4])
+@pytest.mark.parametrize("name", FORMATS)
+def test_every_tile_fetches_whole_turns_of_pages(name: str, pages: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As Intel's processors have them, whatever this one is: `lines_in_turn` would refuse others."""
+    monkeypatch.setattr(tiles, "PAGES", pages)
+    module = ir.Module()
+    for rows in range(1, MOST_ROWS + 1):
+        if tall.suits(FORMS[name], rows):
+            tall.emit_tall_tile(module, FORMS[name], rows)
+        vectors = VECTORS if rows <= most_rows(VECTORS) else VECTORS // 2
+        tiles.emit_tile(module, FORMS[name], rows, vectors, 0)
+    assert "prefetch" in str(module)

@@ -77,10 +77,10 @@ def _emitted(context, name, rows, activations, weights, panel_bytes, inputs, out
         builder.position_at_end(more)
         if matrix_unit.suits(form):
             fills = builder.icmp_signed(">", arguments[0], constant(matrix_unit.highest(form) // 2))
-            with builder.if_else(fills) as (tall, short):
-                with tall:
+            with builder.if_else(fills) as (two, one):
+                with two:
                     _by_unit(builder, form, True, arguments)
-                with short:
+                with one:
                     _by_unit(builder, form, False, arguments)
         builder.branch(after)
         builder.position_at_end(after)
@@ -101,10 +101,10 @@ def _over(builder: Any, form: Format, count: int, arguments: Any) -> None:
             builder.call(tile, panel)
 
 
-def _by_unit(builder: Any, form: Format, tall: bool, arguments: Any) -> None:
-    """All panels by the matrix unit. tall: more rows than one of its registers holds."""
-    tile = matrix_unit.emit_matrix_tile(builder.module, form, tall)
-    matrix_unit.configure(builder, builder.mul(arguments[0], constant(matrix_unit.rows_each(form))), tall)
+def _by_unit(builder: Any, form: Format, two: bool, arguments: Any) -> None:
+    """All panels by the matrix unit. two: of its registers, for more rows than one holds."""
+    tile = matrix_unit.emit_matrix_tile(builder.module, form, two)
+    matrix_unit.configure(builder, builder.mul(arguments[0], constant(matrix_unit.rows_each(form))), two)
     with _panels(builder, arguments) as panel:
         builder.call(tile, [arguments[0], *panel])
     matrix_unit.unit(builder, "tilerelease")

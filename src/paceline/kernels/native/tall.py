@@ -41,13 +41,14 @@ def emit_tall_tile(module: Any, form: Format, rows: int) -> Any:
     start = begun(builder, places, mode)
     half = (rows + 1) // 2
     bodies = [
-        Body(builder, form, high - low, VECTORS, 0, panel, panel_bytes, rows, low) for low, high in ((0, half), (half, rows))
+        Body(builder, form, high - low, VECTORS, 0, panel, panel_bytes, laid=rows, low=low, parts=2)
+        for low, high in ((0, half), (half, rows))
     ]
     own = [start[body.low * VECTORS : (body.low + body.rows) * VECTORS] for body in bodies]
     running = [body.kept(body.opened(activations, inputs, begin)) for body, begin in zip(bodies, own, strict=True)]
     with in_blocks(builder, bodies[0].words_in(inputs), _BLOCK_BYTES // form.bytes_together) as (before, count):
         for part, (body, kept) in enumerate(zip(bodies, running, strict=True)):
-            body.block = (before, count, part, len(bodies))
+            body.block = (before, count, part)
             sums = body.walked(before, count, [builder.load(place) for place in kept], body.step(activations))
             for place, value in zip(kept, sums, strict=True):
                 builder.store(value, place)

@@ -53,7 +53,7 @@ _TURNS = BLOCK // 4
 """Words of inputs for which a row's activations lie side by side."""
 _SPARE = 5
 """Registers left for weights and broadcast activations."""
-Step = Callable[[Any, list[Any], list[Any]], list[Any]]
+_Step = Callable[[Any, list[Any], list[Any]], list[Any]]
 """(number of a word, the word of every output, sums) -> the sums after it."""
 _Products = Callable[[Any, Any, Any, Any], Any]
 """(builder, sums, weights, factors) -> the sums after the products of what their lanes hold."""
@@ -141,6 +141,7 @@ def lines_in_turn(builder: Any, ahead: Any, reach: int) -> list[Any]:
     pages = max(min(PAGES, reach // _LINE), 1)
     if pages == 1:
         return [builder.add(ahead, constant(line)) for line in range(0, reach, _LINE)]
+    assert pages * PAGE % reach == 0, "or some lines would be fetched twice and others never"
     part = builder.and_(builder.udiv(ahead, constant(reach)), constant(pages * PAGE // reach - 1))
     window = builder.and_(ahead, constant(-pages * PAGE))
     begin = builder.add(window, builder.mul(part, constant(reach // pages)))
@@ -150,8 +151,9 @@ def lines_in_turn(builder: Any, ahead: Any, reach: int) -> list[Any]:
 class Body:
     """The loops of one tile. Accumulators are lists in the order row, vector.
 
-    laid: rows whose activations lie together, those of the tile from the `low`-th on; left out, they are its own. block: of a
-    tall tile (`tall`), the words before the block that is walked, those in it, the part that walks it, and how many there are.
+    first: of its vectors. laid: rows whose activations lie together, those of the tile from the `low`-th on; left out, they are
+    its own. parts: that walk the panel in turn, of its vectors or, in a tall tile (`tall`), of its rows. block: of a tall tile,
+    the words before the block that is walked, those in it, and the part that walks it.
     """
 
     def __init__(
@@ -165,15 +167,16 @@ class Body:
         panel_bytes: Any,
         laid: int | None = None,
         low: int = 0,
+        parts: int | None = None,
     ) -> None:
         self.builder, self.form, self.rows, self.vectors = builder, form, rows, vectors
         self.first, self.panel, self.panel_bytes = first, panel, panel_bytes
         self.laid, self.low = laid or rows, low
-        self.block: tuple[Any, Any, int, int] | None = None
+        self.block: tuple[Any, Any, int] | None = None
         # a part of a panel fetches its part of the next one, so that the parts together fetch while all of them multiply
         share = builder.udiv(builder.mul(panel_bytes, constant(first)), constant(VECTORS))
         self._next = None if vectors == VECTORS else builder.add(builder.add(panel, panel_bytes), share)
-        self._parts = -(-self.laid // rows) * VECTORS // vectors
+        self._parts = parts or VECTORS // vectors
         # a turn takes as many words as have a line to fetch on each page: less to count, and less to find out where
         self._unrolled = max(self._parts * PAGES * _LINE // form.bytes_together, 1)
 
@@ -181,7 +184,7 @@ class Body:
         """Words of every output."""
         return self.builder.udiv(inputs, constant(self.form.together))
 
-    def step(self, activations: Any) -> Step:
+    def step(self, activations: Any) -> _Step:
         """What a word does to sums over all inputs: of whole numbers exact in whatever order, else one product after another, of
         bfloat16 pair after pair."""
         form = self.form
@@ -231,7 +234,7 @@ class Body:
         scale = self._scales(builder.add(activations, builder.mul(inputs, constant(2 * self.rows))), constant(0))
         return [fused(builder, builder.load(place), one, there) for place, one, there in zip(running, scale, start, strict=True)]
 
-    def walked(self, first: Any, count: Any, start: list[Any], step: Step) -> list[Any]:
+    def walked(self, first: Any, count: Any, start: list[Any], step: _Step) -> list[Any]:
         """The sums after `count` words of every output from the `first` on, `_unrolled` of them in a turn."""
         builder, each = self.builder, constant(self._unrolled)
         if self._unrolled == 1:
@@ -246,7 +249,7 @@ class Body:
             rest.next = self._turn(builder.add(begin, rest.index), 1, rest.carried, step)
         return rest.carried
 
-    def _turn(self, first: Any, count: int, sums: list[Any], step: Step) -> list[Any]:
+    def _turn(self, first: Any, count: int, sums: list[Any], step: _Step) -> list[Any]:
         """The sums after so many words from the `first` on; as many bytes are fetched as these words have."""
         offset, size = self._word_place(first), self.form.bytes_together
         words = [self._words(self.builder.add(offset, constant(word * size))) for word in range(count)]
@@ -350,12 +353,12 @@ class Body:
         builder, place, level = self.builder, self.builder.add(self.panel, constant(AHEAD)), 1
         if self.block is not None:
             # each part of a tall tile fetches its share of what lies so far ahead of the block
-            before, count, part, parts = self.block
+            before, count, part = self.block
             begin = self._word_place(before)
             walked = builder.sub(offset, begin)
             passed = builder.mul(builder.mul(count, constant(self.form.bytes_together)), constant(part))
-            offset = builder.add(begin, builder.udiv(builder.add(passed, walked), constant(parts)))
-            reach = -(-reach // parts)
+            offset = builder.add(begin, builder.udiv(builder.add(passed, walked), constant(self._parts)))
+            reach = -(-reach // self._parts)
         elif self._next is not None:
             place, offset, reach = self._next, builder.udiv(offset, constant(self._parts)), -(-reach // self._parts)
             # a whole panel further on it would be out of the first one again; on its way there it takes the place of this panel's

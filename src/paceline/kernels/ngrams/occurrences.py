@@ -80,7 +80,7 @@ class Occurrences:
             room = max(size, 2 * len(self.text))
             # calls hold addresses; and the text, whose length is asked above, comes last: whoever is interrupted begins anew
             self.calls.clear()
-            self.ends = _longer(self.ends, room)
+            self.ends = _longer(self.ends, max(room, self.ends.shape[-1]))
             self.text = _longer(self.text, room)
         if 2 * size <= self.tables.shape[1]:
             # there are no more n-grams than tokens

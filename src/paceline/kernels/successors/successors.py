@@ -55,9 +55,11 @@ class Successors:
         logits, shape = np.ascontiguousarray(logits), (len(logits), self.tokens.shape[1])
         values, places = np.empty(shape, np.float32), np.empty(shape, np.int64)
         self._largest.give(logits=logits, bits=logits.view(np.int32), values=values, places=places)
-        self._largest()
-        # a step's logits may take a hundred megabytes, and there is one of these for each tenant
-        self._largest.let_go("logits", "bits")
+        try:
+            self._largest()
+        finally:
+            # a step's logits may take a hundred megabytes, and there is one of these for each tenant
+            self._largest.let_go("logits", "bits")
         return values, places
 
     def note(self, values: np.ndarray, places: np.ndarray, rows: np.ndarray) -> None:
