@@ -10,10 +10,13 @@ import pytest
 
 from paceline.bench import page as benchmarks_page
 from paceline.bench.circumstances import circumstances
+from paceline.bench.errors import BenchError
+from paceline.bench.files import title
 from paceline.bench.load.plots import body_label
 from paceline.bench.page import page
-from paceline.bench.plots import _shown
+from paceline.bench.plots import _acceptance, _shown, _speedup
 from paceline.bench.report import against_peers, speedups
+from paceline.bench.settings import Settings
 
 RECORDS = Path(__file__).parents[2] / "benchmarks"
 
@@ -123,6 +126,32 @@ def test_a_spec_in_a_plot_is_short() -> None:
     assert _shown(spec) == "model:paceline-14m-draft,depth=5@int8"
     assert _shown(spec, wide=24) == "model:paceline-14m-draft,\ndepth=5@int8"
     assert _shown("openvino draft model", wide=24) == "openvino draft model"
+
+
+def test_more_modes_than_can_be_told_apart_are_a_grid() -> None:
+    pyplot = pytest.importorskip("matplotlib.pyplot")
+    for file, gridded in (("paceline-14m-fp16-1-thread", False), ("paceline-14m-grown-16x768-w16a16-1-thread-methods", True)):
+        record = json.loads((RECORDS / f"bench-{file}.json").read_text())
+        for draw in (_speedup, _acceptance):
+            figure, axes = pyplot.subplots()
+            draw(axes, record)
+            assert bool(axes.images) == gridded
+            assert len(axes.get_yticklabels()) == 15 or not gridded
+            pyplot.close(figure)
+
+
+def test_runs_of_the_same_settings_are_told_apart_by_name() -> None:
+    record = json.loads((RECORDS / "bench-paceline-14m-grown-16x768-w16a16-1-thread-methods.json").read_text())
+    assert title(record) == "paceline-14m-grown-16x768-w16a16-1-thread-methods"
+    with pytest.raises(BenchError, match="--name '../x': letters, digits"):
+        settings_named("../x")
+
+
+def settings_named(name: str) -> Settings:
+    return Settings.of(
+        None, ["ngram"], verify=[], policy=[], lossy=False, tasks="e2e", weights=None, kv_cache=None, grow=None, peers="", batch="1",
+        threads=None, temperature=0.0, seed=0, max_tokens=8, repeats=1, limit=None, context=0, name=name,
+    )  # fmt: skip
 
 
 def test_the_page_is_that_of_the_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.bench.files import threads, without_folders
+from paceline.bench.grids import grid, tall_enough
 from paceline.bench.ours import PLAIN
 from paceline.bench.pictures import pyplot_for_files, saved
 
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#999999")
 """Okabe and Ito (2008): told apart by colour-blind readers too."""
 _MARKERS = "osD^vP*X"
+_MOST_BARS, _MOST_LETTERS = 12, 400
+"""Of modes in one group of bars, and of their names together."""
 
 
 def plot(record: dict[str, Any], stem: Path) -> list[Path]:
@@ -48,11 +51,18 @@ def _shown(mode: str, wide: int | None = None) -> str:
 
 
 def _speedup(axes: Axes, record: dict[str, Any]) -> str | None:
-    """Bars by task, one per mode; the speed of plain decoding stands under each task."""
+    """Bars by task, one per mode, or a grid of very many modes; the speed of plain decoding stands under each task."""
     gains = record["speedup"]
     modes = list(dict.fromkeys(mode for task in gains.values() for mode in task))
     if not modes:
         return None
+    plain = {row["task"]: row["decode_tokens_per_s"] for row in record["rows"] if row["mode"] == PLAIN}
+    labels = [f"{task}\n{plain[task]:.0f}/s" if plain[task] else task for task in gains]
+    axes.set_xlabel("task, and decoding tokens per second of plain decoding")
+    if len(modes) > _MOST_BARS or sum(len(_shown(mode)) for mode in modes) > _MOST_LETTERS:
+        found = [[gains[task].get(mode, {}).get("decode_ratio") for task in gains] for mode in modes]
+        grid(axes, [_shown(mode) for mode in modes], labels, found)
+        return "decoding alone, over plain decoding of this engine"
     width = 0.84 / len(modes)
     for place, mode in enumerate(modes):
         at = [number for number, task in enumerate(gains) if "decode_ratio" in gains[task].get(mode, {})]
@@ -68,24 +78,32 @@ def _speedup(axes: Axes, record: dict[str, Any]) -> str | None:
         axes.bar_label(bars, fmt="%.2f", fontsize=size, rotation=turned, padding=2.5, bbox=ground)
     # room for the labels of the tallest bars
     axes.margins(y=0.15)
-    plain = {row["task"]: row["decode_tokens_per_s"] for row in record["rows"] if row["mode"] == PLAIN}
-    labels = [f"{task}\n{plain[task]:.0f}/s" if plain[task] else task for task in gains]
     axes.set_xticks(range(len(gains)), labels, fontsize=8)
     axes.axhline(1.0, color="black", linewidth=0.8, zorder=0.5)
     axes.set_ylabel("decoding tokens/s over plain decoding's")
-    axes.set_xlabel("task, and decoding tokens per second of plain decoding")
     axes.legend(fontsize=8, ncols=4, loc="upper center", bbox_to_anchor=(0.5, -0.2))
     return "decoding alone, without the time until the first token, over plain decoding of this engine, which is 1"
 
 
 def _acceptance(axes: Axes, record: dict[str, Any]) -> str | None:
     """Two lines per mode, of the last group of rows: all tasks, where there are several. A drafter that seldom drafts deep can
-    be right nearly always where it does; only the share of all steps says what that is worth.
+    be right nearly always where it does; only the share of all steps says what that is worth, and is all that a grid shows.
     """
     last = record["rows"][-1]["task"]
     rows = [row for row in record["rows"] if row["task"] == last and any(row.get("drafted_by_depth", ()))]
     if not rows:
         return None
+    axes.set_xlabel("depth in the draft (tokens behind the root)")
+    if len(rows) > len(COLOURS):
+        depths = range(1, max(len(row["drafted_by_depth"]) for row in rows) + 1)
+        shares = [[accepted / row["steps"] for accepted in row["accepted_by_depth"]] for row in rows]
+        grid(
+            axes,
+            [_shown(row["mode"]) for row in rows],
+            [str(depth) for depth in depths],
+            [[*row, *[None] * (len(depths) - len(row))] for row in shares],
+        )
+        return f"how deep drafts come true, share of all steps, {last}"
     for place, row in enumerate(rows):
         colour, marker = COLOURS[place % len(COLOURS)], _MARKERS[place % len(_MARKERS)]
         depths = range(1, len(row["drafted_by_depth"]) + 1)
@@ -97,7 +115,6 @@ def _acceptance(axes: Axes, record: dict[str, Any]) -> str | None:
     axes.plot([], [], ":", color="grey", label="dotted: of the steps that drafted so deep")
     axes.set_xticks(range(1, max(len(row["drafted_by_depth"]) for row in rows) + 1))
     axes.set_ylim(0, 1.03)
-    axes.set_xlabel("depth in the draft (tokens behind the root)")
     axes.set_ylabel("share of steps that accepted so deep")
     axes.grid(alpha=0.3)
     axes.legend(fontsize=8, ncols=3, loc="upper center", bbox_to_anchor=(0.5, -0.14))
@@ -128,7 +145,11 @@ def _verify(axes: Axes, record: dict[str, Any]) -> str | None:
 
 def _step(axes: Axes, record: dict[str, Any]) -> str | None:
     """Stacked bars, one per mode: where the time of a step goes."""
-    steps = {_shown(row["mode"], wide=24): row["step_ms"] for row in record["rows"] if "step_ms" in row}
+    rows = [row for row in record["rows"] if "step_ms" in row]
+    crowded = len({row["mode"] for row in rows}) > len(COLOURS)
+    steps = {_shown(row["mode"], wide=None if crowded else 24): row["step_ms"] for row in rows}
+    if crowded:
+        tall_enough(axes, len(steps))
     left = [0.0] * len(steps)
     for place, part in enumerate(next(iter(steps.values()))):
         widths = [step[part] for step in steps.values()]
