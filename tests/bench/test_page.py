@@ -143,14 +143,14 @@ def test_more_modes_than_can_be_told_apart_are_a_grid() -> None:
 def test_runs_of_the_same_settings_are_told_apart_by_name() -> None:
     record = json.loads((RECORDS / "bench-paceline-14m-grown-16x768-w16a16-1-thread-methods.json").read_text())
     assert title(record) == "paceline-14m-grown-16x768-w16a16-1-thread-methods"
-    with pytest.raises(BenchError, match="--name '../x': letters, digits"):
+    with pytest.raises(BenchError, match=r"--name '\.\./x': letters, digits"):
         settings_named("../x")
 
 
 def settings_named(name: str) -> Settings:
     return Settings.of(
-        None, ["ngram"], verify=[], policy=[], lossy=False, tasks="e2e", weights=None, kv_cache=None, grow=None, peers="", batch="1",
-        threads=None, temperature=0.0, seed=0, max_tokens=8, repeats=1, limit=None, context=0, name=name,
+        None, ["ngram"], verify=[], policy=[], lossy=False, tasks="e2e", weights=None, kv_cache=None, grow=None, peers="",
+        batch="1", threads=None, temperature=0.0, seed=0, max_tokens=8, repeats=1, limit=None, context=0, name=name,
     )  # fmt: skip
 
 
