@@ -79,11 +79,11 @@ docs: setup
 # recorded of one machine alone
 RECORDS ?= benchmarks
 THREADS ?= 1 2
-MODEL_DRAFT := --draft 'model:"paceline-14m-draft",depth=5@int8'
+SMALLER := model:"paceline-14m-draft"
+MODEL_DRAFT := --draft '$(SMALLER),depth=5@int8'
 GROWN := --grow 16x768 --tasks e2e,sql --context 320 --max-tokens 64 --draft auto $(MODEL_DRAFT) --limit 4 --repeats 3
 OTHERS := llama.cpp,ctranslate2,openvino
 # every drafter, and every rule that keeps the text or its law, under one clock
-SMALLER := model:"paceline-14m-draft"
 SIDE := --threads 1 --grow 16x768 --weights w16a16 --limit 4
 DRAFTERS := ngram suffix reference recycle lookahead jacobi bigram unigram $(SMALLER),depth=5@int8 $(SMALLER),tree=static@int8 \
 	$(SMALLER),tree=dynamic@int8 $(SMALLER),depth=5,samples=3@int8 ngram+$(SMALLER),depth=5@int8 ngram^$(SMALLER),depth=5@int8 auto
@@ -100,7 +100,7 @@ bench: $(if $(filter benchmarks,$(RECORDS)),bench-once) setup
 	done
 	$(BIN)/paceline bench --name methods $(SIDE) --repeats 3 $(patsubst %,--draft '%',$(DRAFTERS)) --out $(RECORDS)
 	$(BIN)/paceline bench --name rules $(SIDE) --repeats 2 --tasks e2e,story,copy --temperature 1 \
-		--draft '$(SMALLER),depth=5@int8' --draft '$(SMALLER),depth=5,samples=3@int8' \
+		$(MODEL_DRAFT) --draft '$(SMALLER),depth=5,samples=3@int8' \
 		$(patsubst %,--verify %,$(RULES)) --out $(RECORDS)
 	$(BIN)/python -m paceline.bench.page benchmarks docs
 

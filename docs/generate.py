@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 import sys
+from collections import Counter
 from itertools import groupby
 from pathlib import Path
 
 from paceline import spec
+from paceline.bench.markdown import anchor, table
 from paceline.methods import FAMILIES, Option, compositions, described, options
 from paceline.tree import Proposal
 
@@ -59,27 +61,34 @@ def page() -> str:
 
 
 def _overview() -> list[str]:
-    """A table of all that drafts, and one of all that verifies and decides, each with a link to its entry."""
-    drafters, composed = described(FAMILIES["drafters"]), compositions()
-    anchors = _anchors([row["name"] for row in (*composed, *drafters)])
-    lines = ["## Overview", "", "| drafter | what it proposes | needs training |", "|---|---|---|"]
-    for row in (*drafters, *composed):
-        lines.append(f"| [`{row['name']}`](#{anchors[row['name']]}) | {_brief(row)} | {row.get('trained', '')} |")
-    lines += ["", "| rule | what it accepts | keeps of plain decoding |", "|---|---|---|"]
-    for row in described(FAMILIES["verifiers"]):
-        lines.append(f"| [`{row['name']}`](#{row['name']}) | {_brief(row)} | {row['exactness']} |")
-    lines += ["", "| policy | how much is drafted |", "|---|---|"]
-    lines += [f"| [`{row['name']}`](#{row['name']}) | {_brief(row)} |" for row in described(FAMILIES["policies"])]
-    return [*lines, ""]
+    """A table of all that drafts, and of all that verifies and decides, each with a link to its entry."""
+    composed, (drafters, rules, policies) = (
+        compositions(),
+        (described(FAMILIES[f]) for f in ("drafters", "verifiers", "policies")),
+    )
+    links = _links([row["name"] for row in (*composed, *drafters, *rules, *policies)])
+    return [
+        *("## Overview", ""),
+        *table(
+            ("drafter", "what it proposes", "needs training"),
+            [(links[row["name"]], _brief(row), row.get("trained", "")) for row in (*drafters, *composed)],
+        ),
+        *table(
+            ("rule", "what it accepts", "keeps of plain decoding"),
+            [(links[row["name"]], _brief(row), row["exactness"]) for row in rules],
+        ),
+        *table(("policy", "how much is drafted"), [(links[row["name"]], _brief(row)) for row in policies]),
+    ]
 
 
-def _anchors(names: list[str]) -> dict[str, str]:
-    """Of entries in the order of the page, as GitHub makes them: signs are left out, and what is there already is counted."""
+def _links(names: list[str]) -> dict[str, str]:
+    """To entries in the order of the page: of those that would be linked to alike, GitHub counts the later ones."""
+    seen = Counter[str]()
     found: dict[str, str] = {}
     for name in names:
-        bare = "".join(letter for letter in name.lower() if letter.isalnum() or letter in "-_")
-        count = sum(known.partition("-")[0] == bare for known in found.values())
-        found[name] = f"{bare}-{count}" if count else bare
+        place = anchor(name)
+        found[name] = f"[`{name}`](#{place}-{seen[place]})" if seen[place] else f"[`{name}`](#{place})"
+        seen[place] += 1
     return found
 
 

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 
-from paceline.kernels.native.threads import most_threads
+from paceline.machine import most_threads
 from paceline.models.load import load_model
 from paceline.models.native import NativeModel
 from paceline.step import Verdict

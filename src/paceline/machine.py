@@ -20,6 +20,11 @@ def core() -> dict[str, str]:
     return {name.strip(): value.strip() for name, _, value in lines}
 
 
+def most_threads() -> int:
+    """Threads that can run at once on this machine."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def free_bytes() -> int:
     """Memory that is free, or that the system would give at once; a gigabyte where it does not tell."""
     meminfo = Path("/proc/meminfo")

@@ -15,7 +15,7 @@ from typing import Any
 from paceline.bench.circumstances import circumstances
 from paceline.bench.files import records, title
 from paceline.bench.load.plots import body_label, plot as plot_load
-from paceline.bench.markdown import table
+from paceline.bench.markdown import anchor, table
 from paceline.bench.ours import PLAIN
 from paceline.bench.plots import plot
 from paceline.bench.report import same_text
@@ -136,7 +136,7 @@ def _kind(mode: str) -> str:
 
 def _anchor(record: dict[str, Any], file: str) -> str:
     """The heading of a run as GitHub links to it."""
-    return "".join(c for c in f"{title(record)}{_elsewhere(file)}".lower().replace(" ", "-") if c.isalnum() or c in "-_")
+    return anchor(f"{title(record)}{_elsewhere(file)}")
 
 
 def _run(record: dict[str, Any], file: str, plots: list[str]) -> list[str]:

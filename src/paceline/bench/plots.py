@@ -59,9 +59,10 @@ def _speedup(axes: Axes, record: dict[str, Any]) -> str | None:
     plain = {row["task"]: row["decode_tokens_per_s"] for row in record["rows"] if row["mode"] == PLAIN}
     labels = [f"{task}\n{plain[task]:.0f}/s" if plain[task] else task for task in gains]
     axes.set_xlabel("task, and decoding tokens per second of plain decoding")
-    if len(modes) > _MOST_BARS or sum(len(_shown(mode)) for mode in modes) > _MOST_LETTERS:
+    names = list(map(_shown, modes))
+    if len(modes) > _MOST_BARS or sum(map(len, names)) > _MOST_LETTERS:
         found = [[gains[task].get(mode, {}).get("decode_ratio") for task in gains] for mode in modes]
-        grid(axes, [_shown(mode) for mode in modes], labels, found)
+        grid(axes, names, labels, found)
         return "decoding alone, over plain decoding of this engine"
     width = 0.84 / len(modes)
     for place, mode in enumerate(modes):
@@ -70,7 +71,7 @@ def _speedup(axes: Axes, record: dict[str, Any]) -> str | None:
         hatch = "//" if place >= len(COLOURS) else None
         colour = COLOURS[place % len(COLOURS)]
         places = [n + (place - (len(modes) - 1) / 2) * width for n in at]
-        bars = axes.bar(places, heights, width, label=_shown(mode), color=colour, hatch=hatch)
+        bars = axes.bar(places, heights, width, label=names[place], color=colour, hatch=hatch)
         crowded = len(modes) > 4
         # the ground behind them keeps the line at 1 out of the figures
         ground = {"facecolor": "white", "edgecolor": "none", "pad": 0.6}

@@ -18,6 +18,8 @@ from tempfile import TemporaryFile
 from threading import Timer
 from typing import Any
 
+from paceline.machine import most_threads
+
 READY, DONE = "ready", "done"
 """What a compiler says when it has started, and of a kernel that it has compiled and written; anything else is what is wrong."""
 _MOST = 4
@@ -47,8 +49,7 @@ class Compilers:
         waiting: SimpleQueue[tuple[str, dict[str, Any]]] = SimpleQueue()
         for kernel in kernels:
             waiting.put(kernel)
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        count = min(cores, _MOST, len(kernels))
+        count = min(most_threads(), _MOST, len(kernels))
         with ThreadPoolExecutor(count) as threads:
             try:
                 for done in as_completed([threads.submit(self._work_off, waiting) for _ in range(count)]):

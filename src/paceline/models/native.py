@@ -24,8 +24,9 @@ from paceline.growth import Growth
 from paceline.kernels.compilers import CompileError
 from paceline.kernels.native import layout
 from paceline.kernels.native.entries import DRAFT, STEP, product
-from paceline.kernels.native.threads import most_threads, spread
+from paceline.kernels.native.threads import spread
 from paceline.kernels.native.vectors import FUSES, PANEL
+from paceline.machine import most_threads
 from paceline.models.base import LanguageModel, ModelError, Scores
 from paceline.models.checkpoint import Checkpoint
 from paceline.models.forms import Unsuited, form_of

@@ -21,9 +21,9 @@ from paceline.kernels.compiled import Kernel, ready
 from paceline.kernels.compilers import CompileError
 from paceline.kernels.lookups import Lookup
 from paceline.kernels.native.entries import IDLE, LEAD, WORK
-from paceline.kernels.native.threads import most_threads
 from paceline.kernels.ngrams.votes import KERNELS
 from paceline.kernels.successors.successors import Successors
+from paceline.machine import most_threads
 
 SAID = "compiling kernels for this processor"
 

@@ -17,7 +17,8 @@ from native import THREADS
 from paceline.kernels.compiled import SOURCES
 from paceline.kernels.native import threads as native_threads
 from paceline.kernels.native.memory import arrived, barrier, carray, pointer
-from paceline.kernels.native.threads import most_threads, spread
+from paceline.kernels.native.threads import spread
+from paceline.machine import most_threads
 
 import numba  # isort: skip  (after `vectors`)
 from numba import types  # isort: skip

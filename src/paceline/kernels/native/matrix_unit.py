@@ -36,8 +36,8 @@ from paceline.kernels.native.vectors import (
     external,
     fused,
     in_blocks,
-    internal,
     load,
+    once,
     prefetch,
     repeated,
     splat,
@@ -119,15 +119,11 @@ def emit_matrix_tile(module: Any, form: Format, tall: bool) -> Any:
 
     Its arguments are int64, as those of `tiles.emit_tile`, behind the number of rows.
     """
-    name = f"matrix_tile_{form.name}_{'tall' if tall else 'short'}"
-    known = module.globals.get(name)
-    if known:
-        return known
-    function = internal(module, name, 8)
-    builder = ir.IRBuilder(function.append_basic_block("entry"))
-    _Tile(builder, form, tall, *function.args).emit()
-    builder.ret_void()
-    return function
+
+    def define(builder: Any, *arguments: Any) -> None:
+        _Tile(builder, form, tall, *arguments).emit()
+
+    return once(module, f"matrix_tile_{form.name}_{'tall' if tall else 'short'}", 8, define)
 
 
 class _Tile:

@@ -12,11 +12,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from llvmlite import ir
-
 from paceline.kernels.native.formats import Format
 from paceline.kernels.native.tiles import Body, begun, ended, most_rows, places_of
-from paceline.kernels.native.vectors import VECTORS, in_blocks, internal
+from paceline.kernels.native.vectors import VECTORS, in_blocks, once
 
 _BLOCK_BYTES = 4096
 """Of a block: with what is on its way the first-level cache holds it, and sums are not stored more often than they need be."""
@@ -30,30 +28,25 @@ def suits(form: Format, rows: int) -> bool:
 
 def emit_tall_tile(module: Any, form: Format, rows: int) -> Any:
     """Declare and define a tall tile over a panel, once per module. Its arguments are those of `tiles.emit_tile`."""
-    name = f"tall_tile_{form.name}_{rows}"
-    known = module.globals.get(name)
-    if known:
-        return known
-    function = internal(module, name, 7)
-    builder = ir.IRBuilder(function.append_basic_block("entry"))
-    activations, panel, panel_bytes, inputs, outputs, stride, mode = function.args
-    places = places_of(builder, outputs, stride, rows, range(VECTORS))
-    start = begun(builder, places, mode)
-    half = (rows + 1) // 2
-    bodies = [
-        Body(builder, form, high - low, VECTORS, 0, panel, panel_bytes, laid=rows, low=low, parts=2)
-        for low, high in ((0, half), (half, rows))
-    ]
-    own = [start[body.low * VECTORS : (body.low + body.rows) * VECTORS] for body in bodies]
-    running = [body.kept(body.opened(activations, inputs, begin)) for body, begin in zip(bodies, own, strict=True)]
-    with in_blocks(builder, bodies[0].words_in(inputs), _BLOCK_BYTES // form.bytes_together) as (before, count):
-        for part, (body, kept) in enumerate(zip(bodies, running, strict=True)):
-            body.block = (before, count, part)
-            sums = body.walked(before, count, [builder.load(place) for place in kept], body.step(activations))
-            for place, value in zip(kept, sums, strict=True):
-                builder.store(value, place)
-    for body, begin, kept in zip(bodies, own, running, strict=True):
-        sums = body.closed(activations, inputs, begin, [builder.load(place) for place in kept])
-        ended(builder, places[body.low : body.low + body.rows], mode, sums)
-    builder.ret_void()
-    return function
+
+    def define(builder, activations, panel, panel_bytes, inputs, outputs, stride, mode):
+        places = places_of(builder, outputs, stride, rows, range(VECTORS))
+        start = begun(builder, places, mode)
+        half = (rows + 1) // 2
+        bodies = [
+            Body(builder, form, high - low, VECTORS, 0, panel, panel_bytes, laid=rows, low=low, parts=2)
+            for low, high in ((0, half), (half, rows))
+        ]
+        own = [start[body.low * VECTORS : (body.low + body.rows) * VECTORS] for body in bodies]
+        running = [body.kept(body.opened(activations, inputs, begin)) for body, begin in zip(bodies, own, strict=True)]
+        with in_blocks(builder, bodies[0].words_in(inputs), _BLOCK_BYTES // form.bytes_together) as (before, count):
+            for part, (body, kept) in enumerate(zip(bodies, running, strict=True)):
+                body.block = (before, count, part)
+                sums = body.walked(before, count, [builder.load(place) for place in kept], body.step(activations))
+                for place, value in zip(kept, sums, strict=True):
+                    builder.store(value, place)
+        for body, begin, kept in zip(bodies, own, running, strict=True):
+            sums = body.closed(activations, inputs, begin, [builder.load(place) for place in kept])
+            ended(builder, places[body.low : body.low + body.rows], mode, sums)
+
+    return once(module, f"tall_tile_{form.name}_{rows}", 7, define)

@@ -25,13 +25,8 @@ _SPIN_S = 1e-3
 _TURNS_TIMED = 5000
 
 
-def most_threads() -> int:
-    """Threads that can run at once on this machine."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def spread(part: int, threads: int, record: int) -> None:
-    """Call what is at an address, void(thread, record), on `threads` threads, at most `most_threads()`, and wait for all.
+    """Call what is at an address, void(thread, record), on `threads` threads, at most `machine.most_threads()`, and wait for all.
 
     Other threads of Python run meanwhile.
     """

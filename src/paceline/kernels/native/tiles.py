@@ -34,8 +34,8 @@ from paceline.kernels.native.vectors import (
     counted_or_none,
     fused,
     in_blocks,
-    internal,
     load,
+    once,
     prefetch,
     repeated,
     splat,
@@ -74,26 +74,22 @@ def emit_tile(module: Any, form: Format, rows: int, vectors: int, first: int) ->
     Its arguments are int64 (addresses, bytes, counts): activations [K, rows] (`rows.py` has the layout of whole numbers); the
     panel and its bytes; K; outputs of the panel; bytes between rows of outputs; mode.
     """
-    name = f"tile_{form.name}_{rows}_{vectors}_{first}"
-    known = module.globals.get(name)
-    if known:
-        return known
-    function = internal(module, name, 7)
-    builder = ir.IRBuilder(function.append_basic_block("entry"))
-    activations, panel, panel_bytes, inputs, outputs, stride, mode = function.args
-    places = places_of(builder, outputs, stride, rows, range(first, first + vectors))
-    start = begun(builder, places, mode)
-    body = Body(builder, form, rows, vectors, first, panel, panel_bytes)
-    if form.by_group:
-        sums = body.grouped(activations, inputs, start)
-    elif form.scaled and form.activation_bits > 8:
-        sums = body.blockwise(activations, inputs, start)
-    else:
-        sums = body.walked(constant(0), body.words_in(inputs), body.opened(activations, inputs, start), body.step(activations))
-        sums = body.closed(activations, inputs, start, sums)
-    ended(builder, places, mode, sums)
-    builder.ret_void()
-    return function
+
+    def define(builder, activations, panel, panel_bytes, inputs, outputs, stride, mode):
+        places = places_of(builder, outputs, stride, rows, range(first, first + vectors))
+        start = begun(builder, places, mode)
+        body = Body(builder, form, rows, vectors, first, panel, panel_bytes)
+        if form.by_group:
+            sums = body.grouped(activations, inputs, start)
+        elif form.scaled and form.activation_bits > 8:
+            sums = body.blockwise(activations, inputs, start)
+        else:
+            opened = body.opened(activations, inputs, start)
+            sums = body.walked(constant(0), body.words_in(inputs), opened, body.step(activations))
+            sums = body.closed(activations, inputs, start, sums)
+        ended(builder, places, mode, sums)
+
+    return once(module, f"tile_{form.name}_{rows}_{vectors}_{first}", 7, define)
 
 
 def places_of(builder: Any, outputs: Any, stride: Any, rows: int, vectors: range) -> list[list[Any]]:

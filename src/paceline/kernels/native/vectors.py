@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -141,11 +141,20 @@ def external(builder: Any, name: str, result: ir.Type, arguments: list[ir.Type])
     return known or ir.Function(builder.module, ir.FunctionType(result, arguments), name)
 
 
-def internal(module: Any, name: str, arguments: int) -> Any:
-    """A function of so many int64 that is still to be defined; called within its module only, and not inlined there."""
+def once(module: Any, name: str, arguments: int, define: Callable[..., None]) -> Any:
+    """A function of so many int64, called within its module only and not inlined there; defined when it is first asked for.
+
+    define: called with a builder at its beginning, and its arguments.
+    """
+    known = module.globals.get(name)
+    if known:
+        return known
     function = ir.Function(module, ir.FunctionType(ir.VoidType(), [I64] * arguments), name)
     function.linkage = "internal"
     function.attributes.add("noinline")
+    builder = ir.IRBuilder(function.append_basic_block("entry"))
+    define(builder, *function.args)
+    builder.ret_void()
     return function
 
 
