@@ -5,8 +5,6 @@ The loops are left to LLVM's vectoriser, which may reorder a sum by lanes; it do
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 
 from paceline.kernels.native.memory import HELPER, float_of, floats, intrinsic, put
@@ -19,12 +17,21 @@ _loops = numba.njit(**HELPER, fastmath={"reassoc", "contract", "nsz", "arcp"})
 _f = np.float32
 
 
+@intrinsic
+def floored(context, x):
+    """The largest whole float32 not above one; `math.floor` makes an int64 of it, of which a register holds half as many."""
+
+    def generate(context, builder, signature, arguments):
+        return builder.call(external(builder, "llvm.floor.f32", F32, [F32]), arguments)
+
+    return types.float32(types.float32), generate
+
+
 @numba.njit(**HELPER, inline="always")
 def exponential(x):
     """exp of a float32, to about one unit in the last place of the range that matters; e^-87 below -87."""
     bounded = min(max(x, _f(-87.0)), _f(88.0))
-    whole = math.floor(bounded * _f(1.44269504) + _f(0.5))
-    whole = _f(whole)
+    whole = floored(bounded * _f(1.44269504) + _f(0.5))
     rest = bounded - whole * _f(0.693145752)
     rest = rest - whole * _f(1.42860677e-6)
     power = _f(1 / 5040)

@@ -78,7 +78,7 @@ def emit_tile(module: Any, form: Format, rows: int, vectors: int, first: int) ->
     def define(builder, activations, panel, panel_bytes, inputs, outputs, stride, mode):
         places = places_of(builder, outputs, stride, rows, range(first, first + vectors))
         start = begun(builder, places, mode)
-        body = Body(builder, form, rows, vectors, first, panel, panel_bytes)
+        body = Body(builder, form, rows, vectors, first, panel, panel_bytes, inputs)
         if form.by_group:
             sums = body.grouped(activations, inputs, start)
         elif form.scaled and form.activation_bits > 8:
@@ -161,6 +161,7 @@ class Body:
         first: int,
         panel: Any,
         panel_bytes: Any,
+        inputs: Any,
         laid: int | None = None,
         low: int = 0,
         parts: int | None = None,
@@ -169,8 +170,10 @@ class Body:
         self.first, self.panel, self.panel_bytes = first, panel, panel_bytes
         self.laid, self.low = laid or rows, low
         self.block: tuple[Any, Any, int] | None = None
-        # a part of a panel fetches its part of the next one, so that the parts together fetch while all of them multiply
-        share = builder.udiv(builder.mul(panel_bytes, constant(first)), constant(VECTORS))
+        # a part of a panel fetches its part of the next one, so that the parts together fetch while all of them multiply; of a
+        # cache's values, whose panels have room for more, its part of those that are there
+        whole = panel_bytes if form.scale_bytes else builder.mul(self.words_in(inputs), constant(form.bytes_together))
+        share = builder.udiv(builder.mul(whole, constant(first)), constant(VECTORS))
         self._next = None if vectors == VECTORS else builder.add(builder.add(panel, panel_bytes), share)
         self._parts = parts or VECTORS // vectors
         # a turn takes as many words as have a line to fetch on each page: less to count, and less to find out where
