@@ -14,7 +14,7 @@ import torch
 
 from paceline.kernels.native import layout
 from paceline.kernels.native.formats import padded
-from paceline.kernels.native.needs import scratch_bytes
+from paceline.kernels.native.needs import lines_bytes, scratch_bytes
 from paceline.kernels.native.vectors import PANEL
 from paceline.models.packing import Weights
 
@@ -98,7 +98,7 @@ class Scratch:
         record["counter"], record["longest"] = self._counter.ctypes.data, longest
         each = {
             "tiles": rows * self._row_bytes,
-            "row": 4 * self._widest,
+            "row": lines_bytes(self._widest, rows),
             "attention": scratch_bytes(self._head_size, rows, longest),
         }
         for name, size in each.items():

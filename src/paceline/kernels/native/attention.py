@@ -46,7 +46,7 @@ def attend(product, model, layer, segment, parents, index, key_head, first, last
     plane = index * model.key_heads + key_head
     keys = segment.keys + kv_bytes * plane * segment.capacity * head_size
     values = segment.values + kv_bytes * plane * segment.capacity * width
-    _transposed(projected, stride, segment.low, key_head * group, group, head_size, first, last, queries)
+    _transposed(projected, stride, segment.low, key_head * group, group, head_size, first, last, queries, outputs)
     # what any of these rows may see at its own slot
     low, high = tree, 0
     for row in range(first // group, (last - 1) // group + 1):
@@ -122,14 +122,15 @@ def _position(segment, parents, row):
 
 
 @helper
-def _transposed(projected, stride, low, head, group, head_size, first, last, queries):
-    """Queries as the product wants them: [head_size, count]."""
-    target, count = floats(queries), last - first
+def _transposed(projected, stride, low, head, group, head_size, first, last, queries, lines):
+    """Queries as the product wants them: [head_size, count]. lines: room for them one behind the other."""
+    wide = up(head_size, LANES)
     for query in range(first, last):
-        at = projected + 4 * ((low + query // group) * stride + (head + query % group) * head_size)
-        source = floats(at)
+        source = floats(projected + 4 * ((low + query // group) * stride + (head + query % group) * head_size))
+        target = floats(lines + 4 * (query - first) * wide)
         for k in range(head_size):
-            put(target, k * count + query - first, source[k])
+            put(target, k, source[k])
+    turned(lines, 4 * wide, last - first, wide // LANES, queries)
 
 
 @helper

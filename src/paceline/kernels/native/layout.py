@@ -101,7 +101,7 @@ SCRATCH = np.dtype(
         ("branch", "i8"),  # [T, hidden panels]: what a block adds, where a norm follows it
         ("tiles", "i8"),  # per thread: activations laid out for tiles
         ("tiles_bytes", "i8"),
-        ("row", "i8"),  # per thread: one normalised row
+        ("row", "i8"),  # per thread: normalised rows of one tile
         ("row_bytes", "i8"),
         ("attention", "i8"),  # per thread: queries, scores, probabilities, gathered keys and values
         ("attention_bytes", "i8"),

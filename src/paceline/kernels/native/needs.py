@@ -36,6 +36,11 @@ def panels_together(form: Format, panel_bytes: int) -> int:
     return max(_TOGETHER // panel_bytes, 1) if matrix_unit.suits(form) else 1
 
 
+def lines_bytes(widest: int, rows: int) -> int:
+    """Bytes one thread needs for the rows of a tile on their way into it. widest: floats of a row at most. rows: of the step."""
+    return 4 * widest * min(rows, MOST_ROWS)
+
+
 def scratch_bytes(head_size: int, rows: int, longest: int) -> int:
     """Bytes one thread needs: queries, outputs, a tile of scores and one of weights with their sums, a gathered tail.
 

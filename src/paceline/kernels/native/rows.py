@@ -23,7 +23,8 @@ from paceline.kernels.native.quantization import (
     row_of_planes,
     split_row,
 )
-from paceline.kernels.native.vectors import PANEL
+from paceline.kernels.native.transposition import turned
+from paceline.kernels.native.vectors import LANES, PANEL
 
 _f = np.float32
 _PLANES_FROM = fewest_rows(FORMATS["int8"])
@@ -82,16 +83,23 @@ def laid_out(matrix, norm, rows, source, stride, chosen, count, scratch, thread,
     together = _shared(parts, threads)
     for part in range(thread if together else 0, parts, threads if together else 1):
         begin, end = part_begin(rows, parts, part), part_begin(rows, parts, part + 1)
-        tile = tiles + begin * matrix.row_bytes
+        tile, ready = tiles + begin * matrix.row_bytes, norm.kind == NO_NORM and len(chosen) == 0
+        if matrix.laid == FLOATS and ready and count == matrix.inputs:
+            # [inputs, rows]: rows become columns
+            turned(source + 4 * stride * begin, 4 * stride, end - begin, count // LANES, tile)
+            continue
         for row in range(begin, end):
             address = source + 4 * stride * (row if len(chosen) == 0 else chosen[row])
+            line = own + (4 * matrix.inputs * (row - begin) if matrix.laid == FLOATS else 0)
             if norm.kind != NO_NORM:
-                normed(norm, address, count, own)
-                address = own
+                normed(norm, address, count, line)
+                address = line
             if matrix.laid == FLOATS:
-                _interleaved(address, count, matrix.inputs, tile, row - begin, end - begin)
+                _extended(address, count, matrix.inputs, line)
             else:
                 narrowed(matrix.laid, address, count, matrix.inputs, own, tile, row - begin, end - begin)
+        if matrix.laid == FLOATS:
+            turned(own, 4 * matrix.inputs, end - begin, matrix.inputs // LANES, tile)
     if together:
         round_ += 1
         barrier(scratch.counter, round_, threads)
@@ -99,13 +107,14 @@ def laid_out(matrix, norm, rows, source, stride, chosen, count, scratch, thread,
 
 
 @helper
-def _interleaved(row, count, inputs, tile, place, height):
-    """Float32 [inputs, height]: one row becomes one column."""
-    source, target = floats(row), floats(tile)
-    for k in range(count):
-        put(target, k * height + place, source[k])
+def _extended(row, count, inputs, own):
+    """`count` floats at `own`, if they are not there yet, and zeros behind them up to `inputs`."""
+    source, target = floats(row), floats(own)
+    if row != own:
+        for k in range(count):
+            put(target, k, source[k])
     for k in range(count, inputs):
-        put(target, k * height + place, _f(0))
+        put(target, k, _f(0))
 
 
 @helper
@@ -119,11 +128,7 @@ def narrowed(laid, row, count, inputs, own, tile, place, height):
     own: where the row is laid if zeros must follow it.
     """  # fmt: skip
     if count < inputs:
-        source, target = floats(row), floats(own)
-        for k in range(count):
-            put(target, k, source[k])
-        for k in range(count, inputs):
-            put(target, k, _f(0))
+        _extended(row, count, inputs, own)
         row = own
     if laid == BYTES:
         at = tile + height * inputs + 4 * place

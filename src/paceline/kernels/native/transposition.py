@@ -20,8 +20,7 @@ from numba import types  # isort: skip  (after `vectors`)
 def turned(context, source, stride, rows, blocks, target):
     """target[k, r] = source[r, k] for r < rows and k < LANES * blocks, with rows from 1 to MOST_ROWS and blocks from 1 on.
 
-    source, target: addresses of float32; stride: bytes between rows of the source. Up to LANES - 1 numbers behind the last one
-    of the target are written too.
+    source, target: addresses of float32; stride: bytes between rows of the source.
     """
 
     def generate(context, builder, signature, arguments):
@@ -48,10 +47,12 @@ def _over(builder: Any, count: int, arguments: Any) -> None:
         place = builder.add(target, builder.mul(loop.index, constant(4 * LANES * count)))
         found = [load(builder, builder.add(line, offset), VECTOR, 4) for line in lines]
         squares = [_turned(builder, found[first : first + LANES]) for first in range(0, count, LANES)]
-        # in rising order: what a store writes too much, a later one writes over
+        # in rising order: what a store writes too much, a later one writes over, but for the last ones
         for lane in range(LANES):
             for group, square in enumerate(squares):
-                store(builder, square[lane], builder.add(place, constant(4 * (lane * count + group * LANES))), 4)
+                at = lane * count + group * LANES
+                value = square[lane] if at + LANES <= LANES * count else _first(builder, square[lane], count - group * LANES)
+                store(builder, value, builder.add(place, constant(4 * at)), 4)
 
 
 def _turned(builder: Any, rows: list[Any]) -> list[Any]:
@@ -70,5 +71,10 @@ def _turned(builder: Any, rows: list[Any]) -> list[Any]:
     return square
 
 
+def _first(builder: Any, vector: Any, count: int) -> Any:
+    """The first `count` numbers of a vector, all of them where it has no more."""
+    return vector if count >= LANES else builder.shuffle_vector(vector, vector, _mask(list(range(count))))
+
+
 def _mask(lanes: list[int]) -> ir.Constant:
-    return ir.Constant(ir.VectorType(I32, LANES), lanes)
+    return ir.Constant(ir.VectorType(I32, len(lanes)), lanes)
