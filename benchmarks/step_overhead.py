@@ -26,7 +26,6 @@ from paceline import SamplingParams
 from paceline.bench.origin import origin
 from paceline.cache.base import Branching, KVCache
 from paceline.cache.dense import DenseCache
-from paceline.costs import Timings
 from paceline.datastore import Datastore, build
 from paceline.drafters.base import Drafter
 from paceline.drafters.datastore import DatastoreDrafter, Options as DatastoreOptions
@@ -35,6 +34,7 @@ from paceline.drafters.none import NullDrafter
 from paceline.drafters.suffix import Options as SuffixOptions, SuffixDrafter
 from paceline.engine.engine import Engine
 from paceline.engine.scheduler import Limits
+from paceline.learning.costs import Timings
 from paceline.models.base import LanguageModel, Scores
 from paceline.models.embedded import DEFAULT
 from paceline.models.load import resolve

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from formulas import expected_tokens as of_chain, improvement, operations, optimal_length
-from paceline.acceptance import expected_tokens
+from paceline.learning.acceptance import expected_tokens
 from paceline.tree import DraftTree, Proposal
 from paceline.tree_shapes import Ranks, Shape, brush, caterpillar, children, optimal_tree
 

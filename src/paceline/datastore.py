@@ -18,9 +18,9 @@ from typing import IO, Literal
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from paceline.documents import pieces
 from paceline.kernels.compiled import ready
 from paceline.kernels.suffixes import array
+from paceline.lookups.documents import pieces
 from paceline.spec import SpecError
 
 HEADER, TOKENS, SUFFIXES = "datastore.json", "tokens.i32", "suffixes.i32"

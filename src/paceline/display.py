@@ -10,9 +10,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from paceline.costs import Spent
 from paceline.engine.engine import Progress
 from paceline.engine.llm import Completion
+from paceline.learning.costs import Spent
 from paceline.models.tokenizer import Tokenizer
 from paceline.sequence import Speculation
 

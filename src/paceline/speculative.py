@@ -9,11 +9,11 @@ from typing import Protocol
 
 import torch
 
-from paceline.acceptance import expected_tokens
 from paceline.cache.base import Branching, KVCache
-from paceline.costs import Timings
-from paceline.depths import Where
 from paceline.drafters.base import Drafter
+from paceline.learning.acceptance import expected_tokens
+from paceline.learning.costs import Timings
+from paceline.learning.depths import Where
 from paceline.logprobs import told
 from paceline.models.base import LanguageModel
 from paceline.policies.base import Policy

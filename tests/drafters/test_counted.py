@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from following import proposed, request
-from paceline.counts import Counts, likeliest
 from paceline.drafters import bigram, unigram
-from paceline.textfile import tokens_of_file
+from paceline.lookups.counts import Counts, likeliest
+from paceline.lookups.textfile import tokens_of_file
 from paceline.tree import Budget, DraftTree
 
 settings.register_profile("still", derandomize=True, deadline=None, max_examples=100, database=None)

@@ -14,9 +14,9 @@ from hypothesis import given, settings, strategies as st
 
 from paceline.cli import main
 from paceline.datastore import HEADER, SUFFIXES, TOKENS, Datastore, build
-from paceline.documents import pieces
 from paceline.drafters.datastore import DatastoreDrafter, Options, build as build_drafter
 from paceline.kernels.suffixes.array import BORDER, LONGEST_MATCH, SORTED_TO
+from paceline.lookups.documents import pieces
 from paceline.params import SamplingParams
 from paceline.sequence import Sequence
 from paceline.spec import SpecError

@@ -10,9 +10,9 @@ from fakes import TableModel, truth
 from paceline import LLM
 from paceline.bench.builtin import built_in
 from paceline.drafters.lookahead import LookaheadDrafter, Options
+from paceline.lookups.ngram_pool import NgramPool
 from paceline.models.base import Scores
 from paceline.models.embedded import embedded_models
-from paceline.ngram_pool import NgramPool
 from paceline.params import SamplingParams
 from paceline.sequence import Sequence
 from paceline.step import Verdict

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from fakes import TableModel
-from paceline.costs import Timings
-from paceline.depths import Where
 from paceline.engine.scheduler import Limits
+from paceline.learning.costs import Timings
+from paceline.learning.depths import Where
 from paceline.params import SamplingParams
 from paceline.policies import adaptive, bass, confidence
 from paceline.policies.base import Policy

@@ -9,8 +9,8 @@ from itertools import cycle
 from time import perf_counter
 
 from paceline.bench.contest import Decoded
-from paceline.costs import Costs
 from paceline.engine.engine import Engine, Progress
+from paceline.learning.costs import Costs
 from paceline.params import SamplingParams
 
 _PARTS = ("draft", "forward", "verify", "commit")

@@ -31,8 +31,8 @@ from paceline.cli.terminal import err, fail, out
 if TYPE_CHECKING:
     from typing import BinaryIO
 
-    from paceline.costs import Costs
     from paceline.engine.llm import LLM, Completion
+    from paceline.learning.costs import Costs
     from paceline.params import SamplingParams
 
 _LARGEST_BYTES = 16 << 20

@@ -21,10 +21,10 @@ from typing import Annotated
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
-from paceline.counts import Counts, likeliest
 from paceline.drafters.base import StatefulDrafter, Surroundings
+from paceline.lookups.counts import Counts, likeliest
+from paceline.lookups.textfile import tokens_of_file
 from paceline.sequence import Sequence
-from paceline.textfile import tokens_of_file
 from paceline.tree import Budget, DraftTree, Proposal
 
 

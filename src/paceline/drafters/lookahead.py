@@ -27,8 +27,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from paceline.cache.base import Branching
 from paceline.drafters.base import StatefulDrafter, Surroundings, likeliest
+from paceline.lookups.ngram_pool import NgramPool
 from paceline.models.base import Scores
-from paceline.ngram_pool import NgramPool
 from paceline.sequence import Sequence
 from paceline.step import Verdict
 from paceline.tree import Budget, DraftTree, Proposal

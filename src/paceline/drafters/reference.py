@@ -19,10 +19,10 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from paceline.alignment import Alignment, Reference
 from paceline.drafters.base import StatefulDrafter, Surroundings
+from paceline.lookups.alignment import Alignment, Reference
+from paceline.lookups.textfile import tokens_of_file
 from paceline.sequence import Sequence
-from paceline.textfile import tokens_of_file
 from paceline.tree import Budget, DraftTree, Proposal
 
 

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 import torch
 
 from paceline.constraint import Constraint, GrammarError
-from paceline.costs import Timings
 from paceline.engine.prefix import Prefixes
 from paceline.engine.scheduler import Limits, Scheduler
 from paceline.engine.stops import StopChecker
+from paceline.learning.costs import Timings
 from paceline.machine import free_bytes
 from paceline.models.base import LanguageModel
 from paceline.models.tokenizer import Tokenizer

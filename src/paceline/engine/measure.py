@@ -18,10 +18,10 @@ from time import perf_counter
 
 import torch
 
-from paceline.costs import Costs
 from paceline.drafters.base import Drafter
-from paceline.forward_curve import ForwardCurve
 from paceline.kernels.compiled import SOURCES
+from paceline.learning.costs import Costs
+from paceline.learning.forward_curve import ForwardCurve
 from paceline.machine import processor
 from paceline.models.base import LanguageModel
 from paceline.params import SamplingParams

@@ -27,18 +27,18 @@ from time import perf_counter
 
 from pydantic import BaseModel
 
-from paceline.accounts import Accounts
-from paceline.costs import Timings
-from paceline.decision import ALONE, NOBODY, Decision, Decisions, situation_of
-from paceline.depths import Where
-from paceline.expectation import Expectation
+from paceline.learning.accounts import Accounts
+from paceline.learning.costs import Timings
+from paceline.learning.decision import ALONE, NOBODY, Decision, Decisions, situation_of
+from paceline.learning.depths import Where
+from paceline.learning.expectation import Expectation
+from paceline.learning.tryouts import Tryouts
+from paceline.learning.visits import Visits
 from paceline.policies.base import Policy
 from paceline.sequence import Sequence
 from paceline.step import Verdict
 from paceline.stopping import LIKELIEST, Stopping, shifted
 from paceline.tree import NOTHING, Budget, DraftTree, Part
-from paceline.tryouts import Tryouts
-from paceline.visits import Visits
 
 _CLEARLY, _CLEARLY_COSTLY = 1.04, 1.15
 """Drafts must be better than none by more than what is known only so well; those of a costly drafter by what no step shows: that

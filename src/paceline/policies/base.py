@@ -5,9 +5,9 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence as Many
 
-from paceline.acceptance import Acceptance, expected_tokens
-from paceline.costs import Costs, Timings
-from paceline.depths import Depths
+from paceline.learning.acceptance import Acceptance, expected_tokens
+from paceline.learning.costs import Costs, Timings
+from paceline.learning.depths import Depths
 from paceline.sequence import Sequence
 from paceline.step import Verdict
 from paceline.tree import Budget, DraftTree, Part

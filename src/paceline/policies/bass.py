@@ -14,7 +14,7 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from paceline.costs import Timings
+from paceline.learning.costs import Timings
 from paceline.policies.base import Policy
 from paceline.sequence import Sequence
 from paceline.step import Verdict

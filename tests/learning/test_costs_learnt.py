@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from fakes import ChainDrafter, TableModel
-from paceline.costs import Costs
 from paceline.engine.scheduler import Limits
-from paceline.forward_curve import ForwardCurve
+from paceline.learning.costs import Costs
+from paceline.learning.forward_curve import ForwardCurve
 from paceline.params import SamplingParams
 from paceline.sequence import Sequence
 from paceline.tree import Budget, DraftTree

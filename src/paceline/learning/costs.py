@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from paceline.draft_curve import DraftCurve, bucket
-from paceline.forward_curve import ForwardCurve
+from paceline.learning.draft_curve import DraftCurve, bucket
+from paceline.learning.forward_curve import ForwardCurve
 
 _READ_ALONG = 16
 """Tokens of a text that take a drafter hardly longer than one: those that came since its last draft, or a few more."""

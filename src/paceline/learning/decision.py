@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from math import inf, log2
 from typing import NamedTuple
 
-from paceline.draft_curve import bucket
+from paceline.learning.draft_curve import bucket
 from paceline.sequence import Sequence
 from paceline.tree import DraftTree
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, strategies as st
 
-from paceline.expectation import Expectation
+from paceline.learning.expectation import Expectation
 from paceline.tree import DraftTree
 
 SHARES = st.sampled_from([1.0, 0.9, 0.5, 0.01])

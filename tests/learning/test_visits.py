@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from paceline.learning.visits import Visits
 from paceline.params import SamplingParams
 from paceline.sequence import Sequence
-from paceline.visits import Visits
 
 
 def sequence(key: int, prompt: int = 100, answer: int = 0) -> Sequence:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from paceline.tryouts import Tryouts
+from paceline.learning.tryouts import Tryouts
 
 COST_S = 0.5
 

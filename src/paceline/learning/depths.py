@@ -15,7 +15,7 @@ from enum import Enum
 from itertools import takewhile
 from typing import NamedTuple
 
-from paceline.share import Share
+from paceline.learning.share import Share
 from paceline.stopping import DEEPEST
 from paceline.tree import DraftTree
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.costs import Costs, Timings
+from paceline.learning.costs import Costs, Timings
 
 
 def test_other_is_what_the_parts_leave_of_the_wall_time() -> None:

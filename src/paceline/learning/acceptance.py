@@ -14,7 +14,7 @@ from itertools import islice
 
 import numpy as np
 
-from paceline.share import Share
+from paceline.learning.share import Share
 from paceline.stopping import CLASSES, DEEPEST, LIKELIEST, class_of, shifted
 from paceline.tree import DraftTree
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from paceline.documents import word_end
+from paceline.lookups.documents import word_end
 from paceline.spec import SpecError
 
 LARGEST_MIB = 16

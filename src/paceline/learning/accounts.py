@@ -12,7 +12,7 @@ from collections.abc import Sequence as Many
 from dataclasses import dataclass
 from math import sqrt
 
-from paceline.costs import Costs
+from paceline.learning.costs import Costs
 from paceline.sequence import Sequence
 from paceline.tree import NOTHING, Budget, DraftTree, Part
 

@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from paceline.depths import Depths, Where
+from paceline.learning.depths import Depths, Where
 from paceline.tree import DraftTree
 
 ALONE = Where.ALONE

@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from paceline.acceptance import Acceptance, expected_tokens
+from paceline.learning.acceptance import Acceptance, expected_tokens
 from paceline.stopping import class_of
 from paceline.tree import DraftTree
 

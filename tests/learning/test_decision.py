@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.decision import ALONE, NOBODY, Decision, Decisions, Situation, situation_of
+from paceline.learning.decision import ALONE, NOBODY, Decision, Decisions, Situation, situation_of
 from paceline.params import SamplingParams
 from paceline.sequence import Sequence
 from paceline.tree import DraftTree

@@ -1,0 +1,1 @@
+"""Learning: what every step teaches about time and acceptance, from which a policy decides the next one."""
