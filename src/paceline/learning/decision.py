@@ -62,8 +62,8 @@ def situation_of(trees: Many[DraftTree], read_rows: int, lacking: int = 0, begin
     if len(trees) == 1:
         tree = trees[0]
         found = int(_CLASSES_PER_DOUBLING * log2(sum(tree.chances))) + 1 if len(tree) > 1 else 0
-        read, lacking = (bucket(rows) if rows > _NEXT_TO_NOTHING else 0 for rows in (read_rows, lacking))
-        return Situation(found, read, lacking, begins)
+        read = bucket(read_rows) if read_rows > _NEXT_TO_NOTHING else 0
+        return Situation(found, read, bucket(lacking) if lacking > _NEXT_TO_NOTHING else 0, begins)
     found = _SOMETHING if any(len(tree) > 1 for tree in trees) else 0
     return Situation(found, _SOMETHING if read_rows else 0)
 
@@ -121,7 +121,7 @@ class Decisions:
             return decision
         # what nobody is worth beside less found nobody is worth here
         for found in range(situation.found - 1, -1, -1) if situation.repeats else (0,):
-            decision = self._stands(self._held.get(situation._replace(found=found)), sequences)
+            decision = self._stands(self._held.get(Situation(found, *situation[1:])), sequences)
             if decision is not None and not decision.chosen:
                 return decision
         return None
