@@ -27,7 +27,7 @@ test: setup
 	$(BIN)/python -m pytest -m "not full" $(SIDE_BY_SIDE)
 	$(BIN)/python -m pytest -m "not full" $(ALONE)
 
-test-all: setup
+test-all: setup test-gpu-kernels
 	$(BIN)/python -m pytest $(SIDE_BY_SIDE)
 	$(BIN)/python -m pytest $(ALONE)
 

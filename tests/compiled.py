@@ -81,7 +81,7 @@ def _many(sources: str) -> Any:
         elif which == 11:
             put_word(out, drafting._likeliest(a, count))
         elif which == 12:
-            put_word(out, drafting._drawn(a, count, number, more))
+            put_word(out, drafting._drawn(a, count, number, more, np.float32(-np.inf)))
         elif which == 13:
             laid = int(number)
             rows.narrowed(laid, a, count, padded_inputs(count, BLOCK if laid in (BYTES, WORDS) else GROUP), more, out, b, c)

@@ -259,8 +259,13 @@ def drafts_draw_with_the_noise_of_the_next_position(patch: pytest.MonkeyPatch) -
 
 
 @mutant("native drafts")
+def drafts_know_nothing_of_penalties(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(native, "is_compiled", lambda params, kind: True)
+
+
+@mutant("native drafts")
 def drafts_know_nothing_of_top_p(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(native, "is_compiled", lambda params: True)
+    patch.setattr(native_chains, "_cuts", lambda params: False)
 
 
 @mutant("native drafts")

@@ -8,7 +8,7 @@ from paceline import compose
 from paceline.compose import automatic
 from paceline.drafters.model import ModelDrafter
 from paceline.engine.llm import LLM
-from paceline.models.base import WEIGHTS
+from paceline.models.base import WEIGHTS, ModelError
 from paceline.params import SamplingParams
 from paceline.spec import SpecError
 
@@ -65,3 +65,13 @@ def test_what_cannot_be_built_is_refused_in_one_sentence(llm: LLM, spec: str, re
 def test_auto_holds_its_draft_in_bytes_where_weights_are_packed(llm: LLM, monkeypatch: pytest.MonkeyPatch, packed: bool) -> None:
     monkeypatch.setattr(compose, "packs_weights", lambda: packed)
     assert automatic(llm.path).endswith("@int8") is packed
+
+
+def test_auto_drafts_with_the_smaller_model_that_it_names(llm: LLM) -> None:
+    llm.use('auto:"paceline-14m-draft"')
+    speculative = llm.engine.speculative
+    assert (llm.draft_name, speculative.policy.name) == ("ngram+model", "adaptive")
+    with pytest.raises(SpecError, match="'auto' stands alone, or names a smaller model"):
+        llm.use('auto:"paceline-14m-draft"+suffix')
+    with pytest.raises(ModelError, match="no-such-model"):
+        llm.use("auto:./no-such-model")

@@ -54,11 +54,11 @@ def test_generate_json_is_one_line_with_the_promised_fields(monkeypatch, capsys,
     assert set(answer) >= {"text", "token_ids", "finish_reason", "usage", "speculation", "seed"}
     speculation = answer["speculation"]
     assert set(speculation) >= {
-        "drafter", "verifier", "lossless", "steps", "draft_tokens", "accepted_tokens", "tau", "acceptance_by_depth",
+        "drafter", "verifier", "lossless", "keeps", "steps", "draft_tokens", "accepted_tokens", "tau", "acceptance_by_depth",
         "target_forwards", "wall_s", "target",
     }  # fmt: skip
     assert speculation["drafter"] == "model"
-    assert speculation["lossless"] is True
+    assert (speculation["lossless"], speculation["keeps"]) == (True, "text")
     assert speculation["target"].endswith("(fp32)")
     assert answer["usage"]["completion_tokens"] == len(answer["token_ids"])
     assert speculation["emitted_tokens"] == len(answer["token_ids"]) == len(answer["sources"])

@@ -143,14 +143,17 @@ def test_what_is_no_text_is_no_spec(text: object) -> None:
         parse(text)  # pyright: ignore[reportArgumentType]
 
 
-@pytest.mark.parametrize("text", ["auto+ngram", "ngram+auto", "auto^model:x", "auto@int8", "auto:3"])
+@pytest.mark.parametrize("text", ["auto+ngram", "ngram+auto", "auto^model:x", "auto@int8", "auto:x,y", "auto:depth=4"])
 def test_auto_is_part_of_no_other_spec(text: str) -> None:
     assert not is_automatic(text)
-    with pytest.raises(SpecError, match=r"^'auto' stands alone; for this model it is 'ngram\+recycle'$"):
+    with pytest.raises(SpecError, match=r"^'auto' stands alone, or names .* 'auto:PATH'; for this model it is 'ngram\+recycle'$"):
         spelled_out(text, "/a/model")
 
 
 def test_auto_and_what_it_stands_for() -> None:
     assert is_automatic(" auto ")
     assert spelled_out("auto", "/a/model") == "ngram+recycle"
+    assert not is_automatic("auto:/a/small+one")
+    assert is_automatic('auto:"/a/small+one"')
+    assert spelled_out('auto:"/a/small+one"', "/a/model").removesuffix("@int8") == 'ngram+model:"/a/small+one",depth=8'
     assert spelled_out("ngram", "/a/model") == "ngram"

@@ -27,21 +27,30 @@ from paceline.tree import DraftTree
 from paceline.verifiers.base import Exactness, Verifier
 
 
-def automatic(model_path: str) -> str:
+def automatic(model_path: str, draft_path: str = "") -> str:
     """The spec `auto` stands for: the embedded draft of this target beside n-gram look-up, else token recycling beside it.
 
+    `auto:PATH` names a smaller model of one's own to draft with instead.
     How deep the draft goes, if it is made at all, is for the policy; eight levels are more than a small machine ever asks for.
     A draft is free to be an approximation, so it is held in int8 where weights are packed: half as much to read, and hardly
     another token.
     """
-    draft = draft_of(model_path)
+    draft = draft_path or draft_of(model_path)
     held = "@int8" if packs_weights() else ""
     return f'ngram+model:"{draft}",depth=8{held}' if draft else "ngram+recycle"
 
 
 def is_automatic(draft: str) -> bool:
     """Whether a draft is left to `auto`. Raises SpecError where it cannot be read."""
-    return parse(draft) == Method(AUTO)
+    return _smaller(draft) is not None
+
+
+def _smaller(draft: str) -> str | None:
+    """The path of the smaller model that an `auto` names, "" for none; None for any other draft."""
+    spec = parse(draft)
+    if not isinstance(spec, Method) or spec.name != AUTO or spec.options or len(spec.arguments) > 1:
+        return None
+    return spec.arguments[0] if spec.arguments else ""
 
 
 def usual_policy(draft: str) -> str:
@@ -54,10 +63,12 @@ def spelled_out(draft: str, model_path: str) -> str:
 
     Raises SpecError where `auto` is put together with others, or given options.
     """
-    if is_automatic(draft):
-        return automatic(model_path)
+    smaller = _smaller(draft)
+    if smaller is not None:
+        return automatic(model_path, smaller)
     if any(method.name == AUTO for method in methods_of(parse(draft))):
-        raise SpecError(f"'{AUTO}' stands alone; for this model it is '{automatic(model_path)}'")
+        told = f"'{AUTO}' stands alone, or names a smaller model as in '{AUTO}:PATH'"
+        raise SpecError(f"{told}; for this model it is '{automatic(model_path)}'")
     return draft
 
 

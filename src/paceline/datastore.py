@@ -101,7 +101,7 @@ def _mapped(file: Path, count: int) -> np.ndarray:
 def build(
     files: Many[Path], folder: Path, encode: Callable[[str], list[int]], vocab_size: int, tokenizer: str, report: Report
 ) -> Header:
-    """Write a datastore of text files (`documents`) to a folder. One that is there is replaced once the new one is whole.
+    """Write a datastore of text files (`lookups/documents`) to a folder. One that is there is replaced once the new one is whole.
 
     encode: text to token ids, nothing added. tokenizer: the fingerprint of its vocabulary. Everything goes in pieces: beside
     them, memory holds as much of the mapped files as there is room for. Raises SpecError where a file cannot be read or written.

@@ -5,7 +5,7 @@ before it come true. The drafter decides, token by token, by chances that were l
 knows what a level costs.
 
 Source: the optimal policy ends a draft once a rejection is likelier than a threshold, SpecDec++ (Huang et al., arXiv:2405.19715),
-section 4; it learns the chances with a head of the draft model, here they are counted (`acceptance`).
+section 4; it learns the chances with a head of the draft model, here they are counted (`learning/acceptance`).
 """
 
 from __future__ import annotations

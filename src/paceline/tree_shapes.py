@@ -109,15 +109,19 @@ def _by_worth(root: Subtree, acceptance: Many[float]) -> Shape:
     return tuple(shape)
 
 
+_EXPECTED = (0.6, 0.15, 0.06, 0.03, 0.02, 0.01, 0.01, 0.01)
+"""Acceptance by rank before anything is known."""
+
+
 class Ranks:
     """How often the first, second, ... child of a node that came true came true itself of late: what static trees are made for.
 
-    Observations fade, each rank's by its own, so that a text unlike those before it counts soon. Of a rank that the shape has
-    no room for nothing new is seen, and what was last known stands.
+    expected: what that is before anything is known. Observations fade, each rank's by its own, so that a text unlike those before
+    it counts soon. Of a rank that the shape has no room for nothing new is seen, and what was last known stands.
     """
 
-    def __init__(self) -> None:
-        self._hits, self._trials = [chance * _PRIOR for chance in _EXPECTED], [_PRIOR] * len(_EXPECTED)
+    def __init__(self, expected: Many[float] = _EXPECTED) -> None:
+        self._hits, self._trials = [chance * _PRIOR for chance in expected], [_PRIOR] * len(expected)
         self._seen, self._due = 0, _FIRST_LOOK
 
     @property
@@ -131,7 +135,7 @@ class Ranks:
         for token in emitted:
             # of equal draws the first counts
             hit = tree.children[node].get(token)
-            for rank, child in enumerate(tree.siblings[node][: len(_EXPECTED)]):
+            for rank, child in enumerate(tree.siblings[node][: len(self._hits)]):
                 self._hits[rank] = self._hits[rank] * _KEPT + (child == hit)
                 self._trials[rank] = self._trials[rank] * _KEPT + 1.0
             self._seen += 1
@@ -143,8 +147,6 @@ class Ranks:
         return due
 
 
-_EXPECTED = (0.6, 0.15, 0.06, 0.03, 0.02, 0.01, 0.01, 0.01)
-"""Acceptance by rank before anything is known."""
 _PRIOR = 20.0
 """Observations that this counts for."""
 _FIRST_LOOK = 64

@@ -7,6 +7,7 @@ import signal
 import sys
 from pathlib import Path
 from time import monotonic
+from typing import Any
 
 import pytest
 
@@ -15,8 +16,12 @@ from paceline.bench.contest import DecoderFailed, answer
 from paceline.bench.errors import BenchError
 from paceline.bench.peers import PEERS, chosen
 from paceline.bench.peers.base import Material, PeerDecoder, guarded
+from paceline.bench.peers.gguf_file import gguf_file
 from paceline.bench.peers.host import HostedPeer
+from paceline.models.base import ModelError
 from tiny import save_tiny
+
+SHAPE = {"hidden_size": 128, "intermediate_size": 192, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32}
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -24,8 +29,7 @@ from tiny import save_tiny
 def test_every_mode_says_what_plain_decoding_says(tmp_path: Path, name: str) -> None:
     if not PEERS[name].installed:
         pytest.skip(f"{name} is not installed here")
-    shape = {"hidden_size": 128, "intermediate_size": 192, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32}
-    target, draft = (save_tiny(tmp_path / n, 3, disturbed=d, **shape) for n, d in (("target", 0.0), ("draft", 0.2)))
+    target, draft = (save_tiny(tmp_path / n, 3, disturbed=d, **SHAPE) for n, d in (("target", 0.0), ("draft", 0.2)))
     llm = LLM(str(target), "none")
     ends = llm.target.eos_token_ids
     prompt = llm.encode("the thin thing in the inn and the thin thing in the")
@@ -40,6 +44,46 @@ def test_every_mode_says_what_plain_decoding_says(tmp_path: Path, name: str) -> 
         assert forward is None or all(forward(rows) > 0 for rows in (1, 4, 1))
     finally:
         peer.close()
+
+
+_STRETCHED = {
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("kind", "over"),
+    [("mistral", {"sliding_window": None}), ("qwen2", {}), ("qwen3", {}), ("llama", {"rope_parameters": _STRETCHED})],
+)
+def test_what_is_exported_is_the_same_model_in_every_family(tmp_path: Path, kind: str, over: dict[str, Any]) -> None:
+    if not PEERS["llama.cpp"].installed:
+        pytest.skip("llama.cpp is not installed here")
+    target = save_tiny(tmp_path / "target", 3, kind=kind, **SHAPE, **over)
+    llm = LLM(str(target), "none")
+    prompt = llm.encode("the thin thing in the inn and the thin thing in the " * 3)
+    expected = answer(llm.generate([prompt], SamplingParams(max_tokens=24))[0].token_ids, llm.target.eos_token_ids)
+    peer = HostedPeer("llama.cpp", Material(target, None, tmp_path, "fp32", 128, llm.target.eos_token_ids, 1))
+    try:
+        decoded = PeerDecoder(peer, "plain", peer.modes()["plain"]).decode(prompt, 24)
+    finally:
+        peer.close()
+    assert answer(decoded.token_ids, llm.target.eos_token_ids) == expected
+
+
+@pytest.mark.parametrize(
+    ("kind", "over"), [("gemma", {}), ("mistral", {"sliding_window": 16}), ("llama", {"attention_bias": True})]
+)
+def test_what_cannot_be_exported_is_refused_by_name(tmp_path: Path, kind: str, over: dict[str, Any]) -> None:
+    pytest.importorskip("gguf", reason="gguf is not installed here")
+    target = save_tiny(tmp_path / "target", 3, kind=kind, **SHAPE, **over)
+    with pytest.raises(ModelError, match=r"'target' (cannot be written as GGUF here|has .*bias)"):
+        gguf_file(target, tmp_path, "fp32")
 
 
 def test_names_are_checked_and_sorted_by_what_is_installed(monkeypatch) -> None:

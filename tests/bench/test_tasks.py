@@ -28,6 +28,18 @@ def test_spec_bench_rows_are_grouped_by_category_and_keep_their_turns(tmp_path: 
     assert tasks["own"] == (Item(("raw text",)),)
 
 
+def test_the_categories_of_mt_bench_are_one_family_where_all_of_them_are_there(tmp_path: Path) -> None:
+    file = tmp_path / "questions.jsonl"
+    names = ("writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities")
+    rows = [{"category": name, "turns": [f"{name} {count}"]} for name in names for count in range(2)]
+    file.write_text("\n".join(map(json.dumps, [*rows, {"category": "qa", "turns": ["Who?"]}])))
+    tasks = {task.name: task.items for task in load_tasks(str(file))}
+    assert {name: len(items) for name, items in tasks.items()} == {"multi-turn": 16, "qa": 1}
+    assert {item.texts[0].split()[0] for item in tasks["multi-turn"][:8]} == set(names), "the first few are of all kinds"
+    file.write_text("\n".join(map(json.dumps, rows[2:])))
+    assert len(load_tasks(str(file))) == 7, "a file of some of them means what it says"
+
+
 def test_built_in_tasks_can_be_mixed_with_files_and_cut(tmp_path: Path) -> None:
     file = tmp_path / "mine.jsonl"
     file.write_text('{"prompt": "x", "task": "mine"}\n' * 5)

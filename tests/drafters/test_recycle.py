@@ -193,3 +193,33 @@ def test_it_is_worth_its_while_on_the_embedded_model() -> None:
     prompts = [prompt for task in ("e2e", "sql") for prompt in built_in(task)[0]]
     done = [llm.generate(prompt, SamplingParams(max_tokens=96))[0].speculation for prompt in prompts]
     assert sum(one.emitted_tokens for one in done) / sum(one.steps for one in done) > 1.2
+
+
+def below_the_root(tree: DraftTree) -> set[int]:
+    """Children of the root that have children."""
+    return {tree.tokens[tree.parents[node]] for node in range(1, len(tree)) if tree.depth[node] == 2}
+
+
+def test_the_shape_follows_what_comes_true() -> None:
+    """Where the second successor comes true and never the first, the tree goes wide, and on behind the second."""
+    drafter = RecycleDrafter(Options(nodes=6, depth=6), VOCABULARY)
+    order = -torch.arange(VOCABULARY, dtype=torch.float32)
+    owner = owner_of("", 3)
+
+    def step(emitted: int) -> DraftTree:
+        tree = drafter.propose([owner], [drafter.budget])[0]
+        # behind a token the next ones, the nearer the likelier
+        logits = torch.stack([order.roll(token + 1) for token in tree.tokens])
+        drafter.observe([owner], [tree], [Verdict((), (emitted,))], Scores(logits))
+        return tree
+
+    for _ in range(9):
+        before = step(4)
+    for _ in range(600):
+        after = step(5)
+    assert below_the_root(before) == {4}
+    assert below_the_root(after) == {5}, "what hangs on the first would come true with it only"
+    drafter.forget()
+    for _ in range(9):
+        begun = step(4)
+    assert begun == before

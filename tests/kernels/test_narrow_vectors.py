@@ -46,6 +46,21 @@ weight, rows = torch.randn(64, 1024, generator=draw), torch.randn(5, 1024, gener
 print(MULTIPLIES_HALVES, multiplied(pack(weight, FORMATS["w16a16"]), rows).view(torch.int32).tolist())
 """
 
+TURNED = """
+import sys, torch
+sys.path.insert(0, {tests!r})
+from compiled import TURNED, call
+from paceline.kernels.native.tiles import MOST_ROWS
+from paceline.kernels.native.vectors import LANES
+assert LANES == 4 < MOST_ROWS
+for rows in range(1, MOST_ROWS + 1):
+    source, size = torch.randn(rows, 3 * LANES + 5), 3 * LANES * rows
+    target = torch.full((size + 9,), -7.0)
+    call(TURNED, source, source.stride(0) * 4, count=rows, more=3, out=target)
+    assert torch.equal(target[:size].view(-1, rows), source[:, : 3 * LANES].T), rows
+    assert bool((target[size:] == -7.0).all()), rows
+"""
+
 REFUSED = """
 from paceline.models.load import load_model
 print(type(load_model("paceline-14m-draft")).__name__)
@@ -63,6 +78,9 @@ class TestNarrow:
         if not llvm.get_host_cpu_features().get("avx2"):
             pytest.skip("this processor has no AVX2")
         narrowed(PRODUCT.format(tests=_TESTS, lanes=8, fours=False, pairs=True), "haswell", _AVX2)
+
+    def test_more_rows_than_a_register_has_lanes_are_turned(self) -> None:
+        narrowed(TURNED.format(tests=_TESTS), "haswell", _AVX2.replace("+avx2", "-avx2"))
 
     def test_wide_registers_without_products_of_pairs_do(self) -> None:
         """As on the first processors with AVX-512, and as NEON does it."""

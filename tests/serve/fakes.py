@@ -199,6 +199,7 @@ class FakeService(Service):
                 "verifier": self.verifier,
                 "policy": self.policy,
                 "lossless": True,
+                "keeps": "text",
                 "target": self.target,
             },
         )

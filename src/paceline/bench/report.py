@@ -48,6 +48,7 @@ def _speculation(tally: Tally) -> dict[str, Any]:
     depths = sorted(count.drafted_by_depth)
     return {
         "tau": count.tau,
+        "predicted_tau": count.predicted_tau,
         "steps": count.steps,
         "emitted_tokens": count.emitted_tokens,
         "draft_tokens": count.draft_tokens,
@@ -102,6 +103,7 @@ def _total(rows: list[dict[str, Any]]) -> dict[str, Any]:
     }
     if "steps" in summed:
         total["tau"] = summed["emitted_tokens"] / summed["steps"]
+        total["predicted_tau"] = sum(row["predicted_tau"] * row["steps"] for row in rows) / summed["steps"]
         for name in ("drafted_by_depth", "accepted_by_depth"):
             total[name] = _added(row[name] for row in rows)
         total["step_ms"] = {

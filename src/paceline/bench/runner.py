@@ -86,7 +86,7 @@ class _Run:
         for draft in settings.drafts:
             if draft != "none":
                 for verify, policy in product(settings.verifiers, settings.policies):
-                    self._add(Mode.of(draft, verify, policy, self.automatic))
+                    self._add(Mode.of(draft, verify, policy, str(self.source)))
         self.target: LanguageModel = self.llm.target
         self.rules = Rules(settings.max_tokens, settings.repeats, self.target.eos_token_ids)
         self.longest = self.llm.engine.longest

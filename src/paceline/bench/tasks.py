@@ -1,7 +1,8 @@
 """Tasks: named groups of prompts, from a JSONL file or built in. Results are grouped by their names.
 
 A row of a file is either Spec-Bench's, {"question_id", "category", "turns": [...]}, each turn said to the model in its chat
-template after the answer to the one before, or {"prompt", "task"}, raw text. Category names are kept as they are.
+template after the answer to the one before, or {"prompt", "task"}, raw text. Category names are kept as they are, but that the
+eight of MT-Bench, where a file has them all, are one family, as in Spec-Bench.
 
 Source: Spec-Bench (Xia et al. 2024), section 4: multi-turn, translation, summarisation, QA, maths, retrieval-augmented.
 """
@@ -11,6 +12,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,9 @@ from paceline.bench.errors import BenchError
 
 LARGEST_FILE_BYTES = 64 << 20
 MOST_ROWS = 10_000
+_MULTI_TURN = "multi-turn"
+_OF_MULTI_TURN = frozenset({"writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities"})
+"""Source: Zheng et al., MT-Bench (arXiv:2306.05685), section 2.2; Spec-Bench reports them as one."""
 
 
 @dataclass(frozen=True)
@@ -82,6 +87,10 @@ def read_tasks(file: Path) -> list[Task]:
                 f"{file} row {number} is neither {{'category', 'turns'}} nor {{'prompt'}} with text in it"
             ) from error
         groups.setdefault(name, []).append(item)
+    if groups.keys() >= _OF_MULTI_TURN:
+        # of each category in turn, so that the first few are of many kinds
+        turns = zip_longest(*(groups.pop(name) for name in sorted(_OF_MULTI_TURN)))
+        groups = {_MULTI_TURN: [item for turn in turns for item in turn if item is not None], **groups}
     return [Task(name, tuple(items)) for name, items in groups.items()]
 
 

@@ -155,7 +155,7 @@ def _answer_json(llm: LLM, completion: Completion, params: SamplingParams, wall_
     from paceline.display import speculation_json
     from paceline.machine import peak_resident_bytes
 
-    speculative = llm.engine.speculative
+    speculative, keeps = llm.engine.speculative, llm.lossless(params)
     return {
         "text": completion.text,
         "token_ids": completion.token_ids,
@@ -171,7 +171,8 @@ def _answer_json(llm: LLM, completion: Completion, params: SamplingParams, wall_
             "drafter": speculative.drafter.name,
             "verifier": speculative.verifier.name,
             "policy": speculative.policy.name,
-            "lossless": llm.lossless(params) is not None,
+            "lossless": keeps is not None,
+            "keeps": keeps.value if keeps else "nothing",
             "law": speculative.verifier.law,
             "target": llm.target.described,
             **speculation_json(completion.speculation),

@@ -1,9 +1,9 @@
 """Token recycling: what the target held likeliest behind a token when it last saw it is drafted behind that token again.
 
 Every row of every forward, accepted or not, says which tokens the target would put next. A table keeps the best of them per
-token, over all requests of a tenant; a tree of settled shape is filled from it, rank by rank. The shape is the best one for how
-often the token of each rank came true with the embedded model, greedy: constants, measured once, which no other target or text
-changes. Tables stay warm from request to request until they are forgotten.
+token, over all requests of a tenant; a tree is filled from it, rank by rank, whose shape is the best one for how often the token
+of each rank came true so far (Sequoia, arXiv:2402.12374, section 4.1). Tables stay warm from request to request until they are
+forgotten.
 
 Source: Luo et al., Turning Trash into Treasure: Accelerating Inference of Large Language Models with Token Recycling
 (arXiv:2408.08696), section 3.
@@ -32,7 +32,7 @@ from paceline.models.base import Scores
 from paceline.sequence import Sequence
 from paceline.step import Verdict
 from paceline.tree import Budget, DraftTree, Proposal
-from paceline.tree_shapes import children, optimal_tree
+from paceline.tree_shapes import Ranks, children, optimal_tree
 
 
 class Options(BaseModel):
@@ -52,7 +52,8 @@ _FIRST_TOKENS = 256
 
 
 def _acceptance(successors: int) -> list[float]:
-    """How often the first, second, ... of a token's successors comes true; as measured on the embedded model, greedy."""
+    """How often the first, second, ... of a token's successors comes true, before any did; as measured on the embedded model,
+    greedy."""
     return [0.6, *(0.07 / rank for rank in range(1, successors))]
 
 
@@ -88,13 +89,22 @@ class RecycleDrafter(Drafter):
     def __init__(self, options: Options, vocab_size: int) -> None:
         self.options, self._successors = options, min(options.successors, vocab_size)
         self.budget = Budget(options.nodes, options.depth)
-        self._shape = optimal_tree(_acceptance(self._successors), options.nodes, options.depth)
+        self._begin()
+        self._drafts: dict[int, DraftTree] = {}
+        """What is drafted in this step, by request."""
         self._tables: OrderedDict[str, _Table] = OrderedDict()
         # before anything is timed
         ready(KERNELS)
 
+    def _begin(self) -> None:
+        """Take every rank to come true as often as usual."""
+        self._ranks = Ranks(_acceptance(self._successors))
+        self._shape = optimal_tree(self._ranks.acceptance, self.options.nodes, self.options.depth)
+
     def propose(self, sequences: Many[Sequence], budgets: Many[Budget]) -> list[DraftTree]:
-        return [self._one(sequence, budget) for sequence, budget in zip(sequences, budgets, strict=True)]
+        trees = [self._one(sequence, budget) for sequence, budget in zip(sequences, budgets, strict=True)]
+        self._drafts = {sequence.key: tree for sequence, tree in zip(sequences, trees, strict=True)}
+        return trees
 
     def _one(self, sequence: Sequence, budget: Budget) -> DraftTree:
         table = self._tables.get(sequence.tenant)
@@ -129,6 +139,11 @@ class RecycleDrafter(Drafter):
                 of = [at for at, sequence in enumerate(sequences) if sequence.tenant == tenant]
                 seen = [token for at in of for token in trees[at].tokens]
                 self._table(tenant).take(seen, torch.cat([rows[at] for at in of]))
+        drafts, self._drafts = self._drafts, {}
+        for sequence, verdict in zip(sequences, verdicts, strict=True):
+            draft = drafts.get(sequence.key)
+            if draft is not None and len(draft) > 1 and self._ranks.observe(draft, verdict.tokens):
+                self._shape = optimal_tree(self._ranks.acceptance, self.options.nodes, self.options.depth)
         room = sum(len(table.successors.tokens) for table in self._tables.values())
         while room > _MOST_TOKENS and len(self._tables) > len(tenants):
             room -= len(self._tables.popitem(last=False)[1].successors.tokens)
@@ -143,6 +158,8 @@ class RecycleDrafter(Drafter):
 
     def forget(self) -> None:
         self._tables.clear()
+        self._drafts.clear()
+        self._begin()
 
     @property
     def held_bytes(self) -> int:

@@ -118,7 +118,7 @@ class NativeModel(LanguageModel):
         live: list[tuple[Sequence, Budget]] = []
         apart: list[tuple[Sequence, Budget]] = []
         for sequence, budget in zip(sequences, budgets, strict=True):
-            if not is_compiled(sequence.params):
+            if not is_compiled(sequence.params, growth.kind):
                 apart.append((sequence, budget))
                 continue
             depth = min(budget.depth, budget.nodes, growth.chain, self.room(sequence, cache))

@@ -17,15 +17,21 @@ from paceline.stopping import Stopping
 from paceline.tree import Budget, DraftTree, Proposal
 
 _ARRAYS = (
-    "owners", "depths", "floors", "chances", "odds", "reaches", "least", "temperatures", "keys", "chosen", "confidences",
+    "owners", "depths", "floors", "chances", "odds", "reaches", "least", "temperatures", "top_ks", "top_ps", "min_ps", "keys",
+    "chosen", "confidences",
 )  # fmt: skip
 _CHOICES = {kind: layout.DRAWN if kind.drawn else layout.LIKELIEST for kind in Proposal} | {Proposal.COUPLED: layout.COUPLED}
 
 
-def is_compiled(params: SamplingParams) -> bool:
-    """Whether a token can be chosen in compiled code."""
-    filters = params.top_k or params.top_p < 1.0 or params.min_p
-    return not params.shapes_logits and (params.temperature == 0.0 or not filters)
+def is_compiled(params: SamplingParams, kind: Proposal) -> bool:
+    """Whether a token can be chosen in compiled code: under penalties and the like no token is, and none where a rule asks what
+    cuts left of the distribution that it was drawn from."""
+    return not params.shapes_logits and not (kind.drawn and _cuts(params))
+
+
+def _cuts(params: SamplingParams) -> bool:
+    """Whether less likely tokens are left out."""
+    return params.temperature > 0.0 and bool(params.top_k or params.top_p < 1.0 or params.min_p)
 
 
 class Chains:
@@ -59,6 +65,7 @@ class Chains:
         self._end([sequence.stop_ids for sequence, _ in live])
         self._rule([budget.stopping for _, budget in live], deepest)
         self._temperatures[:count] = [sequence.params.temperature for sequence, _ in live]
+        self._cut([sequence.params for sequence, _ in live])
         self._chosen[: count * deepest] = -1
         if kind is not Proposal.POINT:
             for place, (sequence, budget) in enumerate(live):
@@ -66,6 +73,13 @@ class Chains:
                     begin = place * deepest
                     self._keys[begin : begin + budget.depth] = [self._key(sequence, level) for level in range(budget.depth)]
         return count * deepest if kind.drawn else count
+
+    def _cut(self, params: Many[SamplingParams]) -> None:
+        """Tell which tokens are left out."""
+        self._job["cuts"] = any(map(_cuts, params))
+        if self._job["cuts"]:
+            for numbers, name in ((self._top_ks, "top_k"), (self._top_ps, "top_p"), (self._min_ps, "min_p")):
+                numbers[: len(params)] = [getattr(one, name) for one in params]
 
     def _end(self, ends: Many[frozenset[int]]) -> None:
         """Tell which tokens end each text."""
@@ -90,6 +104,8 @@ class Chains:
         self._sequences = self._levels = 0
         self._owners, self._depths = np.zeros(sequences, np.int64), np.zeros(sequences, np.int64)
         self._floors, self._temperatures = np.zeros(sequences, np.float32), np.zeros(sequences, np.float32)
+        self._top_ks = np.zeros(sequences, np.int64)
+        self._top_ps, self._min_ps = np.ones(sequences, np.float32), np.zeros(sequences, np.float32)
         self._odds, self._reaches = np.ones(sequences, np.float32), np.ones(sequences, np.float32)
         self._chances, self._least = np.zeros(sequences, np.int64), np.zeros(levels, np.float32)
         self._keys, self._chosen = np.zeros(levels, np.uint64), np.zeros(levels, np.int64)

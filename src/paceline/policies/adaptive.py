@@ -1,9 +1,10 @@
 """Adaptive: drafts whatever makes most tokens a second on this machine, down to nothing at all.
 
-Two things are known: what a forward of so many rows and a draft of so many levels take here (`costs`), and how likely a drafted
-token is to come true, by drafter, depth, confidence and request (`acceptance`, `depths`). Four decisions follow, each per step:
+Two things are known: what a forward of so many rows and a draft of so many levels take here (`learning/costs`), and how likely a
+drafted token is to come true, by drafter, depth, confidence and request (`learning/acceptance`, `learning/depths`). Four
+decisions follow, each per step:
 
-- *Is a look-up worth its time?* Each request keeps account of what asking brought in seconds (`accounts`).
+- *Is a look-up worth its time?* Each request keeps account of what asking brought in seconds (`learning/accounts`).
 - *How deep may a costly drafter go, and for whom?* The depth and the set of sequences with the most expected tokens per second,
   counting the levels the target would see anyway from what look-ups proposed. One that is never worth it is tried now and then.
 - *Where does its draft end before?* Behind a token with which all that is drafted has become so unlikely that what one more level

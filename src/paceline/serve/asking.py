@@ -67,7 +67,8 @@ class Ending:
 
     reason: "stop", "length", "timeout" or "abort". stop: the stop string or stop token id that ended it, if one did.
     cached_tokens: prompt tokens that were not computed again. accepted_reference_tokens, rejected_reference_tokens: of what
-    `reference` proposed. speculation: the counts of `Speculation`, and `lossless`, `drafter`, `policy`, `verifier`, `target`.
+    `reference` proposed. speculation: the counts of `Speculation`, and `lossless`, `keeps` ("text", "law" or "nothing"),
+    `drafter`, `policy`, `verifier`, `target`.
     """
 
     reason: str

@@ -1,12 +1,16 @@
-"""GGUF: a Llama checkpoint written with the `gguf` package, for llama.cpp and OpenVINO GenAI.
+"""GGUF: a Llama, Mistral, Qwen2 or Qwen3 checkpoint written with the `gguf` package, for llama.cpp and OpenVINO GenAI.
 
-Matrices in the wanted format, norms in float32. Rows of the query and key projections are reordered, since llama.cpp rotates
-neighbouring pairs where transformers rotates halves. Tokens are named, but only token ids are ever exchanged.
+Matrices in the wanted format, norms and biases in float32. Of Llama and Mistral the rows of the query and key projections are
+reordered, since llama.cpp rotates neighbouring pairs there where transformers rotates halves. Tokens are named, but only token
+ids are ever exchanged.
+
+Source: the tensor names and keys of the `gguf` package; which architecture rotates how, llama.cpp's own converter.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,11 +34,22 @@ _BLOCK = {
     "mlp.gate_proj": "ffn_gate",
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
 }
+_ARCHITECTURES = {"llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
+"""`model_type` -> llama.cpp's name."""
+_PAIRED = "llama"
+"""The one that rotates neighbouring pairs."""
+_EXTRAS = {
+    "qwen2": frozenset({"self_attn.q_proj.bias", "self_attn.k_proj.bias", "self_attn.v_proj.bias"}),
+    "qwen3": frozenset({"self_attn.q_norm.weight", "self_attn.k_norm.weight"}),
+}
+"""What a layer has beside the weights of a plain Llama's."""
 
 
 def gguf_file(source: Path, folder: Path, weights: str) -> Path:
-    """The checkpoint as a GGUF file in `folder`, written unless it is there. Raises ModelError for one that is no plain Llama."""
+    """The checkpoint as a GGUF file in `folder`, written unless it is there. Raises ModelError for one that cannot be."""
     kind = FORMATS[weights]
     file = folder / f"{source.name}-{kind}.gguf"
     if not file.exists():
@@ -48,10 +63,14 @@ def _write(checkpoint: Checkpoint, file: Path, kind: str) -> None:
     import gguf  # pyright: ignore[reportMissingImports]
 
     config = checkpoint.config
-    rope = config.get("rope_parameters") or {}
-    if config["model_type"] != "llama" or rope.get("rope_type", "default") != "default" or config.get("rope_scaling"):
-        raise ModelError(f"'{checkpoint.path.name}' cannot be written as GGUF here: only plain Llama models can")
-    writer = gguf.GGUFWriter(file, "llama")
+    # older files keep the base and what stretches it apart
+    rope = {"rope_theta": config.get("rope_theta"), **(config.get("rope_scaling") or {}), **(config.get("rope_parameters") or {})}
+    stretched = rope.get("rope_type") or rope.get("type") or "default"
+    architecture = _ARCHITECTURES.get(config["model_type"])
+    if architecture is None or stretched not in ("default", "llama3") or _slides(config):
+        known = "Llama, Mistral, Qwen2 and Qwen3 can be, without sliding windows and stretched only as Llama 3 is"
+        raise ModelError(f"'{checkpoint.path.name}' cannot be written as GGUF here: {known}")
+    writer = gguf.GGUFWriter(file, architecture)
     heads = config["num_attention_heads"]
     key_heads = config.get("num_key_value_heads") or heads
     head_dim = config.get("head_dim") or config["hidden_size"] // heads
@@ -65,13 +84,17 @@ def _write(checkpoint: Checkpoint, file: Path, kind: str) -> None:
     writer.add_key_length(head_dim)
     writer.add_value_length(head_dim)
     writer.add_rope_dimension_count(head_dim)
-    writer.add_rope_freq_base(float(rope.get("rope_theta") or config.get("rope_theta") or 10000.0))
+    base = float(rope["rope_theta"] or 10000.0)
+    writer.add_rope_freq_base(base)
+    if stretched == "llama3":
+        writer.add_tensor("rope_freqs.weight", _stretches(rope, base, head_dim))
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     writer.add_vocab_size(config["vocab_size"])
     writer.add_file_type(gguf.LlamaFileType[("ALL_" if kind == "F32" else "MOSTLY_") + kind])
     _add_tokenizer(writer, checkpoint)
     held = gguf.GGMLQuantizationType[kind]
-    for name, tensor in _tensors(checkpoint, {"q_proj": heads, "k_proj": key_heads}):
+    paired = {"q_proj": heads, "k_proj": key_heads} if architecture == _PAIRED else {}
+    for name, tensor in _tensors(checkpoint, paired):
         if tensor.ndim > 1:
             writer.add_tensor(name, gguf.quants.quantize(tensor, held), raw_dtype=held)
         else:
@@ -102,15 +125,18 @@ def _add_tokenizer(writer: Any, checkpoint: Checkpoint) -> None:
 
 def _tensors(checkpoint: Checkpoint, rotated: dict[str, int]) -> Iterator[tuple[str, np.ndarray]]:
     """Every tensor under its GGUF name, float32. rotated: projection -> its heads, whose rows are reordered."""
+    family = checkpoint.config["model_type"]
+    extras = _EXTRAS.get(family, frozenset[str]())
     for shard in checkpoint.shards:
         with safe_open(shard, "pt") as file:
             for name in file.keys():  # noqa: SIM118 (not a dict)
                 module, kind = name.rsplit(".", 1)
-                if kind != "weight":
-                    raise ModelError(f"'{checkpoint.path.name}' has '{name}', which a plain Llama has not")
+                inner = name.removeprefix("model.layers.").partition(".")[2]
+                if (kind != "weight" or module.endswith(("q_norm", "k_norm"))) and inner not in extras:
+                    raise ModelError(f"'{checkpoint.path.name}' has '{name}', which a {family} model has not")
                 tensor = file.get_tensor(name).float().numpy()
                 heads = rotated.get(module.rpartition(".")[2])
-                yield f"{_renamed(module)}.weight", np.ascontiguousarray(_paired(tensor, heads) if heads else tensor)
+                yield f"{_renamed(module)}.{kind}", np.ascontiguousarray(_paired(tensor, heads) if heads else tensor)
 
 
 def _renamed(module: str) -> str:
@@ -123,3 +149,21 @@ def _renamed(module: str) -> str:
 def _paired(rows: np.ndarray, heads: int) -> np.ndarray:
     """Rows of each head, first and second half, interleaved."""
     return rows.reshape(heads, 2, rows.shape[0] // heads // 2, -1).swapaxes(1, 2).reshape(rows.shape)
+
+
+def _slides(config: Mapping[str, Any]) -> bool:
+    """Whether any row sees less than all before it: these architectures of llama.cpp have no window."""
+    window = config.get("sliding_window") if config.get("use_sliding_window", True) else None
+    return window is not None and window < config["max_position_embeddings"]
+
+
+def _stretches(rope: Mapping[str, Any], base: float, head_dim: int) -> np.ndarray:
+    """By what each frequency is divided for longer texts, float32 [head_dim / 2].
+
+    Source: Llama 3.1's rotation, as transformers has it (`rope_type` "llama3").
+    """
+    lengths = 2 * math.pi * base ** (np.arange(0, head_dim, 2) / head_dim)
+    factor, low, high = (float(rope[name]) for name in ("factor", "low_freq_factor", "high_freq_factor"))
+    turns = float(rope["original_max_position_embeddings"]) / lengths
+    smooth = np.clip((turns - low) / (high - low), 0.0, 1.0)
+    return (1.0 / (smooth + (1.0 - smooth) / factor)).astype(np.float32)

@@ -51,8 +51,11 @@ def _likeliest(row, count):
 
 
 @helper
-def _drawn(row, count, temperature, key):
-    """The token with the largest logit / temperature + noise. Logarithms are taken only where the noise can decide."""
+def _drawn(row, count, temperature, key, above):
+    """The token with the largest logit / temperature + noise, of those whose logit is above one that is not the largest.
+
+    Logarithms are taken only where the noise can decide.
+    """
     logits = floats(row)
     best, top = _likeliest(row, count), -np.inf
     if best < 0:
@@ -61,6 +64,8 @@ def _drawn(row, count, temperature, key):
     first = best
     for turn in range(-1, count):
         token = first if turn < 0 else turn
+        if not logits[token] > above:
+            continue
         score = logits[token] / temperature
         if not score + _LARGEST > top:
             continue
@@ -96,6 +101,48 @@ def _weight_of_noise(word):
     rest = (_f(np.int32(np.int32(0x7FFFFFFF) - high)) + _f(0.5)) * _f(2.0**-31)
     near_one = rest * (_f(1) + rest * (_f(1 / 2) + rest * (_f(1 / 3) + rest * _f(1 / 4))))
     return _f(1) / (near_one if rest < _f(0.03) else -_logarithm((_f(high) + _f(0.5)) * _f(2.0**-31)))
+
+
+@_loops
+def _larger(row, count, bound):
+    """How many logits are larger than a bound."""
+    logits, number = floats(row), 0
+    for token in range(count):
+        number += logits[token] > bound
+    return number
+
+
+@_loops
+def _share_above(row, count, temperature, bound, top):
+    """The share in the softmax of logits / temperature of those that are larger than a bound. top: the largest."""
+    logits, scale, part, total = floats(row), _f(1) / temperature, _f(0), _f(0)
+    for token in range(count):
+        weight = exponential((logits[token] - top) * scale)
+        total += weight
+        part += weight if logits[token] > bound else _f(0)
+    return part / total
+
+
+@helper
+def _drawn_within(row, count, temperature, key, top_k, top_p, min_p):
+    """The same, of those that top-k, top-p and min-p leave. -1 where no logit is a number.
+
+    No order is made for it: what is drawn is kept if few enough, or little enough, stands before it; else it is drawn anew from
+    what does. top-p is taken of all tokens, where the target takes it of those that top-k leaves: a draft may differ.
+    """
+    logits = floats(row)
+    best = _likeliest(row, count)
+    if best < 0:
+        return best
+    top = logits[best]
+    above = top + temperature * _f(math.log(min_p)) if min_p > 0 else _f(-np.inf)
+    while True:
+        token = _drawn(row, count, temperature, key, above)
+        bound = logits[token]
+        few = top_k == 0 or _larger(row, count, bound) < top_k
+        if few and (top_p >= 1 or _share_above(row, count, temperature, bound, top) < top_p):
+            return token
+        above = bound
 
 
 @_loops
@@ -180,6 +227,9 @@ def draft(thread, address):
     depths = carray(pointer(job.depths), count, np.int64)
     keys = carray(pointer(job.keys), count * deepest, np.int64)
     temperatures = carray(pointer(job.temperatures), count, np.float32)
+    top_ks = carray(pointer(job.top_ks), count, np.int64)
+    top_ps = carray(pointer(job.top_ps), count, np.float32)
+    min_ps = carray(pointer(job.min_ps), count, np.float32)
     floors = carray(pointer(job.floors), count, np.float32)
     bounds = carray(pointer(job.end_bounds), count + 1, np.int64)
     ends = carray(pointer(job.ends), bounds[count], np.int64)
@@ -201,8 +251,10 @@ def draft(thread, address):
                 temperature, choice = _f(1), LIKELIEST
             if choice == LIKELIEST:
                 token = _likeliest(line, job.vocabulary)
+            elif job.cuts == 0:
+                token = _drawn(line, job.vocabulary, temperature, keys[place], _f(-np.inf))
             else:
-                token = _drawn(line, job.vocabulary, temperature, keys[place])
+                token = _drawn_within(line, job.vocabulary, temperature, keys[place], top_ks[owner], top_ps[owner], min_ps[owner])
             if token >= 0 and choice == COUPLED:
                 confidences[place] = _share_noised(line, job.vocabulary, temperature, keys[place], token)
             elif token >= 0:

@@ -153,6 +153,10 @@ DRAFT = np.dtype(
         ("reaches", "i8"),  # float32 [S]: how likely all that was drafted comes true; 1 at first
         ("least", "i8"),  # float32 [S, D]: a draft ends behind a level reached with less
         ("temperatures", "i8"),  # float32 [S]; 0: greedy
+        ("cuts", "i8"),  # 0 where no sequence has any of these three
+        ("top_ks", "i8"),  # int64 [S]; 0: all
+        ("top_ps", "i8"),  # float32 [S]; 1: all
+        ("min_ps", "i8"),  # float32 [S]; 0: all
         ("keys", "i8"),  # int64 [S, D]: of the noise
         ("chosen", "i8"),  # int64 [S, D]: the drafts, -1 where there is none
         ("confidences", "i8"),  # float32 [S, D]: how likely each is held

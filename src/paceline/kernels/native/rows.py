@@ -83,23 +83,24 @@ def laid_out(matrix, norm, rows, source, stride, chosen, count, scratch, thread,
     together = _shared(parts, threads)
     for part in range(thread if together else 0, parts, threads if together else 1):
         begin, end = part_begin(rows, parts, part), part_begin(rows, parts, part + 1)
-        tile, ready = tiles + begin * matrix.row_bytes, norm.kind == NO_NORM and len(chosen) == 0
-        if matrix.laid == FLOATS and ready and count == matrix.inputs:
-            # [inputs, rows]: rows become columns
-            turned(source + 4 * stride * begin, 4 * stride, end - begin, count // LANES, tile)
-            continue
-        for row in range(begin, end):
-            address = source + 4 * stride * (row if len(chosen) == 0 else chosen[row])
-            line = own + (4 * matrix.inputs * (row - begin) if matrix.laid == FLOATS else 0)
-            if norm.kind != NO_NORM:
-                normed(norm, address, count, line)
-                address = line
-            if matrix.laid == FLOATS:
-                _extended(address, count, matrix.inputs, line)
-            else:
-                narrowed(matrix.laid, address, count, matrix.inputs, own, tile, row - begin, end - begin)
+        tile = tiles + begin * matrix.row_bytes
+        lines, wide = own, 4 * matrix.inputs
+        if matrix.laid == FLOATS and norm.kind == NO_NORM and len(chosen) == 0 and count == matrix.inputs:
+            lines, wide = source + 4 * stride * begin, 4 * stride
+        else:
+            for row in range(begin, end):
+                address = source + 4 * stride * (row if len(chosen) == 0 else chosen[row])
+                line = own + (wide * (row - begin) if matrix.laid == FLOATS else 0)
+                if norm.kind != NO_NORM:
+                    normed(norm, address, count, line)
+                    address = line
+                if matrix.laid == FLOATS:
+                    _extended(address, count, matrix.inputs, line)
+                else:
+                    narrowed(matrix.laid, address, count, matrix.inputs, own, tile, row - begin, end - begin)
         if matrix.laid == FLOATS:
-            turned(own, 4 * matrix.inputs, end - begin, matrix.inputs // LANES, tile)
+            # [inputs, rows]: rows become columns
+            turned(lines, wide, end - begin, matrix.inputs // LANES, tile)
     if together:
         round_ += 1
         barrier(scratch.counter, round_, threads)

@@ -46,6 +46,9 @@ def _over(builder: Any, count: int, arguments: Any) -> None:
         offset = builder.mul(loop.index, constant(4 * LANES))
         place = builder.add(target, builder.mul(loop.index, constant(4 * LANES * count)))
         found = [load(builder, builder.add(line, offset), VECTOR, 4) for line in lines]
+        if count == 1:
+            store(builder, found[0], place, 4)
+            return
         squares = [_turned(builder, found[first : first + LANES]) for first in range(0, count, LANES)]
         # in rising order: what a store writes too much, a later one writes over, but for the last ones
         for lane in range(LANES):

@@ -1,0 +1,72 @@
+"""Tokens per step of the target on the embedded model, greedy: a property of method and text, whatever the machine."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from paceline import LLM, SamplingParams
+from paceline.bench.tasks import load_tasks
+from paceline.datastore import build
+from shared import DATA, WHY
+
+TOKENS = 96
+
+
+@cache
+def llm() -> LLM:
+    return LLM(draft="none", policy="fixed")
+
+
+def tau(draft: str, task: str) -> float:
+    """One request after another, each from nothing."""
+    engine = llm()
+    engine.use(draft)
+    emitted = taken = 0
+    for item in load_tasks(task)[0].items:
+        engine.engine.speculative.drafter.forget()
+        count = engine.generate(item.texts[0], SamplingParams(max_tokens=TOKENS))[0].speculation
+        emitted, taken = emitted + count.emitted_tokens, taken + count.steps
+    return emitted / taken
+
+
+@pytest.mark.parametrize(
+    ("draft", "task", "least"),
+    [
+        ("ngram", "sql", 1.15),
+        ("ngram", "copy", 1.8),
+        ("lookahead", "e2e", 1.2),
+        ("lookahead", "sql", 1.2),
+        ("suffix", "copy", 1.8),
+    ],
+)
+def test_a_look_up_finds_what_it_is_for(draft: str, task: str, least: float) -> None:
+    assert tau(draft, task) >= least
+
+
+def test_what_the_answer_is_nearly_is_the_best_draft_of_it() -> None:
+    """Each answer with a word changed in the middle."""
+    engine = llm()
+    emitted = taken = 0
+    for item in load_tasks("story")[0].items:
+        engine.use("none")
+        answer = engine.generate(item.texts[0], SamplingParams(max_tokens=TOKENS))[0].text.split(" ")
+        answer[len(answer) // 2] = "Wednesday"
+        engine.use("reference")
+        count = engine.generate(item.texts[0], SamplingParams(max_tokens=TOKENS), reference=" ".join(answer))[0].speculation
+        emitted, taken = emitted + count.emitted_tokens, taken + count.steps
+    assert emitted / taken >= 3.5
+
+
+@pytest.mark.skipif(not DATA.is_dir(), reason=WHY)
+def test_a_datastore_of_the_training_text_finds_more_than_the_text_itself(tmp_path: Path) -> None:
+    rows = [json.loads(line) for line in (DATA / "e2e" / "train.jsonl").read_text(encoding="utf-8").splitlines()[:8000]]
+    corpus = tmp_path / "corpus.jsonl"
+    corpus.write_text("".join(json.dumps({"text": f"mr: {row['mr']} => text {row['ref']}"}) + "\n" for row in rows))
+    tokenizer = llm().tokenizer
+    encode = lambda text: tokenizer.encode(text, add_special=False)  # noqa: E731
+    build([corpus], tmp_path / "store", encode, tokenizer.vocab_size, tokenizer.fingerprint, lambda *said: None)
+    assert tau(f'datastore:"{tmp_path / "store"}"', "e2e") > 1.2 * tau("ngram", "e2e")
