@@ -35,7 +35,7 @@ PARAMS = [
     SamplingParams(temperature=0.9, min_p=0.3),
     SamplingParams(temperature=2.0, top_k=1),
     SamplingParams(temperature=2.0, min_p=1.0),
-    SamplingParams(temperature=1.5, top_p=0.01),
+    SamplingParams(temperature=1.5, top_p=1e-300),
     SamplingParams(temperature=1.5, top_k=9, min_p=0.05),
 ]
 

@@ -140,7 +140,8 @@ def _drawn_within(row, count, temperature, key, top_k, top_p, min_p):
         token = _drawn(row, count, temperature, key, above)
         bound = logits[token]
         few = top_k == 0 or _larger(row, count, bound) < top_k
-        if few and (top_p >= 1 or _share_above(row, count, temperature, bound, top) < top_p):
+        # before the likeliest nothing stands, whatever numbers a share overflows to
+        if token == best or (few and (top_p >= 1 or _share_above(row, count, temperature, bound, top) < top_p)):
             return token
         above = bound
 
