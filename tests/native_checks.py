@@ -116,7 +116,8 @@ def native_families() -> bool:
 def native_drafts() -> bool:
     """Drafts in one call equal drafts token by token, twice: once behind prompts, then behind what came true."""
     model = _loaded()
-    for params in (SamplingParams(), SamplingParams(temperature=2.0), SamplingParams(temperature=2.0, top_p=0.3)):
+    cuts = [SamplingParams(temperature=2.0, **one) for one in ({"top_p": 0.3}, {"top_k": 2}, {"min_p": 0.5})]
+    for params in (SamplingParams(), SamplingParams(temperature=2.0), *cuts, SamplingParams(logit_bias={7: 100.0})):
         drafts: list[list[list[DraftTree]]] = []
         for extend in (NativeModel.extend, LanguageModel.extend):
             store = model.new_cache()

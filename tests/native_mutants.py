@@ -259,7 +259,7 @@ def drafts_draw_with_the_noise_of_the_next_position(patch: pytest.MonkeyPatch) -
 
 
 @mutant("native drafts")
-def drafts_know_nothing_of_penalties(patch: pytest.MonkeyPatch) -> None:
+def drafts_know_nothing_of_biases(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(native, "is_compiled", lambda params, kind: True)
 
 
