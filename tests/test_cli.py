@@ -188,13 +188,16 @@ def test_embedded_models_speak_json(monkeypatch, capsys) -> None:
     assert "models" in json.loads(capsys.readouterr().out)
 
 
+_LONELY_AUTO = "'auto' stands alone, or names a smaller model as in 'auto:PATH'; for this model it is 'ngram+recycle'"
+
+
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
         (["-p", "x", "--draft", "ngam"], "there is no drafter 'ngam'; the nearest is 'ngram'"),
         (["-p", "x", "--draft", "NGRAM"], "there is no drafter 'NGRAM'; the nearest is 'ngram'"),
         (["-p", "x", "--draft", "zzz"], "there is no drafter 'zzz'; choose from auto, none, unigram"),
-        (["-p", "x", "--draft", "auto+ngram"], "as in 'auto:PATH'; for this model it is 'ngram+recycle'"),
+        (["-p", "x", "--draft", "auto+ngram"], _LONELY_AUTO),
         (["-p", "x", "--draft", "ngram:mx=3"], "'ngram' has no option 'mx'; the nearest is 'max'"),
         (["-p", "x", "--draft", "ngram:max=0"], "max"),
         (["-p", "x", "--draft", "model:/nowhere"], "/nowhere"),

@@ -173,7 +173,10 @@ def test_a_size_that_is_no_whole_number_from_1_is_refused_by_name(folder: Path, 
     [
         ({"draft": None}, "a spec is a text such as 'ngram' or 'none', not None"),
         ({"draft": ""}, "a spec is empty"),
-        ({"draft": "ngram+auto"}, "'auto' stands alone, or names .*; for this model it is 'ngram\\+recycle'"),
+        (
+            {"draft": "ngram+auto"},
+            "'auto' stands alone, or names a smaller model as in 'auto:PATH'; for this model it is 'ngram\\+recycle'",
+        ),
         ({"beside": ("auto",)}, "'auto' stands alone"),
         ({"verify": None}, "a spec is a text"),
         ({"verify": ""}, "the verifier is an empty text"),

@@ -146,7 +146,8 @@ def test_what_is_no_text_is_no_spec(text: object) -> None:
 @pytest.mark.parametrize("text", ["auto+ngram", "ngram+auto", "auto^model:x", "auto@int8", "auto:x,y", "auto:depth=4"])
 def test_auto_is_part_of_no_other_spec(text: str) -> None:
     assert not is_automatic(text)
-    with pytest.raises(SpecError, match=r"^'auto' stands alone, or names .* 'auto:PATH'; for this model it is 'ngram\+recycle'$"):
+    told = r"^'auto' stands alone, or names a smaller model as in 'auto:PATH'; for this model it is 'ngram\+recycle'$"
+    with pytest.raises(SpecError, match=told):
         spelled_out(text, "/a/model")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from paceline.bench.ours import PLAIN
-from paceline.compose import is_automatic, spelled_out, usual_policy
+from paceline.compose import spelled_out, usual_policy
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Mode:
     def of(cls, draft: str, verify: str | None, policy: str | None, source: str) -> Mode:
         """source: the model for which `auto` stands for something."""
         name = ", ".join(part for part in (draft, verify, policy) if part)
-        spec = spelled_out(draft, source) if is_automatic(draft) else draft
+        spec = spelled_out(draft, source)
         return cls(name, draft, spec, cls.verify if verify is None else verify, policy or usual_policy(draft))
 
     def recorded(self) -> dict[str, str]:

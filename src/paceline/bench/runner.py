@@ -99,9 +99,9 @@ class _Run:
         """One more decoder. Raises RequestError for a lossy rule without leave."""
         self.llm.use(mode.spec, mode.policy, verify=mode.verify)
         temperature, seed = self.settings.temperature, self.settings.seed
-        kept = self.llm.lossless(SamplingParams(temperature=temperature))
+        keeps = self.llm.keeps(SamplingParams(temperature=temperature))
         self.modes[mode.name] = mode
-        self.ours[mode.name] = EngineDecoder(mode.name, self.llm.engine, temperature, seed, kept.value if kept else "nothing")
+        self.ours[mode.name] = EngineDecoder(mode.name, self.llm.engine, temperature, seed, keeps)
 
     def _load_peers(self) -> None:
         weights = self.target.weights if self.target.weights in WEIGHTS else "fp32"

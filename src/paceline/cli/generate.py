@@ -155,7 +155,7 @@ def _answer_json(llm: LLM, completion: Completion, params: SamplingParams, wall_
     from paceline.display import speculation_json
     from paceline.machine import peak_resident_bytes
 
-    speculative, keeps = llm.engine.speculative, llm.lossless(params)
+    speculative, keeps = llm.engine.speculative, llm.keeps(params)
     return {
         "text": completion.text,
         "token_ids": completion.token_ids,
@@ -171,8 +171,8 @@ def _answer_json(llm: LLM, completion: Completion, params: SamplingParams, wall_
             "drafter": speculative.drafter.name,
             "verifier": speculative.verifier.name,
             "policy": speculative.policy.name,
-            "lossless": keeps is not None,
-            "keeps": keeps.value if keeps else "nothing",
+            "lossless": keeps != "nothing",
+            "keeps": keeps,
             "law": speculative.verifier.law,
             "target": llm.target.described,
             **speculation_json(completion.speculation),

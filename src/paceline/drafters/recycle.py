@@ -99,6 +99,9 @@ class RecycleDrafter(Drafter):
     def _begin(self) -> None:
         """Take every rank to come true as often as usual."""
         self._ranks = Ranks(_acceptance(self._successors))
+        self._reshape()
+
+    def _reshape(self) -> None:
         self._shape = optimal_tree(self._ranks.acceptance, self.options.nodes, self.options.depth)
 
     def propose(self, sequences: Many[Sequence], budgets: Many[Budget]) -> list[DraftTree]:
@@ -143,7 +146,7 @@ class RecycleDrafter(Drafter):
         for sequence, verdict in zip(sequences, verdicts, strict=True):
             draft = drafts.get(sequence.key)
             if draft is not None and len(draft) > 1 and self._ranks.observe(draft, verdict.tokens):
-                self._shape = optimal_tree(self._ranks.acceptance, self.options.nodes, self.options.depth)
+                self._reshape()
         room = sum(len(table.successors.tokens) for table in self._tables.values())
         while room > _MOST_TOKENS and len(self._tables) > len(tenants):
             room -= len(self._tables.popitem(last=False)[1].successors.tokens)

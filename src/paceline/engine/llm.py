@@ -212,6 +212,11 @@ class LLM:
             )
         return kept
 
+    def keeps(self, params: SamplingParams) -> str:
+        """The same in a word, as records and answers say it: "text", "law" or "nothing"."""
+        kept = self.lossless(params)
+        return kept.value if kept else "nothing"
+
     def generate(
         self,
         prompts: Prompt | Many[Prompt],

@@ -98,7 +98,7 @@ class Worker:
     def _begin(self, number: int, ask: Ask, news: News) -> None:
         """Admit an ask, or say why it cannot be."""
         try:
-            keeps = self._llm.lossless(ask.params)
+            keeps = self._llm.keeps(ask.params)
             sequence = self._engine.add(
                 ask.prompt,
                 ask.params,
@@ -112,8 +112,7 @@ class Worker:
             news.refused[number] = str(error)
             return
         drafter = self._facts["drafter"] if ask.drafters is None else "+".join(ask.drafters) or "none"
-        kept = {"lossless": keeps is not None, "keeps": keeps.value if keeps else "nothing"}
-        facts = {**self._facts, "drafter": drafter, **kept}
+        facts = {**self._facts, "drafter": drafter, "lossless": keeps != "nothing", "keeps": keeps}
         self._running[sequence.key] = Running(number, ask, sequence, facts, monotonic())
         self._numbers[number] = sequence.key
         self._report.changed = True

@@ -75,8 +75,8 @@ def _turned(builder: Any, rows: list[Any]) -> list[Any]:
 
 
 def _first(builder: Any, vector: Any, count: int) -> Any:
-    """The first `count` numbers of a vector, all of them where it has no more."""
-    return vector if count >= LANES else builder.shuffle_vector(vector, vector, _mask(list(range(count))))
+    """The first `count` numbers of a vector that has more."""
+    return builder.shuffle_vector(vector, vector, _mask(list(range(count))))
 
 
 def _mask(lanes: list[int]) -> ir.Constant:
