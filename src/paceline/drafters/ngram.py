@@ -59,9 +59,9 @@ class NgramDrafter(StatefulDrafter[Occurrences]):
         super().__init__()
         self.options = options
         self.budget = Budget(nodes=options.nodes, depth=min(options.depth, options.nodes))
-        self._look_up = LookUp(options.nodes)
         # before anything is timed
         ready(KERNELS)
+        self._look_up = LookUp(options.nodes)
 
     def _one(self, sequence: Sequence, budget: Budget) -> DraftTree:
         budget = budget.within(self.budget)

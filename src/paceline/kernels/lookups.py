@@ -83,6 +83,15 @@ class Call:
             for axis in range(count):
                 setattr(self.record, f"{name}_{axis}", value.shape[axis])
 
+    def again(self, **values: Any) -> Call:
+        """Another call with the same arguments but for these: to have its address, which takes long, is not asked of every array."""
+        other: Call = object.__new__(Call)
+        other._lookup, other._function, other._arrays = self._lookup, self._function, dict(self._arrays)
+        other.record = type(self.record).from_buffer_copy(self.record)
+        other._address = ctypes.addressof(other.record)
+        other.give(**values)
+        return other
+
     def let_go(self, *names: str) -> None:
         """Keep some arrays no longer: it must be given others before it is called again."""
         for name in names:

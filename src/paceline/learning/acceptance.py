@@ -29,7 +29,7 @@ _DOUBT, _DOUBT_BEFORE = 2.5, 6.0
 confidences of a draft are known, and before."""
 
 
-@dataclass
+@dataclass(slots=True)
 class _Record:
     """What one drafter did for one request of late: nodes that were judged, hits among them, and how many were expected."""
 

@@ -33,7 +33,7 @@ _HOPEFUL = 8
 """One request in so many begins by asking a look-up that did not pay of late."""
 
 
-@dataclass
+@dataclass(slots=True)
 class Account:
     """Seconds that asking one look-up for one request brings, of late, the asking not counted.
 

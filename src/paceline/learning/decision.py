@@ -5,9 +5,10 @@ such situation has a decision of its own. For one sequence what was found is tol
 prompt by about how much of it is read, and the drafter by how much of the text it lacks; in a batch, where that is another thing
 each time, only whether anything is found or read.
 
-That nobody asks stands longer each time, while the batch is about as large: what is learnt meanwhile is little. The more look-ups
-find the less asking is worth, so what nobody is worth beside less nobody is worth beside more. A draft for some stands for some
-steps, while the batch is the same, or any other one sequence; in a batch only where nothing is found or read.
+What is decided once more as it was before stands twice as long: little is learnt in between that would change it. The more look-ups
+find the less asking is worth, so what nobody is worth beside less nobody is worth beside more. That nobody asks stands while the
+batch is about as large; a draft for some while it is the same, or any other one sequence, and in a batch only where nothing is
+found or read.
 """
 
 from __future__ import annotations
@@ -21,13 +22,12 @@ from paceline.learning.draft_curve import bucket
 from paceline.sequence import Sequence
 from paceline.tree import DraftTree
 
-_LONGEST_REST = 32
-"""Steps for which the decision that nobody asks may stand."""
-_FIRST_REST, _FIRST_REST_BESIDE = 1, 8
-"""For which it stands at first, alone and beside what a look-up found, where less is lost by not asking."""
-_REPEATED = 15
-"""Further steps in which what was granted once is granted again."""
-_REPEATED_READING = 64
+_RESTS, _RESTS_BESIDE = (1, 32), (8, 32)
+"""Further steps for which the decision that nobody asks stands, at first and at most: alone, and beside what a look-up found,
+where less is lost by not asking."""
+_REPEATED = (15, 60)
+"""Those in which what was granted once is granted again."""
+_REPEATED_READING = (64, 256)
 """The same beside a prompt, which comes once a request."""
 _SHRUNK = 0.75
 """Share of a batch that must be left, for what nobody was worth in it to be held worth it by nobody still."""
@@ -87,12 +87,12 @@ NOBODY = Decision()
 
 @dataclass(frozen=True)
 class _Held:
-    """until: the last step in which it stands. rest: steps for which it was to, if nobody asks."""
+    """until: the last step in which it stands. steps: those for which it was to."""
 
     decision: Decision
     keys: list[int]
     until: int
-    rest: int
+    steps: int
 
     def suits(self, sequences: Many[Sequence]) -> bool:
         """Whether it is still about this batch."""
@@ -132,15 +132,15 @@ class Decisions:
     def take(self, decision: Decision, sequences: Many[Sequence], situation: Situation) -> None:
         """Decide anew, in the step in which nothing stood."""
         before = self._held.get(situation)
-        steps = rest = 0
         if situation.read and situation.repeats:
-            steps = _REPEATED_READING
+            steps, most = _REPEATED_READING
         elif not decision.chosen:
-            rest = max(2 * before.rest if before else 0, _FIRST_REST_BESIDE if situation.found else _FIRST_REST)
-            steps = rest = min(rest, _LONGEST_REST)
-        elif situation.repeats:
-            steps = _REPEATED
-        held = _Held(decision, [sequence.key for sequence in sequences], self._step + steps, rest)
+            steps, most = _RESTS_BESIDE if situation.found else _RESTS
+        else:
+            steps, most = _REPEATED if situation.repeats else (0, 0)
+        if before is not None and before.decision.depth == decision.depth:
+            steps = min(max(2 * before.steps, steps), most)
+        held = _Held(decision, [sequence.key for sequence in sequences], self._step + steps, steps)
         self._held[situation] = held
         if situation == ALONE:
             self._rest = held if not decision.chosen else None

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
-from enum import Enum
+from enum import StrEnum
 from itertools import takewhile
 from typing import NamedTuple
 
@@ -27,7 +27,7 @@ _MEMORY = 80.0
 """Observations remembered before older ones fade: they are to follow from one kind of request to the next."""
 
 
-class Where(Enum):
+class Where(StrEnum):
     """Where a draft is made."""
 
     BEGINNING = "beginning"
@@ -42,7 +42,7 @@ class Where(Enum):
         return (cls.BESIDE if found else cls.ALONE) if generated_tokens else cls.BEGINNING
 
 
-@dataclass
+@dataclass(slots=True)
 class _Level:
     """Of all that were granted: drafted. Of those whose parent came true: brought, which is drafted and right. Of those drafted
     whose parent came true: right."""

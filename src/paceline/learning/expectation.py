@@ -20,7 +20,7 @@ _DOUBT = 4.0
 """Tokens that must have been expected before it is held that too much is."""
 
 
-@dataclass
+@dataclass(slots=True)
 class _Record:
     """Tokens of one drafter that came true, and how many were expected to, of late."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 
-@dataclass
+@dataclass(slots=True)
 class Share:
     """Hits and trials, those that were only believed among them. memory: trials remembered before older ones fade."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Many
 from itertools import accumulate
+from operator import is_
 
 import numpy as np
 import torch
@@ -42,6 +43,7 @@ class Chains:
 
     def __init__(self, call: int, step: int, known: int) -> None:
         self._known, self._sequences, self._levels = known, 0, 0
+        self._told: list[Sequence] = []
         job = np.zeros(1, layout.DRAFT)
         self._job, self.address = job[0], job.ctypes.data
         self._job["call"], self._job["step"] = call, step
@@ -59,13 +61,15 @@ class Chains:
         job["sequences"], job["deepest"], job["vocabulary"] = count, deepest, min(self._known, vocab_size)
         job["logits_width"], job["level_bytes"] = width, 4 * count * width if kind.drawn else 0
         job["choice"] = _CHOICES[kind]
+        # compiled code moves them up as drafts end
         self._owners[:count] = range(count)
         self._depths[:count] = [budget.depth for _, budget in live]
         self._floors[:count] = [budget.floor for _, budget in live]
-        self._end([sequence.stop_ids for sequence, _ in live])
         self._rule([budget.stopping for _, budget in live], deepest)
-        self._temperatures[:count] = [sequence.params.temperature for sequence, _ in live]
-        self._cut([sequence.params for sequence, _ in live])
+        sequences = [sequence for sequence, _ in live]
+        # nearly always those of the draft before
+        if len(self._told) != count or not all(map(is_, self._told, sequences)):
+            self._tell(sequences)
         self._chosen[: count * deepest] = -1
         if kind is not Proposal.POINT:
             for place, (sequence, budget) in enumerate(live):
@@ -73,6 +77,15 @@ class Chains:
                     begin = place * deepest
                     self._keys[begin : begin + budget.depth] = [self._key(sequence, level) for level in range(budget.depth)]
         return count * deepest if kind.drawn else count
+
+    def _tell(self, sequences: list[Sequence]) -> None:
+        """Tell what stays as it is while the same sequences are drafted for."""
+        # nothing is told until all is: whoever is interrupted in between begins anew
+        self._told = []
+        self._temperatures[: len(sequences)] = [sequence.params.temperature for sequence in sequences]
+        self._end([sequence.stop_ids for sequence in sequences])
+        self._cut([sequence.params for sequence in sequences])
+        self._told = sequences
 
     def _cut(self, params: Many[SamplingParams]) -> None:
         """Tell which tokens are left out."""
@@ -102,6 +115,7 @@ class Chains:
         sequences, levels = max(sequences, 2 * self._sequences), max(levels, 2 * self._levels)
         # none until all are there: whoever is interrupted in between begins anew
         self._sequences = self._levels = 0
+        self._told = []
         self._owners, self._depths = np.zeros(sequences, np.int64), np.zeros(sequences, np.int64)
         self._floors, self._temperatures = np.zeros(sequences, np.float32), np.zeros(sequences, np.float32)
         self._top_ks = np.zeros(sequences, np.int64)

@@ -79,7 +79,7 @@ class AdaptivePolicy(Policy):
         """Seconds that a token took, of late."""
         self._deepened: dict[int, list[float]] = {}
         """Request -> per depth, how likely the draft of this step that a costly drafter was asked for comes true; noted where
-        a look-up was asked too."""
+        a look-up found something."""
         self._batch = self._fed = 1
         """Sequences that are drafted for in this step, asked about or not, and rows that it feeds whatever is drafted."""
         self._reading = self._row_s = 0.0
@@ -134,7 +134,7 @@ class AdaptivePolicy(Policy):
             stopping = Stopping(chances, self.acceptance.odds(key, part.name), decision.least)
             granted[at] = Budget(depth * part.width, depth, stopping=stopping)
             self._visits.visit(part.name, sequences[at], self._steps, tried=not decision.chosen)
-            if self._accounts.asked:
+            if self._accounts.asked and len(trees[at]) > 1:
                 self._deepened[key] = self._chain(sequences[at], part, trees[at])[:depth]
         self._pays = decision.pays if self._batch == 1 and not situation.found else None
         # a trial is no decision, and goes to its depth

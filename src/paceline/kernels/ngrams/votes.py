@@ -42,17 +42,17 @@ class LookUp:
     def __init__(self, nodes: int) -> None:
         most = (nodes + 1) * _VOTES
         self._draft, self._held = np.empty((nodes + 1, 2), np.int64), np.empty(nodes + 1)
-        self._arrays = {
-            "draft": self._draft,
-            "held": self._held,
-            "seen": np.empty((_MOST_LENGTHS * LOOKED_AT, 2), np.int64),
-            "weights": np.empty(_VOTES),
-            "leaf": np.empty(nodes + 1, np.int64),
-            "waiting": np.empty((most, 4), np.int64),
-            "chances": np.empty((most, 2)),
-            "sums": np.empty(_VOTES),
+        self._call = _CONTINUED.call(
+            draft=self._draft,
+            held=self._held,
+            seen=np.empty((_MOST_LENGTHS * LOOKED_AT, 2), np.int64),
+            weights=np.empty(_VOTES),
+            leaf=np.empty(nodes + 1, np.int64),
+            waiting=np.empty((most, 4), np.int64),
+            chances=np.empty((most, 2)),
+            sums=np.empty(_VOTES),
             **{name: np.empty(_VOTES, np.int64) for name in ("matches", "places", "tokens", "masks")},
-        }
+        )
 
     def __call__(
         self, text: Occurrences, tokens: list[int], nodes: int, depth: int, floor: float, paths: int
@@ -65,7 +65,7 @@ class LookUp:
         known, size = text.written(tokens), len(tokens)
         call = text.calls.get(self)
         if call is None:
-            call = text.calls[self] = _CONTINUED.call(**text.arrays, **self._arrays)
+            call = text.calls[self] = self._call.again(**text.arrays)
         record = call.record
         record.known, record.size, record.nodes, record.depth = known, size, nodes, depth
         record.floor, record.paths = floor, paths
