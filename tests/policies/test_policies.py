@@ -203,6 +203,23 @@ def test_a_model_is_not_asked_for_what_a_look_up_has_found() -> None:
     assert policy.budgets(MODEL, [sequence(1)], [found])[0] == NOTHING
 
 
+def test_a_look_up_answers_for_the_draft_that_is_not_made_because_of_it() -> None:
+    """A model whose draft would have brought much is no longer asked: a look-up is worth what it brings beyond that."""
+    found = DraftTree.chain(3, [5] * 6, "ngram", confidences=[0.99] * 6)
+    gains = {}
+    for brings in (0, 3):
+        policy = adaptive_with({1: 1.0, 8: 1.1}, 0.07)
+        for _ in range(30):
+            teach(policy, 0, DraftTree.chain(3, [5] * 6, "model"), [5] * brings + [7])
+        policy.budgets(MODEL, [sequence()], [DraftTree.root(3)])
+        for _ in range(20):
+            policy.budgets(LOOKUP, [sequence()], [DraftTree.root(3)])
+            assert policy.budgets(MODEL, [sequence()], [found])[0] == NOTHING
+            policy.observe([sequence()], [found], [Verdict((1, 2, 3, 4, 5, 6), (5,) * 6 + (7,), 6)], STEP)
+        gains[brings] = policy._accounts._usual["ngram"] / policy._accounts.token_s
+    assert 0.0 < gains[3] < gains[0] - 0.5, gains
+
+
 @st.composite
 def rated(draw: st.DrawFn) -> DraftTree:
     tokens, parents = [9], [-1]

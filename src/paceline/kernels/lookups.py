@@ -84,7 +84,7 @@ class Call:
                 setattr(self.record, f"{name}_{axis}", value.shape[axis])
 
     def again(self, **values: Any) -> Call:
-        """Another call with the same arguments but for these: to have its address, which takes long, is not asked of every array."""
+        """Another call with the same arguments but for these: it takes long to ask an array for its address."""
         other: Call = object.__new__(Call)
         other._lookup, other._function, other._arrays = self._lookup, self._function, dict(self._arrays)
         other.record = type(self.record).from_buffer_copy(self.record)

@@ -104,13 +104,19 @@ class Accounts:
         return int(min(max(ask_s / (_TRIAL_SHARE * self.token_s + 1e-9), _SHORTEST_PAUSE), _LONGEST_PAUSE))
 
     def book(
-        self, sequences: Many[Sequence], trees: Many[DraftTree], known: dict[int, list[float]], beside_s: float, now: int
+        self,
+        sequences: Many[Sequence],
+        trees: Many[DraftTree],
+        known: dict[int, list[float]],
+        forgone_s: dict[int, float],
+        beside_s: float,
+        now: int,
     ) -> None:
         """Account for every look-up that was asked: the time of the tokens it saves, less rows.
 
         trees: what the target looked at. known: by request, per depth, how likely what a costly drafter was asked for all the
-        same comes true. beside_s: what the step took longer, rows and asking aside, because something was drafted in it. now: the
-        step to come.
+        same comes true. forgone_s: by request, what one would have brought that was not asked because of what was found.
+        beside_s: what the step took longer, rows and asking aside, because something was drafted in it. now: the step to come.
         """
         if not self._asked:
             return
@@ -130,6 +136,7 @@ class Accounts:
             gain_s = 0.0
             if taken := tree.sources.count(part.name):
                 gain_s = self.token_s * _brought(tree, part.name, known.get(key)) - row_s * taken - beside_s / drafted
+                gain_s -= forgone_s.get(key, 0.0)
             self._accounts[part.name][key].book(gain_s, ask_s, now, self._longest_pause(ask_s))
             usual = self._usual.get(part.name, _CREDIT * ask_s)
             self._usual[part.name] = usual + _LEARN * (gain_s - usual)

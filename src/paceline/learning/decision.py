@@ -5,10 +5,10 @@ such situation has a decision of its own. For one sequence what was found is tol
 prompt by about how much of it is read, and the drafter by how much of the text it lacks; in a batch, where that is another thing
 each time, only whether anything is found or read.
 
-What is decided once more as it was before stands twice as long: little is learnt in between that would change it. The more look-ups
-find the less asking is worth, so what nobody is worth beside less nobody is worth beside more. That nobody asks stands while the
-batch is about as large; a draft for some while it is the same, or any other one sequence, and in a batch only where nothing is
-found or read.
+What is decided once more as it was before stands twice as long: what is learnt in between is little. The more look-ups find the
+less asking is worth, so what nobody is worth beside less nobody is worth beside more. That nobody asks stands while the batch is
+about as large; a draft for some while it is the same, or any other one sequence, and in a batch only where nothing is found or
+read.
 """
 
 from __future__ import annotations
@@ -125,6 +125,11 @@ class Decisions:
             if decision is not None and not decision.chosen:
                 return decision
         return None
+
+    def latest(self, sequences: Many[Sequence], situation: Situation) -> Decision | None:
+        """What was decided last, if it is about this batch, whether it still stands or not."""
+        held = self._held.get(situation)
+        return held.decision if held is not None and held.suits(sequences) else None
 
     def _stands(self, held: _Held | None, sequences: Many[Sequence]) -> Decision | None:
         return held.decision if held is not None and held.until >= self._step and held.suits(sequences) else None

@@ -80,6 +80,8 @@ class AdaptivePolicy(Policy):
         self._deepened: dict[int, list[float]] = {}
         """Request -> per depth, how likely the draft of this step that a costly drafter was asked for comes true; noted where
         a look-up found something."""
+        self._forgone_s: dict[int, float] = {}
+        """Request -> seconds that a costly drafter would have brought which was not asked because of what look-ups found."""
         self._batch = self._fed = 1
         """Sequences that are drafted for in this step, asked about or not, and rows that it feeds whatever is drafted."""
         self._reading = self._row_s = 0.0
@@ -126,6 +128,8 @@ class AdaptivePolicy(Policy):
             if self._tryouts.may_be_due(part.name):
                 depth, chosen = self._tried(part, sequences)
             if not chosen:
+                if situation.found:
+                    self._forgo(part, sequences, trees, decisions.latest(sequences, situation._replace(found=0)))
                 return [NOTHING] * len(sequences)
         granted = [NOTHING] * len(sequences)
         chances = self.acceptance.chances(part.name)
@@ -140,6 +144,17 @@ class AdaptivePolicy(Policy):
         # a trial is no decision, and goes to its depth
         self._drafted_s += decision.draft_s or self.costs.draft_s(part.name, depth, len(chosen))
         return granted
+
+    def _forgo(self, part: Part, sequences: Many[Sequence], trees: Many[DraftTree], alone: Decision | None) -> None:
+        """Note what a costly drafter would have been worth that nobody asks because of what look-ups found. alone: what was
+        decided last where they found nothing."""
+        if alone is None:
+            return
+        for at in alone.chosen:
+            chain, rows = self._chain(sequences[at], part, trees[at])[: alone.depth], self._fed
+            rows_s = self.costs.curve(rows + alone.depth * part.width) - self.costs.curve(rows)
+            worth_s = self._accounts.token_s * self._expectation.truth(part.name) * sum(chain)
+            self._forgone_s[sequences[at].key] = max(worth_s - rows_s - alone.draft_s / len(alone.chosen), 0.0)
 
     def _decided(self, part: Part, sequences: Many[Sequence], trees: Many[DraftTree]) -> Decision:
         """The decision on one costly drafter. trees: what the target would look at of what look-ups found."""
@@ -355,7 +370,7 @@ class AdaptivePolicy(Policy):
                 self._visits.ended(sequence)
             if self._tryouts.begun and sequence.key == self._tryouts.begun.key:
                 self._tryouts.end(self._gain_s(self._tryouts.begun.part, tree, verdict, rows))
-        self._accounts.book(sequences, trees, self._deepened, self._drafting_s, self._steps)
+        self._accounts.book(sequences, trees, self._deepened, self._forgone_s, self._drafting_s, self._steps)
         self._forget_step()
         self._seen_at = perf_counter()
 
@@ -367,7 +382,8 @@ class AdaptivePolicy(Policy):
 
     def _forget_step(self) -> None:
         self._accounts.forget_asked()
-        self._deepened, self._drafted_s, self._tryouts.begun, self._pays = {}, 0.0, None, None
+        self._deepened, self._forgone_s = {}, {}
+        self._drafted_s, self._tryouts.begun, self._pays = 0.0, None, None
 
     def fork(self, key: int, new_key: int, length: int) -> None:
         self._visits.fork(key, new_key, length)
