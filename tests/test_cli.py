@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from commandline import run, save_pair
+from commandline import complaints, run, save_pair
 
 
 @pytest.fixture(scope="module")
@@ -233,14 +233,14 @@ def test_mistakes_get_one_sentence_and_exit_code_2(monkeypatch, capsys, models, 
     said = capsys.readouterr()
     assert said.out == ""
     assert expected in said.err
-    assert len(said.err.strip().splitlines()) == 1
+    assert len(complaints(said.err)) == 1
     assert "Traceback" not in said.err
 
 
 @pytest.mark.parametrize("model", ["/no/such/folder", "y" * 300, "~nobody-of-this-name/model"])
 def test_a_missing_model_gets_one_sentence_and_exit_code_2(monkeypatch, capsys, model: str) -> None:
     assert run(monkeypatch, "generate", model, "-p", "x") == 2
-    assert len(capsys.readouterr().err.strip().splitlines()) == 1
+    assert len(complaints(capsys.readouterr().err)) == 1
 
 
 @pytest.mark.parametrize(
@@ -250,7 +250,7 @@ def test_a_bad_prompt_file_gets_one_sentence_and_exit_code_2(monkeypatch, capsys
     file = tmp_path / "prompts.jsonl"
     file.write_text(content)
     assert run(monkeypatch, "check", models[0], "--prompts", str(file)) == 2
-    assert len(capsys.readouterr().err.strip().splitlines()) == 1
+    assert len(complaints(capsys.readouterr().err)) == 1
 
 
 def test_chat_keeps_the_cache_between_turns(monkeypatch, capsys, models) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from commandline import complaints
 from paceline import LLM
 from paceline.bench import files, runner
 from paceline.bench.errors import BenchError
@@ -328,4 +329,4 @@ def test_mistakes_get_one_sentence_and_exit_code_2(monkeypatch, capsys, models, 
     said = capsys.readouterr()
     assert said.out == ""
     assert expected in said.err
-    assert len(said.err.strip().splitlines()) == 1
+    assert len(complaints(said.err)) == 1
