@@ -79,9 +79,11 @@ docs: setup
 # recorded of one machine alone
 RECORDS ?= benchmarks
 THREADS ?= 1 2
+# answers of the embedded model alone take some ten milliseconds, so each is measured nine times
 SMALLER := model:"paceline-14m-draft"
 MODEL_DRAFT := --draft '$(SMALLER),depth=5@int8'
 GROWN := --grow 16x768 --tasks e2e,sql --context 320 --max-tokens 64 --draft auto $(MODEL_DRAFT) --limit 4 --repeats 3
+LARGER := --grow 20x1536 --tasks e2e,sql --context 320 --max-tokens 64 --draft auto $(MODEL_DRAFT) --limit 2 --repeats 2
 OTHERS := llama.cpp,ctranslate2,openvino
 # every drafter, and every rule that keeps the text or its law, under one clock
 SIDE := --threads 1 --grow 16x768 --weights w16a16 --limit 4
@@ -91,13 +93,14 @@ RULES := match rejection block multi-round k-seq spechub
 
 bench: $(if $(filter benchmarks,$(RECORDS)),bench-once) setup
 	for threads in $(THREADS); do \
-		$(BIN)/paceline bench --threads $$threads --draft auto --draft ngram $(MODEL_DRAFT) --limit 4 --batch 4,16 --out $(RECORDS) && \
+		$(BIN)/paceline bench --threads $$threads --draft auto --draft ngram $(MODEL_DRAFT) --limit 4 --batch 4,16 --repeats 9 --out $(RECORDS) && \
 		$(BIN)/paceline bench --threads $$threads $(GROWN) --weights int8 --peers $(OTHERS) --batch 4,16 --out $(RECORDS) && \
 		$(BIN)/paceline bench --threads $$threads $(GROWN) --weights fp32 --peers transformers,$(OTHERS) --out $(RECORDS) && \
 		for weights in fp16 w16a16 w8a8; do \
 			$(BIN)/paceline bench --threads $$threads $(GROWN) --weights $$weights --peers $(OTHERS) --out $(RECORDS) || exit; \
 		done || exit; \
 	done
+	$(BIN)/paceline bench --threads $(lastword $(THREADS)) $(LARGER) --weights int8 --peers $(OTHERS) --out $(RECORDS)
 	$(BIN)/paceline bench --name methods $(SIDE) --repeats 3 $(patsubst %,--draft '%',$(DRAFTERS)) --out $(RECORDS)
 	$(BIN)/paceline bench --name rules $(SIDE) --repeats 2 --tasks e2e,story,copy --temperature 1 \
 		$(MODEL_DRAFT) --draft '$(SMALLER),depth=5,samples=3@int8' \
