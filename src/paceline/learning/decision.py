@@ -5,10 +5,9 @@ such situation has a decision of its own. For one sequence what was found is tol
 prompt by about how much of it is read, and the drafter by how much of the text it lacks; in a batch, where that is another thing
 each time, only whether anything is found or read.
 
-What is decided once more as it was before stands twice as long: what is learnt in between is little. The more look-ups find the
-less asking is worth, so what nobody is worth beside less nobody is worth beside more. That nobody asks stands while the batch is
-about as large; a draft for some while it is the same, or any other one sequence, and in a batch only where nothing is found or
-read.
+That nobody asks stands longer each time, while the batch is about as large: what is learnt meanwhile is little. The more look-ups
+find the less asking is worth, so what nobody is worth beside less nobody is worth beside more. A draft for some stands for some
+steps, while the batch is the same, or any other one sequence; in a batch only where nothing is found or read.
 """
 
 from __future__ import annotations
@@ -25,10 +24,9 @@ from paceline.tree import DraftTree
 _RESTS, _RESTS_BESIDE = (1, 32), (8, 32)
 """Further steps for which the decision that nobody asks stands, at first and at most: alone, and beside what a look-up found,
 where less is lost by not asking."""
-_REPEATED = (15, 60)
-"""Those in which what was granted once is granted again."""
-_REPEATED_READING = (64, 256)
-"""The same beside a prompt, which comes once a request."""
+_REPEATED, _REPEATED_READING = 15, 64
+"""Those in which what was granted once is granted again: not for long, since it says where drafts end, which was learnt of few at
+first. Beside a prompt, which comes once a request."""
 _SHRUNK = 0.75
 """Share of a batch that must be left, for what nobody was worth in it to be held worth it by nobody still."""
 _CLASSES_PER_DOUBLING = 2
@@ -138,13 +136,13 @@ class Decisions:
         """Decide anew, in the step in which nothing stood."""
         before = self._held.get(situation)
         if situation.read and situation.repeats:
-            steps, most = _REPEATED_READING
-        elif not decision.chosen:
-            steps, most = _RESTS_BESIDE if situation.found else _RESTS
+            steps = _REPEATED_READING
+        elif decision.chosen:
+            steps = _REPEATED if situation.repeats else 0
         else:
-            steps, most = _REPEATED if situation.repeats else (0, 0)
-        if before is not None and before.decision.depth == decision.depth:
-            steps = min(max(2 * before.steps, steps), most)
+            steps, most = _RESTS_BESIDE if situation.found else _RESTS
+            if before is not None and not before.decision.chosen:
+                steps = min(max(2 * before.steps, steps), most)
         held = _Held(decision, [sequence.key for sequence in sequences], self._step + steps, steps)
         self._held[situation] = held
         if situation == ALONE:

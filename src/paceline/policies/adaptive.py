@@ -4,7 +4,8 @@ Two things are known: what a forward of so many rows and a draft of so many leve
 drafted token is to come true, by drafter, depth, confidence and request (`learning/acceptance`, `learning/depths`). Four
 decisions follow, each per step:
 
-- *Is a look-up worth its time?* Each request keeps account of what asking brought in seconds (`learning/accounts`).
+- *Is a look-up worth its time?* Each request keeps account of what asking brought in seconds (`learning/accounts`), beyond what
+  a costly drafter would have brought that was not asked because of it.
 - *How deep may a costly drafter go, and for whom?* The depth and the set of sequences with the most expected tokens per second,
   counting the levels the target would see anyway from what look-ups proposed. One that is never worth it is tried now and then.
 - *Where does its draft end before?* Behind a token with which all that is drafted has become so unlikely that what one more level
