@@ -79,7 +79,6 @@ docs: setup
 # recorded of one machine alone
 RECORDS ?= benchmarks
 THREADS ?= 1 2
-# answers of the embedded model alone take some ten milliseconds, so each is measured nine times
 SMALLER := model:"paceline-14m-draft"
 MODEL_DRAFT := --draft '$(SMALLER),depth=5@int8'
 GROWN := --grow 16x768 --tasks e2e,sql --context 320 --max-tokens 64 --draft auto $(MODEL_DRAFT) --limit 4 --repeats 3
@@ -91,6 +90,7 @@ DRAFTERS := ngram suffix reference recycle lookahead jacobi bigram unigram $(SMA
 	$(SMALLER),tree=dynamic@int8 $(SMALLER),depth=5,samples=3@int8 ngram+$(SMALLER),depth=5@int8 ngram^$(SMALLER),depth=5@int8 auto
 RULES := match rejection block multi-round k-seq spechub
 
+# answers of the embedded model alone take some ten milliseconds, so each is measured nine times
 bench: $(if $(filter benchmarks,$(RECORDS)),bench-once) setup
 	for threads in $(THREADS); do \
 		$(BIN)/paceline bench --threads $$threads --draft auto --draft ngram $(MODEL_DRAFT) --limit 4 --batch 4,16 --repeats 9 --out $(RECORDS) && \

@@ -22,8 +22,3 @@ def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
     with pytest.raises(SystemExit) as ended:
         main()
     return int(ended.value.code or 0)
-
-
-def complaints(err: str) -> list[str]:
-    """The lines of stderr but for the one that says that kernels are compiled, as the first run on a machine does."""
-    return [line for line in err.strip().splitlines() if "compiling kernels" not in line]

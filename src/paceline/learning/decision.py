@@ -124,10 +124,10 @@ class Decisions:
                 return decision
         return None
 
-    def latest(self, sequences: Many[Sequence], situation: Situation) -> Decision | None:
-        """What was decided last, if it is about this batch, whether it still stands or not."""
+    def latest(self, sequences: Many[Sequence], situation: Situation) -> Decision:
+        """What was decided last, if it is about this batch, whether it still stands or not; that nobody asks, if nothing was."""
         held = self._held.get(situation)
-        return held.decision if held is not None and held.suits(sequences) else None
+        return held.decision if held is not None and held.suits(sequences) else NOBODY
 
     def _stands(self, held: _Held | None, sequences: Many[Sequence]) -> Decision | None:
         return held.decision if held is not None and held.until >= self._step and held.suits(sequences) else None

@@ -146,11 +146,9 @@ class AdaptivePolicy(Policy):
         self._drafted_s += decision.draft_s or self.costs.draft_s(part.name, depth, len(chosen))
         return granted
 
-    def _forgo(self, part: Part, sequences: Many[Sequence], trees: Many[DraftTree], alone: Decision | None) -> None:
+    def _forgo(self, part: Part, sequences: Many[Sequence], trees: Many[DraftTree], alone: Decision) -> None:
         """Note what a costly drafter would have been worth that nobody asks because of what look-ups found. alone: what was
         decided last where they found nothing."""
-        if alone is None:
-            return
         for at in alone.chosen:
             chain, rows = self._chain(sequences[at], part, trees[at])[: alone.depth], self._fed
             rows_s = self.costs.curve(rows + alone.depth * part.width) - self.costs.curve(rows)
