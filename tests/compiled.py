@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from paceline.kernels.compiled import SOURCES
-from paceline.kernels.native import arithmetic, drafting, rows
+from paceline.kernels.native import arithmetic, choosing, rows
 from paceline.kernels.native.entries import PRODUCT_WORDS, product
 from paceline.kernels.native.formats import BLOCK, GROUP, LARGEST, Format
 from paceline.kernels.native.layout import BYTES, HALVES, HALVES_AND_REST, WORDS
@@ -77,11 +77,11 @@ def _many(sources: str) -> Any:
             arithmetic.added(a, count, b)
         elif which == 10:
             for token in range(count):
-                put_word(out + 4 * token, drafting._hashed(more, token))
+                put_word(out + 4 * token, choosing.hashed(more, token))
         elif which == 11:
-            put_word(out, drafting._likeliest(a, count))
+            put_word(out, choosing.likeliest(a, count))
         elif which == 12:
-            put_word(out, drafting._drawn(a, count, number, more, np.float32(-np.inf)))
+            put_word(out, choosing.chosen(a, count, number, more, 0, 1.0, np.float32(-np.inf), 0))
         elif which == 13:
             laid = int(number)
             rows.narrowed(laid, a, count, padded_inputs(count, BLOCK if laid in (BYTES, WORDS) else GROUP), more, out, b, c)

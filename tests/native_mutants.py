@@ -254,8 +254,7 @@ def norms_behind_blocks_come_before_them(patch: pytest.MonkeyPatch) -> None:
 
 @mutant("native drafts")
 def drafts_draw_with_the_noise_of_the_next_position(patch: pytest.MonkeyPatch) -> None:
-    honest = native_chains.key
-    patch.setattr(native_chains, "key", lambda seed, position: honest(seed, position + 1))
+    patch.setattr(native_chains, "_first_position", lambda sequence: len(sequence.tokens) + 1)
 
 
 @mutant("native drafts")
@@ -265,7 +264,8 @@ def drafts_know_nothing_of_biases(patch: pytest.MonkeyPatch) -> None:
 
 @mutant("native drafts")
 def drafts_know_nothing_of_top_p(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(native_chains, "_cuts", lambda params: False)
+    honest = native_chains._told_cuts
+    patch.setattr(native_chains, "_told_cuts", lambda params: honest(params.model_copy(update={"top_p": 1.0})))
 
 
 @mutant("native drafts")

@@ -60,6 +60,12 @@ def key(seed: int, position: int) -> int:
     return _mix64((_mix64(seed & _LONG) + position) & _LONG)
 
 
+def signed_seed(seed: int) -> int:
+    """The 64 bits of a seed that count, as compiled code takes them."""
+    word = seed & _LONG
+    return word - (1 << 64) if word >> 63 else word
+
+
 def stream(seed: int, name: str, node: int = 0, trial: int = 0) -> int:
     """The seed of a stream of its own, independent of `seed` and of every other stream.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
@@ -80,6 +81,11 @@ class SamplingParams(BaseModel):
             or self.presence_penalty
             or self.frequency_penalty
         )
+
+    @property
+    def log_min_p(self) -> float:
+        """How far below the largest a score may lie under min-p; -inf for any."""
+        return math.log(self.min_p) if self.min_p else -math.inf
 
     @property
     def plain_greedy(self) -> bool:

@@ -116,7 +116,7 @@ def narrowed(scores: torch.Tensor, params: SamplingParams) -> torch.Tensor:
     if params.top_p < 1.0:
         scores = _top_p(scores, params.top_p)
     if params.min_p > 0.0:
-        scores = scores.masked_fill(scores < scores.max() + math.log(params.min_p), -torch.inf)
+        scores = scores.masked_fill(scores < scores.max() + params.log_min_p, -torch.inf)
     return scores
 
 

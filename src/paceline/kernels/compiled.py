@@ -29,7 +29,7 @@ from paceline.version import __version__
 
 _HERE = Path(__file__).parent
 _FILES = (
-    *(file for name in ("native", "ngrams", "suffixes", "successors") for file in sorted((_HERE / name).glob("*.py"))),
+    *(file for name in ("native", "choices", "ngrams", "suffixes", "successors") for file in sorted((_HERE / name).glob("*.py"))),
     *(_HERE / f"{name}.py" for name in ("compiled", "compiler", "lookups")),
     *(_HERE.parent / f"{name}.py" for name in ("noise", "stopping")),
 )

@@ -68,7 +68,7 @@ class SamplingRows:
             greedy = params.temperature == 0.0
             top_k = 0 if greedy or params.top_k >= vocab_size else params.top_k
             top_p = 1.0 if greedy else params.top_p
-            log_min_p = math.log(params.min_p) if params.min_p and not greedy else -math.inf
+            log_min_p = -math.inf if greedy else params.log_min_p
             cuts = cuts or top_k > 0 or top_p < 1.0 or log_min_p > -math.inf
             words = _signed(bits & 0xFFFFFFFF), _signed(bits >> 32)
             rows.append((*words, params.temperature, top_k, top_p, log_min_p))

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from paceline.kernels.choices.walks import FOLLOWED
 from paceline.kernels.compiled import Kernel
 from paceline.kernels.native.entries import DRAFT, IDLE, LEAD, STEP, WORK
 from paceline.kernels.ngrams import votes
 from paceline.kernels.successors import successors
 
-USUAL: tuple[Kernel, ...] = (STEP, *votes.KERNELS, DRAFT, *successors.KERNELS, IDLE, WORK, LEAD)
+USUAL: tuple[Kernel, ...] = (STEP, *votes.KERNELS, DRAFT, FOLLOWED, *successors.KERNELS, IDLE, WORK, LEAD)

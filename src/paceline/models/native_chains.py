@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence as Many
 from itertools import accumulate
 from operator import is_
@@ -11,15 +12,15 @@ import torch
 from torch.nn.functional import pad
 
 from paceline.kernels.native import layout
-from paceline.noise import key, stream
+from paceline.noise import key, signed_seed, stream
 from paceline.params import SamplingParams
 from paceline.sequence import Sequence
 from paceline.stopping import Stopping
 from paceline.tree import Budget, DraftTree, Proposal
 
 _ARRAYS = (
-    "owners", "depths", "floors", "chances", "odds", "reaches", "least", "temperatures", "top_ks", "top_ps", "min_ps", "keys",
-    "chosen", "confidences",
+    "owners", "depths", "floors", "chances", "odds", "reaches", "least", "temperatures", "top_ks", "top_ps", "log_min_ps",
+    "seeds", "positions", "keys", "chosen", "confidences",
 )  # fmt: skip
 _CHOICES = {kind: layout.DRAWN if kind.drawn else layout.LIKELIEST for kind in Proposal} | {Proposal.COUPLED: layout.COUPLED}
 
@@ -35,6 +36,16 @@ def _cuts(params: SamplingParams) -> bool:
     return params.temperature > 0.0 and bool(params.top_k or params.top_p < 1.0 or params.min_p)
 
 
+def _told_cuts(params: SamplingParams) -> tuple[int, float, float]:
+    """Which tokens are left out: top-k, top-p and the logarithm of min-p. A draft may know nothing of a large top-k."""
+    return params.top_k if params.top_k <= layout.MOST_KEPT else 0, params.top_p, params.log_min_p
+
+
+def _first_position(sequence: Sequence) -> int:
+    """Of what is drafted."""
+    return len(sequence.tokens)
+
+
 class Chains:
     """call: address of the CALL record of the first step. step: address of the step's part. known: tokens the model has.
 
@@ -46,7 +57,9 @@ class Chains:
         self._told: list[Sequence] = []
         job = np.zeros(1, layout.DRAFT)
         self._job, self.address = job[0], job.ctypes.data
-        self._job["call"], self._job["step"] = call, step
+        # whatever this process is allowed now, it never runs on more
+        self._held = np.zeros((os.cpu_count() or 1, layout.MOST_KEPT), np.int32)
+        self._job["call"], self._job["step"], self._job["held"] = call, step, self._held.ctypes.data
 
     def lay(self, live: Many[tuple[Sequence, Budget]], kind: Proposal, source: str, vocab_size: int, width: int) -> int:
         """Tell what is to be drafted, a chain as deep as its budget for each sequence; how many rows of logits are written.
@@ -71,28 +84,27 @@ class Chains:
         if len(self._told) != count or not all(map(is_, self._told, sequences)):
             self._tell(sequences)
         self._chosen[: count * deepest] = -1
-        if kind is not Proposal.POINT:
+        if kind is Proposal.COUPLED:
+            self._positions[:count] = [_first_position(sequence) for sequence in sequences]
+        elif kind.drawn:
             for place, (sequence, budget) in enumerate(live):
-                if sequence.params.temperature > 0.0:
-                    begin = place * deepest
-                    self._keys[begin : begin + budget.depth] = [self._key(sequence, level) for level in range(budget.depth)]
+                begin, text = place * deepest, len(sequence.tokens)
+                # the draft's own stream for a node, as `draws.siblings` has it
+                self._keys[begin : begin + budget.depth] = [
+                    key(stream(sequence.seed, source, level), text) for level in range(budget.depth)
+                ]
         return count * deepest if kind.drawn else count
 
     def _tell(self, sequences: list[Sequence]) -> None:
         """Tell what stays as it is while the same sequences are drafted for."""
         # nothing is told until all is: whoever is interrupted in between begins anew
         self._told = []
-        self._temperatures[: len(sequences)] = [sequence.params.temperature for sequence in sequences]
+        count, params = len(sequences), [sequence.params for sequence in sequences]
+        self._temperatures[:count] = [one.temperature for one in params]
+        self._seeds[:count] = [signed_seed(sequence.seed) for sequence in sequences]
+        self._top_ks[:count], self._top_ps[:count], self._log_min_ps[:count] = zip(*map(_told_cuts, params), strict=True)
         self._end([sequence.stop_ids for sequence in sequences])
-        self._cut([sequence.params for sequence in sequences])
         self._told = sequences
-
-    def _cut(self, params: Many[SamplingParams]) -> None:
-        """Tell which tokens are left out."""
-        self._job["cuts"] = any(map(_cuts, params))
-        if self._job["cuts"]:
-            for numbers, name in ((self._top_ks, "top_k"), (self._top_ps, "top_p"), (self._min_ps, "min_p")):
-                numbers[: len(params)] = [getattr(one, name) for one in params]
 
     def _end(self, ends: Many[frozenset[int]]) -> None:
         """Tell which tokens end each text."""
@@ -119,7 +131,8 @@ class Chains:
         self._owners, self._depths = np.zeros(sequences, np.int64), np.zeros(sequences, np.int64)
         self._floors, self._temperatures = np.zeros(sequences, np.float32), np.zeros(sequences, np.float32)
         self._top_ks = np.zeros(sequences, np.int64)
-        self._top_ps, self._min_ps = np.ones(sequences, np.float32), np.zeros(sequences, np.float32)
+        self._top_ps, self._log_min_ps = np.ones(sequences), np.zeros(sequences, np.float32)
+        self._seeds, self._positions = np.zeros(sequences, np.int64), np.zeros(sequences, np.int64)
         self._odds, self._reaches = np.ones(sequences, np.float32), np.ones(sequences, np.float32)
         self._chances, self._least = np.zeros(sequences, np.int64), np.zeros(levels, np.float32)
         self._keys, self._chosen = np.zeros(levels, np.uint64), np.zeros(levels, np.int64)
@@ -127,13 +140,6 @@ class Chains:
         for name in _ARRAYS:
             self._job[name] = getattr(self, f"_{name}").ctypes.data
         self._sequences, self._levels = sequences, levels
-
-    def _key(self, sequence: Sequence, level: int) -> int:
-        """Of the noise: that of the token's position, or, as `draws.siblings` has it, of the draft's own stream for a node."""
-        text = len(sequence.tokens)
-        if self._kind is Proposal.COUPLED:
-            return key(sequence.seed, text + level)
-        return key(stream(sequence.seed, self._source, level), text)
 
     def trees(self, logits: torch.Tensor) -> list[DraftTree]:
         """What was drafted: a chain of `depth` tokens for each sequence, fewer behind doubt or what is no number.

@@ -9,7 +9,7 @@ differ only in what is good enough.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence as Many
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence as Many
 from contextlib import contextmanager
 from enum import Enum
 from itertools import accumulate, islice
@@ -18,8 +18,10 @@ import numpy as np
 import torch
 
 from paceline.draws import drawn, happens
+from paceline.kernels.choices.walks import is_compiled, walked
+from paceline.kernels.compilers import CompileError
 from paceline.kernels.device import give_up, served
-from paceline.sampling import Context, LogitsError, checked, choose, largest, largest_of_each, probabilities, target_scores
+from paceline.sampling import Context, LogitsError, checked, choose, largest_of_each, probabilities, target_scores
 from paceline.sequence import Sequence
 from paceline.step import Verdict
 from paceline.tree import DraftTree, Proposal
@@ -201,20 +203,43 @@ def _judged(
 
 def follow_choices(sequences: Many[Sequence], trees: Many[DraftTree], logits: Many[torch.Tensor]) -> list[Verdict]:
     """Walk from the root to the child that carries the token plain decoding picks, as far as there is one; one verdict each."""
+    work = list(zip(sequences, trees, logits, strict=True))
+    device = logits[0].device
+    on_host = device.type == "cpu" and not served(device)
+    found = _compiled_walks(work) if on_host else _device_walks(sequences, trees, logits)
+    left = [one for one, verdict in zip(work, found, strict=True) if verdict is None]
+    if not left:
+        return [verdict for verdict in found if verdict is not None]
+    rest = iter(_level_by_level(*zip(*left, strict=True)))
+    return [verdict or next(rest) for verdict in found]
+
+
+def _compiled_walks(work: list[tuple[Sequence, DraftTree, torch.Tensor]]) -> list[Verdict | None]:
+    """In one call, of all whose tokens compiled code can choose; None for the others, and where it is in doubt."""
+    own = [is_compiled(sequence, rows) for sequence, _, rows in work]
+    mine = [one for one, compiled in zip(work, own, strict=True) if compiled]
+    try:
+        walks = iter(walked(*zip(*mine, strict=True)) if mine else ())
+    # the long way needs no compiled code
+    except CompileError:
+        return [None] * len(work)
+    found = (next(walks) if compiled else None for compiled in own)
+    return [Verdict(*walk, len(walk[0])) if walk else None for walk in found]
+
+
+def _device_walks(sequences: Many[Sequence], trees: Many[DraftTree], logits: Many[torch.Tensor]) -> Many[Verdict | None]:
+    choices: Iterable[Callable[[int], int]] | None = None
     if all(sequence.params.plain_greedy for sequence in sequences):
-        return [_followed(tree, choice) for tree, choice in zip(trees, _greedy_choices(sequences, logits), strict=True)]
-    choices = _device_choices(sequences, trees, logits) if served(logits[0].device) else None
-    if choices is not None:
-        return [_followed(tree, choice) for tree, choice in zip(trees, choices, strict=True)]
-    return _level_by_level(sequences, trees, logits)
+        choices = _greedy_choices(sequences, logits)
+    elif served(logits[0].device):
+        choices = _device_choices(sequences, trees, logits)
+    if choices is None:
+        return [None] * len(trees)
+    return [_followed(tree, choice) for tree, choice in zip(trees, choices, strict=True)]
 
 
 def _greedy_choices(sequences: Many[Sequence], logits: Many[torch.Tensor]) -> Iterator[Callable[[int], int]]:
-    """Per sequence, node -> the target's token there. A CPU reads only the rows that are asked for; a device answers once."""
-    if logits[0].is_cpu:
-        for sequence, rows in zip(sequences, logits, strict=True):
-            yield lambda node, sequence=sequence, rows=rows.numpy(): checked(largest(rows[node]), sequence)
-        return
+    """Per sequence, node -> the target's token there. A device answers once."""
     chosen = iter(largest_of_each(torch.cat(list(logits))))
     for sequence, rows in zip(sequences, logits, strict=True):
         found = list(islice(chosen, len(rows)))

@@ -10,6 +10,7 @@ import torch
 
 from compiled import DRAWN, HASHED, LIKELIEST, call
 from paceline import noise
+from paceline.sampling import largest
 
 
 def test_the_hash_is_that_of_the_noise() -> None:
@@ -39,7 +40,11 @@ def test_the_choice_is_that_of_the_noise(size: int, spread: float, temperature: 
 
 def test_the_likeliest_is_the_first_of_the_largest() -> None:
     chosen = torch.zeros(1, dtype=torch.int32)
-    cases = [[1.0, 3.0, 3.0], [-torch.inf, -5.0], [torch.nan, 2.0, torch.nan, 4.0], [torch.nan], [-torch.inf]]
-    for row, wanted in zip(cases, [1, 1, 3, -1, -1], strict=True):
+    far = [0.0] * 700 + [5.0] + [0.0] * 900
+    cases = [
+        [1.0, 3.0, 3.0], [-torch.inf, -5.0], [torch.nan, 2.0, torch.nan, 4.0], [torch.nan], [-torch.nan, 1.0], [-torch.inf],
+        [torch.inf, 1.0], [-1.0, -0.0, 0.0], [*far, 5.0], [-1.0] * 300 + [-0.0] + [-1.0] * 300 + [0.0],
+    ]  # fmt: skip
+    for row in cases:
         call(LIKELIEST, torch.tensor(row), count=len(row), out=chosen)
-        assert int(chosen) == wanted
+        assert int(chosen) == largest(np.array(row, np.float32))

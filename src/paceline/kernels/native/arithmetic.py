@@ -84,6 +84,13 @@ def larger(context, a, b):
     return types.float32(types.float32, types.float32), generate
 
 
+@numba.njit(**HELPER, inline="always")
+def in_order(bits):
+    """int32 in the order of the float32 of these bits, and back: below zero they are turned about. What is no number is the
+    largest or, with the sign bit, the least."""
+    return np.int32(bits ^ np.int32(np.int32(bits >> np.int32(31)) & np.int32(0x7FFFFFFF)))
+
+
 @_loops
 def largest(row, count):
     x = floats(row)

@@ -1,83 +1,25 @@
 """Drafting: a whole chain of draft tokens for every sequence of a batch in one call, without returning to Python in between.
 
-Each level is a step of the model and a choice per sequence: the largest logit, or, at a temperature, the largest logit plus the
-noise of a key (`paceline.noise`, the same hash): that of the position, so that draft and target choose with the same numbers, or
-that of a stream of the draft's own.
+Each level is a step of the model and a choice per sequence (`choosing`): the largest logit, or, at a temperature, what the noise
+of a key makes the largest: the key of the position, so that draft and target choose with the same numbers, or that of a stream of
+the draft's own.
 """
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 
 from paceline.kernels.native.arithmetic import exponential
-from paceline.kernels.native.layout import CALL, COUPLED, DRAFT, LIKELIEST, SEGMENT
+from paceline.kernels.native.choosing import chosen as chosen_of, hashed, key_of, likeliest
+from paceline.kernels.native.layout import CALL, COUPLED, DRAFT, LIKELIEST, MOST_KEPT, SEGMENT
 from paceline.kernels.native.memory import HELPER, barrier, bits_of, carray, float_of, floats, helper, pointer, run_part
-from paceline.noise import LARGEST_GUMBEL, ORDINARY, ORDINARY_HASH
 from paceline.stopping import CLASSES, DEEPEST, LIKELIEST as LIKELIEST_TO_COME_TRUE, shifted
 
 import numba  # isort: skip  (after `vectors`)
 
 _f = np.float32
-_RARE_HASH, _ORDINARY, _LARGEST = np.int32(ORDINARY_HASH), _f(ORDINARY), _f(LARGEST_GUMBEL)
-"""Only hashes from the first on give noise above the second; none gives more than the third."""
-
 _shifted = helper(shifted)
 """The same, for compiled code."""
-
-
-@helper
-def _mixed(x):
-    x = np.int32(np.int32(x ^ ((x >> np.int32(16)) & np.int32(0xFFFF))) * np.int32(0x7FEB352D))
-    x = np.int32(np.int32(x ^ ((x >> np.int32(15)) & np.int32(0x1FFFF))) * np.int32(-2073254261))
-    return np.int32(x ^ ((x >> np.int32(16)) & np.int32(0xFFFF)))
-
-
-@helper
-def _hashed(key, token):
-    low, high = np.int32(key & 0xFFFFFFFF), np.int32(key >> 32)
-    return _mixed(np.int32(_mixed(np.int32(np.int32(token) ^ low)) + high))
-
-
-@helper
-def _likeliest(row, count):
-    """The first of the largest logits; -1 where none is a number."""
-    logits, best, top = floats(row), -1, _f(-np.inf)
-    for token in range(count):
-        if logits[token] > top:
-            best, top = token, logits[token]
-    return best
-
-
-@helper
-def _drawn(row, count, temperature, key, above):
-    """The token with the largest logit / temperature + noise, of those whose logit is above one that is not the largest.
-
-    Logarithms are taken only where the noise can decide.
-    """
-    logits = floats(row)
-    best, top = _likeliest(row, count), -np.inf
-    if best < 0:
-        return best
-    # the likeliest first: it sets a value to beat that few can reach
-    first = best
-    for turn in range(-1, count):
-        token = first if turn < 0 else turn
-        if not logits[token] > above:
-            continue
-        score = logits[token] / temperature
-        if not score + _LARGEST > top:
-            continue
-        word = _hashed(key, token)
-        if word < _RARE_HASH and score + _ORDINARY < top:
-            continue
-        uniform = (np.float64(word) + (2147483648.0 + 0.5)) * 2.0**-32
-        noised = np.float64(score) + np.float64(_f(-math.log(-math.log(uniform))))
-        if noised > top:
-            best, top = token, noised
-    return best
-
 
 _inline = numba.njit(**HELPER, inline="always")
 _loops = numba.njit(**HELPER, fastmath={"reassoc", "contract", "nsz", "arcp"})
@@ -104,49 +46,6 @@ def _weight_of_noise(word):
 
 
 @_loops
-def _larger(row, count, bound):
-    """How many logits are larger than a bound."""
-    logits, number = floats(row), 0
-    for token in range(count):
-        number += logits[token] > bound
-    return number
-
-
-@_loops
-def _share_above(row, count, temperature, bound, top):
-    """The share in the softmax of logits / temperature of those that are larger than a bound. top: the largest."""
-    logits, scale, part, total = floats(row), _f(1) / temperature, _f(0), _f(0)
-    for token in range(count):
-        weight = exponential((logits[token] - top) * scale)
-        total += weight
-        part += weight if logits[token] > bound else _f(0)
-    return part / total
-
-
-@helper
-def _drawn_within(row, count, temperature, key, top_k, top_p, min_p):
-    """The same, of those that top-k, top-p and min-p leave. -1 where no logit is a number.
-
-    No order is made for it: what is drawn is kept if few enough, or little enough, stands before it; else it is drawn anew from
-    what does. top-p is taken of all tokens, where the target takes it of those that top-k leaves: a draft may differ.
-    """
-    logits = floats(row)
-    best = _likeliest(row, count)
-    if best < 0:
-        return best
-    top = logits[best]
-    above = top + temperature * _f(math.log(min_p)) if min_p > 0 else _f(-np.inf)
-    while True:
-        token = _drawn(row, count, temperature, key, above)
-        bound = logits[token]
-        few = top_k == 0 or _larger(row, count, bound) < top_k
-        # before the likeliest nothing stands, whatever numbers a share overflows to
-        if token == best or (few and (top_p >= 1 or _share_above(row, count, temperature, bound, top) < top_p)):
-            return token
-        above = bound
-
-
-@_loops
 def _share(row, count, temperature, token):
     """The share of a token in the softmax of logits / temperature."""
     logits = floats(row)
@@ -162,9 +61,9 @@ def _share_noised(row, count, temperature, key, token):
     logits = floats(row)
     own, scale, total = logits[token], _f(1) / temperature, _f(0)
     for other in range(count):
-        weight = exponential((logits[other] - own) * scale) * _weight_of_noise(_hashed(key, other))
+        weight = exponential((logits[other] - own) * scale) * _weight_of_noise(hashed(key, other))
         total += weight if other != token else _f(0)
-    return _f(1) / (_f(1) + total / _weight_of_noise(_hashed(key, token)))
+    return _f(1) / (_f(1) + total / _weight_of_noise(hashed(key, token)))
 
 
 @helper
@@ -229,8 +128,11 @@ def draft(thread, address):
     keys = carray(pointer(job.keys), count * deepest, np.int64)
     temperatures = carray(pointer(job.temperatures), count, np.float32)
     top_ks = carray(pointer(job.top_ks), count, np.int64)
-    top_ps = carray(pointer(job.top_ps), count, np.float32)
-    min_ps = carray(pointer(job.min_ps), count, np.float32)
+    top_ps = carray(pointer(job.top_ps), count, np.float64)
+    log_min_ps = carray(pointer(job.log_min_ps), count, np.float32)
+    seeds = carray(pointer(job.seeds), count, np.int64)
+    nexts = carray(pointer(job.positions), count, np.int64)
+    held = job.held + 4 * MOST_KEPT * thread
     floors = carray(pointer(job.floors), count, np.float32)
     bounds = carray(pointer(job.end_bounds), count + 1, np.int64)
     ends = carray(pointer(job.ends), bounds[count], np.int64)
@@ -250,14 +152,15 @@ def draft(thread, address):
             temperature, choice = temperatures[owner], job.choice
             if temperature == 0:
                 temperature, choice = _f(1), LIKELIEST
+            key = key_of(seeds[owner], nexts[owner] + level) if choice == COUPLED else keys[place]
             if choice == LIKELIEST:
-                token = _likeliest(line, job.vocabulary)
-            elif job.cuts == 0:
-                token = _drawn(line, job.vocabulary, temperature, keys[place], _f(-np.inf))
+                token = likeliest(line, job.vocabulary)
             else:
-                token = _drawn_within(line, job.vocabulary, temperature, keys[place], top_ks[owner], top_ps[owner], min_ps[owner])
+                token = chosen_of(
+                    line, job.vocabulary, temperature, key, top_ks[owner], top_ps[owner], log_min_ps[owner], held
+                )  # fmt: skip
             if token >= 0 and choice == COUPLED:
-                confidences[place] = _share_noised(line, job.vocabulary, temperature, keys[place], token)
+                confidences[place] = _share_noised(line, job.vocabulary, temperature, key, token)
             elif token >= 0:
                 confidences[place] = _share(line, job.vocabulary, temperature, token)
             chosen[place] = token

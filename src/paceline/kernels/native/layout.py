@@ -153,11 +153,13 @@ DRAFT = np.dtype(
         ("reaches", "i8"),  # float32 [S]: how likely all that was drafted comes true; 1 at first
         ("least", "i8"),  # float32 [S, D]: a draft ends behind a level reached with less
         ("temperatures", "i8"),  # float32 [S]; 0: greedy
-        ("cuts", "i8"),  # 0 where no sequence has any of these three
         ("top_ks", "i8"),  # int64 [S]; 0: all
-        ("top_ps", "i8"),  # float32 [S]; 1: all
-        ("min_ps", "i8"),  # float32 [S]; 0: all
-        ("keys", "i8"),  # int64 [S, D]: of the noise
+        ("top_ps", "i8"),  # float64 [S]; 1: all
+        ("log_min_ps", "i8"),  # float32 [S]; -inf: all
+        ("held", "i8"),  # int32 [threads, MOST_KEPT], scratch
+        ("seeds", "i8"),  # int64 [S]: of the noise of positions
+        ("positions", "i8"),  # int64 [S]: of the first token that is drafted
+        ("keys", "i8"),  # int64 [S, D]: of other noise, where tokens are DRAWN
         ("chosen", "i8"),  # int64 [S, D]: the drafts, -1 where there is none
         ("confidences", "i8"),  # float32 [S, D]: how likely each is held
     ],
@@ -165,7 +167,10 @@ DRAFT = np.dtype(
 )
 
 LIKELIEST, COUPLED, DRAWN = range(3)
-"""How a token is chosen; the latter two with noise, whose share in a confidence only the second has."""
+"""How a token is chosen; the latter two with noise: of the position, which has a share in the confidence, or of its own key."""
+
+MOST_KEPT = 256
+"""The largest top-k that compiled code finds: so many logits are held in order while a row is walked."""
 
 POOL = np.dtype(
     [

@@ -6,17 +6,11 @@ from math import exp
 
 import numpy as np
 
+from paceline.kernels.native.arithmetic import in_order
 from paceline.kernels.native.memory import helper
 
 _BLOCK = 64
 """Numbers of which only the largest is compared with what is held; hardly any block of a large vocabulary has one to take."""
-
-
-@helper
-def _key(bits):
-    """int32 in the order of the float32 of these bits: below zero they are turned about. What is no number is the
-    largest or, with the sign bit, the least."""
-    return np.int32(bits ^ np.int32(np.int32(bits >> np.int32(31)) & np.int32(0x7FFFFFFF)))
 
 
 @helper
@@ -27,11 +21,11 @@ def _largest(row, keys, places):
         end = min(begin + _BLOCK, len(row))
         top = np.int32(-(2**31))
         for at in range(begin, end):
-            top = max(top, _key(row[at]))
+            top = max(top, in_order(row[at]))
         if held == count and top <= keys[count - 1]:
             continue
         for at in range(begin, end):
-            key = _key(row[at])
+            key = in_order(row[at])
             if held == count and key <= keys[count - 1]:
                 continue
             held = min(held + 1, count)

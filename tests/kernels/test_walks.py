@@ -1,0 +1,163 @@
+"""Walks: compiled code chooses along trees what `sampling.choose` chooses, or says that it is in doubt."""
+
+from __future__ import annotations
+
+from random import Random
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings, strategies as st
+
+from paceline.kernels.choices import walks
+from paceline.kernels.choices.walks import is_compiled, walked
+from paceline.kernels.compilers import CompileError
+from paceline.kernels.native.layout import MOST_KEPT
+from paceline.params import SamplingParams
+from paceline.sampling import Context, LogitsError, choose
+from paceline.sequence import Sequence
+from paceline.tree import DraftTree, Proposal
+from paceline.verifiers import base
+from paceline.verifiers.base import follow_choices
+
+CUTS = [
+    {}, {"top_k": 1}, {"top_k": 40}, {"top_p": 0.9}, {"top_p": 0.3}, {"top_p": 0.9999}, {"min_p": 0.05}, {"min_p": 1.0},
+    {"top_k": 20, "top_p": 0.95}, {"top_k": 5, "top_p": 0.5, "min_p": 0.1}, {"top_k": 256, "top_p": 0.99}, {"top_k": 10**6},
+]  # fmt: skip
+
+
+def the_long_way(sequence: Sequence, tree: DraftTree, logits: torch.Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """One node after the other, with nothing of what is tested."""
+    path, tokens, node = list[int](), list[int](), 0
+    while True:
+        tokens += choose(logits[node][None], [Context(sequence, tuple(tokens))])
+        if tokens[-1] not in tree.children[node]:
+            return tuple(path), tuple(tokens)
+        node = tree.children[node][tokens[-1]]
+        path.append(node)
+
+
+def sequence_of(seed: int = 3, size: int = 5, **params: object) -> Sequence:
+    return Sequence(seed, tuple(range(size)), SamplingParams.model_validate(params), seed)
+
+
+def row_of(size: int, spread: float, seed: int) -> torch.Tensor:
+    return torch.randn(1, size, generator=torch.Generator().manual_seed(seed)) * spread
+
+
+@pytest.mark.parametrize("size", [1, 7, 65, 1000, 32003])
+@pytest.mark.parametrize("cuts", CUTS, ids=str)
+def test_one_row_is_chosen_from_as_the_long_way_does(size: int, cuts: dict[str, float]) -> None:
+    doubts, root = 0, DraftTree.root(4)
+    cases = [
+        (spread, temperature, seed) for spread in (0.0, 1.0, 4.0) for temperature in (0.0, 0.3, 1.0, 1.7) for seed in range(6)
+    ]
+    for spread, temperature, seed in cases:
+        one, row = sequence_of(seed, temperature=temperature, **cuts), row_of(size, spread, seed)
+        (found,) = walked([one], [root], [row])
+        doubts += found is None
+        if found is not None:
+            assert found == the_long_way(one, root, row)
+    # of equal scores a sum says whether all are within: that is in doubt where they share top-p evenly
+    assert doubts <= 1
+
+
+@given(data=st.data(), size=st.integers(1, 300), seed=st.integers(0, 2**64 - 1), length=st.integers(1, 2**20))
+@settings(max_examples=200, deadline=None)
+def test_whatever_lies_in_a_row(data: st.DataObject, size: int, seed: int, length: int) -> None:
+    """Equal logits, both zeros, tokens that cannot be chosen, numbers that overflow when divided: no choice is another."""
+    numbers = st.sampled_from([0.0, -0.0, 1.0, 1.0000001, -3.5, 20.0, 88.0, -torch.inf, 3e38]) | st.floats(-30, 30, width=32)
+    row = torch.tensor([data.draw(st.lists(numbers, min_size=size, max_size=size))])
+    temperature = data.draw(st.sampled_from([0.0, 1e-6, 0.1, 0.7, 1.0, 3.0, 100.0]))
+    one = sequence_of(seed, temperature=temperature, **data.draw(st.sampled_from(CUTS)))
+    one.tokens = list(range(length)) if length < 100 else [0] * length
+    (found,) = walked([one], [DraftTree.root(4)], [row])
+    if found is not None:
+        assert found == the_long_way(one, DraftTree.root(4), row)
+
+
+def forest(count: int, size: int, seed: int) -> tuple[list[Sequence], list[DraftTree], list[torch.Tensor]]:
+    """Trees that follow what is chosen for a while, with other branches and equal siblings, of sequences of all kinds."""
+    draw, sequences, trees, logits = Random(seed), list[Sequence](), list[DraftTree](), list[torch.Tensor]()
+    generator = torch.Generator().manual_seed(seed)
+    for key in range(count):
+        nodes = draw.randrange(1, 12)
+        one = Sequence(
+            key, (1,) * draw.randrange(1, 9), SamplingParams(temperature=draw.choice([0.0, 0.8]), **draw.choice(CUTS)), key + seed
+        )
+        # wider than the vocabulary, as what a kernel writes is
+        rows = (torch.randn(nodes, size + 16, generator=generator) * 3)[:, :size]
+        tokens, parents = [1], [-1]
+        for node in range(1, nodes):
+            parent = draw.randrange(max(0, node - 3), node)
+            above = [tokens[at] for at in DraftTree(tuple(tokens), tuple(parents), Proposal.IID).path(parent)]
+            chosen = choose(rows[parent][None], [Context(one, tuple(above))])[0]
+            parents.append(parent)
+            tokens.append(chosen if draw.random() < 0.8 else draw.randrange(size))
+        probes = draw.randrange(2) if nodes > 2 else 0
+        sequences.append(one)
+        trees.append(DraftTree(tuple(tokens), tuple(parents), Proposal.IID, probes=probes))
+        logits.append(rows)
+    return sequences, trees, logits
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_trees_are_walked_as_the_long_way_walks_them(seed: int) -> None:
+    sequences, trees, logits = forest(9, 300, seed)
+    expected = [the_long_way(*one) for one in zip(sequences, trees, logits, strict=True)]
+    found = walked(sequences, trees, logits)
+    assert [one for one in found if one] == [wanted for one, wanted in zip(found, expected, strict=True) if one]
+    assert len([one for one in found if one is None]) <= 1
+    verdicts = follow_choices(sequences, trees, logits)
+    assert [(verdict.path, verdict.tokens) for verdict in verdicts] == expected
+    assert max(len(path) for path, _ in expected) > 1
+
+
+def test_who_is_in_doubt_goes_the_long_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So does a row of two tokens that are level: either could be the larger by a last bit."""
+    sequences, trees, logits = forest(6, 50, 1)
+    expected = follow_choices(sequences, trees, logits)
+    honest = base.walked
+    monkeypatch.setattr(base, "walked", lambda *told: [None if place % 2 else walk for place, walk in enumerate(honest(*told))])
+    assert follow_choices(sequences, trees, logits) == expected
+
+
+def test_without_compiled_code_the_long_way_tells(monkeypatch: pytest.MonkeyPatch) -> None:
+    sequences, trees, logits = forest(6, 50, 2)
+    expected = follow_choices(sequences, trees, logits)
+
+    def refused() -> None:
+        raise CompileError("this system lets no process run code that it has written")
+
+    monkeypatch.setattr(walks, "_followed", refused)
+    assert follow_choices(sequences, trees, logits) == expected
+
+
+@pytest.mark.parametrize("odd", [torch.nan, -torch.nan])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_row_without_numbers_is_told_if_it_is_reached(odd: float, temperature: float) -> None:
+    one, rows = sequence_of(temperature=temperature), torch.randn(3, 40, generator=torch.Generator().manual_seed(1))
+    (first,) = choose(rows[:1], [Context(one)])
+    reached, passed = DraftTree.chain(4, (first, 7), "x"), DraftTree.chain(4, (first + 1, 7), "x")
+    rows[1][5] = odd
+    assert follow_choices([one], [passed], [rows])[0].tokens == (first,)
+    with pytest.raises(LogitsError) as raised:
+        follow_choices([sequence_of(9), one], [DraftTree.root(4), reached], [rows[2:], rows])
+    assert raised.value.sequence is one
+
+
+def test_what_compiled_code_cannot_choose() -> None:
+    row = torch.zeros(1, 4 * MOST_KEPT)
+    assert is_compiled(sequence_of(temperature=1.0, top_k=MOST_KEPT, top_p=0.5, min_p=0.1), row)
+    assert not is_compiled(sequence_of(temperature=1.0, top_k=MOST_KEPT + 1), row)
+    assert is_compiled(sequence_of(temperature=1.0, top_k=MOST_KEPT + 1), row[:, :MOST_KEPT])
+    assert not is_compiled(sequence_of(repetition_penalty=1.1), row)
+    assert not is_compiled(sequence_of(), row.double())
+    assert not is_compiled(sequence_of(), torch.zeros(8, 2).T)
+
+
+def test_rows_are_only_read() -> None:
+    one, row = sequence_of(temperature=1.0, top_k=40, top_p=0.9), row_of(4096, 3.0, 2)
+    kept = row.clone()
+    walked([one], [DraftTree.root(4)], [row])
+    assert np.array_equal(kept.numpy(), row.numpy())
