@@ -1,4 +1,4 @@
-"""The cost table of ADR 0001: one draw from 152,000 scores, in milliseconds on one thread."""
+"""The cost tables of ADR 0001: one draw from a row of scores, in milliseconds on one thread."""
 
 from __future__ import annotations
 
@@ -7,7 +7,12 @@ from time import perf_counter
 
 import torch
 
+from paceline.kernels.choices.walks import walked
 from paceline.noise import gumbel, noised_best
+from paceline.params import SamplingParams
+from paceline.sampling import Context, choose
+from paceline.sequence import Sequence
+from paceline.tree import DraftTree
 
 torch.set_num_threads(1)
 
@@ -31,3 +36,12 @@ for size in (4096, 152_000):
         full = best_ms(lambda s=scores, e=every: (s.double() + gumbel(1, 5, e)).argmax())
         plain = best_ms(lambda s=scores: torch.multinomial(s.softmax(-1), 1))
         print(f"V={size} deviation {deviation}: keyed {keyed:.2f}, every token {full:.2f}, multinomial {plain:.2f}")
+
+ROOT = DraftTree.root(0)
+for size in (4096, 32_000, 152_000):
+    row = torch.randn(1, size, generator=torch.Generator().manual_seed(0)) * 3
+    for cuts in ({}, {"top_p": 0.95}, {"top_k": 40, "top_p": 0.95}, {"min_p": 0.05}):
+        one = Sequence(0, (0,), SamplingParams(temperature=0.8, **cuts), 1)
+        compiled = best_ms(lambda s=one, r=row: walked([s], [ROOT], [r]))
+        long_way = best_ms(lambda s=one, r=row: choose(r, [Context(s)]))
+        print(f"V={size} {cuts or 'no cuts'}: compiled {compiled:.3f}, the long way {long_way:.3f}")

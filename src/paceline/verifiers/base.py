@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from paceline.draws import drawn, happens
-from paceline.kernels.choices.walks import is_compiled, walked
+from paceline.kernels.choices.walks import walked
 from paceline.kernels.compilers import CompileError
 from paceline.kernels.device import give_up, served
 from paceline.sampling import Context, LogitsError, checked, choose, largest_of_each, probabilities, target_scores
@@ -203,31 +203,25 @@ def _judged(
 
 def follow_choices(sequences: Many[Sequence], trees: Many[DraftTree], logits: Many[torch.Tensor]) -> list[Verdict]:
     """Walk from the root to the child that carries the token plain decoding picks, as far as there is one; one verdict each."""
-    work = list(zip(sequences, trees, logits, strict=True))
     device = logits[0].device
     on_host = device.type == "cpu" and not served(device)
-    found = _compiled_walks(work) if on_host else _device_walks(sequences, trees, logits)
+    found = (_compiled_walks if on_host else _device_walks)(sequences, trees, logits)
+    work = zip(sequences, trees, logits, strict=True)
     left = [one for one, verdict in zip(work, found, strict=True) if verdict is None]
-    if not left:
-        return [verdict for verdict in found if verdict is not None]
-    rest = iter(_level_by_level(*zip(*left, strict=True)))
+    rest = iter(_level_by_level(*zip(*left, strict=True)) if left else ())
     return [verdict or next(rest) for verdict in found]
 
 
-def _compiled_walks(work: list[tuple[Sequence, DraftTree, torch.Tensor]]) -> list[Verdict | None]:
-    """In one call, of all whose tokens compiled code can choose; None for the others, and where it is in doubt."""
-    own = [is_compiled(sequence, rows) for sequence, _, rows in work]
-    mine = [one for one, compiled in zip(work, own, strict=True) if compiled]
+def _compiled_walks(sequences: Many[Sequence], trees: Many[DraftTree], logits: Many[torch.Tensor]) -> list[Verdict | None]:
+    """All walks in one call; None for those that compiled code leaves to the long way."""
     try:
-        walks = iter(walked(*zip(*mine, strict=True)) if mine else ())
-    # the long way needs no compiled code
+        return [walk and Verdict(*walk, len(walk[0])) for walk in walked(sequences, trees, logits)]
+    # the long way needs none
     except CompileError:
-        return [None] * len(work)
-    found = (next(walks) if compiled else None for compiled in own)
-    return [Verdict(*walk, len(walk[0])) if walk else None for walk in found]
+        return [None] * len(trees)
 
 
-def _device_walks(sequences: Many[Sequence], trees: Many[DraftTree], logits: Many[torch.Tensor]) -> Many[Verdict | None]:
+def _device_walks(sequences: Many[Sequence], trees: Many[DraftTree], logits: Many[torch.Tensor]) -> list[Verdict | None]:
     choices: Iterable[Callable[[int], int]] | None = None
     if all(sequence.params.plain_greedy for sequence in sequences):
         choices = _greedy_choices(sequences, logits)

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from paceline.kernels.choices.columns import ACCEPTED, CHOSEN
+from paceline.kernels.choices.columns import ACCEPTED, CHOSEN, NUMBERS
 from paceline.kernels.compiled import Kernel
 from paceline.kernels.native.layout import MOST_KEPT
 from paceline.noise import signed_seed
@@ -20,6 +20,7 @@ from paceline.tree import DraftTree
 FOLLOWED = Kernel("choices.walking.followed", words=6)
 Walk = tuple[tuple[int, ...], tuple[int, ...]]
 """The nodes that are accepted, and the tokens chosen: at the root, and at each of them."""
+_NOWHERE = -1
 
 
 @cache
@@ -44,39 +45,42 @@ def is_compiled(sequence: Sequence, logits: torch.Tensor) -> bool:
 
 
 def walked(sequences: Many[Sequence], trees: Many[DraftTree], logits: Many[torch.Tensor]) -> list[Walk | None]:
-    """One walk per sequence; None where compiled code is in doubt or finds no number: the long way must tell. All must be
-    `is_compiled`.
+    """One walk per sequence; None where the long way must tell: what is not `is_compiled`, and where compiled code is in doubt or
+    finds no number.
 
-    logits: per sequence float32 [N, V], those of its tree's candidates first. Raises CompileError where nothing is compiled.
+    logits: per sequence [N, V], those of its tree's candidates first. Raises CompileError where nothing is compiled.
     """
-    told, numbers, tokens, parents, begins = array("q"), array("d"), list[int](), list[int](), list[int]()
-    cuts = False
+    told, numbers, tokens, parents, begins = list[int](), list[float](), list[int](), list[int](), list[int]()
+    kept = 1
     for sequence, tree, rows in zip(sequences, trees, logits, strict=True):
-        params, begin = sequence.params, len(tokens)
-        tokens += tree.tokens[: tree.candidates]
-        parents += tree.parents[: tree.candidates]
+        if not is_compiled(sequence, rows):
+            begins.append(_NOWHERE)
+            continue
+        params, begin, count = sequence.params, len(tokens), tree.candidates
         begins.append(begin)
-        row, vocabulary = 4 * rows.stride(0), rows.shape[1]
-        seed, position = signed_seed(sequence.seed), len(sequence.tokens)
-        told.extend((rows.data_ptr(), row, vocabulary, begin, len(tokens), seed, position, params.top_k))
-        numbers.extend((params.temperature, params.top_p, params.log_min_p))
-        cuts = cuts or params.top_k > 0
-    size = len(tokens)
-    nodes, held = array("q", tokens + parents + parents + parents), array("i", bytes(4 * MOST_KEPT if cuts else 4))
-    _followed()(len(begins), _address(told), _address(numbers), size, _address(nodes), _address(held))
-    chosen, accepted = nodes[CHOSEN * size : (CHOSEN + 1) * size], nodes[ACCEPTED * size : (ACCEPTED + 1) * size]
+        tokens += tree.tokens[:count]
+        parents += tree.parents[:count]
+        told += (
+            rows.data_ptr(), 4 * rows.stride(0), rows.shape[1], begin, begin + count,
+            signed_seed(sequence.seed), len(sequence.tokens), params.top_k,
+        )  # fmt: skip
+        numbers += (params.temperature, params.top_p, params.log_min_p)
+        kept = MOST_KEPT if params.top_k else kept
+    if not tokens:
+        return [None] * len(begins)
+    size, nodes = len(tokens), array("q", tokens + parents + parents + parents)
+    arrays = array("q", told), array("d", numbers), nodes, array("i", bytes(4 * kept))
+    sequences_at, numbers_at, nodes_at, held_at = [one.buffer_info()[0] for one in arrays]
+    _followed()(len(numbers) // NUMBERS, sequences_at, numbers_at, size, nodes_at, held_at)
+    chosen, accepted = nodes[CHOSEN * size : (CHOSEN + 1) * size], nodes[ACCEPTED * size :]
     return [_walk(chosen, accepted, begin) for begin in begins]
-
-
-def _address(numbers: array[Any]) -> int:
-    return numbers.buffer_info()[0]
 
 
 def _walk(chosen: array[int], accepted: array[int], begin: int) -> Walk | None:
     """The walk that is noted from a place on."""
+    if begin == _NOWHERE:
+        return None
     end = begin
     while accepted[end]:
         end += 1
-    if chosen[end] < 0:
-        return None
-    return tuple(accepted[begin:end]), tuple(chosen[begin : end + 1])
+    return (tuple(accepted[begin:end]), tuple(chosen[begin : end + 1])) if chosen[end] >= 0 else None
