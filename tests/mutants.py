@@ -13,6 +13,7 @@ import fakes
 from paceline import noise, sampling
 from paceline.cache import base as cache_base, dense, panels
 from paceline.engine.stops import StopChecker
+from paceline.kernels.choices import walks
 from paceline.models.grammar import GrammarConstraint
 from paceline.params import SamplingParams
 from paceline.sampling import Context
@@ -20,7 +21,7 @@ from paceline.sequence import Sequence
 from paceline.speculative import Speculative
 from paceline.step import Segment, Verdict
 from paceline.tree import DraftTree
-from paceline.verifiers import match
+from paceline.verifiers import base, match
 
 Patch = Callable[[pytest.MonkeyPatch], None]
 
@@ -148,6 +149,55 @@ def _with_params(patch: pytest.MonkeyPatch, change: Callable[[SamplingParams], d
         return honest(logits, Context(replaced(context.sequence, **change(context.sequence.params)), context.ancestors))
 
     patch.setattr(sampling, "target_scores", lossy)
+    _walked_otherwise(patch, lambda sequence: replaced(sequence, **change(sequence.params)))
+
+
+def _walked_otherwise(patch: pytest.MonkeyPatch, change: Callable[[Sequence], Sequence]) -> None:
+    """Compiled code chooses for other sequences than those it is asked about."""
+    honest = base.walked
+    patch.setattr(base, "walked", lambda sequences, *rest: honest([change(sequence) for sequence in sequences], *rest))
+
+
+def _one_longer(sequence: Sequence) -> Sequence:
+    other = replaced(sequence)
+    other.tokens = [*sequence.tokens, 0]
+    return other
+
+
+def _of_another_seed(sequence: Sequence) -> Sequence:
+    other = replaced(sequence)
+    other.seed += 1
+    return other
+
+
+@mutant("equality")
+def compiled_code_chooses_with_the_noise_of_the_next_position(patch: pytest.MonkeyPatch) -> None:
+    _walked_otherwise(patch, _one_longer)
+
+
+@mutant("equality")
+def compiled_code_chooses_with_the_noise_of_another_seed(patch: pytest.MonkeyPatch) -> None:
+    _walked_otherwise(patch, _of_another_seed)
+
+
+@mutant("equality")
+def compiled_code_knows_nothing_of_top_p(patch: pytest.MonkeyPatch) -> None:
+    _walked_otherwise(patch, lambda sequence: replaced(sequence, top_p=1.0))
+
+
+@mutant("equality")
+def compiled_code_knows_nothing_of_top_k(patch: pytest.MonkeyPatch) -> None:
+    _walked_otherwise(patch, lambda sequence: replaced(sequence, top_k=0))
+
+
+@mutant("equality")
+def compiled_code_knows_nothing_of_min_p(patch: pytest.MonkeyPatch) -> None:
+    _walked_otherwise(patch, lambda sequence: replaced(sequence, min_p=0.0))
+
+
+@mutant("equality")
+def compiled_code_chooses_where_something_shapes_the_logits(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(walks, "is_compiled", lambda sequence, logits: True)
 
 
 @mutant("equality")
@@ -171,6 +221,8 @@ def top_p_is_taken_before_the_temperature(patch: pytest.MonkeyPatch) -> None:
         return scores.masked_fill(kept == -torch.inf, -torch.inf)
 
     patch.setattr(sampling, "target_scores", lossy)
+    # compiled code, which has its own order, does nothing
+    patch.setattr(base, "walked", lambda sequences, *rest: [None] * len(sequences))
 
 
 def _without_ancestors(patch: pytest.MonkeyPatch, only: Callable[[SamplingParams], bool]) -> None:

@@ -35,6 +35,8 @@ REQUESTS = [
     SamplingParams(max_tokens=16, temperature=1.0, stop=("ab", "cc", "dae"), seed=15, ignore_eos=True),
     SamplingParams(max_tokens=16, temperature=1.0, seed=16),
     SamplingParams(max_tokens=3, temperature=1.0, seed=17, ignore_eos=True),
+    SamplingParams(max_tokens=16, temperature=1.5, top_k=3, top_p=0.9, seed=18, ignore_eos=True),
+    SamplingParams(max_tokens=16, temperature=1.5, min_p=0.3, seed=19, ignore_eos=True),
 ]
 PROMPTS = [[1, 2, 3, 4, 0, 1, 2], [3, 3, 1], [4]]
 
