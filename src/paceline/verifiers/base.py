@@ -9,7 +9,7 @@ differ only in what is good enough.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence as Many
+from collections.abc import Callable, Iterator, Mapping, Sequence as Many
 from contextlib import contextmanager
 from enum import Enum
 from itertools import accumulate, islice
@@ -21,7 +21,7 @@ from paceline.draws import drawn, happens
 from paceline.kernels.choices.walks import walked
 from paceline.kernels.compilers import CompileError
 from paceline.kernels.device import give_up, served
-from paceline.sampling import Context, LogitsError, checked, choose, largest_of_each, probabilities, target_scores
+from paceline.sampling import Context, LogitsError, checked, choose, largest, largest_of_each, probabilities, target_scores
 from paceline.sequence import Sequence
 from paceline.step import Verdict
 from paceline.tree import DraftTree, Proposal
@@ -203,9 +203,16 @@ def _judged(
 
 def follow_choices(sequences: Many[Sequence], trees: Many[DraftTree], logits: Many[torch.Tensor]) -> list[Verdict]:
     """Walk from the root to the child that carries the token plain decoding picks, as far as there is one; one verdict each."""
+    if all(sequence.params.plain_greedy for sequence in sequences):
+        return [_followed(tree, choice) for tree, choice in zip(trees, _greedy_choices(sequences, logits), strict=True)]
     device = logits[0].device
-    on_host = device.type == "cpu" and not served(device)
-    found = (_compiled_walks if on_host else _device_walks)(sequences, trees, logits)
+    if served(device):
+        choices = _device_choices(sequences, trees, logits)
+        if choices is not None:
+            return [_followed(tree, choice) for tree, choice in zip(trees, choices, strict=True)]
+    if device.type != "cpu":
+        return _level_by_level(sequences, trees, logits)
+    found = _compiled_walks(sequences, trees, logits)
     work = zip(sequences, trees, logits, strict=True)
     left = [one for one, verdict in zip(work, found, strict=True) if verdict is None]
     rest = iter(_level_by_level(*zip(*left, strict=True)) if left else ())
@@ -221,19 +228,13 @@ def _compiled_walks(sequences: Many[Sequence], trees: Many[DraftTree], logits: M
         return [None] * len(trees)
 
 
-def _device_walks(sequences: Many[Sequence], trees: Many[DraftTree], logits: Many[torch.Tensor]) -> list[Verdict | None]:
-    choices: Iterable[Callable[[int], int]] | None = None
-    if all(sequence.params.plain_greedy for sequence in sequences):
-        choices = _greedy_choices(sequences, logits)
-    elif served(logits[0].device):
-        choices = _device_choices(sequences, trees, logits)
-    if choices is None:
-        return [None] * len(trees)
-    return [_followed(tree, choice) for tree, choice in zip(trees, choices, strict=True)]
-
-
 def _greedy_choices(sequences: Many[Sequence], logits: Many[torch.Tensor]) -> Iterator[Callable[[int], int]]:
-    """Per sequence, node -> the target's token there. A device answers once."""
+    """Per sequence, node -> the target's token there. A CPU reads only the rows that are asked for; a device answers once."""
+    if logits[0].is_cpu:
+        # numpy finds a largest number sooner than compiled code is told of one sequence
+        for sequence, rows in zip(sequences, logits, strict=True):
+            yield lambda node, sequence=sequence, rows=rows.numpy(): checked(largest(rows[node]), sequence)
+        return
     chosen = iter(largest_of_each(torch.cat(list(logits))))
     for sequence, rows in zip(sequences, logits, strict=True):
         found = list(islice(chosen, len(rows)))
