@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence as Many
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -122,17 +123,20 @@ def the_bonus_token_is_drawn_without_the_transforms(patch: pytest.MonkeyPatch) -
 @mutant("equality")
 def the_noise_is_that_of_the_root_at_every_node(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Context, "position", property(lambda self: len(self.sequence.tokens)))
+    _long_way(patch)
 
 
 @mutant("equality", "law")
 def every_position_has_the_same_noise(patch: pytest.MonkeyPatch) -> None:
     honest = noise.key
     patch.setattr(noise, "key", lambda seed, position: honest(seed, 0))
+    _long_way(patch)
 
 
 @mutant("equality")
 def the_noise_counts_generated_tokens_instead_of_positions(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Context, "position", property(lambda self: len(self.sequence.generated) + len(self.ancestors)))
+    _long_way(patch)
 
 
 def replaced(sequence: Sequence, **change: Any) -> Sequence:
@@ -162,6 +166,11 @@ def _one_longer(sequence: Sequence) -> Sequence:
     other = replaced(sequence)
     other.tokens = [*sequence.tokens, 0]
     return other
+
+
+def _long_way(patch: pytest.MonkeyPatch) -> None:
+    """Compiled code, which has an order and noise of its own, chooses nothing."""
+    patch.setattr(base, "walked", lambda sequences, *rest: [None] * len(sequences))
 
 
 def _of_another_seed(sequence: Sequence) -> Sequence:
@@ -196,7 +205,29 @@ def compiled_code_knows_nothing_of_min_p(patch: pytest.MonkeyPatch) -> None:
 
 
 @mutant("equality")
-def compiled_code_chooses_where_something_shapes_the_logits(patch: pytest.MonkeyPatch) -> None:
+def compiled_code_knows_nothing_of_penalties(patch: pytest.MonkeyPatch) -> None:
+    _walked_otherwise(
+        patch, lambda sequence: replaced(sequence, repetition_penalty=1.0, frequency_penalty=0.0, presence_penalty=0.0)
+    )
+
+
+@mutant("equality")
+def compiled_code_counts_a_token_of_the_prompt_as_new(patch: pytest.MonkeyPatch) -> None:
+    def change(sequence: Sequence) -> Sequence:
+        other = replaced(sequence)
+        other.generated_counts, other.prompt_set = sequence.generated_counts, frozenset()
+        return other
+
+    _walked_otherwise(patch, change)
+
+
+@mutant("equality")
+def compiled_code_knows_nothing_of_min_tokens(patch: pytest.MonkeyPatch) -> None:
+    _walked_otherwise(patch, lambda sequence: replaced(sequence, min_tokens=0))
+
+
+@mutant("grammar")
+def compiled_code_chooses_where_a_grammar_has_a_say(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(walks, "is_compiled", lambda sequence, logits: True)
 
 
@@ -221,8 +252,7 @@ def top_p_is_taken_before_the_temperature(patch: pytest.MonkeyPatch) -> None:
         return scores.masked_fill(kept == -torch.inf, -torch.inf)
 
     patch.setattr(sampling, "target_scores", lossy)
-    # compiled code, which has its own order, does nothing
-    patch.setattr(base, "walked", lambda sequences, *rest: [None] * len(sequences))
+    _long_way(patch)
 
 
 def _without_ancestors(patch: pytest.MonkeyPatch, only: Callable[[SamplingParams], bool]) -> None:
@@ -232,6 +262,7 @@ def _without_ancestors(patch: pytest.MonkeyPatch, only: Callable[[SamplingParams
         return honest(logits, Context(context.sequence) if only(context.sequence.params) else context)
 
     patch.setattr(sampling, "shaped", lossy)
+    _long_way(patch)
 
 
 @mutant("equality", "law")
@@ -358,6 +389,22 @@ def the_wrong_child_is_followed(patch: pytest.MonkeyPatch) -> None:
         return tuple(dict.fromkeys(row, min(row.values())) if row else {} for row in honest(self))
 
     patch.setattr(DraftTree, "children", property(shifted))
+    _long_way(patch)
+
+
+@mutant("equality")
+def compiled_code_follows_the_wrong_child(patch: pytest.MonkeyPatch) -> None:
+    honest = base.walked
+
+    def crooked(tree: DraftTree) -> Any:
+        """Siblings have changed their tokens."""
+        tokens = list(tree.tokens)
+        for children in tree.siblings:
+            for child, other in zip(children, (*children[1:], *children[:1]), strict=True):
+                tokens[child] = tree.tokens[other]
+        return SimpleNamespace(tokens=tuple(tokens), parents=tree.parents, candidates=tree.candidates)
+
+    patch.setattr(base, "walked", lambda sequences, trees, logits: honest(sequences, [*map(crooked, trees)], logits))
 
 
 @mutant("grammar")

@@ -117,12 +117,18 @@ def native_drafts() -> bool:
     """Drafts in one call equal drafts token by token, twice: once behind prompts, then behind what came true."""
     model = _loaded()
     cuts = [SamplingParams(temperature=2.0, **one) for one in ({"top_p": 0.3}, {"top_k": 2}, {"min_p": 0.5})]
-    for params in (SamplingParams(), SamplingParams(temperature=2.0), *cuts, SamplingParams(logit_bias={7: 100.0})):
+    shapes = [
+        SamplingParams(logit_bias={7: 100.0}),
+        SamplingParams(temperature=2.0, logit_bias={7: 4.0, 9: -3.0}, repetition_penalty=1.5, top_p=0.9),
+        SamplingParams(presence_penalty=1.5, frequency_penalty=1.0, repetition_penalty=0.8),
+        SamplingParams(min_tokens=8, repetition_penalty=3.0),
+    ]
+    for params in (SamplingParams(), SamplingParams(temperature=2.0), *cuts, *shapes):
         drafts: list[list[list[DraftTree]]] = []
         for extend in (NativeModel.extend, LanguageModel.extend):
             store = model.new_cache()
             ends = (frozenset[int](), frozenset(range(0, 60, 7)), frozenset({4}))
-            owners = [Sequence(key, (5, 80 - key, *range(9 * key)), params, key, ends[key]) for key in range(3)]
+            owners = [Sequence(key, (5, 58 - key, *range(9 * key)), params, key, ends[key]) for key in range(3)]
             rounds = []
             for depths in ([4, 2, 6], [1, 3, 5], [3, 3, 3]):
                 budgets = [Budget(depth, depth) for depth in depths]

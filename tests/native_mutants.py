@@ -5,6 +5,7 @@ Compiled code itself is not patched: it would not see it. Each fault here stays 
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterable, Sequence as Many
 from dataclasses import replace
 from typing import Any
@@ -14,11 +15,14 @@ import pytest
 from mutants import mutant
 from paceline.cache import base as cache_base, panels
 from paceline.cache.panels import PanelCache, Shape, Slab
+from paceline.kernels.choices.shapes import shape_of
 from paceline.kernels.native import layout
 from paceline.models import forms, native, native_chains, packing
 from paceline.models.forms import LayerForm
 from paceline.models.packing import Weights
 from paceline.models.rotation import Rotation
+from paceline.params import SamplingParams
+from paceline.sequence import Sequence
 from paceline.step import Segment, Step, Verdict
 
 
@@ -259,7 +263,18 @@ def drafts_draw_with_the_noise_of_the_next_position(patch: pytest.MonkeyPatch) -
 
 @mutant("native drafts")
 def drafts_know_nothing_of_biases(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(native, "is_compiled", lambda params, kind: True)
+    nothing = shape_of(Sequence(0, (0,), SamplingParams(), 0))
+    patch.setattr(native_chains, "shape_of", lambda sequence: nothing)
+
+
+@mutant("native drafts")
+def drafts_know_nothing_of_penalties(patch: pytest.MonkeyPatch) -> None:
+    def without(sequence: Sequence) -> array[float]:
+        told = shape_of(sequence)
+        told[layout.REPETITION], told[layout.FREQUENCY], told[layout.PRESENCE] = 1.0, 0.0, 0.0
+        return told
+
+    patch.setattr(native_chains, "shape_of", without)
 
 
 @mutant("native drafts")

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings, strategies as st
 
 from paceline.kernels.choices import walks
-from paceline.kernels.choices.walks import is_compiled, walked
+from paceline.kernels.choices.walks import chosen, is_compiled, walked
 from paceline.kernels.compilers import CompileError
 from paceline.kernels.native.layout import MOST_KEPT
 from paceline.params import SamplingParams
@@ -23,6 +23,12 @@ from paceline.verifiers.base import follow_choices
 CUTS = [
     {}, {"top_k": 1}, {"top_k": 40}, {"top_p": 0.9}, {"top_p": 0.3}, {"top_p": 0.9999}, {"min_p": 0.05}, {"min_p": 1.0},
     {"top_k": 20, "top_p": 0.95}, {"top_k": 5, "top_p": 0.5, "min_p": 0.1}, {"top_k": 256, "top_p": 0.99}, {"top_k": 10**6},
+]  # fmt: skip
+SHAPES = [
+    {}, {}, {"logit_bias": {3: 2.5, 7: -100.0, 8: 100.0}}, {"repetition_penalty": 1.7}, {"repetition_penalty": 0.6},
+    {"presence_penalty": 0.7}, {"frequency_penalty": -0.45}, {"presence_penalty": -1.1, "frequency_penalty": 0.3},
+    {"min_tokens": 6},
+    {"repetition_penalty": 1.15, "presence_penalty": 0.2, "frequency_penalty": 0.1, "logit_bias": {2: 0.1}, "min_tokens": 3},
 ]  # fmt: skip
 
 
@@ -69,7 +75,9 @@ def test_whatever_lies_in_a_row(data: st.DataObject, size: int, seed: int, lengt
     numbers = st.sampled_from([0.0, -0.0, 1.0, 1.0000001, -3.5, 20.0, 88.0, -torch.inf, 3e38]) | st.floats(-30, 30, width=32)
     row = torch.tensor([data.draw(st.lists(numbers, min_size=size, max_size=size))])
     temperature = data.draw(st.sampled_from([0.0, 1e-6, 0.1, 0.7, 1.0, 3.0, 100.0]))
-    one = sequence_of(seed, temperature=temperature, **data.draw(st.sampled_from(CUTS)))
+    shape = data.draw(st.sampled_from([one for one in SHAPES if size > 8 or not one]))
+    one = sequence_of(seed, temperature=temperature, **data.draw(st.sampled_from(CUTS)), **shape)
+    one.generated_counts.update(data.draw(st.lists(st.integers(0, size - 1), max_size=5)))
     one.tokens = list(range(length)) if length < 100 else [0] * length
     (found,) = walked([one], [DraftTree.root(4)], [row])
     if found is not None:
@@ -82,18 +90,19 @@ def forest(count: int, size: int, seed: int) -> tuple[list[Sequence], list[Draft
     generator = torch.Generator().manual_seed(seed)
     for key in range(count):
         nodes = draw.randrange(1, 12)
-        one = Sequence(
-            key, (1,) * draw.randrange(1, 9), SamplingParams(temperature=draw.choice([0.0, 0.8]), **draw.choice(CUTS)), key + seed
-        )
+        params = {"temperature": draw.choice([0.0, 0.8]), **draw.choice(CUTS), **draw.choice(SHAPES)}
+        prompt = tuple(draw.randrange(size) for _ in range(draw.randrange(1, 9)))
+        one = Sequence(key, (*prompt, 1), SamplingParams.model_validate(params), key + seed, frozenset({5, 9, 11}))
+        one.commit((*[draw.randrange(size) for _ in range(draw.randrange(5))], 1), ())
         # wider than the vocabulary, as what a kernel writes is
         rows = (torch.randn(nodes, size + 16, generator=generator) * 3)[:, :size]
         tokens, parents = [1], [-1]
         for node in range(1, nodes):
             parent = draw.randrange(max(0, node - 3), node)
             above = [tokens[at] for at in DraftTree(tuple(tokens), tuple(parents), Proposal.IID).path(parent)]
-            chosen = choose(rows[parent][None], [Context(one, tuple(above))])[0]
+            right = choose(rows[parent][None], [Context(one, tuple(above))])[0]
             parents.append(parent)
-            tokens.append(chosen if draw.random() < 0.8 else draw.randrange(size))
+            tokens.append(right if draw.random() < 0.8 else draw.randrange(size))
         probes = draw.randrange(2) if nodes > 2 else 0
         sequences.append(one)
         trees.append(DraftTree(tuple(tokens), tuple(parents), Proposal.IID, probes=probes))
@@ -151,13 +160,34 @@ def test_what_compiled_code_cannot_choose() -> None:
     assert is_compiled(sequence_of(temperature=1.0, top_k=MOST_KEPT, top_p=0.5, min_p=0.1), row)
     assert not is_compiled(sequence_of(temperature=1.0, top_k=MOST_KEPT + 1), row)
     assert is_compiled(sequence_of(temperature=1.0, top_k=MOST_KEPT + 1), row[:, :MOST_KEPT])
-    assert not is_compiled(sequence_of(repetition_penalty=1.1), row)
+    assert is_compiled(sequence_of(repetition_penalty=1.1), row)
+    assert not is_compiled(sequence_of(grammar={"kind": "regex", "text": "a"}), row)
     assert not is_compiled(sequence_of(), row.double())
     assert not is_compiled(sequence_of(), torch.zeros(8, 2).T)
 
 
-def test_rows_are_only_read() -> None:
-    one, row = sequence_of(temperature=1.0, top_k=40, top_p=0.9), row_of(4096, 3.0, 2)
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("refused", [False, True])
+def test_single_rows_are_chosen_from_as_the_long_way_does(
+    temperature: float, refused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse() -> None:
+        raise CompileError("this system lets no process run code that it has written")
+
+    if refused:
+        monkeypatch.setattr(walks, "_followed", refuse)
+    rows = torch.randn(5, 200, generator=torch.Generator().manual_seed(3)) * 3
+    whole = [sequence_of(8, temperature=temperature), sequence_of(9, temperature=temperature, top_p=0.8, frequency_penalty=1.0)]
+    # the long way's own: no row of these is compiled
+    wide = sequence_of(7, temperature=temperature, grammar={"kind": "regex", "text": "a*"})
+    for kinds in (whole, [*whole, wide]):
+        contexts = [Context(kinds[at % len(kinds)], tuple(range(at))) for at in range(5)]
+        assert chosen(rows, contexts) == choose(rows, contexts)
+
+
+@pytest.mark.parametrize("shape", [{}, {"repetition_penalty": 2.0, "logit_bias": {3: 1.0}}])
+def test_rows_are_only_read(shape: dict[str, object]) -> None:
+    one, row = sequence_of(temperature=1.0, top_k=40, top_p=0.9, **shape), row_of(4096, 3.0, 2)
     kept = row.clone()
     walked([one], [DraftTree.root(4)], [row])
     assert np.array_equal(kept.numpy(), row.numpy())

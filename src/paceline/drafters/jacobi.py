@@ -25,8 +25,9 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from paceline.drafters.base import StatefulDrafter, Surroundings, likeliest
 from paceline.draws import chance
+from paceline.kernels.choices.walks import chosen
 from paceline.models.base import Scores
-from paceline.sampling import Context, LogitsError, choose
+from paceline.sampling import Context, LogitsError
 from paceline.sequence import Sequence
 from paceline.step import Verdict
 from paceline.tree import Budget, DraftTree, Proposal
@@ -85,7 +86,7 @@ class JacobiDrafter(StatefulDrafter[list[Guess]]):
         if not self._coupled or sequence.params.plain_greedy:
             return likeliest(logits, rows)
         try:
-            return choose(logits[rows], [Context(sequence, guesses[:at]) for at in range(len(rows))])
+            return chosen(logits[rows], [Context(sequence, guesses[:at]) for at in range(len(rows))])
         except LogitsError:
             return []
 

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch.nn.functional import pad
 
+from paceline.kernels.choices.shapes import shape_of
 from paceline.kernels.native import layout
 from paceline.noise import key, signed_seed, stream
 from paceline.params import SamplingParams
@@ -20,15 +21,15 @@ from paceline.tree import Budget, DraftTree, Proposal
 
 _ARRAYS = (
     "owners", "depths", "floors", "chances", "odds", "reaches", "least", "temperatures", "top_ks", "top_ps", "log_min_ps",
-    "seeds", "positions", "keys", "chosen", "confidences",
+    "seeds", "positions", "shapes", "keys", "chosen", "confidences",
 )  # fmt: skip
 _CHOICES = {kind: layout.DRAWN if kind.drawn else layout.LIKELIEST for kind in Proposal} | {Proposal.COUPLED: layout.COUPLED}
 
 
 def is_compiled(params: SamplingParams, kind: Proposal) -> bool:
-    """Whether a token can be chosen in compiled code: under penalties and the like no token is, and none where a rule asks what
-    cuts left of the distribution that it was drawn from."""
-    return not params.shapes_logits and not (kind.drawn and _cuts(params))
+    """Whether a token can be chosen in compiled code: under a grammar none is, and none where a rule asks what penalties and cuts
+    left of the distribution that it was drawn from."""
+    return params.grammar is None and not (kind.drawn and (params.shapes_logits or _cuts(params)))
 
 
 def _cuts(params: SamplingParams) -> bool:
@@ -83,6 +84,9 @@ class Chains:
         # nearly always those of the draft before
         if len(self._told) != count or not all(map(is_, self._told, sequences)):
             self._tell(sequences)
+        shapes = [shape_of(sequence) if sequence.params.shapes_logits else None for sequence in sequences]
+        self._shaped = [shape for shape in shapes if shape]
+        self._shapes[:count] = [shape.buffer_info()[0] if shape else 0 for shape in shapes]
         self._chosen[: count * deepest] = -1
         if kind is Proposal.COUPLED:
             self._positions[:count] = [_first_position(sequence) for sequence in sequences]
@@ -133,6 +137,7 @@ class Chains:
         self._top_ks = np.zeros(sequences, np.int64)
         self._top_ps, self._log_min_ps = np.ones(sequences), np.zeros(sequences, np.float32)
         self._seeds, self._positions = np.zeros(sequences, np.int64), np.zeros(sequences, np.int64)
+        self._shapes = np.zeros(sequences, np.int64)
         self._odds, self._reaches = np.ones(sequences, np.float32), np.ones(sequences, np.float32)
         self._chances, self._least = np.zeros(sequences, np.int64), np.zeros(levels, np.float32)
         self._keys, self._chosen = np.zeros(levels, np.uint64), np.zeros(levels, np.int64)

@@ -7,6 +7,7 @@ import numpy as np
 from paceline.kernels.choices import columns
 from paceline.kernels.native.choosing import chosen, key_of
 from paceline.kernels.native.memory import carray, helper, pointer
+from paceline.kernels.native.shaping import copied, shaped
 
 
 @helper
@@ -18,11 +19,11 @@ def _child(tokens, parents, begin, end, parent, token):
     return 0
 
 
-def followed(count, sequences, numbers, size, nodes, held):
+def followed(count, sequences, numbers, size, nodes, held, copy):
     """Walk down every tree. All but the first and the fourth are addresses.
 
     sequences: int64 [count, COLUMNS]. numbers: float64 [count, NUMBERS]. nodes: int64 [COLUMNS_OF_NODES, size], of which the last
-    two are written. held: int32 [MOST_KEPT], scratch, where there is a top-k.
+    two are written. held: int32 [MOST_KEPT], scratch, where there is a top-k. copy: float32 [V], of rows that are shaped.
     """
     integers = carray(pointer(sequences), (count, columns.COLUMNS), np.int64)
     others = carray(pointer(numbers), (count, columns.NUMBERS), np.float64)
@@ -34,6 +35,10 @@ def followed(count, sequences, numbers, size, nodes, held):
         least_to_top, node = np.float32(others[owner, columns.LOG_MIN_P]), 0
         for level in range(end - begin):
             row = told[columns.ROWS] + node * told[columns.ROW_BYTES]
+            if told[columns.SHAPE] != 0:
+                copied(row, told[columns.VOCABULARY], copy)
+                row, path = copy, nodes + 8 * (columns.CHOSEN * size + begin)
+                shaped(row, told[columns.VOCABULARY], told[columns.SHAPE], path, level)
             key = key_of(told[columns.SEED], told[columns.POSITION] + level)
             token = chosen(row, told[columns.VOCABULARY], temperature, key, told[columns.TOP_K], top_p, least_to_top, held)
             node = _child(tokens, parents, begin, end, node, token)

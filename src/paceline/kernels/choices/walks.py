@@ -1,4 +1,4 @@
-"""Walks: down the trees of a step as far as the target's own choices lead, in one call."""
+"""Walks: down the trees of a step as far as the target's own choices lead, in one call; and what it chooses at single rows."""
 
 from __future__ import annotations
 
@@ -11,16 +11,19 @@ from typing import Any
 import torch
 
 from paceline.kernels.choices.columns import ACCEPTED, CHOSEN, NUMBERS
+from paceline.kernels.choices.shapes import shape_of
 from paceline.kernels.compiled import Kernel
+from paceline.kernels.compilers import CompileError
 from paceline.kernels.native.layout import MOST_KEPT
 from paceline.noise import signed_seed
+from paceline.sampling import Context, choose
 from paceline.sequence import Sequence
 from paceline.tree import DraftTree
 
-FOLLOWED = Kernel("choices.walking.followed", words=6)
+FOLLOWED = Kernel("choices.walking.followed", words=7)
 Walk = tuple[tuple[int, ...], tuple[int, ...]]
 """The nodes that are accepted, and the tokens chosen: at the root, and at each of them."""
-_NOWHERE = -1
+_ROOT, _NO_PARENT, _NOTHING = (0,), (-1,), -1
 
 
 @cache
@@ -30,7 +33,7 @@ def _followed() -> Any:
 
 
 def is_compiled(sequence: Sequence, logits: torch.Tensor) -> bool:
-    """Whether compiled code can choose the sequence's tokens: where logits lie in memory row by row, and nothing shapes them.
+    """Whether compiled code can choose the sequence's tokens: where logits lie in memory row by row, and no grammar has a say.
 
     logits: [N, V].
     """
@@ -39,7 +42,7 @@ def is_compiled(sequence: Sequence, logits: torch.Tensor) -> bool:
         logits.is_cpu
         and logits.dtype is torch.float32
         and logits.stride(1) == 1
-        and not params.shapes_logits
+        and params.grammar is None
         and (params.top_k <= MOST_KEPT or params.top_k >= logits.shape[1])
     )
 
@@ -50,36 +53,76 @@ def walked(sequences: Many[Sequence], trees: Many[DraftTree], logits: Many[torch
 
     logits: per sequence [N, V], those of its tree's candidates first. Raises CompileError where nothing is compiled.
     """
-    told, numbers, tokens, parents, begins = list[int](), list[float](), list[int](), list[int](), list[int]()
-    kept = 1
+    told, begins = _Told(), list[int | None]()
     for sequence, tree, rows in zip(sequences, trees, logits, strict=True):
         if not is_compiled(sequence, rows):
-            begins.append(_NOWHERE)
+            begins.append(None)
             continue
-        params, begin, count = sequence.params, len(tokens), tree.candidates
-        begins.append(begin)
-        tokens += tree.tokens[:count]
-        parents += tree.parents[:count]
-        told += (
-            rows.data_ptr(), 4 * rows.stride(0), rows.shape[1], begin, begin + count,
-            signed_seed(sequence.seed), len(sequence.tokens), params.top_k,
+        count = tree.candidates
+        begins.append(told.add(sequence, len(sequence.tokens), rows, tree.tokens[:count], tree.parents[:count]))
+    chosen, accepted = told.followed()
+    return [None if begin is None else _walk(chosen, accepted, begin) for begin in begins]
+
+
+def chosen(logits: torch.Tensor, contexts: Many[Context]) -> list[int]:
+    """As `sampling.choose`, which is asked where compiled code does not choose."""
+    told, roots = _Told(), range(len(contexts))
+    own = [at for at in roots if is_compiled(contexts[at].sequence, logits)]
+    for at in own:
+        told.add(contexts[at].sequence, contexts[at].position, logits[at : at + 1], _ROOT, _NO_PARENT)
+    try:
+        tokens = dict(zip(own, told.followed()[0], strict=True))
+    except CompileError:
+        tokens = {}
+    left = [at for at in roots if tokens.get(at, _NOTHING) < 0]
+    tokens.update(zip(left, choose(logits[left], [contexts[at] for at in left]) if left else (), strict=True))
+    return [tokens[at] for at in roots]
+
+
+class _Told:
+    """What compiled code is told: a tree for each of several sequences."""
+
+    def __init__(self) -> None:
+        self._sequences, self._numbers = list[int](), list[float]()
+        self._tokens, self._parents = list[int](), list[int]()
+        self._shapes: list[array[float]] = []
+        self._held = self._copied = 1
+
+    def add(self, sequence: Sequence, position: int, rows: torch.Tensor, tokens: Many[int], parents: Many[int]) -> int:
+        """Where the tree's nodes begin. position: of what its root chooses. rows: float32 [N, V]."""
+        params, begin = sequence.params, len(self._tokens)
+        self._tokens += tokens
+        self._parents += parents
+        row, vocabulary, end = 4 * rows.stride(0), rows.shape[1], len(self._tokens)
+        self._sequences += (
+            rows.data_ptr(), row, vocabulary, begin, end, signed_seed(sequence.seed), position, params.top_k,
+            self._shape(sequence, vocabulary) if params.shapes_logits else 0,
         )  # fmt: skip
-        numbers += (params.temperature, params.top_p, params.log_min_p)
-        kept = MOST_KEPT if params.top_k else kept
-    if not tokens:
-        return [None] * len(begins)
-    size, nodes = len(tokens), array("q", tokens + parents + parents + parents)
-    arrays = array("q", told), array("d", numbers), nodes, array("i", bytes(4 * kept))
-    sequences_at, numbers_at, nodes_at, held_at = [one.buffer_info()[0] for one in arrays]
-    _followed()(len(numbers) // NUMBERS, sequences_at, numbers_at, size, nodes_at, held_at)
-    chosen, accepted = nodes[CHOSEN * size : (CHOSEN + 1) * size], nodes[ACCEPTED * size :]
-    return [_walk(chosen, accepted, begin) for begin in begins]
+        self._numbers += (params.temperature, params.top_p, params.log_min_p)
+        if params.top_k:
+            self._held = MOST_KEPT
+        return begin
+
+    def _shape(self, sequence: Sequence, vocabulary: int) -> int:
+        self._shapes.append(shape_of(sequence))
+        self._copied = max(self._copied, vocabulary)
+        return self._shapes[-1].buffer_info()[0]
+
+    def followed(self) -> tuple[array[int], array[int]]:
+        """Per node, in the order of each walk: the token that was chosen, and the node that was accepted with it."""
+        size, nodes = len(self._tokens), array("q", self._tokens + 3 * self._parents)
+        arrays = array("q", self._sequences), array("d", self._numbers), nodes, array("i", bytes(4 * self._held))
+        if size:
+            sequences_at, numbers_at, nodes_at, held_at = [one.buffer_info()[0] for one in arrays]
+            copy = torch.empty(self._copied, dtype=torch.float32)
+            _followed()(
+                len(self._numbers) // NUMBERS, sequences_at, numbers_at, size, nodes_at, held_at, copy.data_ptr()
+            )  # fmt: skip
+        return nodes[CHOSEN * size : (CHOSEN + 1) * size], nodes[ACCEPTED * size :]
 
 
 def _walk(chosen: array[int], accepted: array[int], begin: int) -> Walk | None:
     """The walk that is noted from a place on."""
-    if begin == _NOWHERE:
-        return None
     end = begin
     while accepted[end]:
         end += 1

@@ -13,6 +13,7 @@ from paceline.kernels.native.arithmetic import exponential
 from paceline.kernels.native.choosing import chosen as chosen_of, hashed, key_of, likeliest
 from paceline.kernels.native.layout import CALL, COUPLED, DRAFT, LIKELIEST, MOST_KEPT, SEGMENT
 from paceline.kernels.native.memory import HELPER, barrier, bits_of, carray, float_of, floats, helper, pointer, run_part
+from paceline.kernels.native.shaping import shaped
 from paceline.stopping import CLASSES, DEEPEST, LIKELIEST as LIKELIEST_TO_COME_TRUE, shifted
 
 import numba  # isort: skip  (after `vectors`)
@@ -132,6 +133,7 @@ def draft(thread, address):
     log_min_ps = carray(pointer(job.log_min_ps), count, np.float32)
     seeds = carray(pointer(job.seeds), count, np.int64)
     nexts = carray(pointer(job.positions), count, np.int64)
+    shapes = carray(pointer(job.shapes), count, np.int64)
     held = job.held + 4 * MOST_KEPT * thread
     floors = carray(pointer(job.floors), count, np.float32)
     bounds = carray(pointer(job.end_bounds), count + 1, np.int64)
@@ -149,6 +151,8 @@ def draft(thread, address):
             owner = owners[row]
             line = call.logits + 4 * row * job.logits_width
             place = owner * deepest + level
+            if shapes[owner] != 0:
+                shaped(line, job.vocabulary, shapes[owner], job.chosen + 8 * owner * deepest, level)
             temperature, choice = temperatures[owner], job.choice
             if temperature == 0:
                 temperature, choice = _f(1), LIKELIEST

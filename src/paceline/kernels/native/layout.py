@@ -159,6 +159,7 @@ DRAFT = np.dtype(
         ("held", "i8"),  # int32 [threads, MOST_KEPT], scratch
         ("seeds", "i8"),  # int64 [S]: of the noise of positions
         ("positions", "i8"),  # int64 [S]: of the first token that is drafted
+        ("shapes", "i8"),  # int64 [S]: addresses of what shapes their logits, 0 where nothing does
         ("keys", "i8"),  # int64 [S, D]: of other noise, where tokens are DRAWN
         ("chosen", "i8"),  # int64 [S, D]: the drafts, -1 where there is none
         ("confidences", "i8"),  # float32 [S, D]: how likely each is held
@@ -171,6 +172,10 @@ LIKELIEST, COUPLED, DRAWN = range(3)
 
 MOST_KEPT = 256
 """The largest top-k that compiled code finds: so many logits are held in order while a row is walked."""
+
+REPETITION, PRESENCE, FREQUENCY, UNTIL, BIASES, STOPS, SEEN, COUNTED, SHAPE_HEAD = range(9)
+"""What shapes logits, float64: penalties; at so many tokens from here on stop ids are no longer banned; and how many tokens are
+biased, stop ids, seen, and counted, which follow."""
 
 POOL = np.dtype(
     [

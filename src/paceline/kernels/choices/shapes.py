@@ -1,0 +1,21 @@
+"""Shapes: what compiled code is told of a request's bias, bans and penalties (`native/shaping`)."""
+
+from __future__ import annotations
+
+from array import array
+
+from paceline.sequence import Sequence
+
+
+def shape_of(sequence: Sequence) -> array[float]:
+    """What shapes the logits behind its committed tokens: the numbers at the places that `native/layout` names, and behind them
+    biased tokens, their biases, stop ids, tokens seen, tokens counted, and how often each came."""
+    params = sequence.params
+    repeats = params.repetition_penalty != 1.0
+    counts = sequence.generated_counts if params.presence_penalty or params.frequency_penalty else {}
+    until = params.min_tokens - sequence.generated_tokens
+    stops = sequence.stop_ids if until > 0 else ()
+    seen = sequence.prompt_set.union(sequence.generated_counts) if repeats else ()
+    head = params.repetition_penalty, params.presence_penalty, params.frequency_penalty, until
+    sizes = len(params.logit_bias), len(stops), len(seen), len(counts)
+    return array("d", (*head, *sizes, *params.logit_bias, *params.logit_bias.values(), *stops, *seen, *counts, *counts.values()))
