@@ -11,10 +11,10 @@ import torch
 
 from paceline.cache.base import Branching, KVCache
 from paceline.drafters.base import Drafter
+from paceline.kernels.choices.tellings import told
 from paceline.learning.acceptance import expected_tokens
 from paceline.learning.costs import Timings
 from paceline.learning.depths import Where
-from paceline.logprobs import told
 from paceline.models.base import LanguageModel
 from paceline.policies.base import Policy
 from paceline.sequence import Sequence
@@ -273,17 +273,17 @@ def _feed(item: Work, tree: DraftTree | None) -> Feed:
 
 def _tell(sequence: Sequence, logits: torch.Tensor, verdict: Verdict) -> None:
     """Note the log-probabilities of emitted tokens, each by the node that chose it. logits: float32 [N, V]."""
-    count = sequence.params.logprobs
-    if count is not None:
-        rows = logits.cpu().numpy()
-        sequence.logprobs += [
-            told(rows[node], token, count) for node, token in zip((0, *verdict.path), verdict.tokens, strict=False)
-        ]
+    count, tokens = sequence.params.logprobs, verdict.tokens
+    if count is not None and tokens:
+        sequence.logprobs += told(logits[[0, *verdict.path][: len(tokens)]].cpu().numpy(), tokens, count)
 
 
 def _tell_prompt(segment: Segment, logits: torch.Tensor) -> None:
     """Note those of prompt tokens, each by the row before it; what was told already stands. logits: float32 [R, V]."""
-    sequence, rows = segment.sequence, logits.cpu().numpy()
-    for place, row in enumerate(rows, segment.start + 1):
-        if place == len(sequence.prompt_logprobs) < len(sequence.prompt):
-            sequence.prompt_logprobs.append(told(row, sequence.prompt[place], sequence.params.prompt_logprobs or 0))
+    sequence = segment.sequence
+    known = len(sequence.prompt_logprobs)
+    begin = known - segment.start - 1
+    tokens = sequence.prompt[known : segment.start + 1 + len(logits)]
+    if begin >= 0 and tokens:
+        rows = logits[begin : begin + len(tokens)].cpu().numpy()
+        sequence.prompt_logprobs += told(rows, tokens, sequence.params.prompt_logprobs or 0)

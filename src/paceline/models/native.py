@@ -111,7 +111,7 @@ class NativeModel(LanguageModel):
         vocab_size: int,
         source: str,
     ) -> list[DraftTree]:
-        """As `LanguageModel.extend`; chains of choices under no more than a temperature are drafted in one call."""
+        """As `LanguageModel.extend`; chains are drafted in one call, where no grammar and no rule asks for more."""
         options: dict[str, Any] = {"growth": growth, "vocab_size": vocab_size, "source": source}
         if growth.chain is None or growth.amateur:
             return super().extend(sequences, budgets, cache, **options)

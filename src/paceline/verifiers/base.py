@@ -107,7 +107,7 @@ class NodeByNode(Verifier):
                 law = self.target_probs(sequence, tokens, logits[tip], _shown(tree, twins) if self.amateur else None)
             child, law = _settled(self.trials(law, groups_below(tree, twins)), sequence)
             if child is None:
-                last = drawn(torch.from_numpy(law), sequence, "residual", tip)
+                last = drawn(law, sequence, "residual", tip)
                 path = tree.path(tip)
                 return Verdict(path, (*tokens, last), len(path))
             token = tree.tokens[child]

@@ -83,7 +83,7 @@ def _verified(sequence: Sequence, tree: DraftTree, logits: torch.Tensor) -> Verd
     while length and not happens(chain.chance(length), sequence, "accept", path[length - 1]):
         length -= 1
     path = path[:length]
-    last = drawn(torch.from_numpy(chain.law(length)), sequence, "residual", path[-1] if path else 0)
+    last = drawn(chain.law(length), sequence, "residual", path[-1] if path else 0)
     return Verdict(path, (*chain.tokens[:length], last), length)
 
 

@@ -190,7 +190,6 @@ def _kept_by_top_k(row, count, top_k, held):
 
 @_sums
 def _part(row, begin, end, temperature, least, above, top):
-    """The sum of e^(score - top) of scores that are `least` or more and larger than `above`."""
     logits, total = floats(row), _f(0)
     for token in range(begin, end):
         score = logits[token] / temperature
@@ -200,7 +199,8 @@ def _part(row, begin, end, temperature, least, above, top):
 
 
 @helper
-def _sum(row, count, temperature, least, above, top):
+def sum_of(row, count, temperature, least, above, top):
+    """The sum of e^(score - top), of scores that are `least` or more and larger than `above`; to a few millionths of itself."""
     total = 0.0
     for begin in range(0, count, _SUMMED):
         total += np.float64(_part(row, begin, min(begin + _SUMMED, count), temperature, least, above, top))
@@ -224,7 +224,7 @@ def chosen(row, count, temperature, key, top_k, top_p, least_to_top, held):
     if 0 < top_k < count:
         least = _kept_by_top_k(row, count, top_k, held) / temperature
     if top_p < 1:
-        total = _sum(row, count, temperature, least, above, top)
+        total = sum_of(row, count, temperature, least, above, top)
     while True:
         token = drawn(row, count, temperature, key, best, max(least, top + least_to_top), above)
         if token < 0 or top_p >= 1:
@@ -232,7 +232,7 @@ def chosen(row, count, temperature, key, top_k, top_p, least_to_top, held):
         score = logits[token] / temperature
         if score == top:
             return token
-        share = _sum(row, count, temperature, least, score, top) / total
+        share = sum_of(row, count, temperature, least, score, top) / total
         if abs(share - top_p) < _SAME_SHARE:
             return IN_DOUBT
         if share < top_p:

@@ -14,7 +14,7 @@ _BLOCK = 64
 
 
 @helper
-def _largest(row, keys, places):
+def largest_of(row, keys, places):
     """The largest of a row in falling order, of equal ones the first first. row: bits of float32; keys: as many as are wanted."""
     held, count = 0, len(keys)
     for begin in range(0, len(row), _BLOCK):
@@ -44,7 +44,7 @@ def largest(logits, bits, values, places, keys):
     """
     count = len(keys)
     for row in range(len(logits)):
-        _largest(bits[row], keys, places[row])
+        largest_of(bits[row], keys, places[row])
         for place in range(count):
             values[row, place] = logits[row, places[row, place]]
 
