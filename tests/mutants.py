@@ -171,6 +171,7 @@ def _one_longer(sequence: Sequence) -> Sequence:
 def _long_way(patch: pytest.MonkeyPatch) -> None:
     """Compiled code, which has an order and noise of its own, chooses nothing."""
     patch.setattr(base, "walked", lambda sequences, *rest: [None] * len(sequences))
+    patch.setattr(base, "chosen", sampling.choose)
 
 
 def _of_another_seed(sequence: Sequence) -> Sequence:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Many
 from random import Random
 
 import numpy as np
@@ -166,6 +167,13 @@ def test_what_compiled_code_cannot_choose() -> None:
     assert not is_compiled(sequence_of(), torch.zeros(8, 2).T)
 
 
+class Odd:
+    """A grammar of odd tokens."""
+
+    def allowed(self, ancestors: Many[int]) -> np.ndarray:
+        return np.arange(600) % 2 == 1
+
+
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("refused", [False, True])
 def test_single_rows_are_chosen_from_as_the_long_way_does(
@@ -178,9 +186,11 @@ def test_single_rows_are_chosen_from_as_the_long_way_does(
         monkeypatch.setattr(walks, "_followed", refuse)
     rows = torch.randn(5, 200, generator=torch.Generator().manual_seed(3)) * 3
     whole = [sequence_of(8, temperature=temperature), sequence_of(9, temperature=temperature, top_p=0.8, frequency_penalty=1.0)]
-    # the long way's own: no row of these is compiled
-    wide = sequence_of(7, temperature=temperature, grammar={"kind": "regex", "text": "a*"})
-    for kinds in (whole, [*whole, wide]):
+    spelled = sequence_of(7, temperature=temperature, grammar={"kind": "regex", "text": "a*"}, presence_penalty=0.5)
+    spelled.constraint = Odd()
+    wide = sequence_of(7, temperature=1.0, top_k=MOST_KEPT + 1)
+    rows = torch.cat([rows, rows, rows], 1)
+    for kinds in (whole, [*whole, spelled], [*whole, spelled, wide]):
         contexts = [Context(kinds[at % len(kinds)], tuple(range(at))) for at in range(5)]
         assert chosen(rows, contexts) == choose(rows, contexts)
 

@@ -18,10 +18,10 @@ import numpy as np
 import torch
 
 from paceline.draws import drawn, happens
-from paceline.kernels.choices.walks import walked
+from paceline.kernels.choices.walks import chosen, walked
 from paceline.kernels.compilers import CompileError
 from paceline.kernels.device import give_up, served
-from paceline.sampling import Context, LogitsError, checked, choose, largest, largest_of_each, probabilities, target_scores
+from paceline.sampling import Context, LogitsError, checked, largest, largest_of_each, probabilities, target_scores
 from paceline.sequence import Sequence
 from paceline.step import Verdict
 from paceline.tree import DraftTree, Proposal
@@ -286,7 +286,7 @@ def _level_by_level(sequences: Many[Sequence], trees: Many[DraftTree], logits: M
         rows = [logits[i][node] for i, node in live.items()]
         rows = torch.stack(rows) if len(rows) > 1 else rows[0][None]
         contexts = [Context(sequences[i], tuple(tokens[i])) for i in live]
-        for i, token in zip(list(live), choose(rows, contexts), strict=True):
+        for i, token in zip(list(live), chosen(rows, contexts), strict=True):
             tokens[i].append(token)
             child = trees[i].children[live.pop(i)].get(token)
             if child is not None:

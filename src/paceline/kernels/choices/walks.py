@@ -16,7 +16,7 @@ from paceline.kernels.compiled import Kernel
 from paceline.kernels.compilers import CompileError
 from paceline.kernels.native.layout import MOST_KEPT
 from paceline.noise import signed_seed
-from paceline.sampling import Context, choose
+from paceline.sampling import Context, choose, shaped
 from paceline.sequence import Sequence
 from paceline.tree import DraftTree
 
@@ -33,16 +33,20 @@ def _followed() -> Any:
 
 
 def is_compiled(sequence: Sequence, logits: torch.Tensor) -> bool:
-    """Whether compiled code can choose the sequence's tokens: where logits lie in memory row by row, and no grammar has a say.
+    """Whether compiled code can walk for a sequence: where logits lie in memory row by row, and no grammar has a say.
 
     logits: [N, V].
     """
+    return sequence.params.grammar is None and _is_choosable(sequence, logits)
+
+
+def _is_choosable(sequence: Sequence, logits: torch.Tensor) -> bool:
+    """The same, with whatever a grammar leaves."""
     params = sequence.params
     return (
         logits.is_cpu
         and logits.dtype is torch.float32
         and logits.stride(1) == 1
-        and params.grammar is None
         and (params.top_k <= MOST_KEPT or params.top_k >= logits.shape[1])
     )
 
@@ -66,16 +70,23 @@ def walked(sequences: Many[Sequence], trees: Many[DraftTree], logits: Many[torch
 
 def chosen(logits: torch.Tensor, contexts: Many[Context]) -> list[int]:
     """As `sampling.choose`, which is asked where compiled code does not choose."""
-    told, roots = _Told(), range(len(contexts))
-    own = [at for at in roots if is_compiled(contexts[at].sequence, logits)]
+    told, roots, masked = _Told(), range(len(contexts)), list[torch.Tensor]()
+    own = [at for at in roots if _is_choosable(contexts[at].sequence, logits)]
     for at in own:
-        told.add(contexts[at].sequence, contexts[at].position, logits[at : at + 1], _ROOT, _NO_PARENT)
+        context, row = contexts[at], logits[at]
+        free = context.sequence.params.grammar is None
+        if not free:
+            masked.append(row := shaped(row, context))
+        told.add(context.sequence, context.position, row[None], _ROOT, _NO_PARENT, shapes=free)
     try:
         tokens = dict(zip(own, told.followed()[0], strict=True))
     except CompileError:
         tokens = {}
     left = [at for at in roots if tokens.get(at, _NOTHING) < 0]
-    tokens.update(zip(left, choose(logits[left], [contexts[at] for at in left]) if left else (), strict=True))
+    if len(left) == len(contexts):
+        return choose(logits, contexts)
+    if left:
+        tokens.update(zip(left, choose(logits[left], [contexts[at] for at in left]), strict=True))
     return [tokens[at] for at in roots]
 
 
@@ -88,15 +99,25 @@ class _Told:
         self._shapes: list[array[float]] = []
         self._held = self._copied = 1
 
-    def add(self, sequence: Sequence, position: int, rows: torch.Tensor, tokens: Many[int], parents: Many[int]) -> int:
-        """Where the tree's nodes begin. position: of what its root chooses. rows: float32 [N, V]."""
+    def add(
+        self,
+        sequence: Sequence,
+        position: int,
+        rows: torch.Tensor,
+        tokens: Many[int],
+        parents: Many[int],
+        *,
+        shapes: bool = True,
+    ) -> int:
+        """Where the tree's nodes begin. position: of what its root chooses. rows: float32 [N, V], kept by the caller. shapes:
+        whether they are still to be shaped."""
         params, begin = sequence.params, len(self._tokens)
         self._tokens += tokens
         self._parents += parents
         row, vocabulary, end = 4 * rows.stride(0), rows.shape[1], len(self._tokens)
         self._sequences += (
             rows.data_ptr(), row, vocabulary, begin, end, signed_seed(sequence.seed), position, params.top_k,
-            self._shape(sequence, vocabulary) if params.shapes_logits else 0,
+            self._shape(sequence, vocabulary) if shapes and params.shapes_logits else 0,
         )  # fmt: skip
         self._numbers += (params.temperature, params.top_p, params.log_min_p)
         if params.top_k:
