@@ -123,13 +123,13 @@ def test_trees_are_walked_as_the_long_way_walks_them(seed: int) -> None:
     assert max(len(path) for path, _ in expected) > 1
 
 
-def test_who_is_in_doubt_goes_the_long_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So does a row of two tokens that are level: either could be the larger by a last bit."""
-    sequences, trees, logits = forest(6, 50, 1)
-    expected = follow_choices(sequences, trees, logits)
+@pytest.mark.parametrize("seed", range(12))
+def test_who_is_in_doubt_goes_the_long_way(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    sequences, trees, logits = forest(9, 50, seed)
+    expected = [the_long_way(*one) for one in zip(sequences, trees, logits, strict=True)]
     honest = base.walked
-    monkeypatch.setattr(base, "walked", lambda *told: [None if place % 2 else walk for place, walk in enumerate(honest(*told))])
-    assert follow_choices(sequences, trees, logits) == expected
+    monkeypatch.setattr(base, "walked", lambda *told: [None if place % 3 else walk for place, walk in enumerate(honest(*told))])
+    assert [(one.path, one.tokens) for one in follow_choices(sequences, trees, logits)] == expected
 
 
 def test_without_compiled_code_the_long_way_tells(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,7 +185,12 @@ def test_single_rows_are_chosen_from_as_the_long_way_does(
     if refused:
         monkeypatch.setattr(walks, "_followed", refuse)
     rows = torch.randn(5, 200, generator=torch.Generator().manual_seed(3)) * 3
-    whole = [sequence_of(8, temperature=temperature), sequence_of(9, temperature=temperature, top_p=0.8, frequency_penalty=1.0)]
+    # what penalties meet in a context is what would else be chosen
+    rows[:, :5] += torch.tensor([14.0, 12.0, 11.0, 10.0, 9.0])
+    whole = [
+        sequence_of(8, temperature=temperature),
+        sequence_of(9, temperature=temperature, top_p=0.8, frequency_penalty=2.0, presence_penalty=2.0),
+    ]
     spelled = sequence_of(7, temperature=temperature, grammar={"kind": "regex", "text": "a*"}, presence_penalty=0.5)
     spelled.constraint = Odd()
     wide = sequence_of(7, temperature=1.0, top_k=MOST_KEPT + 1)
@@ -193,6 +198,8 @@ def test_single_rows_are_chosen_from_as_the_long_way_does(
     for kinds in (whole, [*whole, spelled], [*whole, spelled, wide]):
         contexts = [Context(kinds[at % len(kinds)], tuple(range(at))) for at in range(5)]
         assert chosen(rows, contexts) == choose(rows, contexts)
+    free = [Context(context.sequence) for context in contexts]
+    assert refused or chosen(rows, free) != chosen(rows, contexts)
 
 
 @pytest.mark.parametrize("shape", [{}, {"repetition_penalty": 2.0, "logit_bias": {3: 1.0}}])

@@ -70,14 +70,12 @@ def walked(sequences: Many[Sequence], trees: Many[DraftTree], logits: Many[torch
 
 def chosen(logits: torch.Tensor, contexts: Many[Context]) -> list[int]:
     """As `sampling.choose`, which is asked where compiled code does not choose."""
-    told, roots, masked = _Told(), range(len(contexts)), list[torch.Tensor]()
+    told, roots, rows = _Told(), range(len(contexts)), list[torch.Tensor]()
     own = [at for at in roots if _is_choosable(contexts[at].sequence, logits)]
     for at in own:
-        context, row = contexts[at], logits[at]
-        free = context.sequence.params.grammar is None
-        if not free:
-            masked.append(row := shaped(row, context))
-        told.add(context.sequence, context.position, row[None], _ROOT, _NO_PARENT, shapes=free)
+        # a context's ancestors are no walk of this call's, so compiled code does not know them
+        rows.append(shaped(logits[at], contexts[at])[None])
+        told.add(contexts[at].sequence, contexts[at].position, rows[-1], _ROOT, _NO_PARENT, shapes=False)
     try:
         tokens = dict(zip(own, told.followed()[0], strict=True))
     except CompileError:
