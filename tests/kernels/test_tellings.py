@@ -53,6 +53,6 @@ def test_without_compiled_code_numpy_tells(monkeypatch: pytest.MonkeyPatch) -> N
     def refused(*_: object) -> int:
         raise CompileError("no compiler")
 
-    monkeypatch.setattr(tellings, "_TOLD", refused)
+    monkeypatch.setattr(tellings, "TOLD", refused)
     rows = rows_of(3, 30, 1.0)
     assert told(rows, [1, 2, 3], 4) == [told_by_numpy(row, token, 4) for row, token in zip(rows, [1, 2, 3], strict=True)]

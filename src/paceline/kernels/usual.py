@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from paceline.kernels.choices.tellings import TOLD
 from paceline.kernels.choices.walks import FOLLOWED
 from paceline.kernels.compiled import Kernel
 from paceline.kernels.native.entries import DRAFT, IDLE, LEAD, STEP, WORK
 from paceline.kernels.ngrams import votes
 from paceline.kernels.successors import successors
 
-USUAL: tuple[Kernel, ...] = (STEP, *votes.KERNELS, DRAFT, FOLLOWED, *successors.KERNELS, IDLE, WORK, LEAD)
+CHOICES: tuple[Kernel, ...] = (FOLLOWED, TOLD)
+"""What any target on a CPU comes to need, whatever scores its steps."""
+USUAL: tuple[Kernel, ...] = (STEP, *votes.KERNELS, DRAFT, *CHOICES, *successors.KERNELS, IDLE, WORK, LEAD)

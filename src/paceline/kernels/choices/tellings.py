@@ -14,7 +14,7 @@ _MOST = 64
 """As many of the likeliest as are kept in order while a row is walked."""
 _TOGETHER = 16
 """Rows that are copied at once where they do not lie one behind the other: all of a long prompt may take a hundred megabytes."""
-_TOLD = Lookup(
+TOLD = Lookup(
     "choices.telling.told",
     logits="float32[:,:]",
     bits="int32[:,:]",
@@ -41,7 +41,7 @@ def _told(rows: np.ndarray, tokens: Many[int], count: int) -> list[TokenLogprobs
     try:
         if size <= _MOST:
             wanted = np.array(tokens, np.int64)
-            _TOLD(rows, rows.view(np.int32), wanted, totals, ranks, places, np.empty(size, np.int32))
+            TOLD(rows, rows.view(np.int32), wanted, totals, ranks, places, np.empty(size, np.int32))
     # numpy needs none
     except CompileError:
         pass
