@@ -157,9 +157,9 @@ def _judged(
         used.add(stream)
         return dice.pick([probability, 1.0 - probability]) == 0
 
-    def drawn(probs: torch.Tensor, owner: Sequence, *stream: Any) -> int:
+    def drawn(probs: np.ndarray, owner: Sequence, *stream: Any) -> int:
         assert stream not in used, "one number decides two draws"
-        laws.append(probs.double().numpy() / probs.double().sum().item())
+        laws.append(probs / probs.sum())
         return int(probs.argmax())
 
     with pytest.MonkeyPatch.context() as patch:

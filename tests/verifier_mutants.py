@@ -248,7 +248,7 @@ def a_block_ends_at_the_first_part_that_fails(patch: pytest.MonkeyPatch) -> None
         length = 0
         while length < len(path) and block.happens(chain.chance(length + 1), sequence, "accept", path[length]):
             length += 1
-        last = block.drawn(torch.from_numpy(chain.law(length)), sequence, "residual", path[length - 1] if length else 0)
+        last = block.drawn(chain.law(length), sequence, "residual", path[length - 1] if length else 0)
         return Verdict(path[:length], (*chain.tokens[:length], last), length)
 
     patch.setattr(block, "_verified", lossy)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Many
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from paceline.models import native_chains
 from paceline.models.base import LanguageModel
 from paceline.models.native import NativeModel
 from paceline.models.native_chains import is_compiled
-from paceline.params import SamplingParams
+from paceline.params import Grammar, SamplingParams
 from paceline.sequence import Sequence
 from paceline.stopping import CLASSES, DEEPEST, Stopping
 from paceline.tree import Budget, DraftTree, Proposal
@@ -228,17 +229,28 @@ def test_a_draft_of_no_numbers_is_none(tmp_path: Path) -> None:
     assert [cache.length(owner.key) for owner in owners] == [4, 6]
 
 
+class Anything:
+    """A grammar that allows every token."""
+
+    def allowed(self, ancestors: Many[int]) -> np.ndarray:
+        return np.ones(97, bool)
+
+
 def test_who_is_drafted_for_token_by_token_holds_nobody_up(model: NativeModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A request under penalties or a grammar drafts beside others that are drafted for in one call."""
+    """A request under a grammar drafts beside others that are drafted for in one call."""
     called: list[int] = []
+    spelled = [one.model_copy(update={"grammar": Grammar(kind="regex", text="a*")}) for one in PARAMS[:2]]
+    everyone = [*PARAMS, *spelled]
     drafted = model._drafted
     monkeypatch.setattr(model, "_drafted", lambda live, *rest: called.append(len(live)) or drafted(live, *rest))
     noise = torch.Generator().manual_seed(3)
     owners = [
         Sequence(key, tuple(torch.randint(3, 90, (9 + key,), generator=noise).tolist()), params, seed=key)
-        for key, params in enumerate(PARAMS)
+        for key, params in enumerate(everyone)
     ]
+    for owner in owners[-2:]:
+        owner.constraint = Anything()
     trees = Both(model).extend(owners, [4] * len(owners))
     assert [len(tree) for tree in trees] == [5] * len(owners)
-    assert called == [sum(is_compiled(params, CHAIN.kind) for params in PARAMS)]
-    assert called[0] == len(PARAMS) - 2
+    assert called == [sum(is_compiled(params, CHAIN.kind) for params in everyone)]
+    assert called[0] == len(everyone) - 2
