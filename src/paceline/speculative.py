@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Many
-from contextlib import suppress
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Protocol
@@ -13,8 +12,7 @@ import torch
 from paceline.cache.base import Branching, KVCache
 from paceline.drafters.base import Drafter
 from paceline.kernels.choices.tellings import told
-from paceline.kernels.compiled import ready
-from paceline.kernels.compilers import CompileError
+from paceline.kernels.compiled import available
 from paceline.kernels.usual import CHOICES
 from paceline.learning.acceptance import expected_tokens
 from paceline.learning.costs import Timings
@@ -81,9 +79,8 @@ class Speculative:
         self.costs, self.acceptance, self.depths = policy.costs, policy.acceptance, policy.depths
         self.forwards = 0
         if not target.returns_early:
-            # now, and not in the first step that samples; a machine that compiles nothing does without
-            with suppress(CompileError):
-                ready(CHOICES)
+            # now, and not in the first step that samples
+            available(*CHOICES)
 
     def step(self, work: Many[Work], stops: Stops) -> list[Outcome]:
         """Draft, score, verify, cut and commit once for a batch: one target forward, prefill chunks included."""

@@ -7,7 +7,6 @@ import pytest
 
 from paceline.kernels.choices import tellings
 from paceline.kernels.choices.tellings import told
-from paceline.kernels.compilers import CompileError
 from paceline.logprobs import told as told_by_numpy
 
 
@@ -50,9 +49,6 @@ def test_what_is_no_number_is_left_to_numpy(odd: float) -> None:
 
 
 def test_without_compiled_code_numpy_tells(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refused(*_: object) -> int:
-        raise CompileError("no compiler")
-
-    monkeypatch.setattr(tellings, "TOLD", refused)
+    monkeypatch.setattr(tellings, "available", lambda *kernels: False)
     rows = rows_of(3, 30, 1.0)
     assert told(rows, [1, 2, 3], 4) == [told_by_numpy(row, token, 4) for row, token in zip(rows, [1, 2, 3], strict=True)]

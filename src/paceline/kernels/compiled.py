@@ -97,6 +97,16 @@ def ready(kernels: Iterable[Kernel]) -> None:
             kernel._address = _Linker.shared().address(kernel.symbol, code)
 
 
+@cache
+def available(*kernels: Kernel) -> bool:
+    """Whether kernels can be had that can be done without. Where they could not, nobody tries again: a step is no time to."""
+    try:
+        ready(kernels)
+    except CompileError:
+        return False
+    return True
+
+
 def _compiled(kernels: list[Kernel]) -> dict[Kernel, bytes]:
     # Numba's other settings, and whatever lies in the folder that this was started in, are nobody's wish for kernels
     environment = {name: value for name, value in os.environ.items() if not name.startswith("NUMBA_")}

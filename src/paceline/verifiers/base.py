@@ -19,7 +19,6 @@ import torch
 
 from paceline.draws import drawn, happens
 from paceline.kernels.choices.walks import chosen, walked
-from paceline.kernels.compilers import CompileError
 from paceline.kernels.device import give_up, served
 from paceline.sampling import Context, LogitsError, checked, largest, largest_of_each, probabilities, target_scores
 from paceline.sequence import Sequence
@@ -205,27 +204,14 @@ def follow_choices(sequences: Many[Sequence], trees: Many[DraftTree], logits: Ma
     """Walk from the root to the child that carries the token plain decoding picks, as far as there is one; one verdict each."""
     if all(sequence.params.plain_greedy for sequence in sequences):
         return [_followed(tree, choice) for tree, choice in zip(trees, _greedy_choices(sequences, logits), strict=True)]
-    device = logits[0].device
-    if served(device):
-        choices = _device_choices(sequences, trees, logits)
-        if choices is not None:
-            return [_followed(tree, choice) for tree, choice in zip(trees, choices, strict=True)]
-    if device.type != "cpu":
-        return _level_by_level(sequences, trees, logits)
-    found = _compiled_walks(sequences, trees, logits)
+    choices = _device_choices(sequences, trees, logits) if served(logits[0].device) else None
+    if choices is not None:
+        return [_followed(tree, choice) for tree, choice in zip(trees, choices, strict=True)]
+    found = [walk and Verdict(*walk, len(walk[0])) for walk in walked(sequences, trees, logits)]
     work = zip(sequences, trees, logits, strict=True)
     left = [one for one, verdict in zip(work, found, strict=True) if verdict is None]
     rest = iter(_level_by_level(*zip(*left, strict=True)) if left else ())
     return [verdict or next(rest) for verdict in found]
-
-
-def _compiled_walks(sequences: Many[Sequence], trees: Many[DraftTree], logits: Many[torch.Tensor]) -> list[Verdict | None]:
-    """All walks in one call; None for those that compiled code leaves to the long way."""
-    try:
-        return [walk and Verdict(*walk, len(walk[0])) for walk in walked(sequences, trees, logits)]
-    # the long way needs none
-    except CompileError:
-        return [None] * len(trees)
 
 
 def _greedy_choices(sequences: Many[Sequence], logits: Many[torch.Tensor]) -> Iterator[Callable[[int], int]]:

@@ -298,3 +298,16 @@ def test_a_model_whose_kernels_cannot_be_compiled_is_not_another_one(kept: Path,
         "try:\n    LLM(draft='none')\nexcept Exception as error:\n    print(type(error).__name__, error)"
     )
     assert ran.stdout.startswith("CompileError kernels cannot be compiled: '/nothing' cannot be run"), ran.stderr
+
+
+def test_kernels_that_cannot_be_had_are_asked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def refused(kernels: object) -> None:
+        asked.append(kernels)
+        raise CompileError("this system lets no process run code that it has written")
+
+    monkeypatch.setattr(compiled, "ready", refused)
+    kernel = Kernel("native.of.nobody")
+    assert [compiled.available(kernel) for _ in range(3)] == [False, False, False]
+    assert len(asked) == 1

@@ -6,7 +6,7 @@ from collections.abc import Sequence as Many
 
 import numpy as np
 
-from paceline.kernels.compilers import CompileError
+from paceline.kernels.compiled import available
 from paceline.kernels.lookups import Lookup
 from paceline.logprobs import TokenLogprobs, told as told_by_numpy
 
@@ -38,13 +38,8 @@ def told(rows: np.ndarray, tokens: Many[int], count: int) -> list[TokenLogprobs]
 def _told(rows: np.ndarray, tokens: Many[int], count: int) -> list[TokenLogprobs]:
     size = min(count, rows.shape[1])
     totals, ranks, places = np.empty(len(rows)), np.zeros(len(rows), np.int64), np.empty((len(rows), size), np.int64)
-    try:
-        if size <= _MOST:
-            wanted = np.array(tokens, np.int64)
-            TOLD(rows, rows.view(np.int32), wanted, totals, ranks, places, np.empty(size, np.int32))
-    # numpy needs none
-    except CompileError:
-        pass
+    if size <= _MOST and available(TOLD):
+        TOLD(rows, rows.view(np.int32), np.array(tokens, np.int64), totals, ranks, places, np.empty(size, np.int32))
     found = []
     for row, token, total, rank, likeliest in zip(rows, tokens, totals.tolist(), ranks.tolist(), places.tolist(), strict=True):
         if not rank:

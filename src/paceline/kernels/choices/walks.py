@@ -12,8 +12,7 @@ import torch
 
 from paceline.kernels.choices.columns import ACCEPTED, CHOSEN, NUMBERS
 from paceline.kernels.choices.shapes import shape_of
-from paceline.kernels.compiled import Kernel
-from paceline.kernels.compilers import CompileError
+from paceline.kernels.compiled import Kernel, available
 from paceline.kernels.native.layout import MOST_KEPT
 from paceline.noise import signed_seed
 from paceline.sampling import Context, choose, shaped
@@ -53,9 +52,9 @@ def _is_choosable(sequence: Sequence, logits: torch.Tensor) -> bool:
 
 def walked(sequences: Many[Sequence], trees: Many[DraftTree], logits: Many[torch.Tensor]) -> list[Walk | None]:
     """One walk per sequence; None where the long way must tell: what is not `is_compiled`, and where compiled code is in doubt or
-    finds no number.
+    finds no number, or where there is none.
 
-    logits: per sequence [N, V], those of its tree's candidates first. Raises CompileError where nothing is compiled.
+    logits: per sequence [N, V], those of its tree's candidates first.
     """
     told, begins = _Told(), list[int | None]()
     for sequence, tree, rows in zip(sequences, trees, logits, strict=True):
@@ -76,10 +75,7 @@ def chosen(logits: torch.Tensor, contexts: Many[Context]) -> list[int]:
         # a context's ancestors are no walk of this call's, so compiled code does not know them
         rows.append(shaped(logits[at], contexts[at])[None])
         told.add(contexts[at].sequence, contexts[at].position, rows[-1], _ROOT, _NO_PARENT, shapes=False)
-    try:
-        tokens = dict(zip(own, told.followed()[0], strict=True))
-    except CompileError:
-        tokens = {}
+    tokens = dict(zip(own, told.followed()[0], strict=True))
     left = [at for at in roots if tokens.get(at, _NOTHING) < 0]
     if len(left) == len(contexts):
         return choose(logits, contexts)
@@ -128,15 +124,18 @@ class _Told:
         return self._shapes[-1].buffer_info()[0]
 
     def followed(self) -> tuple[array[int], array[int]]:
-        """Per node, in the order of each walk: the token that was chosen, and the node that was accepted with it."""
-        size, nodes = len(self._tokens), array("q", self._tokens + 3 * self._parents)
+        """Per node, in the order of each walk: the token that was chosen, and the node that was accepted with it. Where no code
+        can be had nothing is chosen."""
+        size = len(self._tokens)
+        if not size or not available(FOLLOWED):
+            return array("q", [_NOTHING]) * size, array("q", [0]) * size
+        nodes = array("q", self._tokens + 3 * self._parents)
         arrays = array("q", self._sequences), array("d", self._numbers), nodes, array("i", bytes(4 * self._held))
-        if size:
-            sequences_at, numbers_at, nodes_at, held_at = [one.buffer_info()[0] for one in arrays]
-            copy = torch.empty(self._copied, dtype=torch.float32)
-            _followed()(
-                len(self._numbers) // NUMBERS, sequences_at, numbers_at, size, nodes_at, held_at, copy.data_ptr()
-            )  # fmt: skip
+        sequences_at, numbers_at, nodes_at, held_at = [one.buffer_info()[0] for one in arrays]
+        copy = torch.empty(self._copied, dtype=torch.float32)
+        _followed()(
+            len(self._numbers) // NUMBERS, sequences_at, numbers_at, size, nodes_at, held_at, copy.data_ptr()
+        )  # fmt: skip
         return nodes[CHOSEN * size : (CHOSEN + 1) * size], nodes[ACCEPTED * size :]
 
 
