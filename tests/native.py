@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 
+from paceline.kernels.native.threads import CONTENTION
 from paceline.machine import most_threads
 from paceline.models.load import load_model
 from paceline.models.native import NativeModel
@@ -68,12 +69,13 @@ def native(folder: Path, weights: str | None = None) -> NativeModel:
 
 @contextmanager
 def threads(count: int) -> Iterator[None]:
-    """Inside, forwards run on so many threads, though these models are too small to be worth more than one."""
+    """Inside, forwards run on so many threads, though these models are too small to be worth more than one, and others are busy."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("paceline.models.native._BYTES_PER_THREAD", 1)
+            patch.setattr(CONTENTION, "allowed", lambda threads: threads)
             yield
     finally:
         torch.set_num_threads(before)

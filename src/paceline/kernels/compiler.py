@@ -29,7 +29,7 @@ from numba import types  # isort: skip
 _OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy", "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
 _OF_C = frozenset(
     (
-        *("memcpy", "memmove", "memset", "usleep"),
+        *("memcpy", "memmove", "memset", "usleep", "sched_yield", "clock_gettime"),
         *("pthread_mutex_lock", "pthread_mutex_unlock", "pthread_cond_wait", "pthread_cond_broadcast"),
         *(f"{name}{kind}" for name in ("exp", "log", "sqrt", "tanh", "floor", "fma") for kind in ("", "f")),
     )

@@ -24,7 +24,7 @@ from paceline.growth import Growth
 from paceline.kernels.compilers import CompileError
 from paceline.kernels.native import layout
 from paceline.kernels.native.entries import DRAFT, STEP, product
-from paceline.kernels.native.threads import spread
+from paceline.kernels.native.threads import CONTENTION, spread
 from paceline.kernels.native.vectors import FUSES, PANEL
 from paceline.machine import most_threads
 from paceline.models.base import LanguageModel, ModelError, Scores
@@ -163,7 +163,7 @@ class NativeModel(LanguageModel):
         worth = self.packed.read_bytes * max(rows // _ROWS_PER_READ, 1) // _BYTES_PER_THREAD
         most = min(torch.get_num_threads(), most_threads())
         # as many as there are or a power of two: each number of threads has a pool of its own
-        return max(most if worth >= most else 1 << worth.bit_length() - 1, 1) if worth > 1 else 1
+        return CONTENTION.allowed(max(most if worth >= most else 1 << worth.bit_length() - 1, 1)) if worth > 1 else 1
 
     def _prepared(self, rows: int, longest: int, logits: torch.Tensor) -> int:
         """Make room for a step that is laid out; the number of threads it runs on. longest: slots of its longest sequence."""

@@ -79,6 +79,32 @@ def test_workers_wake_from_sleep() -> None:
         assert met(THREADS[-1])
 
 
+def _lateness(sources: str) -> Any:
+    """Record: which thread stays away from its core for how many microseconds."""
+    pause = types.ExternalFunction("usleep", types.int32(types.uint32))
+
+    def late(thread, address):
+        _ = sources
+        record = carray(pointer(address), 2, np.int64)
+        if record[0] == thread:
+            pause(np.uint32(record[1]))
+
+    return numba.cfunc(types.void(types.int64, types.int64), cache=True, nogil=True, error_model="numpy")(late)
+
+
+@pytest.mark.skipif(THREADS[-1] == 1, reason="one core")
+@pytest.mark.parametrize("thread", range(THREADS[-1]))
+def test_what_a_thread_lost_is_told_whichever_it_was(thread: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[tuple[int, float, float]] = []
+    monkeypatch.setattr(native_threads.CONTENTION, "observe", lambda *step: told.append(step))
+    record = np.array([thread, 30_000], np.int64)
+    spread(_lateness(SOURCES).address, THREADS[-1], record.ctypes.data)
+    ((threads, took, lost),) = told
+    assert threads == THREADS[-1]
+    assert 0.03 <= took
+    assert 0.029 <= lost <= took
+
+
 def test_two_callers_take_turns() -> None:
     with ThreadPoolExecutor(2) as callers:
         assert all(callers.map(lambda threads: met(threads, calls=50), [THREADS[-1]] * 8))

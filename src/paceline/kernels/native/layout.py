@@ -187,9 +187,16 @@ POOL = np.dtype(
         ("condition", "i8"),
         ("turn", "i8"),  # counts what was asked for
         ("finished", "i8"),  # workers that are through with it
+        ("wall_clock", "i8"),  # the system's number of the clock that only goes forward
+        ("own_clock", "i8"),  # and of that of a thread's time on a core
+        ("times", "i8"),  # per thread int64 [TIMES]: nanoseconds on a core, of what was asked for last; room for a clock's time
+        ("took", "i8"),  # nanoseconds, of what was asked for last
+        ("lost", "i8"),  # of these, those that one of the threads had no core
     ],
     align=True,
 )
+TIMES = 8
+"""A cache line: no thread writes where another one does."""
 
 READING = np.dtype(
     [

@@ -190,8 +190,11 @@ def pause(context):
 
 
 _usleep: Any = types.ExternalFunction("usleep", types.int32(types.uint32))
+_yield: Any = types.ExternalFunction("sched_yield", types.int32())
 _PATIENCE = 2000
-"""Turns of waiting, some tens of microseconds, before a thread sleeps."""
+"""Turns of waiting, some tens of microseconds, before a thread offers its core to others."""
+_YIELDS = 10_000
+"""How often it offers it, some milliseconds where nobody takes it, before it sleeps."""
 
 
 @helper
@@ -205,14 +208,17 @@ def idled(counter, count, patience):
 
 @helper
 def awaited(counter, count, patience):
-    """Wait until a shared counter has reached `count`; after `patience` turns by sleeping in between."""
+    """Wait until a shared counter has reached `count`; after `patience` turns by yielding the core, and then by sleeping."""
     turns = 0
     while seen(counter) < count:
         turns += 1
         if turns < patience:
             pause()
+        elif turns < patience + _YIELDS:
+            # the one that is waited for may be waiting for this very core; whoever sleeps soon is taken for one that needs none,
+            # and the system puts both on one, for good
+            _yield()
         else:
-            # the one that is waited for may be waiting for this very core
             _usleep(np.uint32(20))
 
 

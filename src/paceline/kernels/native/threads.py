@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import time
 from functools import cache
 from threading import Lock, Thread
 from time import perf_counter
@@ -16,9 +17,12 @@ from typing import Any
 
 import numpy as np
 
+from paceline.kernels.native.contention import Contention
 from paceline.kernels.native.entries import IDLE, LEAD, WORK
-from paceline.kernels.native.layout import POOL
+from paceline.kernels.native.layout import POOL, TIMES
 
+CONTENTION = Contention()
+"""Of all pools: they share the machine's cores."""
 _CALL = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64)
 _SPIN_S = 1e-3
 """Seconds for which a thread that waits spins."""
@@ -64,9 +68,13 @@ class _Pool:
 
     def __init__(self, threads: int) -> None:
         self._record = np.zeros(1, POOL)
+        self._threads, self._clocked = threads, self._record.view(np.int64)[-2:]
+        self._times = np.zeros((threads, TIMES), np.int64)
+        self._record["times"] = self._times.ctypes.data
         # room for any system's mutex and condition variable, each on cache lines of its own
         self._locks = np.zeros(64, np.int64)
         self._record["threads"], self._record["patience"] = threads, _patience()
+        self._record["wall_clock"], self._record["own_clock"] = time.CLOCK_MONOTONIC, time.CLOCK_THREAD_CPUTIME_ID
         self._record["mutex"], self._record["condition"] = self._locks.ctypes.data, self._locks[32:].ctypes.data
         library = ctypes.CDLL(None)
         library.pthread_mutex_init(ctypes.c_void_p(self._locks.ctypes.data), None)
@@ -83,6 +91,8 @@ class _Pool:
         with self._owner:
             self._record["part"], self._record["record"] = part, record
             self._lead(0, self._record.ctypes.data)
+            took, lost = self._clocked.tolist()
+            CONTENTION.observe(self._threads, took / 1e9, lost / 1e9)
 
 
 @cache
