@@ -69,7 +69,7 @@ def native(folder: Path, weights: str | None = None) -> NativeModel:
 
 @contextmanager
 def threads(count: int) -> Iterator[None]:
-    """Inside, forwards run on so many threads, though these models are too small to be worth more than one, and others are busy."""
+    """Inside, forwards run on so many threads, though models are too small to be worth more than one, or the machine is busy."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:

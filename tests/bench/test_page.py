@@ -45,6 +45,16 @@ def lost(text: str) -> list[str]:
     return [line for line in text.splitlines() if line.startswith(("| whole answers", "| decoding,", "| first token", "| batch"))]
 
 
+@pytest.mark.parametrize(
+    ("told", "times"), [({}, None), ({"contended": 0}, None), ({"contended": 1}, "Once "), ({"contended": 7}, "7 times ")]
+)
+def test_a_run_beside_other_work_says_so(told: dict[str, int], times: str | None) -> None:
+    lines = circumstances({**record(row("plain", 50, 100, 0.4), prefill={"plain": 1.0}), **told}, "one.json")
+    said = [line for line in lines if "other work" in line]
+    assert len(said) == (times is not None)
+    assert all(line.startswith(f"- {times}") for line in said)
+
+
 def test_whole_answers_and_the_first_token_lose_where_decoding_wins() -> None:
     rows = (
         row("plain", 50, 100, 0.4),

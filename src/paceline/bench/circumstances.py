@@ -27,7 +27,15 @@ def circumstances(record: dict[str, Any], file: str) -> list[str]:
         lines.append(f"- Instructions: {telling}; large pages: {machine['huge_pages'] or 'unknown'}")
     if auto := record["settings"].get("auto"):
         lines.append(f"- `auto` is `{auto}` under `adaptive`")
+    if times := record.get("contended"):
+        lines.append(f"- {contended(times)}")
     return [*lines, *_peers(record), *_memory(record["memory"])]
+
+
+def contended(times: int) -> str:
+    """What it means for the numbers that threads were too many so often."""
+    often = "Once" if times == 1 else f"{times} times"
+    return f"{often} other work kept threads from their cores, and what followed ran on fewer: a quiet machine is faster"
 
 
 def _promised(record: dict[str, Any]) -> str:

@@ -32,6 +32,7 @@ from paceline.bench.settings import Settings
 from paceline.compose import automatic
 from paceline.engine.llm import LLM
 from paceline.engine.measure import ModelForward, some_tokens
+from paceline.kernels.native.threads import CONTENTION
 from paceline.models.base import WEIGHTS, LanguageModel
 from paceline.models.checkpoint import inspected
 from paceline.models.embedded import DEFAULT, draft_of
@@ -60,6 +61,7 @@ class _Run:
         self.settings, self.work, self.watch = settings, work, watch
         self.threads = settings.threads or torch.get_num_threads()
         torch.set_num_threads(self.threads)
+        self._contended_before = CONTENTION.times
         self.source = resolve(settings.model if settings.model is not None else DEFAULT)
         self.path, self.growth = self.source, None
         if settings.growth is not None:
@@ -147,6 +149,7 @@ class _Run:
             **origin(),
             "argv": sys.argv[1:],
             "threads": self.threads,
+            "contended": CONTENTION.times - self._contended_before,
             "model": {"name": self.source.name, "parameters": parameters, "weights": self.target.held},
             "grown": self.growth,
             "settings": {

@@ -13,6 +13,7 @@ from rich.measure import measure_renderables
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from paceline.bench.circumstances import contended
 from paceline.bench.files import threads
 from paceline.bench.name import Name
 from paceline.bench.ours import PLAIN
@@ -62,6 +63,8 @@ def show(console: Console, record: dict[str, Any]) -> None:
         console.print(_floor(record["verify_cost"]["floor"]), highlight=False, soft_wrap=True)
     console.print(_first_tokens(record), highlight=False, soft_wrap=True)
     _print(console, _steps(record))
+    if times := record["contended"]:
+        console.print(contended(times), style="yellow", highlight=False, soft_wrap=True)
     console.print(_footing(record), style="dim", highlight=False, soft_wrap=True)
 
 
