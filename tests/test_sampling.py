@@ -34,9 +34,9 @@ def logits_of(seed: int, size: int = SIZE, sharpness: float = 2.0) -> torch.Tens
 
 def test_a_row_may_lack_tokens_that_a_request_names() -> None:
     """Draft models of a family may round their vocabulary lower than the target does."""
-    params = SamplingParams(logit_bias={1: 2.0, SIZE + 3: 5.0}, min_tokens=4)
+    params = SamplingParams(logit_bias={1: 2.0, SIZE + 3: 5.0}, min_tokens=4, repetition_penalty=1.3, frequency_penalty=0.4)
     full, short = logits_of(1, SIZE + 8), logits_of(1, SIZE + 8)[:SIZE]
-    where = context(params, stop_ids=(2, SIZE + 5))
+    where = context(params, (0, 1, SIZE + 1), (4, SIZE + 2), (SIZE + 2, SIZE + 4, 1), stop_ids=(2, SIZE + 5))
     assert torch.equal(target_scores(short, where), target_scores(full, where)[:SIZE])
 
 

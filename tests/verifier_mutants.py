@@ -18,11 +18,12 @@ import reference
 from enumeration import Source, blocks, error, target_law
 from fakes import DrawnDrafter, TableModel
 from laws import PROMPT, bulk, drawn, obeys
-from mutants import mutant
+from mutants import mutant, replaced
 from paceline import draws, trials
 from paceline.compose import build_verifier
+from paceline.kernels.choices import distributions
 from paceline.params import SamplingParams
-from paceline.sampling import Context, target_scores
+from paceline.sampling import Context
 from paceline.sequence import Sequence
 from paceline.step import Verdict
 from paceline.tree import DraftTree, Proposal
@@ -34,6 +35,10 @@ MODEL = TableModel(4, sharpness=1.2, seed=3)
 DRAFT, OTHER = MODEL.disturbed(1.0), MODEL.disturbed(1.5, seed=5)
 WITHOUT = Proposal.WITHOUT_REPLACEMENT
 PARAMS = SamplingParams(temperature=0.8, frequency_penalty=0.7)
+CUT = [
+    SamplingParams(temperature=0.8, top_p=0.85, frequency_penalty=0.3),
+    SamplingParams(temperature=0.8, top_k=3, min_p=0.2),
+]
 CASES: list[tuple[str, list[Source]]] = [
     ("rejection", [Source(DRAFT, Proposal.IID, (1, 1))]),
     ("multi-round", [Source(DRAFT, Proposal.IID, (2, 1))]),
@@ -49,14 +54,15 @@ CASES: list[tuple[str, list[Source]]] = [
 def rules() -> bool:
     """The joint law of every case to 1e-12; False also where a guard speaks up."""
     try:
-        return all(_exact(rule, sources) for rule, sources in CASES)
+        cut = [_exact(rule, sources, params) for rule, sources in (CASES[0], CASES[-1]) for params in CUT]
+        return all(cut) and all(_exact(rule, sources) for rule, sources in CASES)
     except (AssertionError, ValueError):
         return False
 
 
-def _exact(rule: str, sources: list[Source]) -> bool:
+def _exact(rule: str, sources: list[Source], params: SamplingParams = PARAMS) -> bool:
     length = max(len(source.widths) for source in sources) + 1
-    return error(blocks(build_verifier(rule), MODEL, sources, PARAMS), target_law(MODEL, PARAMS), 4, length) < 1e-12
+    return error(blocks(build_verifier(rule), MODEL, sources, params), target_law(MODEL, params), 4, length) < 1e-12
 
 
 LOOP_PARAMS = SamplingParams(temperature=1.2)
@@ -199,8 +205,33 @@ def chosen_tokens_are_tested_as_if_they_had_been_drawn(patch: pytest.MonkeyPatch
 
 @mutant("rules")
 def the_temperature_of_the_tests_is_three_per_cent_off(patch: pytest.MonkeyPatch) -> None:
+    _spread_otherwise(patch, lambda sequence: {"temperature": sequence.params.temperature * 1.03})
+
+
+@mutant("rules")
+def the_tests_know_nothing_of_top_p(patch: pytest.MonkeyPatch) -> None:
+    _spread_otherwise(patch, lambda sequence: {"top_p": 1.0})
+
+
+@mutant("rules")
+def the_tests_know_nothing_of_min_p(patch: pytest.MonkeyPatch) -> None:
+    _spread_otherwise(patch, lambda sequence: {"min_p": 0.0})
+
+
+@mutant("rules")
+def the_tests_know_nothing_of_penalties(patch: pytest.MonkeyPatch) -> None:
+    _spread_otherwise(patch, lambda sequence: {"frequency_penalty": 0.0})
+
+
+def _spread_otherwise(patch: pytest.MonkeyPatch, change: Callable[[Sequence], dict[str, float]]) -> None:
+    """Distributions of the target are those under other parameters."""
+    honest = distributions.distribution
+
+    def lossy(logits: torch.Tensor, context: Context) -> np.ndarray:
+        return honest(logits, Context(replaced(context.sequence, **change(context.sequence)), context.ancestors))
+
     for room in (base, block):
-        patch.setattr(room, "target_scores", lambda logits, context: target_scores(logits, context) / 1.03)
+        patch.setattr(room, "distribution", lossy)
 
 
 @mutant("rules")

@@ -83,6 +83,11 @@ class SamplingParams(BaseModel):
         )
 
     @property
+    def cuts(self) -> bool:
+        """Whether less likely tokens are left out."""
+        return self.temperature > 0.0 and bool(self.top_k or self.top_p < 1.0 or self.min_p)
+
+    @property
     def log_min_p(self) -> float:
         """How far below the largest a score may lie under min-p; -inf for any."""
         return math.log(self.min_p) if self.min_p else -math.inf

@@ -65,7 +65,7 @@ def shaped(logits: torch.Tensor, context: Context) -> torch.Tensor:
     elif early and stops:
         logits[stops] = -torch.inf
     if params.repetition_penalty != 1.0:
-        seen = list(sequence.prompt_set.union(sequence.generated_counts, context.ancestors))
+        seen = [token for token in sequence.prompt_set.union(sequence.generated_counts, context.ancestors) if token < len(logits)]
         values = logits[seen]
         penalty = params.repetition_penalty
         logits[seen] = torch.where(values > 0, values / penalty, values * penalty)
@@ -73,6 +73,7 @@ def shaped(logits: torch.Tensor, context: Context) -> torch.Tensor:
         counts = sequence.generated_counts
         if context.ancestors:
             counts = counts + Counter(context.ancestors)
+        counts = {token: times for token, times in counts.items() if token < len(logits)}
         if counts:
             amounts = torch.tensor(list(counts.values()), dtype=torch.float32, device=logits.device)
             logits[list(counts)] -= params.presence_penalty + params.frequency_penalty * amounts

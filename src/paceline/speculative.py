@@ -80,7 +80,7 @@ class Speculative:
         self.forwards = 0
         if not target.returns_early:
             # now, and not in the first step that samples
-            available(*CHOICES)
+            available(*CHOICES, *verifier.kernels)
 
     def step(self, work: Many[Work], stops: Stops) -> list[Outcome]:
         """Draft, score, verify, cut and commit once for a batch: one target forward, prefill chunks included."""

@@ -13,7 +13,6 @@ import torch
 from native import THREADS, checkpoint, native, threads
 from paceline.cache.panels import PanelCache
 from paceline.growth import Growth
-from paceline.models import native_chains
 from paceline.models.base import LanguageModel
 from paceline.models.native import NativeModel
 from paceline.models.native_chains import is_compiled
@@ -70,7 +69,7 @@ class Both:
             assert replace(one, proposals={}) == replace(other, confidences=one.confidences, proposals={})
             assert one.proposals.keys() == other.proposals.keys()
             assert all(torch.allclose(probs, other.proposals[place], atol=1e-6) for place, probs in one.proposals.items())
-            if native_chains._cuts(owner.params) and one.kind is Proposal.COUPLED:
+            if owner.params.cuts and one.kind is not Proposal.POINT:
                 # counted among all tokens, not among those that the cuts leave
                 assert all(0.0 < ours <= 1.001 * theirs for ours, theirs in zip(one.confidences, other.confidences, strict=True))
             else:
@@ -195,6 +194,25 @@ def test_drawn_chains_are_those_of_the_long_way(model: NativeModel, kind: Propos
         for owner in owners:
             both.back(owner, len(owner.tokens))
             owner.commit((7, 9), ())
+
+
+@pytest.mark.parametrize("kind", [kind for kind in Proposal if kind.drawn])
+@pytest.mark.parametrize("vocab_size", [60, 97, 120])
+def test_chains_drawn_within_cuts_and_penalties_are_those_of_the_long_way(
+    model: NativeModel, kind: Proposal, vocab_size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    both, called = Both(model, vocab_size), list[int]()
+    drafted = model._drafted
+    monkeypatch.setattr(model, "_drafted", lambda live, *rest: called.append(len(live)) or drafted(live, *rest))
+    everyone = [*PARAMS, SamplingParams(temperature=0.9, top_p=0.9, frequency_penalty=0.6, presence_penalty=0.2)]
+    owners = [owners_of(params, [9] * len(everyone))[place] for place, params in enumerate(everyone)]
+    for depths in ([4] * len(owners), [2, 5, 3] * (len(owners) // 3) + [1] * (len(owners) % 3)):
+        trees = both.extend(owners, depths, Growth(kind, caterpillar(8)))
+        assert [len(tree) - 1 for tree in trees] == depths
+        for owner in owners:
+            both.back(owner, len(owner.tokens))
+            owner.commit((7, 9), ())
+    assert called == [len(owners)] * 2
 
 
 def test_greedy_drafts_of_a_sampled_request_know_no_noise(model: NativeModel) -> None:

@@ -11,10 +11,12 @@ import numpy as np
 import torch
 from torch.nn.functional import pad
 
+from paceline.kernels.choices.distributions import distribution
 from paceline.kernels.choices.shapes import shape_of
 from paceline.kernels.native import layout
 from paceline.noise import key, signed_seed, stream
 from paceline.params import SamplingParams
+from paceline.sampling import Context
 from paceline.sequence import Sequence
 from paceline.stopping import Stopping
 from paceline.tree import Budget, DraftTree, Proposal
@@ -27,14 +29,9 @@ _CHOICES = {kind: layout.DRAWN if kind.drawn else layout.LIKELIEST for kind in P
 
 
 def is_compiled(params: SamplingParams, kind: Proposal) -> bool:
-    """Whether a token can be chosen in compiled code: under a grammar none is, and none where a rule asks what penalties and cuts
-    left of the distribution that it was drawn from."""
-    return params.grammar is None and not (kind.drawn and (params.shapes_logits or _cuts(params)))
-
-
-def _cuts(params: SamplingParams) -> bool:
-    """Whether less likely tokens are left out."""
-    return params.temperature > 0.0 and bool(params.top_k or params.top_p < 1.0 or params.min_p)
+    """Whether a token can be chosen in compiled code: under a grammar none is, and none where a rule asks what is left by a
+    top-k that is larger than compiled code finds."""
+    return params.grammar is None and not (kind.drawn and params.top_k > layout.MOST_KEPT)
 
 
 def _told_cuts(params: SamplingParams) -> tuple[int, float, float]:
@@ -172,12 +169,22 @@ class Chains:
             return DraftTree.root(sequence.root)
         proposals = {}
         if rows:
-            known = min(self._known, self._vocab_size)
-            probs = pad((torch.stack(rows)[:, :known] / temperature).softmax(-1), (0, self._vocab_size - known))
-            # numbers to choose by beside one that is none make no distribution: that ends the draft before its token
-            good = int((probs[:, 0] >= 0.0).cumprod(0).sum())
-            tokens, held, probs = tokens[:good], held[:good], probs[:good]
+            probs = self._drawn_from(sequence, rows)
+            tokens, held = tokens[: len(probs)], held[: len(probs)]
             if not tokens:
                 return DraftTree.root(sequence.root)
             proposals = {(level, self._source): row for level, row in enumerate(probs)}
         return DraftTree.chain(sequence.root, tokens, self._source, kind, held, proposals)
+
+    def _drawn_from(self, sequence: Sequence, rows: list[torch.Tensor]) -> torch.Tensor:
+        """float32 [levels, V of the target]: what tokens were drawn from. rows: float32 [V], which compiled code has shaped."""
+        params, known = sequence.params, min(self._known, self._vocab_size)
+        if not params.cuts:
+            probs = (torch.stack(rows)[:, :known] / params.temperature).softmax(-1)
+            # numbers to choose by beside one that is none make no distribution: that ends the draft before its token
+            probs = probs[: int((probs[:, 0] >= 0.0).cumprod(0).sum())]
+        else:
+            probs = torch.stack(
+                [torch.from_numpy(distribution(row[:known], Context(sequence), shapes=False)).float() for row in rows]
+            )
+        return pad(probs, (0, self._vocab_size - known))

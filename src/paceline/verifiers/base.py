@@ -18,9 +18,11 @@ import numpy as np
 import torch
 
 from paceline.draws import drawn, happens
+from paceline.kernels.choices.distributions import SPREAD, distribution
 from paceline.kernels.choices.walks import chosen, walked
+from paceline.kernels.compiled import Kernel
 from paceline.kernels.device import give_up, served
-from paceline.sampling import Context, LogitsError, checked, largest, largest_of_each, probabilities, target_scores
+from paceline.sampling import Context, LogitsError, checked, largest, largest_of_each, target_scores
 from paceline.sequence import Sequence
 from paceline.step import Verdict
 from paceline.tree import DraftTree, Proposal
@@ -41,7 +43,8 @@ class Verifier(ABC):
 
     prefers: kinds a drafter should produce for it, the best first; POINT can always be had. amateur: True where it needs the
     drafter's own distribution, untouched by sampling parameters, at every node, those without children included. law: whose
-    distribution the tokens have, the target's own or one made from it.
+    distribution the tokens have, the target's own or one made from it. kernels: what it asks compiled code beside the choices of
+    the target.
     """
 
     name: str
@@ -49,6 +52,7 @@ class Verifier(ABC):
     prefers: tuple[Proposal, ...] = (Proposal.COUPLED, Proposal.POINT)
     amateur: bool = False
     law: str = "target"
+    kernels: tuple[Kernel, ...] = ()
 
     @abstractmethod
     def __call__(self, sequences: Many[Sequence], trees: Many[DraftTree], logits: Many[torch.Tensor]) -> list[Verdict]:
@@ -77,6 +81,7 @@ class NodeByNode(Verifier):
     """
 
     exactness = dict.fromkeys(Proposal, Exactness.LAW)
+    kernels = (SPREAD,)
 
     def __call__(self, sequences: Many[Sequence], trees: Many[DraftTree], logits: Many[torch.Tensor]) -> list[Verdict]:
         return greedy_or(self.walked, sequences, trees, logits)
@@ -96,7 +101,7 @@ class NodeByNode(Verifier):
     ) -> np.ndarray:
         """float64 [V]: the law at one node. row: its logits, float32 [V]. amateur: the drafter's distribution there, float32
         [V], where the rule asks for it and there is one."""
-        return probabilities(target_scores(row, Context(sequence, ancestors)))
+        return distribution(row, Context(sequence, ancestors))
 
     def walked(self, sequence: Sequence, tree: DraftTree, logits: torch.Tensor) -> Verdict:
         """The verdict on one tree. logits: float32 [N, V]."""

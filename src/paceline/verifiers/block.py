@@ -20,7 +20,8 @@ import torch
 from pydantic import BaseModel
 
 from paceline.draws import drawn, happens
-from paceline.sampling import Context, probabilities, target_scores
+from paceline.kernels.choices.distributions import SPREAD, distribution
+from paceline.sampling import Context
 from paceline.sequence import Sequence
 from paceline.step import Verdict
 from paceline.tree import DraftTree, Proposal
@@ -72,6 +73,7 @@ class Block(Verifier):
     name = "block"
     exactness = dict.fromkeys(Proposal, Exactness.LAW)
     prefers = (Proposal.IID, Proposal.POINT)
+    kernels = (SPREAD,)
 
     def __call__(self, sequences: Many[Sequence], trees: Many[DraftTree], logits: Many[torch.Tensor]) -> list[Verdict]:
         return greedy_or(_verified, sequences, trees, logits)
@@ -92,7 +94,7 @@ def _first_chain(sequence: Sequence, tree: DraftTree, logits: torch.Tensor) -> t
     node, path, tokens = 0, [], []
     targets, proposals = [], []
     while True:
-        targets.append(probabilities(target_scores(logits[node], Context(sequence, tuple(tokens)))))
+        targets.append(distribution(logits[node], Context(sequence, tuple(tokens))))
         group = next(groups_below(tree, (node,)), None)
         if group is None:
             return tuple(path), Chain(tuple(tokens), tuple(targets), tuple(proposals))

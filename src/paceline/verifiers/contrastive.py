@@ -52,6 +52,7 @@ class Contrastive(NodeByNode):
     exactness: Mapping[Proposal, Exactness] = {}
     prefers = (Proposal.WITHOUT_REPLACEMENT, Proposal.IID, Proposal.POINT)
     amateur = True
+    kernels = ()
     law = "contrastive"
 
     def __init__(self, options: Options) -> None:

@@ -36,10 +36,10 @@ def is_compiled(sequence: Sequence, logits: torch.Tensor) -> bool:
 
     logits: [N, V].
     """
-    return sequence.params.grammar is None and _is_choosable(sequence, logits)
+    return sequence.params.grammar is None and is_choosable(sequence, logits)
 
 
-def _is_choosable(sequence: Sequence, logits: torch.Tensor) -> bool:
+def is_choosable(sequence: Sequence, logits: torch.Tensor) -> bool:
     """The same, with whatever a grammar leaves."""
     params = sequence.params
     return (
@@ -70,7 +70,7 @@ def walked(sequences: Many[Sequence], trees: Many[DraftTree], logits: Many[torch
 def chosen(logits: torch.Tensor, contexts: Many[Context]) -> list[int]:
     """As `sampling.choose`, which is asked where compiled code does not choose."""
     told, roots, rows = _Told(), range(len(contexts)), list[torch.Tensor]()
-    own = [at for at in roots if _is_choosable(contexts[at].sequence, logits)]
+    own = [at for at in roots if is_choosable(contexts[at].sequence, logits)]
     for at in own:
         # a context's ancestors are no walk of this call's, so compiled code does not know them
         rows.append(shaped(logits[at], contexts[at])[None])

@@ -37,7 +37,7 @@ _SLACK, _SLACK_OF_VALUE = 1e-3, 1e-6
 """How much more is taken for possible than is: what bounds are rounded by in float32."""
 _SAME_NOISE = 1e-5
 """Noised scores further apart than this are in the same order whoever took the logarithms: the last bit of a float32 below 23."""
-_SAME_SHARE = 4e-6
+SAME_SHARE = 4e-6
 """Shares further from top-p than this are on the same side of it whoever summed them: exponentials in float32 of differences that
 are rounded to it, hundreds of thousands of them."""
 
@@ -168,7 +168,7 @@ def _largest_of(row, begin, end):
 
 
 @helper
-def _kept_by_top_k(row, count, top_k, held):
+def kept_by_top_k(row, count, top_k, held):
     """The `top_k`-th largest logit, the zeros being the same. held: address of int32 [MOST_KEPT], scratch."""
     logits, keys, size = floats(row), carray(pointer(held), MOST_KEPT, np.int32), 0
     for begin in range(0, count, _BLOCK):
@@ -222,7 +222,7 @@ def chosen(row, count, temperature, key, top_k, top_p, least_to_top, held):
     if not abs(top) < _f(np.inf):
         return NO_NUMBER
     if 0 < top_k < count:
-        least = _kept_by_top_k(row, count, top_k, held) / temperature
+        least = kept_by_top_k(row, count, top_k, held) / temperature
     if top_p < 1:
         total = sum_of(row, count, temperature, least, above, top)
     while True:
@@ -233,7 +233,7 @@ def chosen(row, count, temperature, key, top_k, top_p, least_to_top, held):
         if score == top:
             return token
         share = sum_of(row, count, temperature, least, score, top) / total
-        if abs(share - top_p) < _SAME_SHARE:
+        if abs(share - top_p) < SAME_SHARE:
             return IN_DOUBT
         if share < top_p:
             return token

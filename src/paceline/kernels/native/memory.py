@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from llvmlite import ir
 
-from paceline.kernels.native.vectors import F16, F32, I32, I64, MACHINE, external, prefetch
+from paceline.kernels.native.vectors import F16, F32, F64, I32, I64, MACHINE, external, prefetch
 
 from numba.np import numpy_support  # isort: skip
 import numba.extending  # isort: skip  (after `vectors`)
@@ -154,6 +154,26 @@ def bits_of(context, number):
         return builder.bitcast(arguments[0], I32)
 
     return types.int32(types.float32), generate
+
+
+@intrinsic
+def double_of(context, bits):
+    """The float64 with these bits."""
+
+    def generate(context, builder, signature, arguments):
+        return builder.bitcast(arguments[0], F64)
+
+    return types.float64(types.int64), generate
+
+
+@intrinsic
+def long_of(context, number):
+    """The bits of a float64, as int64."""
+
+    def generate(context, builder, signature, arguments):
+        return builder.bitcast(arguments[0], I64)
+
+    return types.int64(types.float64), generate
 
 
 @intrinsic

@@ -18,7 +18,7 @@ import llvmlite.binding as llvm
 from llvmlite import ir
 
 I8, I16, I32, I64 = ir.IntType(8), ir.IntType(16), ir.IntType(32), ir.IntType(64)
-F16, F32 = ir.HalfType(), ir.FloatType()
+F16, F32, F64 = ir.HalfType(), ir.FloatType(), ir.DoubleType()
 
 
 class _BFloat(ir.Type):

@@ -1,0 +1,52 @@
+"""Distributions: what rows of logits stand for after every transform, for rules that keep the law and for drafts they judge."""
+
+from __future__ import annotations
+
+import ctypes
+from array import array
+from functools import cache
+from typing import Any
+
+import numpy as np
+import torch
+
+from paceline.kernels.choices.shapes import shape_of
+from paceline.kernels.choices.walks import is_choosable
+from paceline.kernels.compiled import Kernel, available
+from paceline.kernels.native.layout import MOST_KEPT
+from paceline.sampling import Context, narrowed, probabilities, shaped
+
+SPREAD = Kernel("choices.spreading.spread", words=9)
+_NONE = array("q")
+
+
+@cache
+def _spread() -> Any:
+    return ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * SPREAD.words)(SPREAD.address)
+
+
+def distribution(logits: torch.Tensor, context: Context, *, shapes: bool = True) -> np.ndarray:
+    """float64 [V]: the distribution of the token that a row chooses, that of `sampling.probabilities`, which is asked where
+    compiled code does not tell.
+
+    logits: float32 [V]. shapes: whether they are still to be shaped. Raises LogitsError where they hold no numbers.
+    """
+    sequence = context.sequence
+    params, shapes = sequence.params, shapes and sequence.params.shapes_logits
+    # numpy finds exponentials sooner than compiled code is told of a row
+    if params.temperature > 0.0 and (shapes or params.cuts) and is_choosable(sequence, logits[None]) and available(SPREAD):
+        if shapes and params.grammar is not None:
+            logits, shapes = shaped(logits, context), False
+        count, copies = len(logits), len(logits) if shapes else 0
+        shape, path = (shape_of(sequence), array("q", context.ancestors)) if shapes else (_NONE, _NONE)
+        numbers = array("d", (params.temperature, params.top_p, params.log_min_p, params.top_k, 0.0))
+        copy, probs = torch.empty(copies, dtype=torch.float32), torch.empty(count, dtype=torch.float64)
+        held = array("i", bytes(4 * MOST_KEPT)) if params.top_k or params.top_p < 1.0 else _NONE
+        shape_at, path_at, numbers_at, held_at = [one.buffer_info()[0] for one in (shape, path, numbers, held)]
+        _spread()(
+            logits.data_ptr(), count, shape_at if shapes else 0, path_at, len(path), copy.data_ptr(), numbers_at, held_at,
+            probs.data_ptr(),
+        )  # fmt: skip
+        if numbers[-1]:
+            return probs.numpy()
+    return probabilities(narrowed(shaped(logits, context) if shapes else logits, params))

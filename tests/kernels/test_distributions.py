@@ -1,0 +1,132 @@
+"""Distributions: compiled code tells what torch and numpy tell, to the last bits, and nothing where it is not sure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings, strategies as st
+
+from paceline.kernels.choices import distributions
+from paceline.kernels.choices.distributions import distribution
+from paceline.kernels.native.layout import MOST_KEPT
+from paceline.params import Grammar, SamplingParams
+from paceline.sampling import Context, LogitsError, narrowed, probabilities, target_scores
+from paceline.sequence import Sequence
+
+SHAPES: list[dict[str, Any]] = [
+    {},
+    {"repetition_penalty": 1.3},
+    {"presence_penalty": 0.4, "frequency_penalty": 0.3},
+    {"logit_bias": {3: 2.0, 0: -100.0}, "min_tokens": 9},
+]
+CUTS: list[dict[str, Any]] = [
+    {"top_p": 0.95},
+    {"top_p": 0.5},
+    {"top_p": 0.9999},
+    {"top_k": 1},
+    {"top_k": 7},
+    {"top_k": 40, "top_p": 0.9},
+    {"top_k": MOST_KEPT, "top_p": 0.99, "min_p": 0.01},
+    {"min_p": 0.05},
+    {"min_p": 1.0},
+    {"top_k": MOST_KEPT + 1, "top_p": 0.8},
+]
+
+
+def sequence_of(**params: Any) -> Sequence:
+    sequence = Sequence(1, (1, 4, 4, 7), SamplingParams(**{"temperature": 0.8, **params}), seed=1, stop_ids=frozenset({2, 5}))
+    sequence.commit((3, 4), ())
+    return sequence
+
+
+def row_of(size: int, spread: float, seed: int = 0) -> torch.Tensor:
+    return torch.randn(size, generator=torch.Generator().manual_seed(seed)) * spread
+
+
+def same(row: torch.Tensor, context: Context) -> None:
+    found, wanted = distribution(row, context), probabilities(target_scores(row, context))
+    assert found.dtype == np.float64
+    assert ((found > 0) == (wanted > 0)).all()
+    np.testing.assert_allclose(found, wanted, rtol=1e-13, atol=1e-300)
+
+
+@pytest.mark.parametrize("size", [1, 9, 10, 97, 4096, 4099])
+@pytest.mark.parametrize("spread", [0.3, 2.0, 9.0])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("cut", [{}, *CUTS], ids=str)
+def test_it_is_that_of_the_long_way(size: int, spread: float, shape: dict[str, Any], cut: dict[str, Any]) -> None:
+    if size < 10:
+        shape = {name: value for name, value in shape.items() if name != "logit_bias"}
+    if size < 10 and shape:
+        # all tokens are known to a vocabulary
+        return
+    for temperature in (0.3, 1.0, 1.7):
+        sequence = sequence_of(temperature=temperature, **shape, **cut)
+        for seed, ancestors in enumerate(((), (6,), (6, 6, 4))):
+            same(row_of(size, spread, seed), Context(sequence, ancestors if size > 9 else ()))
+
+
+@settings(max_examples=300, deadline=None, derandomize=True, database=None)
+@given(
+    st.lists(st.sampled_from([0.0, -0.0, 1.0, 1.5, 2.0, -3.0, 40.0, -1e4, -np.inf]), min_size=2, max_size=40),
+    st.sampled_from(CUTS),
+    st.sampled_from([0.01, 0.7, 1.0, 50.0]),
+)
+def test_ties_and_extremes(values: list[float], cut: dict[str, Any], temperature: float) -> None:
+    row = torch.tensor(values)
+    if row.max() > -torch.inf:
+        same(row, Context(sequence_of(temperature=temperature, **cut)))
+
+
+def told(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How often the long way was asked."""
+    asked: list[int] = []
+    monkeypatch.setattr(distributions, "probabilities", lambda scores: asked.append(1) or probabilities(scores))
+    return asked
+
+
+@pytest.mark.parametrize("cut", CUTS[:-1], ids=str)
+def test_compiled_code_tells_it(cut: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = told(monkeypatch)
+    for shape in SHAPES:
+        distribution(row_of(500, 5.0), Context(sequence_of(**shape, **cut), (6,)))
+    assert not asked
+
+
+def test_what_it_cannot_tell_is_told_the_long_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = told(monkeypatch)
+    # more than can be held are within top-p; shares that meet top-p; a top-k that is too large; no compiled code at all
+    same(row_of(5000, 0.1), Context(sequence_of(top_p=0.99)))
+    same(torch.zeros(4), Context(sequence_of(top_p=0.5)))
+    same(row_of(500, 1.0), Context(sequence_of(top_k=MOST_KEPT + 1, top_p=0.5)))
+    monkeypatch.setattr(distributions, "available", lambda *kernels: False)
+    same(row_of(500, 5.0), Context(sequence_of(top_p=0.5)))
+    assert len(asked) == 4
+
+
+def test_a_grammar_has_its_say() -> None:
+    class Even:
+        def allowed(self, ancestors: tuple[int, ...]) -> np.ndarray:
+            return np.arange(500) % 2 == len(ancestors) % 2
+
+    sequence = sequence_of(top_p=0.9, grammar=Grammar(kind="regex", text="a"))
+    sequence.constraint = Even()
+    for ancestors in ((), (6,)):
+        same(row_of(500, 3.0), Context(sequence, ancestors))
+        assert not distribution(row_of(500, 3.0), Context(sequence, ancestors))[1 - len(ancestors) :: 2].any()
+
+
+@pytest.mark.parametrize("cut", [{}, {"top_p": 0.9}, {"top_k": 3}], ids=str)
+@pytest.mark.parametrize("values", [[np.nan, 1.0], [np.inf, 1.0], [-np.inf, -np.inf]], ids=str)
+def test_what_is_no_number_has_no_distribution(values: list[float], cut: dict[str, Any]) -> None:
+    with pytest.raises(LogitsError), np.errstate(invalid="ignore"):
+        distribution(torch.tensor(values), Context(sequence_of(**cut)))
+
+
+def test_what_is_shaped_already_is_only_narrowed() -> None:
+    row, context = row_of(500, 3.0), Context(sequence_of(repetition_penalty=1.5, top_p=0.9))
+    found = distribution(row, context, shapes=False)
+    np.testing.assert_allclose(found, probabilities(narrowed(row, context.sequence.params)), rtol=1e-13)
