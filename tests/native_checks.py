@@ -9,6 +9,7 @@ import random
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
+from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -22,7 +23,7 @@ from paceline.models.base import LanguageModel
 from paceline.models.native import NativeModel
 from paceline.params import SamplingParams
 from paceline.sequence import Sequence
-from paceline.tree import Budget, DraftTree
+from paceline.tree import Budget, DraftTree, Proposal
 from paceline.tree_shapes import caterpillar
 from stepping import accept, expected, missing, score, sequence
 
@@ -123,22 +124,30 @@ def native_drafts() -> bool:
         SamplingParams(presence_penalty=1.5, frequency_penalty=1.0, repetition_penalty=0.8),
         SamplingParams(min_tokens=8, repetition_penalty=3.0),
     ]
-    for params in (SamplingParams(), SamplingParams(temperature=2.0), *cuts, *shapes):
-        drafts: list[list[list[DraftTree]]] = []
+    everyone = (SamplingParams(), SamplingParams(temperature=2.0), *cuts, *shapes)
+    for params, kind in product(everyone, (Proposal.COUPLED, Proposal.IID)):
+        growth, drafts = Growth(kind, caterpillar(6)), list[list[DraftTree]]()
         for extend in (NativeModel.extend, LanguageModel.extend):
             store = model.new_cache()
             ends = (frozenset[int](), frozenset(range(0, 60, 7)), frozenset({4}))
             owners = [Sequence(key, (5, 58 - key, *range(9 * key)), params, key, ends[key]) for key in range(3)]
-            rounds = []
+            made = list[DraftTree]()
             for depths in ([4, 2, 6], [1, 3, 5], [3, 3, 3]):
                 budgets = [Budget(depth, depth) for depth in depths]
-                trees = extend(model, owners, budgets, store, growth=Growth(shape=caterpillar(6)), vocab_size=60, source="test")
-                # confidences agree as far as arithmetic does
-                rounds.append([replace(tree, confidences=()) for tree in trees])
-                for owner, tree in zip(owners, rounds[-1], strict=True):
+                trees = extend(model, owners, budgets, store, growth=growth, vocab_size=60, source="test")
+                made += trees
+                for owner, tree in zip(owners, trees, strict=True):
                     store.truncate(owner.key, len(owner.tokens) + 1)
                     owner.commit((tree.tokens[1], 9), ())
-            drafts.append(rounds)
-        if drafts[0] != drafts[1]:
+            drafts.append(made)
+        if not all(_alike(*those) for those in zip(*drafts, strict=True)):
             return False
     return True
+
+
+def _alike(one: DraftTree, other: DraftTree) -> bool:
+    """Whether both are the same draft; confidences and proposals agree as far as arithmetic does, of which the latter matter."""
+    if replace(one, confidences=(), proposals={}) != replace(other, confidences=(), proposals={}):
+        return False
+    rows = [(row, other.proposals.get(place)) for place, row in one.proposals.items()]
+    return len(rows) == len(other.proposals) and all(its is not None and torch.allclose(row, its, atol=1e-6) for row, its in rows)

@@ -10,7 +10,9 @@ from collections.abc import Iterable, Sequence as Many
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 from mutants import mutant
 from paceline.cache import base as cache_base, panels
@@ -22,6 +24,7 @@ from paceline.models.forms import LayerForm
 from paceline.models.packing import Weights
 from paceline.models.rotation import Rotation
 from paceline.params import SamplingParams
+from paceline.sampling import Context
 from paceline.sequence import Sequence
 from paceline.step import Segment, Step, Verdict
 
@@ -281,6 +284,14 @@ def drafts_know_nothing_of_penalties(patch: pytest.MonkeyPatch) -> None:
 def drafts_know_nothing_of_top_p(patch: pytest.MonkeyPatch) -> None:
     honest = native_chains._told_cuts
     patch.setattr(native_chains, "_told_cuts", lambda params: honest(params.model_copy(update={"top_p": 1.0})))
+
+
+@mutant("native drafts")
+def drafts_are_recorded_as_drawn_from_all_tokens(patch: pytest.MonkeyPatch) -> None:
+    def lossy(row: torch.Tensor, context: Context, *, shapes: bool = True) -> np.ndarray:
+        return (row / context.sequence.params.temperature).softmax(-1).double().numpy()
+
+    patch.setattr(native_chains, "distribution", lossy)
 
 
 @mutant("native drafts")

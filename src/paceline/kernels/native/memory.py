@@ -136,44 +136,21 @@ def prefetched(context, address):
     return types.void(types.int64), generate
 
 
-@intrinsic
-def float_of(context, bits):
-    """The float32 with these bits."""
+def _recast(kind: Any, result: Any, argument: Any) -> Any:
+    @intrinsic
+    def recast(context, number):
+        def generate(context, builder, signature, arguments):
+            return builder.bitcast(arguments[0], kind)
 
-    def generate(context, builder, signature, arguments):
-        return builder.bitcast(arguments[0], F32)
+        return result(argument), generate
 
-    return types.float32(types.int32), generate
-
-
-@intrinsic
-def bits_of(context, number):
-    """The bits of a float32, as int32."""
-
-    def generate(context, builder, signature, arguments):
-        return builder.bitcast(arguments[0], I32)
-
-    return types.int32(types.float32), generate
+    return recast
 
 
-@intrinsic
-def double_of(context, bits):
-    """The float64 with these bits."""
-
-    def generate(context, builder, signature, arguments):
-        return builder.bitcast(arguments[0], F64)
-
-    return types.float64(types.int64), generate
-
-
-@intrinsic
-def long_of(context, number):
-    """The bits of a float64, as int64."""
-
-    def generate(context, builder, signature, arguments):
-        return builder.bitcast(arguments[0], I64)
-
-    return types.int64(types.float64), generate
+float_of, bits_of = _recast(F32, types.float32, types.int32), _recast(I32, types.int32, types.float32)
+"""The float32 with these bits, an int32; and the bits of a float32."""
+double_of, long_of = _recast(F64, types.float64, types.int64), _recast(I64, types.int64, types.float64)
+"""The float64 with these bits, an int64; and the bits of a float64."""
 
 
 @intrinsic
