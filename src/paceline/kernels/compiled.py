@@ -7,11 +7,12 @@ llvmlite brings, needs nothing else. No module that is imported here imports Num
 
 from __future__ import annotations
 
+import ctypes
 import os
 import sys
 from collections.abc import Iterable
 from contextlib import suppress
-from functools import cache
+from functools import cache, cached_property
 from hashlib import sha256
 from importlib.metadata import PackageNotFoundError, version
 from logging import getLogger
@@ -67,6 +68,11 @@ class Kernel:
         if not self._address:
             ready([self])
         return self._address
+
+    @cached_property
+    def function(self) -> Any:
+        """What Python calls. Other threads run while it does, and may call it too."""
+        return ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * self.words)(self.address)
 
 
 _loading = RLock()

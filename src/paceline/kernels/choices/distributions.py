@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import ctypes
 from array import array
-from functools import cache
-from typing import Any
 
 import numpy as np
 import torch
@@ -18,11 +15,6 @@ from paceline.sampling import Context, narrowed, probabilities, shaped
 
 SPREAD = Kernel("choices.spreading.spread", words=9)
 _NONE = array("q")
-
-
-@cache
-def _spread() -> Any:
-    return ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * SPREAD.words)(SPREAD.address)
 
 
 def distribution(logits: torch.Tensor, context: Context, *, shapes: bool = True) -> np.ndarray:
@@ -43,7 +35,7 @@ def distribution(logits: torch.Tensor, context: Context, *, shapes: bool = True)
         copy, probs = torch.empty(copies, dtype=torch.float32), torch.empty(count, dtype=torch.float64)
         held = array("i", bytes(4 * MOST_KEPT)) if params.top_k or params.top_p < 1.0 else _NONE
         shape_at, path_at, numbers_at, held_at = [one.buffer_info()[0] for one in (shape, path, numbers, held)]
-        _spread()(
+        SPREAD.function(
             logits.data_ptr(), count, shape_at if shapes else 0, path_at, len(path), copy.data_ptr(), numbers_at, held_at,
             probs.data_ptr(),
         )  # fmt: skip

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import ctypes
 from array import array
 from collections.abc import Sequence as Many
-from functools import cache
-from typing import Any
 
 import torch
 
@@ -23,12 +20,6 @@ FOLLOWED = Kernel("choices.walking.followed", words=7)
 Walk = tuple[tuple[int, ...], tuple[int, ...]]
 """The nodes that are accepted, and the tokens chosen: at the root, and at each of them."""
 _ROOT, _NO_PARENT, _NOTHING = (0,), (-1,), -1
-
-
-@cache
-def _followed() -> Any:
-    # what is called with is each call's own, for several threads may walk at a time
-    return ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * FOLLOWED.words)(FOLLOWED.address)
 
 
 def is_compiled(sequence: Sequence, logits: torch.Tensor) -> bool:
@@ -133,7 +124,8 @@ class _Told:
         arrays = array("q", self._sequences), array("d", self._numbers), nodes, array("i", bytes(4 * self._held))
         sequences_at, numbers_at, nodes_at, held_at = [one.buffer_info()[0] for one in arrays]
         copy = torch.empty(self._copied, dtype=torch.float32)
-        _followed()(
+        # what is called with is each call's own, for several threads may walk at a time
+        FOLLOWED.function(
             len(self._numbers) // NUMBERS, sequences_at, numbers_at, size, nodes_at, held_at, copy.data_ptr()
         )  # fmt: skip
         return nodes[CHOSEN * size : (CHOSEN + 1) * size], nodes[ACCEPTED * size :]

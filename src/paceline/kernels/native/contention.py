@@ -40,9 +40,9 @@ class Contention:
         return min(self._limit, threads)
 
     def observe(self, threads: int, took: float, lost: float) -> None:
-        """Take note of a step. threads: that it ran on, more than one. took: seconds. lost: those its first thread had no core,
-        or had none to do anything with.
-        """  # fmt: skip
+        """Take note of a step. threads: that it ran on, more than one. took: seconds. lost: those that one of them had no
+        core.
+        """
         self._took += took
         self._lost += lost
         if self._took < _WINDOW_S:
