@@ -73,6 +73,8 @@ class Sequence:
     """Names of the drafters that may draft for it; None for whatever the policy chooses, empty for none."""
     nodes: int | None = None
     """At most so many drafted tokens a step; None for whatever the policy chooses."""
+    streamed: bool = True
+    """Whether its text is read as it grows; where it is not, nothing of it is told before its end."""
     constraint: Constraint | None = None
     """What its answer must keep to, as `params.grammar` says."""
     logprobs: list[TokenLogprobs] = field(default_factory=list)

@@ -110,7 +110,7 @@ class EngineDecoder:
         costs = self._engine.speculative.costs
         first_s, first_tokens, at_first = 0.0, 0, Costs()
         began = perf_counter()
-        sequence = self._engine.add(prompt, self._params(max_tokens))
+        sequence = self._engine.add(prompt, self._params(max_tokens), streamed=False)
         while sequence.finish_reason is None:
             self._step()
             if sequence.generated_tokens and not first_tokens:
@@ -138,7 +138,7 @@ class EngineDecoder:
             while len(numbers) - len(flow.token_ids) < at_once:
                 number = len(numbers)
                 most = max_tokens if number >= at_once else -(-max_tokens * (number + 1) // at_once)
-                numbers[self._engine.add(next(left), self._params(most)).key] = number
+                numbers[self._engine.add(next(left), self._params(most), streamed=False).key] = number
             emitted = ended = 0
             for one in self._step():
                 emitted += len(one.outcome.verdict.tokens)

@@ -39,7 +39,7 @@ class Progress:
 
     outcome: Outcome
     text: str
-    """Everything that may be shown so far; it only grows."""
+    """Everything that may be shown so far; it only grows. Of a sequence that is not streamed, nothing before its end."""
     error: LogitsError | None = None
     """Why the engine gave the sequence up, where it did; the finish reason is "abort" then."""
 
@@ -86,12 +86,13 @@ class Engine:
         priority: int = 0,
         drafters: frozenset[str] | None = None,
         nodes: int | None = None,
+        streamed: bool = True,
     ) -> Sequence:
         """Admit a request. prompt: token ids. Raises RequestError where it is empty, too long, or names unknown tokens,
         and where its grammar cannot be used.
 
         reference: token ids that the answer is expected to resemble; they change nothing but the time. tenant, priority,
-        drafters, nodes: see `Sequence`.
+        drafters, nodes, streamed: see `Sequence`.
         """
         size = self.speculative.target.vocab_size
         if not prompt:
@@ -110,7 +111,7 @@ class Engine:
             raise RequestError("min_tokens bans every token: all of the vocabulary would stop the text")
         seed = params.seed if params.seed is not None else secrets.randbits(63)
         sequence = Sequence(
-            self._keys, tuple(prompt), params, seed, stop_ids, tuple(reference), tenant, priority, drafters, nodes
+            self._keys, tuple(prompt), params, seed, stop_ids, tuple(reference), tenant, priority, drafters, nodes, streamed
         )
         sequence.constraint = self._constraint(sequence)
         self._keys += 1

@@ -248,7 +248,9 @@ class LLM:
                 for one in chosen:
                     self.lossless(one)
                 for prompt, one, like in zip(asked, chosen, references, strict=True):
-                    sequence = self.engine.add(self.encode(prompt), one, reference=self._reference(like, prompt))
+                    sequence = self.engine.add(
+                        self.encode(prompt), one, reference=self._reference(like, prompt), streamed=False
+                    )
                     opened[sequence] = self._opened(sequence, keeps=1)
             return [completed(sequence, self._text_at_end(sequence, inbox)) for sequence, inbox in opened.items()]
         finally:
@@ -318,7 +320,8 @@ class LLM:
         text = ""
         for progress in self._received(sequence, inbox):
             text = progress.text
-        return text
+        # another engine is used by now
+        return self.engine.stops.cut_short(sequence) if sequence.finish_reason == "abort" else text
 
 
 def _checkpoint(name: str, weights: str | None = None) -> tuple[LanguageModel, Tokenizer]:

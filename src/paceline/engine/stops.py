@@ -17,13 +17,26 @@ class StopChecker:
 
     def begin(self, sequence: Sequence) -> None:
         """Open the text of a sequence, or write it anew from its committed tokens."""
+        self._streams[sequence.key] = self._begun(sequence, not sequence.streamed)
+
+    def _begun(self, sequence: Sequence, waits: bool) -> TextStream:
+        """The text of what is committed. waits: as `TextStream` has it."""
         params = sequence.params
         stream = TextStream(
-            self._tokenizer, params.stop, sequence.prompt, keep_stop=params.keep_stop, skip_special=params.skip_special
+            self._tokenizer,
+            params.stop,
+            sequence.prompt,
+            keep_stop=params.keep_stop,
+            skip_special=params.skip_special,
+            waits=waits,
         )
         for token in sequence.generated:
             stream.append(token)
-        self._streams[sequence.key] = stream
+        return stream
+
+    def cut_short(self, sequence: Sequence) -> str:
+        """The text of a sequence that was ended before it ended itself, whoever has read it before."""
+        return self._begun(sequence, waits=False).safe
 
     def stream(self, sequence: Sequence) -> TextStream:
         return self._streams[sequence.key]

@@ -16,13 +16,16 @@ _LONGEST_WINDOW = 4 * _KEPT_TOKENS
 """Tokens decoded at once before the window moves on: moving it costs another decoding."""
 _LONGEST_BROKEN = 12 * _KEPT_TOKENS
 """Tokens in a row that end no character, at most: decoding without end what is no text would take quadratic time."""
+_TOGETHER = 32
+"""Tokens decoded at once that waited for the end of their text: few enough to be, however they are cut (`extend`)."""
 
 
 class TextStream:
     """The text of one sequence as it grows.
 
     It continues `prompt`: the first token is written as it stands behind it. keep_stop: the stop string that ends it is part of
-    it. skip_special: special tokens are not.
+    it. skip_special: special tokens are not. waits: nobody reads it before its end, so it is only written then, unless a stop
+    string may end it.
     `text` is final text: it stops before an unfinished character, and, when cut, before or behind the stop string, `stop`.
     """
 
@@ -34,9 +37,12 @@ class TextStream:
         *,
         keep_stop: bool = False,
         skip_special: bool = True,
+        waits: bool = False,
     ) -> None:
         self._decode = partial(tokenizer.decode, skip_special=False) if not skip_special else tokenizer.decode
         self._stops, self._keep_stop = stops, keep_stop
+        self._waiting: list[int] | None = [] if waits and not stops else None
+        """Tokens to be decoded in the end."""
         self._ids, self._shown = self._opening(prompt)
         """Tokens, those without text left out; and the text of the window up to `_settled`."""
         self._window, self._settled = 0, len(self._ids)
@@ -74,6 +80,9 @@ class TextStream:
         However a text is cut into steps, it is the same: only tokens that are whole characters behind whole characters are
         decoded together, where it makes no difference.
         """
+        if self._waiting is not None:
+            self._waiting += tokens
+            return
         if len(tokens) > 1 and self._broken + len(tokens) < _LONGEST_BROKEN:
             window = self._decode([*self._ids[self._window :], *tokens])
             fresh = window[len(self._shown) + self._sent :]
@@ -147,6 +156,9 @@ class TextStream:
 
     def finish(self) -> None:
         """The sequence ended: an unfinished character will not be finished any more, and shows as it is."""
+        waited, self._waiting = self._waiting or (), None
+        for low in range(0, len(waited), _TOGETHER):
+            self.extend(waited[low : low + _TOGETHER])
         if not self.stopped:
             self._add(self._decoded()[len(self._shown) + self._sent :])
 

@@ -10,9 +10,9 @@ what is hard to guess.
 from __future__ import annotations
 
 from collections.abc import Sequence as Many
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
-from itertools import takewhile
+from itertools import accumulate
 from typing import NamedTuple
 
 from paceline.learning.share import Share
@@ -25,6 +25,8 @@ _PRIOR = 4.0
 """How many observations that counts for."""
 _MEMORY = 80.0
 """Observations remembered before older ones fade: they are to follow from one kind of request to the next."""
+_COUNTED_TOGETHER = 16
+"""Drafts that are counted at once, at most."""
 
 
 class Where(StrEnum):
@@ -52,6 +54,25 @@ class _Level:
     right: Share
 
 
+class _Draft(NamedTuple):
+    """What came of one draft, in levels: those that were granted and drafted, those that came true, those of which the text says
+    whether they did, and of these those that were drafted."""
+
+    granted: int
+    drafted: int
+    right: int
+    told: int
+    judged: int
+
+
+@dataclass(slots=True)
+class _Place:
+    """What is known of one drafter at one place: its levels, and the drafts that they do not count yet."""
+
+    levels: list[_Level] = field(default_factory=list)
+    fresh: list[_Draft] = field(default_factory=list)
+
+
 class _Rates(NamedTuple):
     """By level."""
 
@@ -65,7 +86,7 @@ class Depths:
     place where nothing ever was to be like the others."""
 
     def __init__(self) -> None:
-        self._levels: dict[str, dict[Where, list[_Level]]] = {}
+        self._places: dict[str, dict[Where, _Place]] = {}
         self._known: dict[tuple[str, Where], _Rates] = {}
         """Part and place -> its rates, until it is seen at work again."""
 
@@ -88,9 +109,10 @@ class Depths:
     def _rates(self, part: str, where: Where) -> _Rates:
         known = self._known.get((part, where))
         if known is None:
-            places = self._levels.get(part, {})
+            places = self._places.get(part, {})
             # how an answer begins says the least of the others
-            levels = next((places[place] for place in (where, *reversed(Where)) if place in places), [])
+            counted = (self._counted(part, place) for place in (where, *reversed(Where)) if place in places)
+            levels = next(filter(None, counted), [])
             known = self._known[part, where] = _Rates(
                 [level.drafted.rate for level in levels],
                 [level.brought.rate for level in levels],
@@ -100,21 +122,37 @@ class Depths:
 
     def observe(self, part: str, granted: int, tree: DraftTree, emitted: Many[int], where: Where) -> None:
         """See what came of one draft that might have had `granted` levels. emitted: what followed its root."""
-        deepest, deeper = tree.deepest, min(granted, DEEPEST)
-        levels = self._levels.setdefault(part, {}).setdefault(where, [])
-        if len(levels) < deeper:
-            known = zip(*(rates(part, deeper, where) for rates in (self.drafted, self.brought, self.right)), strict=True)
-            for rates in list(known)[len(levels) :]:
-                levels.append(_Level(*(Share(_PRIOR * rate, _PRIOR, _MEMORY) for rate in rates)))
-        right = _right(tree, emitted)
-        for depth, level in enumerate(levels[:granted], 1):
-            level.drafted.see(depth <= deepest)
-            if depth <= min(right + 1, len(emitted)):
-                level.brought.see(depth <= right)
-                if depth <= deepest:
-                    level.right.see(depth <= right)
-        for place in Where:
-            self._known.pop((part, place), None)
+        places = self._places.setdefault(part, {})
+        place = places.get(where) or places.setdefault(where, _Place())
+        granted, drafted, right = min(granted, DEEPEST), tree.deepest, _right(tree, emitted)
+        told = min(right + 1, len(emitted), granted)
+        # decisions stand for several steps: to count all of their drafts at once takes a fraction of the time
+        place.fresh.append(_Draft(granted, min(drafted, granted), min(right, granted), told, min(told, drafted)))
+        if len(place.fresh) >= _COUNTED_TOGETHER:
+            self._counted(part, where)
+        for at in Where:
+            self._known.pop((part, at), None)
+
+    def _counted(self, part: str, where: Where) -> list[_Level]:
+        """The levels of a place, all its drafts counted."""
+        place = self._places[part][where]
+        if not place.fresh:
+            return place.levels
+        fresh, place.fresh = place.fresh, []
+        deepest = max(draft.granted for draft in fresh)
+        if len(place.levels) < deepest:
+            known = zip(*(rates(part, deepest, where) for rates in (self.drafted, self.brought, self.right)), strict=True)
+            for rates in list(known)[len(place.levels) :]:
+                place.levels.append(_Level(*(Share(_PRIOR * rate, _PRIOR, _MEMORY) for rate in rates)))
+        granted, drafted, right, told, judged = (_at_least(lengths, deepest) for lengths in zip(*fresh, strict=True))
+        for level, trials, there, hits, parents, looked_at in zip(
+            place.levels, granted, drafted, right, told, judged, strict=False
+        ):
+            level.drafted.see(there, trials)
+            level.brought.see(hits, parents)
+            level.right.see(hits, looked_at)
+        self._known.pop((part, where), None)
+        return place.levels
 
 
 def _to(depth: int, rates: list[float]) -> list[float]:
@@ -122,11 +160,23 @@ def _to(depth: int, rates: list[float]) -> list[float]:
     return rates[:depth] + [rates[-1] if rates else _FIRST] * (depth - len(rates))
 
 
+def _at_least(lengths: Many[int], deepest: int) -> list[int]:
+    """How many of some lengths are 1 or more, 2 or more, and so on."""
+    counts = [0] * (deepest + 1)
+    for length in lengths:
+        counts[length] += 1
+    return list(accumulate(reversed(counts[1:])))[::-1]
+
+
 def _right(tree: DraftTree, emitted: Many[int]) -> int:
     """How many levels of a tree came true."""
     if tree.is_chain:
-        pairs = zip(tree.tokens[1 : tree.candidates], emitted, strict=False)
-        return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+        right = 0
+        for drafted, token in zip(tree.tokens[1 : tree.candidates], emitted, strict=False):
+            if drafted != token:
+                break
+            right += 1
+        return right
     node: int | None = 0
     for count, token in enumerate(emitted):
         node = tree.children[node].get(token)

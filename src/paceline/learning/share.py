@@ -13,10 +13,10 @@ class Share:
     trials: float
     memory: float
 
-    def see(self, hit: bool) -> None:
-        self.hits += hit
-        self.trials += 1.0
-        if self.trials > self.memory:
+    def see(self, hits: int, trials: int = 1) -> None:
+        self.hits += hits
+        self.trials += trials
+        while self.trials > self.memory:
             self.hits, self.trials = self.hits / 2, self.trials / 2
 
     @property
