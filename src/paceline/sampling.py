@@ -49,7 +49,7 @@ def shaped(logits: torch.Tensor, context: Context) -> torch.Tensor:
     What a grammar does not allow nothing lifts again. Where it allows nothing but the end, min_tokens does not ban that.
     """
     sequence, params = context.sequence, context.sequence.params
-    if not params.shapes_logits:
+    if not sequence.shapes_logits:
         return logits
     logits = logits.clone()
     bias = {token: amount for token, amount in params.logit_bias.items() if token < len(logits)} if params.logit_bias else {}
@@ -178,7 +178,7 @@ def choose(logits: torch.Tensor, contexts: Many[Context]) -> list[int]:
 
     Raises LogitsError, with the sequence, where a row holds what is no number.
     """
-    if all(context.sequence.params.plain_greedy for context in contexts):
+    if all(context.sequence.plain_greedy for context in contexts):
         sequences = [context.sequence for context in contexts]
         return [checked(token, sequence) for token, sequence in zip(largest_of_each(logits), sequences, strict=True)]
     chosen = []

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 from paceline.constraint import Constraint
 from paceline.logprobs import TokenLogprobs
@@ -29,10 +30,10 @@ class Speculation:
     emitted_tokens: int = 0
     predicted_tokens: float = 0.0
     """What the policy expected all steps to emit, from the acceptance it had learnt by then."""
-    drafted_by_depth: Counter[int] = field(default_factory=Counter)
-    """Depth -> steps in which a node of that depth was drafted."""
-    accepted_by_depth: Counter[int] = field(default_factory=Counter)
-    """Depth -> steps in which a node of that depth was accepted."""
+    drafted_to: Counter[int] = field(default_factory=Counter)
+    """Depth -> steps in which the deepest node that was drafted was of that depth."""
+    accepted_to: Counter[int] = field(default_factory=Counter)
+    """The same of nodes that were accepted, in steps that drafted any; 0 for none."""
 
     @property
     def tau(self) -> float:
@@ -45,9 +46,26 @@ class Speculation:
         return self.predicted_tokens / self.steps if self.steps else 0.0
 
     @property
+    def drafted_by_depth(self) -> Counter[int]:
+        """Depth -> steps in which a node of that depth was drafted."""
+        return _by_depth(self.drafted_to)
+
+    @property
+    def accepted_by_depth(self) -> Counter[int]:
+        """Depth -> steps in which a node of that depth was accepted."""
+        return _by_depth(self.accepted_to)
+
+    @property
     def acceptance_by_depth(self) -> list[float]:
         """Share of the steps that drafted to depth 1, 2, ... in which a node of that depth was accepted."""
-        return [self.accepted_by_depth[d] / n for d, n in sorted(self.drafted_by_depth.items())]
+        accepted = self.accepted_by_depth
+        return [accepted[depth] / steps for depth, steps in sorted(self.drafted_by_depth.items())]
+
+
+def _by_depth(deepest: Counter[int]) -> Counter[int]:
+    """Depth -> steps that reached it, from those by the deepest they reached: a step counts once, and not once a depth."""
+    steps = accumulate(deepest[depth] for depth in range(max(deepest, default=0), 0, -1))
+    return Counter(dict(zip(range(max(deepest, default=0), 0, -1), steps, strict=True)))
 
 
 @dataclass(eq=False)
@@ -97,6 +115,8 @@ class Sequence:
         if self.params.prompt_logprobs is not None:
             self.prompt_logprobs.append(None)
         self.prompt_set = frozenset(self.prompt)
+        # these never change, and every step asks for them
+        self.shapes_logits, self.plain_greedy = self.params.shapes_logits, self.params.plain_greedy
 
     @property
     def root(self) -> int:
@@ -121,7 +141,10 @@ class Sequence:
         """Append final tokens."""
         self.tokens.extend(tokens)
         self.sources.extend(sources)
-        self.generated_counts.update(tokens)
+        counts = self.generated_counts
+        for token in tokens:
+            # by Counter's own method it takes three times as long
+            counts[token] = counts.get(token, 0) + 1
         if self.constraint is not None:
             self.constraint.commit(tokens)
 

@@ -244,8 +244,8 @@ class Speculative:
             count.draft_tokens += tree.candidates - 1
             count.accepted_tokens += verdict.accepted
             count.predicted_tokens += self.policy.predicted(tree)
-            count.drafted_by_depth.update(range(1, tree.deepest + 1))
-            count.accepted_by_depth.update(range(1, verdict.accepted + 1))
+            count.drafted_to[tree.deepest] += 1
+            count.accepted_to[verdict.accepted] += 1
         self.acceptance.go_on(sequence.key, verdict.tokens)
         for before, (part, granted, proposed) in enumerate(draft.proposed):
             self.acceptance.observe(sequence.key, proposed, verdict.tokens)

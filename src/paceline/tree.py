@@ -338,12 +338,17 @@ class DraftTree:
         tree.__dict__.update(fields)
         return tree
 
-    def first_chain(self) -> DraftTree:
-        """The path that takes the first child at every node: what a model that cannot branch can verify of this tree."""
-        tip = 0
+    def first_path(self) -> tuple[int, ...]:
+        """The candidates from below the root down that take the first child at every node."""
+        path, tip = list[int](), 0
         while self.siblings[tip]:
             tip = self.siblings[tip][0]
-        return self.only(self.path(tip))
+            path.append(tip)
+        return tuple(path)
+
+    def first_chain(self) -> DraftTree:
+        """That path alone: what a model that cannot branch can verify of this tree."""
+        return self.only(self.first_path())
 
     def merged(self, other: DraftTree) -> DraftTree:
         """This tree with the nodes of `other` that it lacks, the probes of both at the end.

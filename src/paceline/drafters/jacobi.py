@@ -83,7 +83,7 @@ class JacobiDrafter(StatefulDrafter[list[Guess]]):
 
     def _chosen(self, sequence: Sequence, logits: torch.Tensor, rows: list[int], guesses: tuple[int, ...]) -> list[int]:
         """The target's token at each row, if the guesses before it are right; none where rows hold no numbers."""
-        if not self._coupled or sequence.params.plain_greedy:
+        if not self._coupled or sequence.plain_greedy:
             return likeliest(logits, rows)
         try:
             return chosen(logits[rows], [Context(sequence, guesses[:at]) for at in range(len(rows))])

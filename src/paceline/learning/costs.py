@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from operator import add
+from typing import NamedTuple
 
 from paceline.learning.draft_curve import DraftCurve, bucket
 from paceline.learning.forward_curve import ForwardCurve
@@ -12,24 +14,14 @@ _READ_ALONG = 16
 """Tokens of a text that take a drafter hardly longer than one: those that came since its last draft, or a few more."""
 
 
-@dataclass(frozen=True)
-class Timings:
-    """Seconds of one step by part. asked_s: of the draft, what the drafters took that were asked."""
+class Timings(NamedTuple):
+    """Seconds of one step by part, or of several. asked_s: of the draft, what the drafters took that were asked."""
 
     draft_s: float
     forward_s: float
     verify_s: float
     commit_s: float
     asked_s: float = 0.0
-
-    def __add__(self, other: Timings) -> Timings:
-        return Timings(
-            self.draft_s + other.draft_s,
-            self.forward_s + other.forward_s,
-            self.verify_s + other.verify_s,
-            self.commit_s + other.commit_s,
-            self.asked_s + other.asked_s,
-        )
 
 
 @dataclass(frozen=True)
@@ -75,12 +67,16 @@ class Costs:
     def observe(self, rows: int, batch: int, context_tokens: int, timings: Timings, *, decoding: bool) -> None:
         """See what a step took. decoding: no prompt was part of it."""
         shape = (rows if rows <= 16 else bucket(rows), bucket(batch), bucket(context_tokens))
-        cost = self.forwards.setdefault(shape, Cost())
+        cost = self.forwards.get(shape)
+        if cost is None:
+            cost = self.forwards[shape] = Cost()
         cost.count += 1
         cost.total_s += timings.forward_s
         self.steps += 1
-        self.spent += timings
-        if decoding:
+        self.spent = Timings(*map(add, self.spent, timings))
+        if decoding and batch == 1:
+            self.curve.see(rows, timings.forward_s)
+        elif decoding:
             # whoever is faster or slower than expected is so in all it does: rows and sequences share it
             expected_s = self.forward_s(rows, batch) or timings.forward_s
             self.curve.see(rows, timings.forward_s * (self.curve(rows) or expected_s) / expected_s)

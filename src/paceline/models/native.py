@@ -60,6 +60,7 @@ class NativeModel(LanguageModel):
         self._shape = Shape(len(form.layers), form.key_heads, form.head_size, PANEL, _DTYPES[weights.kv_format])
         self._scratch = Scratch(weights)
         self._step, self._draft = STEP.address, DRAFT.address
+        self._read_bytes = weights.read_bytes
         calls = np.zeros(1, layout.CALL)
         self._call, self._call_at = calls[0], calls.ctypes.data
         self._arrays = StepArrays(self._call)
@@ -98,7 +99,8 @@ class NativeModel(LanguageModel):
         try:
             spread(self._step, threads, self._call_at)
         finally:
-            self._call["taps"] = 0
+            if captured:
+                self._call["taps"] = 0
         return Scores(logits if logits.shape[1] == self.vocab_size else logits[:, : self.vocab_size], captured)
 
     def extend(  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -160,7 +162,7 @@ class NativeModel(LanguageModel):
 
     def _threads(self, rows: int) -> int:
         """How many threads a forward is worth: meeting costs some microseconds, and far more where the machine is busy."""
-        worth = self.packed.read_bytes * max(rows // _ROWS_PER_READ, 1) // _BYTES_PER_THREAD
+        worth = self._read_bytes * max(rows // _ROWS_PER_READ, 1) // _BYTES_PER_THREAD
         most = min(torch.get_num_threads(), most_threads())
         # as many as there are or a power of two: each number of threads has a pool of its own
         return CONTENTION.allowed(max(most if worth >= most else 1 << worth.bit_length() - 1, 1)) if worth > 1 else 1

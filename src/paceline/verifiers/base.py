@@ -207,7 +207,7 @@ def _judged(
 
 def follow_choices(sequences: Many[Sequence], trees: Many[DraftTree], logits: Many[torch.Tensor]) -> list[Verdict]:
     """Walk from the root to the child that carries the token plain decoding picks, as far as there is one; one verdict each."""
-    if all(sequence.params.plain_greedy for sequence in sequences):
+    if all([sequence.plain_greedy for sequence in sequences]):
         return [_followed(tree, choice) for tree, choice in zip(trees, _greedy_choices(sequences, logits), strict=True)]
     choices = _device_choices(sequences, trees, logits) if served(logits[0].device) else None
     if choices is not None:
@@ -260,6 +260,11 @@ def _device_choices(
 
 def _followed(tree: DraftTree, choice: Callable[[int], int]) -> Verdict:
     path, tokens, node = [], [choice(0)], 0
+    if tree.is_chain:
+        # most drafts are one, and most trees of a batch the root alone
+        while (node := node + 1) < tree.candidates and tree.tokens[node] == tokens[-1]:
+            tokens.append(choice(node))
+        return Verdict(tuple(range(1, node)), tuple(tokens), node - 1)
     while (child := tree.children[node].get(tokens[-1])) is not None:
         path.append(child)
         tokens.append(choice(child))

@@ -24,7 +24,7 @@ def distribution(logits: torch.Tensor, context: Context, *, shapes: bool = True)
     logits: float32 [V]. shapes: whether they are still to be shaped. Raises LogitsError where they hold no numbers.
     """
     sequence = context.sequence
-    params, shapes = sequence.params, shapes and sequence.params.shapes_logits
+    params, shapes = sequence.params, shapes and sequence.shapes_logits
     # numpy finds exponentials sooner than compiled code is told of a row
     if params.temperature > 0.0 and (shapes or params.cuts) and is_choosable(sequence, logits[None]) and available(SPREAD):
         if shapes and params.grammar is not None:

@@ -102,7 +102,7 @@ class _Told:
         row, vocabulary, end = 4 * rows.stride(0), rows.shape[1], len(self._tokens)
         self._sequences += (
             rows.data_ptr(), row, vocabulary, begin, end, signed_seed(sequence.seed), position, params.top_k,
-            self._shape(sequence, vocabulary) if shapes and params.shapes_logits else 0,
+            self._shape(sequence, vocabulary) if shapes and sequence.shapes_logits else 0,
         )  # fmt: skip
         self._numbers += (params.temperature, params.top_p, params.log_min_p)
         if params.top_k:
