@@ -47,7 +47,7 @@ class Segment:
     tree: DraftTree | None
     told: bool = False
 
-    @cached_property
+    @property
     def rows(self) -> int:
         return self.chain + (len(self.tree.tokens) - 1 if self.tree is not None else 0)
 
@@ -75,7 +75,7 @@ class Segment:
         """Rows of committed tokens, from the first on, whose logits are wanted as well; the root's is not among them."""
         return self.chain - (self.tree is not None) if self.told else 0
 
-    @cached_property
+    @property
     def row_positions(self) -> tuple[int, ...]:
         """The position of every row."""
         chain = range(self.start, self.start + self.chain)
@@ -84,7 +84,7 @@ class Segment:
         root = self.start + self.chain - 1
         return (*chain, *[root + depth for depth in self.tree.depth[1:]])
 
-    @cached_property
+    @property
     def row_parents(self) -> tuple[int, ...]:
         """Per row the row it follows, counted within this segment, -1 for the first: it sees itself and what that one sees."""
         chain = range(-1, self.chain - 1)
@@ -115,7 +115,8 @@ class Segment:
 class Step:
     """The flat view of one forward.
 
-    tokens: T token ids. The views in plain integers are for whoever needs no tensors; these are made when they are asked for.
+    tokens: T token ids. The views in plain integers are for whoever needs no tensors, who asks for each of them once; tensors
+    are made when they are asked for first.
     """
 
     segments: tuple[Segment, ...]
@@ -137,17 +138,17 @@ class Step:
                 tokens += feed.tree.tokens[1:]
         return cls(tuple(segments), tuple(tokens))
 
-    @cached_property
+    @property
     def row_positions(self) -> tuple[int, ...]:
         """The position of each of the T rows."""
-        return tuple(position for segment in self.segments for position in segment.row_positions)
+        return tuple([position for segment in self.segments for position in segment.row_positions])
 
-    @cached_property
+    @property
     def wanted_rows(self) -> tuple[int, ...]:
         """The W rows whose logits are computed: segment by segment those of the trees, in node order (root first), and behind
         all of them, again by segment, those of committed tokens that are to be told."""
         trees = [row for segment in self.segments for row in range(segment.high - segment.nodes, segment.high)]
-        if any(segment.told for segment in self.segments):
+        if any([segment.told for segment in self.segments]):
             trees += [row for segment in self.segments for row in range(segment.low, segment.low + segment.told_rows)]
         return tuple(trees)
 

@@ -94,7 +94,10 @@ class Scheduler:
         chunk = self.limits.chunk
         work = []
         # those that decode come before prompts: a replayed one feeds a few tokens again and draws on the same chunk
-        for sequence in sorted(self.running, key=lambda one: (one.generated_tokens == 0, self._rank(one))):
+        running = self.running
+        if len(running) > 1:
+            running = sorted(running, key=lambda one: (one.generated_tokens == 0, self._rank(one)))
+        for sequence in running:
             start = self._prefixes.length(sequence.key)
             missing = len(sequence.tokens) - start
             # a sequence that lacks its root alone is never held up by the prompts of others
@@ -130,7 +133,7 @@ class Scheduler:
     @property
     def _free(self) -> int:
         """Room that sequences in flight leave."""
-        return self.limits.cache_tokens - sum(len(sequence.tokens) for sequence in self.running)
+        return self.limits.cache_tokens - sum([len(sequence.tokens) for sequence in self.running])
 
     def _preempt(self) -> None:
         """Make room for one more token of every running sequence.
@@ -151,7 +154,7 @@ class Scheduler:
 
         Whoever comes first is not passed by smaller ones, but for the time in which it awaits another's prompt.
         """
-        while len(self.running) < self.limits.batch:
+        while self.waiting and len(self.running) < self.limits.batch:
             sequence = next((one for one in self._in_turn() if not self._prefixes.awaits(one)), None)
             if sequence is None:
                 return

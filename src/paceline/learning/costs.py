@@ -105,9 +105,10 @@ class Costs:
 
     def _has_read(self, part: str, lengths: Mapping[int, int]) -> bool:
         """Whether a drafter knew these texts but for their last tokens; it knows them now."""
-        read = self.read.setdefault(part, {})
-        knew = all(key in read and length - read[key] <= _READ_ALONG for key, length in lengths.items())
-        read.update(lengths)
+        read, knew = self.read.setdefault(part, {}), True
+        for key, length in lengths.items():
+            knew = knew and key in read and length - read[key] <= _READ_ALONG
+            read[key] = length
         return knew
 
     def draft_s(self, part: str, depth: float, batch: int) -> float:

@@ -64,8 +64,9 @@ class DraftCurve:
         if bucket(batch) not in self._depths:
             self._begin(batch)
         change = min(max(seconds / expected, _LEAST), _MOST) - 1.0
-        self.pace *= 1.0 + _FOLLOW * change
-        self.put(depth, batch, self(depth, batch) * (1.0 + _CORRECT * change))
+        follow = 1.0 + _FOLLOW * change
+        self.pace *= follow
+        self.put(depth, batch, expected * follow * (1.0 + _CORRECT * change))
 
     def _begin(self, batch: int) -> None:
         """Set what so many sequences are expected to take at every depth: from one depth alone, all would be in proportion."""

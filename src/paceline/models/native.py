@@ -64,6 +64,7 @@ class NativeModel(LanguageModel):
         calls = np.zeros(1, layout.CALL)
         self._call, self._call_at = calls[0], calls.ctypes.data
         self._arrays = StepArrays(self._call)
+        self._unseen = torch.empty(0, weights.head_width)
         self._chains = Chains(self._call_at, self._step, self.vocab_size)
         self._call["product"] = product(weights.kv_format).address
         for field in ("model", "layers", "norms", "matrices"):
@@ -152,13 +153,20 @@ class NativeModel(LanguageModel):
             longest = max(longest, end + budget.depth)
         self._arrays.fill(tokens, positions, parents, wanted, _records(segments))
         rows = self._chains.lay(live, kind, source, vocab_size, self.packed.head_width)
-        logits = torch.empty(rows, self.packed.head_width)
+        # whoever chooses for itself shows its logits to nobody
+        logits = torch.empty(rows, self.packed.head_width) if kind.drawn else self._unseen_rows(rows)
         spread(self._draft, self._prepared(len(tokens), longest, logits), self._chains.address)
         trees = self._chains.trees(logits)
         for (sequence, _), tree in zip(live, trees, strict=True):
             # the last one drafted is never fed
             cache.advance(sequence.key, len(sequence.tokens) + max(len(tree) - 2, 0))
         return trees
+
+    def _unseen_rows(self, rows: int) -> torch.Tensor:
+        """Room for logits that stays where it is: float32 [`rows` or more, V]."""
+        if len(self._unseen) < rows:
+            self._unseen = torch.empty(rows, self.packed.head_width)
+        return self._unseen
 
     def _threads(self, rows: int) -> int:
         """How many threads a forward is worth: meeting costs some microseconds, and far more where the machine is busy."""
