@@ -148,7 +148,7 @@ class Step:
         """The W rows whose logits are computed: segment by segment those of the trees, in node order (root first), and behind
         all of them, again by segment, those of committed tokens that are to be told."""
         trees = [row for segment in self.segments for row in range(segment.high - segment.nodes, segment.high)]
-        if any([segment.told for segment in self.segments]):
+        if any(segment.told for segment in self.segments):
             trees += [row for segment in self.segments for row in range(segment.low, segment.low + segment.told_rows)]
         return tuple(trees)
 

@@ -248,9 +248,7 @@ class LLM:
                 for one in chosen:
                     self.lossless(one)
                 for prompt, one, like in zip(asked, chosen, references, strict=True):
-                    sequence = self.engine.add(
-                        self.encode(prompt), one, reference=self._reference(like, prompt), streamed=False
-                    )
+                    sequence = self.engine.add(self.encode(prompt), one, reference=self._reference(like, prompt), streamed=False)
                     opened[sequence] = self._opened(sequence, keeps=1)
             return [completed(sequence, self._text_at_end(sequence, inbox)) for sequence, inbox in opened.items()]
         finally:

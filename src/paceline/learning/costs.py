@@ -24,6 +24,9 @@ class Timings(NamedTuple):
     asked_s: float = 0.0
 
 
+_NOTHING = Timings(0.0, 0.0, 0.0, 0.0)
+
+
 @dataclass(frozen=True)
 class Spent:
     """What one part of the steps took: milliseconds per step, and its share of the wall time."""
@@ -61,7 +64,7 @@ class Costs:
     read: dict[str, dict[int, int]] = field(default_factory=dict)
     """Drafter -> request -> tokens that its text had when it was asked for it last."""
     steps: int = 0
-    spent: Timings = Timings(0.0, 0.0, 0.0, 0.0)
+    spent: Timings = _NOTHING
     """Sums over all steps."""
 
     def observe(self, rows: int, batch: int, context_tokens: int, timings: Timings, *, decoding: bool) -> None:

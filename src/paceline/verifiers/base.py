@@ -207,7 +207,7 @@ def _judged(
 
 def follow_choices(sequences: Many[Sequence], trees: Many[DraftTree], logits: Many[torch.Tensor]) -> list[Verdict]:
     """Walk from the root to the child that carries the token plain decoding picks, as far as there is one; one verdict each."""
-    if all([sequence.plain_greedy for sequence in sequences]):
+    if all(sequence.plain_greedy for sequence in sequences):
         return [_followed(tree, choice) for tree, choice in zip(trees, _greedy_choices(sequences, logits), strict=True)]
     choices = _device_choices(sequences, trees, logits) if served(logits[0].device) else None
     if choices is not None:
