@@ -6,6 +6,7 @@ import os
 from collections.abc import Sequence as Many
 from itertools import accumulate, chain, repeat
 from operator import is_
+from typing import Any
 
 import numpy as np
 import torch
@@ -55,8 +56,8 @@ class Chains:
         self._known, self._sequences, self._levels = known, 0, 0
         self._told: list[Sequence] = []
         self._asked: tuple[int, ...] = ()
-        self._table: np.ndarray | None = None
-        self._table_address = 0
+        self._table: tuple[np.ndarray | None, int] = None, 0
+        """The table of chances that was told last, and its address."""
         job = np.zeros(1, layout.DRAFT)
         self._job, self.address = job[0], job.ctypes.data
         # whatever this process is allowed now, it never runs on more
@@ -76,6 +77,7 @@ class Chains:
         asked = count, deepest, min(self._known, vocab_size), width, level_bytes, _CHOICES[kind]
         # nearly always as in the draft before, and for the same sequences
         if asked != self._asked:
+            self._asked = ()
             for name, value in zip(_ASKED, asked, strict=True):
                 self._job[name] = value
             self._asked = asked
@@ -129,9 +131,9 @@ class Chains:
 
     def _table_at(self, table: np.ndarray) -> int:
         """The address of a table of chances: each drafter has one for good."""
-        if table is not self._table:
-            self._table, self._table_address = table, table.ctypes.data
-        return self._table_address
+        if table is not self._table[0]:
+            self._table = table, table.ctypes.data
+        return self._table[1]
 
     def _shape(self, sequences: list[Sequence]) -> None:
         """Tell what shapes the logits of each sequence."""
@@ -158,7 +160,7 @@ class Chains:
         for name in _ARRAYS:
             self._job[name] = getattr(self, f"_{name}").ctypes.data
         # a number is written into a view in a tenth of the time that numpy takes for a slice
-        self._limits = [memoryview(getattr(self, f"_{name}")) for name in _LIMITS]
+        self._limits: list[memoryview[Any]] = [memoryview(getattr(self, f"_{name}")) for name in _LIMITS]
         self._sequences, self._levels = sequences, levels
 
     def trees(self, logits: torch.Tensor) -> list[DraftTree]:
