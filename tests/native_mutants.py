@@ -124,7 +124,7 @@ def a_truncated_sequence_keeps_a_token(patch: pytest.MonkeyPatch) -> None:
 
 @mutant("native trees")
 def a_node_hangs_below_the_row_before_its_parent(patch: pytest.MonkeyPatch) -> None:
-    honest = Segment.row_parents.func  # pyright: ignore[reportAttributeAccessIssue]
+    honest = Segment.row_parents.__get__
     patch.setattr(Segment, "row_parents", property(lambda self: tuple(max(parent - 1, -1) for parent in honest(self))))
 
 
@@ -164,7 +164,7 @@ def a_second_sequence_reads_the_rows_of_the_first(patch: pytest.MonkeyPatch) -> 
 
 @mutant("native trees")
 def the_wanted_rows_are_one_off(patch: pytest.MonkeyPatch) -> None:
-    honest = Step.wanted_rows.func  # pyright: ignore[reportAttributeAccessIssue]
+    honest = Step.wanted_rows.__get__
     patch.setattr(Step, "wanted_rows", property(lambda self: tuple(max(row - 1, 0) for row in honest(self))))
 
 
