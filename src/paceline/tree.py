@@ -161,16 +161,25 @@ class DraftTree:
         )
 
     @classmethod
-    def grown(cls, source: str, tokens: Many[int], parents: Many[int], confidences: Many[float]) -> DraftTree:
-        """A POINT tree of N nodes that `source` grew one by one, below a node that was there and beside no equal.
+    def grown(
+        cls,
+        source: str,
+        tokens: Many[int],
+        parents: Many[int],
+        confidences: Many[float],
+        kind: Proposal = Proposal.POINT,
+        proposals: Mapping[tuple[int, str], torch.Tensor] | None = None,
+    ) -> DraftTree:
+        """A tree of N nodes that `source` grew one by one, below a node that was there and, unless they are drawn independently,
+        beside no equal.
 
         It is not looked over again, which would take as long as to look its tokens up.
         """
         return cls._sound(
             tokens=tuple(tokens),
             parents=tuple(parents),
-            kind=Proposal.POINT,
-            proposals={},
+            kind=kind,
+            proposals=proposals or {},
             sources=("", *[source] * (len(tokens) - 1)),
             confidences=tuple(confidences),
             probes=0,

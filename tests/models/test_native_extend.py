@@ -3,27 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Many
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+from both_ways import CHAIN, Both, owners_of
 from native import THREADS, checkpoint, native, threads
-from paceline.cache.panels import PanelCache
 from paceline.growth import Growth
-from paceline.models.base import LanguageModel
 from paceline.models.native import NativeModel
 from paceline.models.native_chains import is_compiled
 from paceline.params import Grammar, SamplingParams
 from paceline.sequence import Sequence
 from paceline.stopping import CLASSES, DEEPEST, Stopping
-from paceline.tree import Budget, DraftTree, Proposal
+from paceline.tree import Budget, Proposal
 from paceline.tree_shapes import caterpillar
 
 CONTEXT = 96
-CHAIN = Growth(shape=caterpillar(16))
 PARAMS = [
     SamplingParams(),
     SamplingParams(temperature=1.0),
@@ -44,62 +41,6 @@ PARAMS = [
 def model(tmp_path_factory: pytest.TempPathFactory) -> NativeModel:
     folder = tmp_path_factory.mktemp("extend")
     return native(checkpoint(folder, sharpness=1.0, max_position_embeddings=CONTEXT)[0])
-
-
-class Both:
-    """The same drafts by both ways, each with a cache of its own."""
-
-    def __init__(self, model: NativeModel, vocab_size: int = 97) -> None:
-        self.model, self.vocab_size = model, vocab_size
-        self.fast, self.slow = model.new_cache(), model.new_cache()
-
-    def extend(
-        self,
-        owners: list[Sequence],
-        depths: list[int],
-        growth: Growth = CHAIN,
-        floor: float = 0.0,
-        rules: list[Stopping | None] | None = None,
-    ) -> list[DraftTree]:
-        budgets = [Budget(99, depth, floor, rule) for depth, rule in zip(depths, rules or [None] * len(depths), strict=True)]
-        options = {"growth": growth, "vocab_size": self.vocab_size, "source": "test"}
-        got = self.model.extend(owners, budgets, self.fast, **options)
-        wanted = LanguageModel.extend(self.model, owners, budgets, self.slow, **options)
-        for owner, one, other in zip(owners, got, wanted, strict=True):
-            assert replace(one, proposals={}) == replace(other, confidences=one.confidences, proposals={})
-            assert one.proposals.keys() == other.proposals.keys()
-            assert all(torch.allclose(probs, other.proposals[place], atol=1e-6) for place, probs in one.proposals.items())
-            if owner.params.cuts and one.kind is not Proposal.POINT:
-                # counted among all tokens, not among those that the cuts leave
-                assert all(0.0 < ours <= 1.001 * theirs for ours, theirs in zip(one.confidences, other.confidences, strict=True))
-            else:
-                assert one.confidences[1:] == pytest.approx(other.confidences[1:], rel=1e-3, abs=1e-5)
-        held = [self.fast.length(owner.key) for owner in owners]
-        assert held == [self.slow.length(owner.key) for owner in owners]
-        for owner, length in zip(owners, held, strict=True):
-            for a, b in zip(self.contents(self.fast, owner.key), self.contents(self.slow, owner.key), strict=True):
-                assert torch.equal(a[..., :length], b[..., :length])
-        return got
-
-    def contents(self, cache: PanelCache, key: int) -> list[torch.Tensor]:
-        """Keys and values, each [..., slots]."""
-        if cache.length(key) == 0:
-            return []
-        slab, size = cache.slab(key), cache.shape.size
-        keys = slab.keys.permute(0, 1, 3, 2, 4).flatten(-2)
-        return [keys, slab.values.permute(0, 1, 2, 4, 3).flatten(2, 3)[:, :, :size]]
-
-    def back(self, owner: Sequence, length: int) -> None:
-        self.fast.truncate(owner.key, length)
-        self.slow.truncate(owner.key, length)
-
-
-def owners_of(params: SamplingParams, lengths: list[int]) -> list[Sequence]:
-    noise = torch.Generator().manual_seed(1)
-    return [
-        Sequence(key, tuple(torch.randint(97, (length,), generator=noise).tolist()), params, seed=7 + key)
-        for key, length in enumerate(lengths)
-    ]
 
 
 @pytest.mark.parametrize("params", PARAMS, ids=lambda params: f"{params.temperature} {params.top_p} {params.repetition_penalty}")
@@ -138,11 +79,6 @@ def test_the_vocabulary_of_the_target_decides(model: NativeModel, params: Sampli
     both = Both(model, vocab_size)
     for tree in both.extend(owners_of(params, [5, 9]), [8, 8]):
         assert max(tree.tokens[1:]) < min(vocab_size, 97)
-
-
-def test_siblings_are_drafted_the_long_way(model: NativeModel) -> None:
-    both, owners = Both(model), owners_of(PARAMS[1], [5, 9])
-    assert [len(tree) for tree in both.extend(owners, [3, 2], Growth(shape=caterpillar(4, 3)))] == [10, 7]
 
 
 @pytest.mark.parametrize("params", PARAMS[:3], ids=["greedy", "sampled", "cool"])

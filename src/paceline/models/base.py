@@ -126,11 +126,11 @@ class LanguageModel(ABC):
         The cache is first fed what it lacks. A draft that does not fork is fed and cached as it grows; of one that does the
         first children are kept at the end: whoever owns the cache truncates it to what came true.
         """
-        drafts = [
-            # what shows its distribution behind the last token too feeds that one as well
-            Draft(sequence, budget.within(Budget(budget.nodes, self.room(sequence, cache) - growth.amateur)), growth, source)
-            for sequence, budget in zip(sequences, budgets, strict=True)
-        ]
+        drafts = []
+        for sequence, budget in zip(sequences, budgets, strict=True):
+            # what shows its distribution behind the last token too feeds that one as well; and no level is without a node
+            depth = min(self.room(sequence, cache) - growth.amateur, budget.nodes)
+            drafts.append(Draft(sequence, budget.within(Budget(budget.nodes, depth)), growth, source))
         live = [draft for draft in drafts if draft.asked]
         self._catch_up([draft.sequence for draft in live], cache)
         while live:

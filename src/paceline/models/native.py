@@ -21,17 +21,20 @@ import torch
 from paceline.cache.base import Branching
 from paceline.cache.panels import PanelCache, Shape, Slab
 from paceline.growth import Growth
+from paceline.kernels.compiled import available
 from paceline.kernels.compilers import CompileError
 from paceline.kernels.native import layout
-from paceline.kernels.native.entries import DRAFT, STEP, product
+from paceline.kernels.native.entries import BRANCH, DRAFT, STEP, product
 from paceline.kernels.native.threads import CONTENTION, spread
 from paceline.kernels.native.vectors import FUSES, PANEL
 from paceline.machine import most_threads
+from paceline.models import native_trees
 from paceline.models.base import LanguageModel, ModelError, Scores
 from paceline.models.checkpoint import Checkpoint
 from paceline.models.forms import Unsuited, form_of
 from paceline.models.native_arrays import Record, Scratch, StepArrays
 from paceline.models.native_chains import Chains, is_compiled
+from paceline.models.native_trees import Trees
 from paceline.models.packing import Weights
 from paceline.models.quiet import sentence
 from paceline.models.rotation import Rotation
@@ -114,20 +117,27 @@ class NativeModel(LanguageModel):
         vocab_size: int,
         source: str,
     ) -> list[DraftTree]:
-        """As `LanguageModel.extend`; chains are drafted in one call, where no grammar and no rule asks for more."""
+        """As `LanguageModel.extend`; all levels are drafted in one call, where no grammar and no rule asks for more, and of trees
+        where no request cuts or penalises."""
         options: dict[str, Any] = {"growth": growth, "vocab_size": vocab_size, "source": source}
-        if growth.chain is None or growth.amateur:
+        chains = growth.chain is not None
+        if growth.amateur or not (chains or available(BRANCH)):
             return super().extend(sequences, budgets, cache, **options)
         live: list[tuple[Sequence, Budget]] = []
         apart: list[tuple[Sequence, Budget]] = []
         for sequence, budget in zip(sequences, budgets, strict=True):
-            if not is_compiled(sequence.params, growth.kind):
+            if not (is_compiled(sequence.params, growth.kind) if chains else native_trees.is_compiled(sequence)):
                 apart.append((sequence, budget))
                 continue
-            depth = min(budget.depth, budget.nodes, growth.chain, self.room(sequence, cache))
+            depth = min(budget.depth, budget.nodes, self.room(sequence, cache))
+            if growth.chain is not None:
+                depth = min(depth, growth.chain)
             if depth > 0:
                 live.append((sequence, budget if depth == budget.depth else replace(budget, depth=depth)))
-        trees = self._drafted(live, cache, growth.kind, vocab_size, source) if live else []
+        if chains:
+            trees = self._drafted(live, cache, growth.kind, vocab_size, source) if live else []
+        else:
+            trees = self._branched(live, cache, growth, vocab_size, source) if live else []
         if len(trees) == len(sequences):
             return trees
         found = dict(zip((sequence.key for sequence, _ in live), trees, strict=True))
@@ -140,27 +150,53 @@ class NativeModel(LanguageModel):
         self, live: list[tuple[Sequence, Budget]], cache: PanelCache, kind: Proposal, vocab_size: int, source: str
     ) -> list[DraftTree]:
         """A chain for each sequence, behind what its cache lacks."""
-        self._catch_up([sequence for sequence, _ in live], cache)
-        tokens, positions, parents, wanted, segments, longest = [], [], [], [], [], 0
-        for sequence, budget in live:
-            start, end = cache.length(sequence.key), len(sequence.tokens)
-            slab = cache.reserve(sequence.key, end + budget.depth)
-            segments.append((len(tokens), end - start, start, end - start, slab))
-            tokens += sequence.tokens[start:]
-            positions += range(start, end)
-            parents += range(-1, end - start - 1)
-            wanted.append(len(tokens) - 1)
-            longest = max(longest, end + budget.depth)
-        self._arrays.fill(tokens, positions, parents, wanted, _records(segments))
+        count, longest, _ = self._caught_up([(sequence, budget.depth) for sequence, budget in live], cache)
         rows = self._chains.lay(live, kind, source, vocab_size, self.packed.head_width)
         # whoever chooses for itself shows its logits to nobody
         logits = torch.empty(rows, self.packed.head_width) if kind.drawn else self._unseen_rows(rows)
-        spread(self._draft, self._prepared(len(tokens), longest, logits), self._chains.address)
+        spread(self._draft, self._prepared(count, longest, logits), self._chains.address)
         trees = self._chains.trees(logits)
         for (sequence, _), tree in zip(live, trees, strict=True):
             # the last one drafted is never fed
             cache.advance(sequence.key, len(sequence.tokens) + max(len(tree) - 2, 0))
         return trees
+
+    def _branched(
+        self, live: list[tuple[Sequence, Budget]], cache: PanelCache, growth: Growth, vocab_size: int, source: str
+    ) -> list[DraftTree]:
+        """A tree for each sequence, behind what its cache lacks; of those that it feeds the first path stays cached."""
+        drafts = Trees(live, growth, source, vocab_size, self.vocab_size, self.packed.head_width)
+        self._arrays.reserve(drafts.most_rows)
+        count, longest, slabs = self._caught_up([(sequence, drafts.most_fed) for sequence, _ in live], cache)
+        logits = torch.empty(drafts.rows, self.packed.head_width) if growth.kind.drawn else self._unseen_rows(drafts.rows)
+        drafts.begin(self._call_at, self._step, logits.data_ptr(), [slab.place for slab in slabs])
+        # the ancestors of a node, which were fed before it, need as much room as rows of its own step would
+        threads = self._prepared(max(count, drafts.most_rows, drafts.most_fed), longest, logits)
+        spread(BRANCH.address, threads, drafts.address)
+        trees = []
+        for (sequence, _), slab, (tree, fed) in zip(live, slabs, drafts.trees(logits), strict=True):
+            end = len(sequence.tokens)
+            if fed != list(range(len(fed))):
+                slab.move(self._shape, [end + spot for spot in fed], end)
+            cache.advance(sequence.key, end + len(fed))
+            trees.append(tree)
+        return trees
+
+    def _caught_up(self, live: list[tuple[Sequence, int]], cache: PanelCache) -> tuple[int, int, list[Slab]]:
+        """Lay out what the caches lack, with room for so many slots behind it; its rows, the slots of the longest sequence, and
+        the slabs."""
+        self._catch_up([sequence for sequence, _ in live], cache)
+        tokens, positions, parents, wanted, segments, longest = [], [], [], [], [], 0
+        for sequence, room in live:
+            start, end = cache.length(sequence.key), len(sequence.tokens)
+            segments.append((len(tokens), end - start, start, end - start, cache.reserve(sequence.key, end + room)))
+            tokens += sequence.tokens[start:]
+            positions += range(start, end)
+            parents += range(-1, end - start - 1)
+            wanted.append(len(tokens) - 1)
+            longest = max(longest, end + room)
+        self._arrays.fill(tokens, positions, parents, wanted, _records(segments))
+        return len(tokens), longest, [slab for *_, slab in segments]
 
     def _unseen_rows(self, rows: int) -> torch.Tensor:
         """Room for logits that stays where it is: float32 [`rows` or more, V]."""
@@ -190,7 +226,7 @@ _ROWS_PER_READ = 8
 
 
 def _records(segments: Iterable[tuple[int, int, int, int, Slab]]) -> list[Record]:
-    return [(low, rows, start, chain, *slab.place) for low, rows, start, chain, slab in segments]
+    return [(low, rows, start, chain, *slab.place, 0, low) for low, rows, start, chain, slab in segments]
 
 
 def runs_here() -> bool:

@@ -7,6 +7,7 @@ than filling one that lies at a known place.
 from __future__ import annotations
 
 from collections.abc import Sequence as Many
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -18,8 +19,8 @@ from paceline.kernels.native.needs import lines_bytes, scratch_bytes
 from paceline.kernels.native.vectors import PANEL
 from paceline.models.packing import Weights
 
-Record = tuple[int, int, int, int, int, int, int]
-"""A SEGMENT: low, rows, start, chain, addresses of keys and values, capacity."""
+Record = tuple[int, int, int, int, int, int, int, int, int]
+"""A SEGMENT: low, rows, start, chain, addresses of keys and values, capacity, nodes fed before, the parents' beginning."""
 
 
 class StepArrays:
@@ -38,8 +39,7 @@ class StepArrays:
     ) -> None:
         """Lay a step out: T tokens, positions and parents, the rows whose logits are wanted, S segments; S and W up to T."""
         rows, call = len(tokens), self._call
-        if rows > self._rows:
-            self._grow(rows)
+        self.reserve(rows)
         self._tokens[:rows] = tokens
         self._positions[:rows] = positions
         self._parents[:rows] = parents
@@ -47,11 +47,14 @@ class StepArrays:
         self._segments[: len(segments)] = segments
         call["rows"], call["wanted_count"], call["segment_count"] = rows, len(wanted), len(segments)
 
-    def _grow(self, rows: int) -> None:
+    def reserve(self, rows: int) -> None:
+        """Have room for so many rows, which a draft may come to."""
+        if rows <= self._rows:
+            return
         rows = max(rows, 2 * self._rows, 64)
         # none until all are there: whoever is interrupted in between begins anew
         self._rows = 0
-        # whole numbers alone: a SEGMENT is seven of them
+        # whole numbers alone: a SEGMENT is nine of them
         fields = layout.SEGMENT.itemsize // 8
         whole = np.zeros((4 + fields) * rows, np.int64)
         self._tokens, self._positions, self._parents, self._wanted = whole[: 4 * rows].reshape(4, rows)
@@ -59,6 +62,12 @@ class StepArrays:
         for name in ("tokens", "positions", "parents", "wanted", "segments"):
             self._call[name] = getattr(self, f"_{name}").ctypes.data
         self._rows = rows
+
+
+def ends_of(texts: Many[frozenset[int]]) -> tuple[np.ndarray, np.ndarray]:
+    """int64: tokens that end S texts, one text's behind the other's, and, [S + 1], where those of each begin and all end."""
+    ends = np.array([token for tokens in texts for token in tokens], np.int64)
+    return ends, np.array([0, *accumulate(map(len, texts))], np.int64)
 
 
 class Scratch:

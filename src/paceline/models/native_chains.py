@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence as Many
-from itertools import accumulate, chain, repeat
+from itertools import chain, repeat
 from operator import is_
 from typing import Any
 
@@ -15,6 +15,7 @@ from torch.nn.functional import pad
 from paceline.kernels.choices.distributions import distribution
 from paceline.kernels.choices.shapes import shape_of
 from paceline.kernels.native import layout
+from paceline.models.native_arrays import ends_of
 from paceline.noise import key, signed_seed, stream
 from paceline.params import SamplingParams
 from paceline.sampling import Context
@@ -107,14 +108,9 @@ class Chains:
         self._temperatures[:count] = [one.temperature for one in params]
         self._seeds[:count] = [signed_seed(sequence.seed) for sequence in sequences]
         self._top_ks[:count], self._top_ps[:count], self._log_min_ps[:count] = zip(*map(_told_cuts, params), strict=True)
-        self._end([sequence.stop_ids for sequence in sequences])
-        self._told = sequences
-
-    def _end(self, ends: Many[frozenset[int]]) -> None:
-        """Tell which tokens end each text."""
-        self._ends = np.array([token for tokens in ends for token in tokens], np.int64)
-        self._end_bounds = np.array([0, *accumulate(map(len, ends))], np.int64)
+        self._ends, self._end_bounds = ends_of([sequence.stop_ids for sequence in sequences])
         self._job["ends"], self._job["end_bounds"] = self._ends.ctypes.data, self._end_bounds.ctypes.data
+        self._told = sequences
 
     def _limit(self, live: Many[tuple[Sequence, Budget]]) -> None:
         """Tell how deep each draft goes, and where it ends before."""

@@ -29,6 +29,7 @@ _LEAST = _f(-3e38)
 @helper
 def attend(product, model, layer, segment, parents, index, key_head, first, last, projected, stride, attended, scratch, longest):
     """Queries [first, last) of one key head and segment: query q is row q // group of the segment, head q % group of the group.
+    A node is told by its number: row r is node segment.first + r.
 
     At most MOST_ROWS of them. projected: the flat rows of queries, keys and values, already rotated, `stride` floats apart.
     """
@@ -50,7 +51,7 @@ def attend(product, model, layer, segment, parents, index, key_head, first, last
     # what any of these rows may see at its own slot
     low, high = tree, 0
     for row in range(first // group, (last - 1) // group + 1):
-        position = _position(segment, parents, row)
+        position = _position(segment, parents, segment.first + row)
         low = min(low, max(position + 1 - layer.window, 0) if layer.window > 0 else 0)
         high = max(high, min(position + 1, tree))
     low = low // PANEL * PANEL
@@ -72,13 +73,14 @@ def attend(product, model, layer, segment, parents, index, key_head, first, last
     asked_for(values + kv_bytes * low * PANEL)
     for query in range(first, last):
         row = query // group
-        if row >= segment.chain and (query == first or query % group == 0):
+        node = segment.first + row
+        if node >= segment.chain and (query == first or query % group == 0):
             members = min(last, (row + 1) * group) - query
             _tail_scores(
-                product, segment, parents, row, query - first, members, count, queries, keys, head_size, kv_bytes, scores,
+                product, segment, parents, node, query - first, members, count, queries, keys, head_size, kv_bytes, scores,
                 score_stride, tail,
             )  # fmt: skip
-        position = _position(segment, parents, row)
+        position = _position(segment, parents, node)
         begin = max(position + 1 - layer.window, 0) if layer.window > 0 else 0
         line = scores + 4 * (query - first) * score_stride
         put(floats(totals), query - first, _weighed(layer, line + 4 * begin, position + 1 - begin))
@@ -96,10 +98,11 @@ def attend(product, model, layer, segment, parents, index, key_head, first, last
             put(floats(outputs), k, _f(0))
     for query in range(first, last):
         row = query // group
-        if row >= segment.chain and (query == first or query % group == 0):
+        node = segment.first + row
+        if node >= segment.chain and (query == first or query % group == 0):
             members = min(last, (row + 1) * group) - query
             _tail_outputs(
-                product, segment, parents, row, query - first, members, values, width, kv_bytes, scores, score_stride,
+                product, segment, parents, node, query - first, members, values, width, kv_bytes, scores, score_stride,
                 weights, tail, outputs,
             )  # fmt: skip
         head = key_head * group + query % group
@@ -110,13 +113,13 @@ def attend(product, model, layer, segment, parents, index, key_head, first, last
 
 
 @helper
-def _position(segment, parents, row):
+def _position(segment, parents, node):
     """Chain rows stand at their slots; a node stands behind its parent."""
-    if row < segment.chain:
-        return segment.start + row
+    if node < segment.chain:
+        return segment.start + node
     depth = 0
-    while row >= segment.chain:
-        row = parents[segment.low + row]
+    while node >= segment.chain:
+        node = parents[segment.family + node]
         depth += 1
     return segment.start + segment.chain - 1 + depth
 
@@ -157,13 +160,12 @@ def _copied(target, place, source, from_, kv_bytes):
 
 @helper
 def _tail_scores(
-    product, segment, parents, row, column, members, count, queries, keys, head_size, kv_bytes, scores, stride, tail
+    product, segment, parents, node, column, members, count, queries, keys, head_size, kv_bytes, scores, stride, tail
 ):
     """Scores of one node's queries with its ancestors in the tree and itself, behind those with the prefix."""
     tree = segment.start + segment.chain
-    position = _position(segment, parents, row)
+    position = _position(segment, parents, node)
     number = position + 1 - tree
-    node = row
     # [panels, head_size, PANEL], as the keys of the slab
     for t in range(number - 1, -1, -1):
         slot = segment.start + node
@@ -171,7 +173,7 @@ def _tail_scores(
         place = t // PANEL * head_size * PANEL + t % PANEL
         for k in range(head_size):
             _copied(tail, place + k * PANEL, keys, source + k * PANEL, kv_bytes)
-        node = parents[segment.low + node]
+        node = parents[segment.family + node]
     wanted = tail + 4 * up(number, PANEL) * head_size
     source, target = floats(queries), floats(wanted)
     for k in range(head_size):
@@ -184,13 +186,12 @@ def _tail_scores(
 
 @helper
 def _tail_outputs(
-    product, segment, parents, row, column, members, values, width, kv_bytes, scores, stride, weights, tail, outputs
+    product, segment, parents, node, column, members, values, width, kv_bytes, scores, stride, weights, tail, outputs
 ):
     """Continue one node's outputs over its ancestors in the tree and itself."""
     tree = segment.start + segment.chain
-    position = _position(segment, parents, row)
+    position = _position(segment, parents, node)
     number = position + 1 - tree
-    node = row
     # [width / PANEL, number, PANEL], as the values of the slab
     for t in range(number - 1, -1, -1):
         slot = segment.start + node
@@ -198,7 +199,7 @@ def _tail_outputs(
             source = (panel * segment.capacity + slot) * PANEL
             for k in range(PANEL):
                 _copied(tail, (panel * number + t) * PANEL + k, values, source + k, kv_bytes)
-        node = parents[segment.low + node]
+        node = parents[segment.family + node]
     turned(scores + 4 * (column * stride + tree), 4 * stride, members, up(number, LANES) // LANES, weights)
     result = outputs + 4 * column * width
     call_product(

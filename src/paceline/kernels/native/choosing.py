@@ -29,13 +29,13 @@ _INFINITY = np.int32(0x7F800000)
 _LEAST_KEY, _LARGEST_KEY = np.int32(-(2**31)), np.int32(2**31 - 1)
 _STRETCH = 256
 """Logits of which the largest is found before the next; and in which it is looked for by its value."""
-_BLOCK = 64
+BLOCK = 64
 """Tokens that are looked through one by one only if one of them may win."""
 _SUMMED = 1024
 """Shares summed in float32 before they are added in float64."""
 _SLACK, _SLACK_OF_VALUE = 1e-3, 1e-6
 """How much more is taken for possible than is: what bounds are rounded by in float32."""
-_SAME_NOISE = 1e-5
+SAME_NOISE = 1e-5
 """Noised scores further apart than this are in the same order whoever took the logarithms: the last bit of a float32 below 23."""
 SAME_SHARE = 4e-6
 """Shares further from top-p than this are on the same side of it whoever summed them: exponentials in float32 of differences that
@@ -81,7 +81,7 @@ def hashed(key, token):
 
 
 @_inline
-def _most_noise(word):
+def most_noise(word):
     """A bound of the noise of a hash: -log(1 - u), with the logarithm of base 2 read off the bits of a float32.
 
     The mantissa, m for log2(1 + m), makes it 0.06 too large at most. Below u = 1/2 it is that of u = 1/2.
@@ -92,10 +92,16 @@ def _most_noise(word):
 
 
 @helper
-def _noised(score, word):
+def noised(score, word):
     """A score with the noise of a hash, rounded as `noise.gumbel` rounds it."""
     uniform = (np.float64(word) + (2147483648.0 + 0.5)) * 2.0**-32
     return np.float64(score) + np.float64(_f(-math.log(-math.log(uniform))))
+
+
+@helper
+def reach_of(top):
+    """What a bound in float32 must be above, for a noised score to be able to be larger than this one."""
+    return _f(top - _SLACK - _SLACK_OF_VALUE * abs(top))
 
 
 @helper
@@ -121,12 +127,12 @@ def likeliest(row, count):
 
 
 @_plain
-def _one_may_win(row, begin, end, temperature, key, least, above, reach):
+def one_may_win(row, begin, end, temperature, key, least, above, reach):
     """Whether the noised score of a token may be larger than `reach`."""
     logits, found = floats(row), np.int32(0)
     for token in range(begin, end):
         score = logits[token] / temperature
-        may = (score >= least) & (score > above) & (score + _most_noise(hashed(key, np.int32(token))) > reach)
+        may = (score >= least) & (score > above) & (score + most_noise(hashed(key, np.int32(token))) > reach)
         found = np.int32(found | np.int32(may))
     return found != 0
 
@@ -140,27 +146,27 @@ def drawn(row, count, temperature, key, best, least, above):
     """
     logits = floats(row)
     token, second = best, -np.inf
-    top = _noised(logits[best] / temperature, hashed(key, best))
-    reach = _f(top - _SLACK - _SLACK_OF_VALUE * abs(top))
-    for begin in range(0, count, _BLOCK):
-        end = min(begin + _BLOCK, count)
-        if not _one_may_win(row, begin, end, temperature, key, least, above, reach):
+    top = noised(logits[best] / temperature, hashed(key, best))
+    reach = reach_of(top)
+    for begin in range(0, count, BLOCK):
+        end = min(begin + BLOCK, count)
+        if not one_may_win(row, begin, end, temperature, key, least, above, reach):
             continue
         for other in range(begin, end):
             score, word = logits[other] / temperature, hashed(key, other)
-            if other == best or score < least or score <= above or score + _most_noise(word) <= reach:
+            if other == best or score < least or score <= above or score + most_noise(word) <= reach:
                 continue
-            value = _noised(score, word)
+            value = noised(score, word)
             if value > top:
                 token, top, second = other, value, top
-                reach = _f(top - _SLACK - _SLACK_OF_VALUE * abs(top))
+                reach = reach_of(top)
             else:
                 second = max(second, value)
-    return token if top - second > _SAME_NOISE else IN_DOUBT
+    return token if top - second > SAME_NOISE else IN_DOUBT
 
 
 @helper
-def _largest_of(row, begin, end):
+def largest_of(row, begin, end):
     logits, top = floats(row), _LEAST_KEY
     for token in range(begin, end):
         top = max(top, in_order(bits_of(logits[token])))
@@ -171,9 +177,9 @@ def _largest_of(row, begin, end):
 def kept_by_top_k(row, count, top_k, held):
     """The `top_k`-th largest logit, the zeros being the same. held: address of int32 [MOST_KEPT], scratch."""
     logits, keys, size = floats(row), carray(pointer(held), MOST_KEPT, np.int32), 0
-    for begin in range(0, count, _BLOCK):
-        end = min(begin + _BLOCK, count)
-        if size == top_k and _largest_of(row, begin, end) <= keys[top_k - 1]:
+    for begin in range(0, count, BLOCK):
+        end = min(begin + BLOCK, count)
+        if size == top_k and largest_of(row, begin, end) <= keys[top_k - 1]:
             continue
         for token in range(begin, end):
             place = in_order(bits_of(logits[token]))

@@ -62,7 +62,7 @@ def placed(model, norms, layer, index, segment, row, position, line, low, high):
         _turned(norms[NORMS * index + QUERY], line + 4 * head * size, size, half, cosine, sine)
     for head in range(heads + low, heads + high):
         _turned(norms[NORMS * index + KEY], line + 4 * head * size, size, half, cosine, sine)
-    slot, kv_bytes = segment.start + row, model.kv_bytes
+    slot, kv_bytes = segment.start + segment.first + row, model.kv_bytes
     for head in range(low, high):
         plane = index * key_heads + head
         source = floats(line + 4 * (heads + head) * size)
@@ -104,11 +104,12 @@ def attended(model, layers, index, segments, parents, scratch, product, thread, 
     tile = max(min(MOST_ROWS, (queries + threads - 1) // threads), 1)
     whole = 0
     for s in range(len(segments)):
-        whole += (segments[s].rows * group + tile - 1) // tile * (segments[s].start + segments[s].rows)
+        keys = segments[s].start + segments[s].first + segments[s].rows
+        whole += (segments[s].rows * group + tile - 1) // tile * keys
     whole *= model.key_heads
     done = 0
     for s in range(len(segments)):
-        count, keys = segments[s].rows * group, segments[s].start + segments[s].rows
+        count, keys = segments[s].rows * group, segments[s].start + segments[s].first + segments[s].rows
         parts = (count + tile - 1) // tile
         for key_head in range(model.key_heads):
             for part in range(parts):

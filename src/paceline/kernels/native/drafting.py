@@ -9,82 +9,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from paceline.kernels.native.arithmetic import exponential
-from paceline.kernels.native.choosing import chosen as chosen_of, hashed, key_of, likeliest
+from paceline.kernels.native.choosing import chosen as chosen_of, key_of, likeliest
+from paceline.kernels.native.judging import ends_text, reached, share, share_noised
 from paceline.kernels.native.layout import CALL, COUPLED, DRAFT, LIKELIEST, MOST_KEPT, SEGMENT
-from paceline.kernels.native.memory import HELPER, barrier, bits_of, carray, float_of, floats, helper, pointer, run_part
+from paceline.kernels.native.memory import barrier, carray, helper, pointer, run_part
 from paceline.kernels.native.shaping import shaped
-from paceline.stopping import CLASSES, DEEPEST, LIKELIEST as LIKELIEST_TO_COME_TRUE, shifted
-
-import numba  # isort: skip  (after `vectors`)
 
 _f = np.float32
-_shifted = helper(shifted)
-"""The same, for compiled code."""
-
-_inline = numba.njit(**HELPER, inline="always")
-_loops = numba.njit(**HELPER, fastmath={"reassoc", "contract", "nsz", "arcp"})
-
-
-@_inline
-def _logarithm(x):
-    """log of a positive float32, to 2e-6."""
-    bits = bits_of(x)
-    mantissa = float_of(np.int32((bits & np.int32(0x7FFFFF)) | np.int32(0x3F800000)))
-    s = (mantissa - _f(1)) / (mantissa + _f(1))
-    square = s * s
-    series = _f(1) + square * (_f(1 / 3) + square * (_f(1 / 5) + square * (_f(1 / 7) + square * _f(1 / 9))))
-    return _f(np.int32(bits >> np.int32(23)) - np.int32(127)) * _f(0.69314718) + _f(2) * s * series
-
-
-@_inline
-def _weight_of_noise(word):
-    """exp of the noise of a hash, -1 / log(uniform), from 31 of its bits; both ends of the range keep their precision."""
-    high = np.int32(np.int32(word >> np.int32(1)) + np.int32(1 << 30))
-    rest = (_f(np.int32(np.int32(0x7FFFFFFF) - high)) + _f(0.5)) * _f(2.0**-31)
-    near_one = rest * (_f(1) + rest * (_f(1 / 2) + rest * (_f(1 / 3) + rest * _f(1 / 4))))
-    return _f(1) / (near_one if rest < _f(0.03) else -_logarithm((_f(high) + _f(0.5)) * _f(2.0**-31)))
-
-
-@_loops
-def _share(row, count, temperature, token):
-    """The share of a token in the softmax of logits / temperature."""
-    logits = floats(row)
-    own, scale, total = logits[token], _f(1) / temperature, _f(0)
-    for other in range(count):
-        total += exponential((logits[other] - own) * scale)
-    return _f(1) / total
-
-
-@_loops
-def _share_noised(row, count, temperature, key, token):
-    """The share of a token in the softmax of logits / temperature + noise."""
-    logits = floats(row)
-    own, scale, total = logits[token], _f(1) / temperature, _f(0)
-    for other in range(count):
-        weight = exponential((logits[other] - own) * scale) * _weight_of_noise(hashed(key, other))
-        total += weight if other != token else _f(0)
-    return _f(1) / (_f(1) + total / _weight_of_noise(hashed(key, token)))
-
-
-@helper
-def _ends(token, ends, bounds, owner):
-    """Whether a token ends the text of its sequence: nothing can come true behind it."""
-    for place in range(bounds[owner], bounds[owner + 1]):  # noqa: SIM110  (compiled: no generators)
-        if ends[place] == token:
-            return True
-    return False
-
-
-@helper
-def _goes_on(chances, odds, reaches, least, owner, place, level, confidence):
-    """Whether a draft is likely enough to come true so far (`paceline.stopping`)."""
-    if chances[owner] == 0:
-        return True
-    judged = min(confidence * _f(CLASSES), _f(CLASSES - 1)) if confidence < _f(1) else _f(CLASSES - 1)
-    at = min(level, DEEPEST - 1) * CLASSES + int(max(judged, _f(0)))
-    reaches[owner] *= min(_shifted(floats(chances[owner])[at], odds[owner]), LIKELIEST_TO_COME_TRUE)
-    return reaches[owner] >= least[place]
 
 
 @helper
@@ -97,8 +28,11 @@ def _to_next_level(
     for row in range(call.wanted_count):
         owner, place = owners[row], owners[row] * deepest + level
         token, confidence = chosen[place], confidences[place]
-        last = token < 0 or level + 1 >= depths[owner] or confidence < floors[owner] or _ends(token, ends, bounds, owner)
-        if last or not _goes_on(chances, odds, reaches, least, owner, place, level, confidence):
+        last = token < 0 or level + 1 >= depths[owner] or confidence < floors[owner] or ends_text(token, ends, bounds, owner)
+        if not last and chances[owner] != 0:
+            reaches[owner] = reached(chances[owner], odds[owner], reaches[owner], level, confidence)
+            last = reaches[owner] < least[place]
+        if last:
             depths[owner] = level + 1
             continue
         slot = segments[row].start + segments[row].rows
@@ -106,6 +40,7 @@ def _to_next_level(
         segments[following].capacity = segments[row].capacity
         segments[following].low, segments[following].start = following, slot
         segments[following].rows = segments[following].chain = 1
+        segments[following].first, segments[following].family = 0, following
         tokens[following], positions[following], parents[following] = token, slot, -1
         wanted[following], owners[following] = following, owner
         following += 1
@@ -164,9 +99,9 @@ def draft(thread, address):
                     line, job.vocabulary, temperature, key, top_ks[owner], top_ps[owner], log_min_ps[owner], held
                 )  # fmt: skip
             if token >= 0 and choice == COUPLED:
-                confidences[place] = _share_noised(line, job.vocabulary, temperature, key, token)
+                confidences[place] = share_noised(line, job.vocabulary, temperature, key, token)
             elif token >= 0:
-                confidences[place] = _share(line, job.vocabulary, temperature, token)
+                confidences[place] = share(line, job.vocabulary, temperature, token)
             chosen[place] = token
         met += 1
         barrier(counters[1:].ctypes.data, met, threads)

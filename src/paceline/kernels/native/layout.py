@@ -86,6 +86,8 @@ SEGMENT = np.dtype(
         ("keys", "i8"),  # [layers, key_heads, capacity / PANEL, head_size, PANEL]
         ("values", "i8"),  # [layers, key_heads, padded head_size / PANEL, capacity, PANEL]
         ("capacity", "i8"),
+        ("first", "i8"),  # nodes of its tree that steps before have fed: row r is node first + r, in slot start + first + r
+        ("family", "i8"),  # where the parent of node 0 stands among `parents`: at `low`, if all its nodes are rows of the step
     ],
     align=True,
 )
@@ -169,6 +171,59 @@ DRAFT = np.dtype(
 
 LIKELIEST, COUPLED, DRAWN = range(3)
 """How a token is chosen; the latter two with noise: of the position, which has a share in the confidence, or of its own key."""
+
+TREES = np.dtype(
+    [
+        ("call", "i8"),  # of the first step, which feeds what the caches lack
+        ("step", "i8"),  # address of the step's part
+        ("sequences", "i8"),  # S
+        ("deepest", "i8"),  # D
+        ("most", "i8"),  # M: nodes of a sequence, its root included
+        ("places", "i8"),  # P: of the shape, the root's included
+        ("wide", "i8"),  # K: children of a node, at most
+        ("beam", "i8"),  # where there is no shape: nodes of a level that have children, and children of each; else 0
+        ("vocabulary", "i8"),  # tokens that may be drafted
+        ("logits_width", "i8"),
+        ("shown", "i8"),  # whether the logits of every level are kept, one level's behind the other's
+        ("logits", "i8"),  # of the first level
+        ("choice", "i8"),  # of tokens where there is a temperature; greedy ones are LIKELIEST
+        ("slots", "i8"),  # int64 [S]: addresses, each of int64 [2 P + 1]: where the children of every place begin, and they; or 0
+        ("depths", "i8"),  # int64 [S]: levels
+        ("limits", "i8"),  # int64 [S]: nodes besides the root, where there is no shape
+        ("lengths", "i8"),  # int64 [S]: tokens of the text
+        ("floors", "i8"),  # float32 [S]: who is held less likely has no children
+        ("ends", "i8"),  # int64: tokens that end a text, one sequence's behind the other's
+        ("end_bounds", "i8"),  # int64 [S + 1]: where those of each sequence begin, and where all end
+        ("chances", "i8"),  # int64 [S]: addresses, each of float32 [DEEPEST, CLASSES]; or 0
+        ("odds", "i8"),  # float32 [S]: times those of the chances
+        ("least", "i8"),  # float32 [S, D]: who is reached with less has no children
+        ("temperatures", "i8"),  # float32 [S]; 0: greedy
+        ("seeds", "i8"),  # int64 [S]: of the noise of positions
+        ("keys", "i8"),  # uint64 [S, P, K]: of a place's children, one for each that is drawn
+        ("slabs", "i8"),  # int64 [S, 3]: keys, values, capacity
+        ("counts", "i8"),  # int64 [S]: nodes so far; the root at first
+        ("fed", "i8"),  # int64 [S]: nodes that were fed
+        ("fresh", "i8"),  # int64 [S], scratch
+        ("nodes", "i8"),  # int64 [S, NODE_FIELDS, M]
+        ("numbers", "i8"),  # float64 [S, NODE_NUMBERS, M]
+        ("families", "i8"),  # int64 [S, M]: by node that was fed, its parent among those, -1 for the root
+        ("asked", "i8"),  # int64, by row of a level: the node
+        ("owners", "i8"),  # int64, by row of a level: the sequence
+        ("found", "i8"),  # int64, by row of a level [K]: the tokens that are chosen, -1 behind the last
+        ("shares", "i8"),  # float32, by row of a level [K]: and how likely each is held
+        ("held", "i8"),  # int32 [threads, MOST_KEPT], scratch
+        ("values", "i8"),  # float64 [threads, K], scratch
+        ("seeded", "i8"),  # int64 [threads, K], scratch
+    ],
+    align=True,
+)
+TOKEN, PARENT, PLACE, LEVEL, SPOT, SHOWN, NODE_FIELDS = range(7)
+"""Of a node: its token, its parent, its place in the shape, its level; the slot behind the text in which it was fed, -1 for none;
+the row of its logits, where they are shown."""
+CONFIDENCE, REACH, WORTH, NODE_NUMBERS = range(4)
+"""How likely a node is held; its path, as the budget's rule of stopping has it; and as the product of confidences."""
+INDEPENDENT, REPLACED, PAIRED = range(3, 6)
+"""How siblings are drawn: each from a key of its own; one after another without replacement; one drawn and one the likeliest."""
 
 MOST_KEPT = 256
 """The largest top-k that compiled code finds: so many logits are held in order while a row is walked."""

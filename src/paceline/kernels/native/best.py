@@ -1,0 +1,101 @@
+"""Best: the few largest of a row of logits in order, with noise or without; the very ones that `ranking` finds on its long way.
+
+Where two are too close together for sure, or the row holds what is no number, none is found.
+
+Source: Gumbel-top-k, Kool et al. (arXiv:1903.06059); the noise is that of `paceline.noise`, which names its sources.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from paceline.kernels.native import choosing
+from paceline.kernels.native.arithmetic import in_order
+from paceline.kernels.native.layout import MOST_KEPT
+from paceline.kernels.native.memory import bits_of, carray, floats, helper, pointer
+
+_f = np.float32
+_NOTHING = np.int32(-0x7F800001)
+"""What minus infinity comes to in order."""
+
+
+@helper
+def _placed(value):
+    """A logit as a whole number of the same order; both zeros are the same."""
+    return in_order(bits_of(value)) if value != 0 else np.int32(0)
+
+
+@helper
+def largest(row, count, wanted, held, tokens):
+    """Write up to `wanted` tokens of the largest logits, the first of equals first; how many there are. row: address of float32.
+    held: address of int32 [MOST_KEPT], scratch. tokens: int64 [wanted].
+    """
+    logits, keys, size = floats(row), carray(pointer(held), MOST_KEPT, np.int32), 0
+    if choosing.likeliest(row, count) < 0:
+        return 0
+    for begin in range(0, count, choosing.BLOCK):
+        end = min(begin + choosing.BLOCK, count)
+        if size == wanted and choosing.largest_of(row, begin, end) <= keys[wanted - 1]:
+            continue
+        for token in range(begin, end):
+            place = _placed(logits[token])
+            if place <= _NOTHING or (size == wanted and place <= keys[wanted - 1]):
+                continue
+            size = min(size + 1, wanted)
+            at = size - 1
+            while at > 0 and keys[at - 1] < place:
+                keys[at], tokens[at] = keys[at - 1], tokens[at - 1]
+                at -= 1
+            keys[at], tokens[at] = place, token
+    return size
+
+
+@helper
+def _put(values, tokens, size, value, token):
+    """Put a value among `size` of them that are in falling order, the last of which may go."""
+    at = size - 1
+    while at > 0 and values[at - 1] < value:
+        values[at], tokens[at] = values[at - 1], tokens[at - 1]
+        at -= 1
+    values[at], tokens[at] = value, token
+
+
+@helper
+def _among(tokens, size, token):
+    for at in range(size):  # noqa: SIM110  (compiled: no generators)
+        if tokens[at] == token:
+            return True
+    return False
+
+
+@helper
+def largest_noised(row, count, temperature, key, wanted, held, values, tokens, seeds):
+    """The same by the scores, logits / temperature, with the noise of a key. values: float64 [wanted], what the tokens have.
+    seeds: int64 [wanted], scratch.
+    """
+    logits, size = floats(row), largest(row, count, wanted, held, seeds)
+    if size == 0 or not abs(logits[seeds[0]] / temperature) < _f(np.inf):
+        return 0
+    for at in range(size):
+        score, word = logits[seeds[at]] / temperature, choosing.hashed(key, seeds[at])
+        _put(values, tokens, at + 1, choosing.noised(score, word), seeds[at])
+    if size < wanted:
+        return size
+    second = -np.inf
+    for begin in range(0, count, choosing.BLOCK):
+        end, reach = min(begin + choosing.BLOCK, count), choosing.reach_of(values[size - 1])
+        if not choosing.one_may_win(row, begin, end, temperature, key, _f(-np.inf), _f(-np.inf), reach):
+            continue
+        for token in range(begin, end):
+            score, word = logits[token] / temperature, choosing.hashed(key, token)
+            if not score + choosing.most_noise(word) > reach or not score > -np.inf or _among(seeds, size, token):
+                continue
+            value = choosing.noised(score, word)
+            second = max(second, min(value, values[size - 1]))
+            if value > values[size - 1]:
+                _put(values, tokens, size, value, token)
+                reach = choosing.reach_of(values[size - 1])
+    for at in range(size):
+        if not values[at] - (values[at + 1] if at + 1 < size else second) > choosing.SAME_NOISE:
+            return 0
+    return size

@@ -1,0 +1,131 @@
+"""Trees drafted in one call are the trees, and leave the cache, that drafting level by level gives."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from both_ways import Both, owners_of
+from native import THREADS, checkpoint, native, threads
+from paceline.growth import Growth
+from paceline.models.native import NativeModel
+from paceline.params import SamplingParams
+from paceline.sequence import Sequence
+from paceline.stopping import CLASSES, DEEPEST, Stopping
+from paceline.tree import Budget, Proposal
+from paceline.tree_shapes import brush, caterpillar, optimal_tree
+
+CONTEXT = 96
+PARAMS = [SamplingParams(), SamplingParams(temperature=1.0), SamplingParams(temperature=0.6)]
+SHAPES = {
+    "brush": brush(3, 4),
+    "pairs": brush(2, 6),
+    "caterpillar": caterpillar(5, 3),
+    "optimal": optimal_tree((0.5, 0.2, 0.1, 0.05), 14, 5),
+    "crooked": (-1, 0, 0, 1, 1, 2, 4, 4, 3, 0, 9, 6),
+}
+KINDS = [kind for kind in Proposal if kind is not Proposal.POINT]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> NativeModel:
+    folder = tmp_path_factory.mktemp("trees")
+    return native(checkpoint(folder, sharpness=1.0, max_position_embeddings=CONTEXT)[0])
+
+
+def mixed(lengths: list[int]) -> list[Sequence]:
+    """Sequences that differ in their temperatures."""
+    return [owners_of(PARAMS[place % 3], lengths)[place] for place in range(len(lengths))]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("count", THREADS)
+def test_trees_of_a_shape_are_those_of_the_long_way(model: NativeModel, shape: str, kind: Proposal, count: int) -> None:
+    """Sequences of different lengths and depths, greedy ones among them. Then what came true, in part, and again."""
+    both, owners = Both(model), mixed([5, 31, 1, 64])
+    with threads(count):
+        for depths, nodes in (([4, 2, 7, 1], 99), ([0, 3, 3, 0], 6), ([5, 0, 1, 6], 9)):
+            trees = both.extend(owners, depths, Growth(kind, SHAPES[shape]), nodes=nodes)
+            assert [tree.deepest > 0 for tree in trees] == [depth > 0 for depth in depths]
+            for right, (owner, tree) in enumerate(zip(owners, trees, strict=True)):
+                path = tree.first_path()[:right]
+                both.back(owner, len(owner.tokens) + len(path))
+                owner.commit((*[tree.tokens[node] for node in path], 9), ())
+
+
+@pytest.mark.parametrize("width", [1, 2, 3])
+@pytest.mark.parametrize("nodes", [1, 5, 12])
+@pytest.mark.parametrize("count", THREADS)
+def test_trees_that_grow_by_what_is_likely_are_too(model: NativeModel, width: int, nodes: int, count: int) -> None:
+    both, owners = Both(model), mixed([5, 31, 1, 64])
+    with threads(count):
+        for depths in ([4, 2, 6, 1], [0, 3, 5, 2]):
+            trees = both.extend(owners, depths, Growth(Proposal.COUPLED, None, width), nodes=nodes)
+            assert all(len(tree) - 1 <= nodes for tree in trees)
+            for right, (owner, tree) in enumerate(zip(owners, trees, strict=True)):
+                path = tree.first_path()[:right]
+                both.back(owner, len(owner.tokens) + len(path))
+                owner.commit((*[tree.tokens[node] for node in path], 9), ())
+
+
+@pytest.mark.parametrize("growth", [Growth(kind, SHAPES["optimal"]) for kind in KINDS] + [Growth(width=3)], ids=str)
+@pytest.mark.parametrize("vocab_size", [60, 97, 120])
+def test_the_vocabulary_of_the_target_decides(model: NativeModel, growth: Growth, vocab_size: int) -> None:
+    for tree in Both(model, vocab_size).extend(mixed([5, 9, 20]), [4, 5, 3], growth, nodes=14):
+        assert max(tree.tokens[1:]) < min(vocab_size, 97)
+
+
+@pytest.mark.parametrize("growth", [Growth(Proposal.IID, SHAPES["brush"]), Growth(width=2)], ids=["shape", "dynamic"])
+def test_a_tree_ends_with_the_context(model: NativeModel, growth: Growth) -> None:
+    trees = Both(model).extend(mixed([CONTEXT - 1, CONTEXT, CONTEXT + 1, 4]), [4] * 4, growth)
+    assert [tree.deepest for tree in trees] == [2, 1, 0, 4]
+
+
+@pytest.mark.parametrize("growth", [Growth(kind, SHAPES["crooked"]) for kind in KINDS] + [Growth(width=3)], ids=str)
+@pytest.mark.parametrize("floor", [0.0, 0.08])
+def test_branches_end_where_they_get_unlikely_or_their_text_ends(model: NativeModel, growth: Growth, floor: float) -> None:
+    chances = np.linspace(0.6, 1.0, DEEPEST * CLASSES, dtype=np.float32).reshape(DEEPEST, CLASSES)[::-1].copy()
+    rules = [
+        Stopping(chances, 1.0, [0.7, 0.6]),
+        Stopping(chances, 0.8, [0.0, 0.3, 0.5]),
+        None,
+        Stopping(chances, 5.0, [0.99] * 15),
+    ]
+    owners = mixed([3, 9, 20, 40])
+    owners[2].stop_ids = frozenset(range(0, 97, 3))
+    whole = Both(model).extend(mixed([3, 9, 20, 40]), [5] * 4, growth)
+    cut = Both(model).extend(owners, [5] * 4, growth, floor, rules)
+    assert any(len(one) < len(other) for one, other in zip(cut, whole, strict=True))
+
+
+def test_requests_that_cut_or_penalise_are_drafted_for_beside_the_others(
+    model: NativeModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    called, branched = list[int](), model._branched
+    monkeypatch.setattr(model, "_branched", lambda live, *rest: called.append(len(live)) or branched(live, *rest))
+    special = [SamplingParams(temperature=0.8, top_p=0.7), SamplingParams(repetition_penalty=1.3)]
+    owners = [owners_of(one, [9] * 4)[place] for place, one in enumerate([*PARAMS[:2], *special])]
+    trees = Both(model).extend(owners, [3] * 4, Growth(Proposal.COUPLED, SHAPES["brush"]))
+    assert [len(tree) for tree in trees] == [10] * 4
+    assert called == [2]
+
+
+@pytest.mark.parametrize("growth", [Growth(kind, SHAPES["brush"]) for kind in KINDS] + [Growth(width=3)], ids=str)
+def test_a_tree_of_no_numbers_is_none(tmp_path: Path, growth: Growth) -> None:
+    model = native(checkpoint(tmp_path)[0])
+    model.packed._embedding.fill_(torch.nan)
+    cache, owners = model.new_cache(), mixed([4, 6])
+    trees = model.extend(owners, [Budget(9, 3), Budget(9, 2)], cache, growth=growth, vocab_size=97, source="test")
+    assert [tree.tokens for tree in trees] == [(owner.root,) for owner in owners]
+    assert [cache.length(owner.key) for owner in owners] == [4, 6]
+
+
+def test_a_drafter_that_joins_late_catches_up(model: NativeModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """More rows than one forward takes: they are fed in pieces first."""
+    monkeypatch.setattr(model, "prefill_chunk", 16)
+    for lengths in ([60, 3], [18], [17, 1, 50]):
+        Both(model).extend(mixed(lengths), [3] * len(lengths), Growth(width=2))
