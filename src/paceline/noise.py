@@ -9,6 +9,7 @@ splitmix64 (Steele et al., 2014) for the key and of Wellons' two-round 32-bit ha
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import TypeVar
 
 import numpy as np
@@ -66,6 +67,7 @@ def signed_seed(seed: int) -> int:
     return word - (1 << 64) if word >> 63 else word
 
 
+@lru_cache(maxsize=8192)
 def stream(seed: int, name: str, node: int = 0, trial: int = 0) -> int:
     """The seed of a stream of its own, independent of `seed` and of every other stream.
 

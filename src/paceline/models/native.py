@@ -69,6 +69,7 @@ class NativeModel(LanguageModel):
         self._arrays = StepArrays(self._call)
         self._unseen = torch.empty(0, weights.head_width)
         self._chains = Chains(self._call_at, self._step, self.vocab_size)
+        self._trees = Trees(self._call_at, self._step, self.vocab_size)
         self._call["product"] = product(weights.kv_format).address
         for field in ("model", "layers", "norms", "matrices"):
             self._call[field] = getattr(weights, field).ctypes.data
@@ -165,11 +166,12 @@ class NativeModel(LanguageModel):
         self, live: list[tuple[Sequence, Budget]], cache: PanelCache, growth: Growth, vocab_size: int, source: str
     ) -> list[DraftTree]:
         """A tree for each sequence, behind what its cache lacks; of those that it feeds the first path stays cached."""
-        drafts = Trees(live, growth, source, vocab_size, self.vocab_size, self.packed.head_width)
+        drafts = self._trees
+        drafts.lay(live, growth, source, vocab_size, self.packed.head_width)
         self._arrays.reserve(drafts.most_rows)
         count, longest, slabs = self._caught_up([(sequence, drafts.most_fed) for sequence, _ in live], cache)
         logits = torch.empty(drafts.rows, self.packed.head_width) if growth.kind.drawn else self._unseen_rows(drafts.rows)
-        drafts.begin(self._call_at, self._step, logits.data_ptr(), [slab.place for slab in slabs])
+        drafts.place(logits.data_ptr(), [slab.place for slab in slabs])
         # the ancestors of a node, which were fed before it, need as much room as rows of its own step would
         threads = self._prepared(max(count, drafts.most_rows, drafts.most_fed), longest, logits)
         spread(BRANCH.address, threads, drafts.address)

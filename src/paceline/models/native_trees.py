@@ -6,6 +6,7 @@ import os
 from collections.abc import Sequence as Many
 from functools import lru_cache
 from itertools import accumulate
+from operator import gt, is_
 
 import numpy as np
 import torch
@@ -19,6 +20,13 @@ from paceline.sequence import Sequence
 from paceline.tree import Budget, DraftTree, Proposal
 from paceline.tree_shapes import Shape, children
 
+_ARRAYS = (
+    "slots", "depths", "limits", "lengths", "floors", "chances", "odds", "least", "temperatures", "seeds", "keys", "slabs",
+    "counts", "fed", "fresh", "nodes", "numbers", "families", "asked", "owners", "found", "shares", "values", "seeded",
+)  # fmt: skip
+_SIZES = "deepest", "most", "places", "wide"
+_TOLD = "sequences", "beam", "vocabulary", "logits_width", "shown", "choice"
+_NONE = (0,) * 6
 _CHOICES = {
     Proposal.POINT: layout.LIKELIEST,
     Proposal.COUPLED: layout.COUPLED,
@@ -36,8 +44,9 @@ def is_compiled(sequence: Sequence) -> bool:
 class Slots:
     """Who hangs where in a shape, as far as a budget has room for it.
 
-    array: int64 [2 P + 1], where the children of every place begin, and where the last ones end, and behind that they. wide:
-    children of a place, at most. rows: places of a level that have children, at most. fed: places that have children below the
+    array: int64 [2 P + 1], where the children of every place begin, and where the last ones end, and behind that they. nodes: in
+    all, besides the root. children: all of them, each by its parent's place and its number among the siblings. wide: children of
+    a place, at most. rows: places of a level that have children, at most. fed: places that have children below the
     root.
     """
 
@@ -51,6 +60,7 @@ class Slots:
         for place, of in enumerate(places):
             levels.update(dict.fromkeys(of, levels.get(place, 0) + 1))
         inner = [levels[place] for place, of in enumerate(places) if of]
+        self.children = [(place, number) for place, of in enumerate(places) for number in range(len(of))]
         self.nodes, self.wide = len(below), max(map(len, places))
         self.rows, self.fed = max(map(inner.count, inner), default=1), len(inner) - 1
 
@@ -59,112 +69,116 @@ slots_of = lru_cache(maxsize=256)(Slots)
 
 
 class Trees:
-    """One draft: laid out, to be drafted by whoever runs the call, and read.
+    """call: address of the CALL record of the first step. step: address of the step's part. known: tokens the model has.
 
-    live: whom for, and within what. known: tokens the model has. width: numbers to a row of logits.
-    address: of the record. rows: of logits that are written. most_rows: of a level. most_fed: nodes of a sequence that are fed.
+    The arrays stay where they are, and grow to the largest drafts seen. address: of the record. rows: of logits that are written.
+    most_rows: of a level. most_fed: nodes of a sequence that are fed.
     """
 
-    def __init__(
-        self,
-        live: Many[tuple[Sequence, Budget]],
-        growth: Growth,
-        source: str,
-        vocab_size: int,
-        known: int,
-        width: int,
-    ) -> None:
-        self._live, self._growth, self._source, self._vocab_size, self._known = live, growth, source, vocab_size, known
-        count, deepest = len(live), max(budget.depth for _, budget in live)
-        beam = growth.width if growth.shape is None else 0
-        shapes = [] if growth.shape is None else [slots_of(growth.shape, budget.nodes, budget.depth) for _, budget in live]
-        if growth.shape is None:
-            places, wide, rows = 1, beam, count * beam
-            most, self.most_fed = 1 + beam + beam * beam * (deepest - 1), beam * (deepest - 1)
-        else:
-            places, wide = len(growth.shape), max(slots.wide for slots in shapes)
-            rows = sum(slots.rows for slots in shapes)
-            most, self.most_fed = 1 + max(slots.nodes for slots in shapes), max(slots.fed for slots in shapes)
-        self._drawn = growth.kind.drawn
-        self.most_rows = max(rows, count)
-        self.rows = sum(slots.fed + 1 for slots in shapes) if self._drawn else self.most_rows
-        self._job, self.address = _record(layout.TREES)
-        sequences = [sequence for sequence, _ in live]
-        rules = [budget.stopping for _, budget in live]
-        least = np.zeros((count, deepest), np.float32)
-        for place, rule in enumerate(rules):
-            if rule:
-                least[place, : len(rule.least)] = rule.least[:deepest]
-        ends, bounds = ends_of([sequence.stop_ids for sequence in sequences])
-        self._nodes = np.zeros((count, layout.NODE_FIELDS, most), np.int64)
-        self._nodes[:, layout.TOKEN, 0] = [sequence.root for sequence in sequences]
-        self._nodes[:, (layout.PARENT, layout.SPOT, layout.SHOWN), 0] = -1
-        self._numbers = np.ones((count, layout.NODE_NUMBERS, most))
-        self._counts = np.ones(count, np.int64)
-        threads = os.cpu_count() or 1
-        self._held = {
-            "slots": np.array([slots.address for slots in shapes] or [0] * count, np.int64),
-            "depths": np.array([budget.depth for _, budget in live], np.int64),
-            "limits": np.array([budget.nodes for _, budget in live], np.int64),
-            "lengths": np.array([len(sequence.tokens) for sequence in sequences], np.int64),
-            "floors": np.array([budget.floor for _, budget in live], np.float32),
-            "ends": ends,
-            "end_bounds": bounds,
-            "chances": np.array([rule.chances.ctypes.data if rule else 0 for rule in rules], np.int64),
-            "odds": np.array([rule.odds if rule else 1.0 for rule in rules], np.float32),
-            "least": least,
-            "temperatures": np.array([sequence.params.temperature for sequence in sequences], np.float32),
-            "seeds": np.array([signed_seed(sequence.seed) for sequence in sequences], np.int64),
-            "keys": self._keys(places, wide) if self._drawn else np.zeros((count, places, wide), np.uint64),
-            "counts": self._counts,
-            "fed": np.zeros(count, np.int64),
-            "fresh": np.zeros(count, np.int64),
-            "nodes": self._nodes,
-            "numbers": self._numbers,
-            "families": np.zeros((count, most), np.int64),
-            "asked": np.zeros(self.most_rows, np.int64),
-            "owners": np.arange(self.most_rows, dtype=np.int64),
-            "found": np.zeros((self.most_rows, wide), np.int64),
-            "shares": np.zeros((self.most_rows, wide), np.float32),
-            "held": np.zeros((threads, layout.MOST_KEPT), np.int32),
-            "values": np.zeros((threads, wide)),
-            "seeded": np.zeros((threads, wide), np.int64),
-        }
-        for name, array in self._held.items():
-            self._job[name] = array.ctypes.data
-        told = {
-            "sequences": count,
-            "deepest": deepest,
-            "most": most,
-            "places": places,
-            "wide": wide,
-            "beam": beam,
-            "vocabulary": min(known, vocab_size),
-            "logits_width": width,
-            "shown": self._drawn,
-            "choice": _CHOICES[growth.kind],
-        }
-        for name, value in told.items():
-            self._job[name] = value
+    def __init__(self, call: int, step: int, known: int) -> None:
+        self._known = known
+        self._sizes = _NONE
+        self._told: list[Sequence] = []
+        job = np.zeros(1, layout.TREES)
+        self._job, self.address = job[0], job.ctypes.data
+        # whatever this process is allowed now, it never runs on more
+        self._threads = os.cpu_count() or 1
+        self._held = np.zeros((self._threads, layout.MOST_KEPT), np.int32)
+        self._job["call"], self._job["step"], self._job["held"] = call, step, self._held.ctypes.data
 
-    def _keys(self, places: int, wide: int) -> np.ndarray:
-        """uint64 [S, places, wide]: the draft's own streams, as `draws.siblings` has them."""
-        keys = np.zeros((len(self._live), places, wide), np.uint64)
-        assert self._growth.shape is not None
-        for at, (sequence, budget) in enumerate(self._live):
-            slots, text = children(self._growth.shape, budget.nodes, budget.depth), len(sequence.tokens)
-            for place, below in enumerate(slots):
-                for trial in range(len(below)):
-                    keys[at, place, trial] = key(stream(sequence.seed, self._source, place, trial), text)
-        return keys
+    def lay(self, live: Many[tuple[Sequence, Budget]], growth: Growth, source: str, vocab_size: int, width: int) -> None:
+        """Tell what is to be drafted: a tree for each sequence, within its budget.
 
-    def begin(self, call: int, step: int, logits: int, slabs: Many[tuple[int, int, int]]) -> None:
-        """Tell what this is drafted with: the addresses of the CALL record of the first step, of the step's part, and of the
-        logits of the first level; and, for each sequence, those of keys and values, and their capacity.
+        vocab_size: the target's. width: numbers to a row of logits.
         """
-        self._job["call"], self._job["step"], self._job["logits"] = call, step, logits
-        self._slabs = np.array(slabs, np.int64)
-        self._job["slabs"] = self._slabs.ctypes.data
+        self._live, self._growth, self._source, self._vocab_size = live, growth, source, vocab_size
+        count, deepest, drawn = len(live), max(budget.depth for _, budget in live), growth.kind.drawn
+        slots = [] if growth.shape is None else [slots_of(growth.shape, budget.nodes, budget.depth) for _, budget in live]
+        if growth.shape is None:
+            beam = wide = growth.width
+            places, most, fed, rows = 1, 1 + beam + beam * beam * (deepest - 1), beam * (deepest - 1), count * beam
+        else:
+            beam, places, wide = 0, len(growth.shape), max(one.wide for one in slots)
+            most, fed = 1 + max(one.nodes for one in slots), max(one.fed for one in slots)
+            rows = sum(one.rows for one in slots)
+        self.most_rows, self.most_fed = max(rows, count), fed
+        self.rows = sum(one.fed + 1 for one in slots) if drawn else self.most_rows
+        sizes = count, deepest, most, places, wide, self.most_rows
+        if any(map(gt, sizes, self._sizes)):
+            self._allot(*map(max, sizes, self._sizes))
+        told = count, beam, min(self._known, vocab_size), width, drawn, _CHOICES[growth.kind]
+        for name, value in zip(_TOLD, told, strict=True):
+            self._job[name] = value
+        sequences = [sequence for sequence, _ in live]
+        # nearly always those of the draft before
+        if len(self._told) != count or not all(map(is_, self._told, sequences)):
+            self._tell(sequences)
+        self._limit([budget for _, budget in live])
+        self._slots[:count] = [one.address for one in slots] or 0
+        self._lengths[:count] = [len(sequence.tokens) for sequence in sequences]
+        self._nodes[:count, layout.TOKEN, 0] = [sequence.root for sequence in sequences]
+        self._counts[:count], self._fed[:count], self._asked[:count], self._owners[:count] = 1, 0, 0, range(count)
+        if drawn:
+            self._key(slots)
+
+    def _tell(self, sequences: list[Sequence]) -> None:
+        """Tell what stays as it is while the same sequences are drafted for."""
+        # nothing is told until all is: whoever is interrupted in between begins anew
+        self._told = []
+        count = len(sequences)
+        self._temperatures[:count] = [sequence.params.temperature for sequence in sequences]
+        self._seeds[:count] = [signed_seed(sequence.seed) for sequence in sequences]
+        self._ends, self._end_bounds = ends_of([sequence.stop_ids for sequence in sequences])
+        self._job["ends"], self._job["end_bounds"] = self._ends.ctypes.data, self._end_bounds.ctypes.data
+        self._told = sequences
+
+    def _limit(self, budgets: list[Budget]) -> None:
+        """Tell how large each tree may get, and who has no children."""
+        count = len(budgets)
+        self._depths[:count] = [budget.depth for budget in budgets]
+        self._limits[:count] = [budget.nodes for budget in budgets]
+        self._floors[:count] = [budget.floor for budget in budgets]
+        for place, rule in enumerate(budget.stopping for budget in budgets):
+            self._chances[place] = rule.chances.ctypes.data if rule else 0
+            if rule:
+                self._odds[place], self._least[place] = rule.odds, 0.0
+                self._least[place, : len(rule.least)] = rule.least[: self._least.shape[1]]
+
+    def _key(self, slots: list[Slots]) -> None:
+        """Tell the draft's own streams, as `draws.siblings` has them."""
+        for owner, ((sequence, _), one) in enumerate(zip(self._live, slots, strict=True)):
+            text = len(sequence.tokens)
+            for place, trial in one.children:
+                self._keys[owner, place, trial] = key(stream(sequence.seed, self._source, place, trial), text)
+
+    def _allot(self, sequences: int, deepest: int, most: int, places: int, wide: int, rows: int) -> None:
+        # none until all are there: whoever is interrupted in between begins anew
+        self._sizes, self._told = _NONE, []
+        self._slots, self._lengths = np.zeros(sequences, np.int64), np.zeros(sequences, np.int64)
+        self._depths, self._limits = np.zeros(sequences, np.int64), np.zeros(sequences, np.int64)
+        self._floors, self._odds = np.zeros(sequences, np.float32), np.ones(sequences, np.float32)
+        self._chances, self._least = np.zeros(sequences, np.int64), np.zeros((sequences, deepest), np.float32)
+        self._temperatures, self._seeds = np.zeros(sequences, np.float32), np.zeros(sequences, np.int64)
+        self._keys, self._slabs = np.zeros((sequences, places, wide), np.uint64), np.zeros((sequences, 3), np.int64)
+        self._counts, self._fed, self._fresh = np.zeros((3, sequences), np.int64)
+        self._nodes = np.zeros((sequences, layout.NODE_FIELDS, most), np.int64)
+        # a root has no parent, and is fed with the text
+        self._nodes[:, (layout.PARENT, layout.SPOT), 0] = -1
+        self._numbers = np.ones((sequences, layout.NODE_NUMBERS, most))
+        self._families = np.zeros((sequences, most), np.int64)
+        self._asked, self._owners = np.zeros((2, rows), np.int64)
+        self._found, self._shares = np.zeros((rows, wide), np.int64), np.zeros((rows, wide), np.float32)
+        self._values, self._seeded = np.zeros((self._threads, wide)), np.zeros((self._threads, wide), np.int64)
+        for name in _ARRAYS:
+            self._job[name] = getattr(self, f"_{name}").ctypes.data
+        for name, size in zip(_SIZES, (deepest, most, places, wide), strict=True):
+            self._job[name] = size
+        self._sizes = sequences, deepest, most, places, wide, rows
+
+    def place(self, logits: int, slabs: Many[tuple[int, int, int]]) -> None:
+        """Tell where the logits of the first level are to lie, and, for each sequence, keys and values, and their capacity."""
+        self._job["logits"] = logits
+        self._slabs[: len(slabs)] = slabs
 
     def trees(self, logits: torch.Tensor) -> list[tuple[DraftTree, list[int]]]:
         """What was drafted, and for each the slots, behind the text, in which its first path was fed: what a cache may keep.
@@ -172,11 +186,10 @@ class Trees:
         logits: float32 [rows, V], as they are shown.
         """
         found = []
-        for at, ((sequence, budget), count) in enumerate(zip(self._live, self._counts.tolist(), strict=True)):
+        for at, ((sequence, budget), count) in enumerate(zip(self._live, self._counts[: len(self._live)].tolist(), strict=True)):
             nodes, numbers = self._nodes[at, :, :count].tolist(), self._numbers[at, :, :count].tolist()
             order = self._order(nodes[layout.PLACE], numbers[layout.WORTH], budget.nodes)
-            kind = Proposal.POINT if sequence.params.temperature == 0.0 else self._growth.kind
-            found.append((self._tree(sequence, kind, nodes, numbers, order, logits), _fed_path(nodes, order)))
+            found.append((self._tree(sequence, nodes, numbers[layout.CONFIDENCE], order, logits), _fed_path(nodes, order)))
         return found
 
     def _order(self, places: list[int], worths: list[float], limit: int) -> list[int]:
@@ -187,28 +200,23 @@ class Trees:
         return sorted(below, key=lambda node: -worths[node])[:limit]
 
     def _tree(
-        self,
-        sequence: Sequence,
-        kind: Proposal,
-        nodes: list[list[int]],
-        numbers: list[list[float]],
-        order: list[int],
-        logits: torch.Tensor,
+        self, sequence: Sequence, nodes: list[list[int]], held: list[float], order: list[int], logits: torch.Tensor
     ) -> DraftTree:
         if not order:
             return DraftTree.root(sequence.root)
+        kind = Proposal.POINT if sequence.params.temperature == 0.0 else self._growth.kind
         tokens, parents, shown = (nodes[field] for field in (layout.TOKEN, layout.PARENT, layout.SHOWN))
         places = {0: 0, **{node: place for place, node in enumerate(order, 1)}}
         proposals = {}
         if kind.drawn:
-            inner = dict.fromkeys(parents[node] for node in order)
+            inner = list(dict.fromkeys(parents[node] for node in order))
             probs = self._drawn_from(sequence, logits[[shown[node] for node in inner]])
             proposals = {(places[node], self._source): row for node, row in zip(inner, probs, strict=True)}
         return DraftTree.grown(
             self._source,
             [sequence.root, *[tokens[node] for node in order]],
             [-1, *[places[parents[node]] for node in order]],
-            [1.0, *[numbers[layout.CONFIDENCE][node] for node in order]],
+            [1.0, *[held[node] for node in order]],
             kind,
             proposals,
         )
@@ -228,8 +236,3 @@ def _fed_path(nodes: list[list[int]], order: list[int]) -> list[int]:
     while (node := first.get(node, 0)) and spots[node] >= 0:
         path.append(spots[node])
     return path
-
-
-def _record(kind: np.dtype) -> tuple[np.void, int]:
-    record = np.zeros(1, kind)
-    return record[0], record.ctypes.data
