@@ -24,7 +24,7 @@ from paceline.models.native import NativeModel
 from paceline.params import SamplingParams
 from paceline.sequence import Sequence
 from paceline.tree import Budget, DraftTree, Proposal
-from paceline.tree_shapes import caterpillar
+from paceline.tree_shapes import brush, caterpillar, optimal_tree
 from stepping import accept, expected, missing, score, sequence
 
 _WINDOWS = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 4, "use_sliding_window": True}
@@ -125,24 +125,36 @@ def native_drafts() -> bool:
         SamplingParams(min_tokens=8, repetition_penalty=3.0),
     ]
     everyone = (SamplingParams(), SamplingParams(temperature=2.0), *cuts, *shapes)
-    for params, kind in product(everyone, (Proposal.COUPLED, Proposal.IID)):
-        growth, drafts = Growth(kind, caterpillar(6)), list[list[DraftTree]]()
-        for extend in (NativeModel.extend, LanguageModel.extend):
-            store = model.new_cache()
-            ends = (frozenset[int](), frozenset(range(0, 60, 7)), frozenset({4}))
-            owners = [Sequence(key, (5, 58 - key, *range(9 * key)), params, key, ends[key]) for key in range(3)]
-            made = list[DraftTree]()
-            for depths in ([4, 2, 6], [1, 3, 5], [3, 3, 3]):
-                budgets = [Budget(depth, depth) for depth in depths]
-                trees = extend(model, owners, budgets, store, growth=growth, vocab_size=60, source="test")
-                made += trees
-                for owner, tree in zip(owners, trees, strict=True):
-                    store.truncate(owner.key, len(owner.tokens) + 1)
-                    owner.commit((tree.tokens[1], 9), ())
-            drafts.append(made)
-        if not all(_alike(*those) for those in zip(*drafts, strict=True)):
-            return False
-    return True
+    chains = (Growth(kind, caterpillar(6)) for kind in (Proposal.COUPLED, Proposal.IID))
+    return all(_drafted_alike(model, growth, params) for growth, params in product(chains, everyone))
+
+
+@honest
+def native_branches() -> bool:
+    """The same of trees: of a shape, or of what is likely, with whatever tokens are chosen by."""
+    model, shape = _loaded(), optimal_tree((0.5, 0.3, 0.1), 9, 5)
+    trees = [Growth(kind, shape) for kind in Proposal] + [Growth(width=2), Growth(shape=brush(2, 4))]
+    return all(_drafted_alike(model, growth, SamplingParams(temperature=2.0)) for growth in trees)
+
+
+def _drafted_alike(model: NativeModel, growth: Growth, params: SamplingParams) -> bool:
+    """Whether drafts in one call are those level by level, twice behind what came true of them."""
+    drafts = list[list[DraftTree]]()
+    for extend in (NativeModel.extend, LanguageModel.extend):
+        store = model.new_cache()
+        ends = (frozenset[int](), frozenset(range(0, 60, 7)), frozenset({4}))
+        owners = [Sequence(key, (5, 58 - key, *range(9 * key)), params, key, ends[key]) for key in range(3)]
+        made = list[DraftTree]()
+        for depths in ([4, 2, 6], [1, 3, 5], [3, 3, 3]):
+            budgets = [Budget(9, depth) for depth in depths]
+            trees = extend(model, owners, budgets, store, growth=growth, vocab_size=60, source="test")
+            made += trees
+            for owner, tree in zip(owners, trees, strict=True):
+                right = [tree.tokens[node] for node in tree.first_path()[:2]]
+                store.truncate(owner.key, len(owner.tokens) + len(right))
+                owner.commit((*right, 9), ())
+        drafts.append(made)
+    return all(_alike(*those) for those in zip(*drafts, strict=True))
 
 
 def _alike(one: DraftTree, other: DraftTree) -> bool:

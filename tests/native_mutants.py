@@ -19,8 +19,9 @@ from paceline.cache import base as cache_base, panels
 from paceline.cache.panels import PanelCache, Shape, Slab
 from paceline.kernels.choices.shapes import shape_of
 from paceline.kernels.native import layout
-from paceline.models import forms, native, native_chains, packing
+from paceline.models import forms, native, native_chains, native_trees, packing
 from paceline.models.forms import LayerForm
+from paceline.models.native_trees import Trees
 from paceline.models.packing import Weights
 from paceline.models.rotation import Rotation
 from paceline.params import SamplingParams
@@ -307,3 +308,38 @@ def a_drafter_forgets_where_its_cache_ends(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(
         native, "_records", lambda segments: honest((low, rows, 0, chain, slab) for low, rows, _, chain, slab in segments)
     )
+
+
+@mutant("native branches")
+def trees_draw_from_the_streams_of_other_nodes(patch: pytest.MonkeyPatch) -> None:
+    honest = native_trees.stream
+    patch.setattr(native_trees, "stream", lambda seed, name, node, trial: honest(seed, name, node + 1, trial))
+
+
+@mutant("native branches")
+def trees_draw_with_the_noise_of_another_request(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(native_trees, "signed_seed", lambda seed: seed + 1)
+
+
+@mutant("native branches")
+def trees_are_recorded_as_drawn_at_temperature_1(patch: pytest.MonkeyPatch) -> None:
+    honest, cool = Trees._drawn_from, SamplingParams(temperature=1.0)
+    patch.setattr(Trees, "_drawn_from", lambda self, sequence, rows: honest(self, replace(sequence, params=cool), rows))
+
+
+@mutant("native branches")
+def trees_record_the_distributions_of_other_nodes(patch: pytest.MonkeyPatch) -> None:
+    honest = Trees._drawn_from
+    patch.setattr(Trees, "_drawn_from", lambda self, sequence, rows: honest(self, sequence, rows.roll(1, 0)))
+
+
+@mutant("native branches")
+def of_a_tree_other_nodes_stay_cached(patch: pytest.MonkeyPatch) -> None:
+    honest = native_trees._fed_path
+    patch.setattr(native_trees, "_fed_path", lambda nodes, order: honest(nodes, order)[::-1])
+
+
+@mutant("native trees")
+def nodes_look_for_their_parents_among_those_of_the_first_sequence(patch: pytest.MonkeyPatch) -> None:
+    honest = native._records
+    patch.setattr(native, "_records", lambda segments: [(*record[:-1], 0) for record in honest(segments)])

@@ -18,7 +18,7 @@ from fakes import BlindTreeDrafter, ChainDrafter, DenseTableCache, FakeTokenizer
 from grammars import grammar
 from laws import PROMPT, Outcome, bulk, drawn, obeys
 from mutants import MUTANTS, Mutant
-from native_checks import native_drafts, native_families, native_trees, prepare
+from native_checks import native_branches, native_drafts, native_families, native_trees, prepare
 from paceline.engine.scheduler import Limits
 from paceline.params import SamplingParams
 from serving import engine_of, served, wanted
@@ -96,7 +96,12 @@ def law() -> bool:
         return obeys(drawn(LAW_MODEL, BlindTreeDrafter(LAW_MODEL), LAW_PARAMS, range(4_000)), law_wanted())
 
 
-NATIVE = {"native trees": native_trees, "native families": native_families, "native drafts": native_drafts}
+NATIVE = {
+    "native trees": native_trees,
+    "native families": native_families,
+    "native drafts": native_drafts,
+    "native branches": native_branches,
+}
 CHECKS: dict[str, Callable[[], bool]] = {
     "equality": equality,
     "law": law,
