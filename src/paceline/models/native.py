@@ -217,7 +217,7 @@ class NativeModel(LanguageModel):
         """Make room for a step that is laid out; the number of threads it runs on. longest: slots of its longest sequence."""
         threads, call = self._threads(rows), self._call
         self.packed.rotate_up_to(longest)
-        self._scratch.reserve(call["scratch"], threads, rows, longest)
+        self._scratch.reserve(call, threads, rows, longest)
         call["threads"], call["logits"] = threads, logits.data_ptr()
         return threads
 

@@ -89,12 +89,12 @@ class Scratch:
         self._counter = np.zeros(8, np.int64)
         self._threads = self._rows = self._longest = 0
 
-    def reserve(self, record: Any, threads: int, rows: int, longest: int) -> None:
-        """Point the record at room for a step. longest: slots of its longest sequence."""
-        self._counter.fill(0)
+    def reserve(self, call: Any, threads: int, rows: int, longest: int) -> None:
+        """Point a CALL record at room for a step. longest: slots of its longest sequence."""
+        self._counter[0] = self._counter[1] = 0
         if threads <= self._threads and rows <= self._rows and longest <= self._longest:
             return
-        threads, rows = max(self._threads, threads), max(self._rows, rows)
+        record, threads, rows = call["scratch"], max(self._threads, threads), max(self._rows, rows)
         more = longest > self._longest
         longest = padded(max(longest, 2 * self._longest, 256), PANEL) if more else self._longest
         # none until all of it is there: whoever is interrupted in between, or has no more memory, begins anew
