@@ -114,6 +114,8 @@ class Trees:
         if len(self._told) != count or not all(map(is_, self._told, sequences)):
             self._tell(sequences)
         self._limit([budget for _, budget in live])
+        # compiled code reads them where they are
+        self._shapes = slots
         self._slots[:count] = [one.address for one in slots] or 0
         self._lengths[:count] = [len(sequence.tokens) for sequence in sequences]
         self._nodes[:count, layout.TOKEN, 0] = [sequence.root for sequence in sequences]
