@@ -225,7 +225,8 @@ def test_an_answer_that_another_drafter_ended_says_so(llm: LLM, monkeypatch: pyt
     answer = llm.generate("the", PARAMS)[0]
     assert answer.finish_reason == "abort"
     assert len(steps) == 1
-    assert len(answer.token_ids) < PARAMS.max_tokens
+    assert 0 < len(answer.token_ids) < PARAMS.max_tokens
+    assert answer.text == llm.tokenizer.decode(answer.token_ids)
     assert idle(llm)
 
 

@@ -28,18 +28,26 @@ END = BYTES.vocab_size - 1
 LONGEST = 100
 
 
-def checker(params: SamplingParams, prompt: str = "?", tokenizer: FakeTokenizer = BYTES) -> tuple[StopChecker, Sequence]:
-    sequence = Sequence(0, tuple(BYTES.encode(prompt)), params, 0, params.stop_token_ids | {END})
+def checker(
+    params: SamplingParams, prompt: str = "?", tokenizer: FakeTokenizer = BYTES, *, streamed: bool = True
+) -> tuple[StopChecker, Sequence]:
+    ends = params.stop_token_ids | {END}
+    sequence = Sequence(0, tuple(BYTES.encode(prompt)), params, 0, ends, streamed=streamed)
     stops = StopChecker(tokenizer, LONGEST)  # pyright: ignore[reportArgumentType]
     stops.begin(sequence)
     return stops, sequence
 
 
 def fed(
-    tokens: list[int], sizes: list[int], params: SamplingParams, tokenizer: FakeTokenizer = BYTES
+    tokens: list[int],
+    sizes: list[int],
+    params: SamplingParams,
+    tokenizer: FakeTokenizer = BYTES,
+    *,
+    streamed: bool = True,
 ) -> tuple[list[int], str, str | None, list[str]]:
     """Tokens in verdicts of the given sizes, as accepted paths: what was committed, the text, why it ended, all views."""
-    stops, sequence = checker(params, tokenizer=tokenizer)
+    stops, sequence = checker(params, tokenizer=tokenizer, streamed=streamed)
     shown, at, turn = [], 0, 0
     while at < len(tokens) and sequence.finish_reason is None:
         size = sizes[turn % len(sizes)]
@@ -108,6 +116,36 @@ def test_a_text_ends_where_the_context_ends() -> None:
     stops, sequence = checker(SamplingParams(max_tokens=9999), prompt="p" * (LONGEST - 3))
     verdict = stops.cut(sequence, Verdict((1, 2, 3), (97, 98, 99, 100), 3))
     assert verdict == Verdict((1, 2, 3), (97, 98, 99), 3, "length")
+
+
+@pytest.mark.parametrize("tokenizer", [BYTES, FALLBACK])
+@given(
+    st.lists(st.sampled_from([b"a", "\u20ac".encode(), "\U0001f6b4".encode(), *UNFINISHED]), max_size=60),
+    SIZES,
+    st.lists(st.sampled_from(["aa", "\u20aca", "\U0001f6b4"]), max_size=2),
+    st.integers(0, 3),
+)
+@example([b"a", *["\u20ac".encode()] * 30], [3, 9], [], 0)
+def test_a_text_that_nobody_reads_before_its_end_is_the_same_text(
+    tokenizer: FakeTokenizer, parts: list[bytes], sizes: list[int], stops: list[str], missing: int
+) -> None:
+    tokens = list(b"".join(parts))[: LONGEST - 3]
+    params = SamplingParams(max_tokens=max(len(tokens) - missing, 1), stop=tuple(stops))
+    told, waited = (fed(tokens, sizes, params, tokenizer, streamed=streamed) for streamed in (True, False))
+    if told[2] is not None:
+        assert waited[:3] == told[:3]
+    if not stops:
+        # before its end nothing of it is told, and nothing is decoded
+        assert set(waited[3][:-1] if waited[2] else waited[3]) <= {""}
+
+
+def test_the_text_of_a_request_that_is_cut_short_is_what_a_stream_would_have_shown() -> None:
+    for text in (b"aa\xe2\x82", "a\u20ac".encode()):
+        stops, sequence = checker(SamplingParams(), streamed=False)
+        stops.cut(sequence, Verdict(tuple(range(1, len(text))), tuple(text), len(text) - 1))
+        sequence.commit(tuple(text), ("",) * len(text))
+        assert stops.stream(sequence).text == ""
+        assert stops.cut_short(sequence) == text.decode(errors="ignore")
 
 
 def test_a_stop_token_wins_over_the_length_it_falls_on_and_has_no_text() -> None:

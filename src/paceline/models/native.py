@@ -108,6 +108,10 @@ class NativeModel(LanguageModel):
                 self._call["taps"] = 0
         return Scores(logits if logits.shape[1] == self.vocab_size else logits[:, : self.vocab_size], captured)
 
+    def prepare(self, growth: Growth) -> None:
+        if growth.chain is None and not growth.amateur:
+            available(BRANCH)
+
     def extend(  # pyright: ignore[reportIncompatibleMethodOverride]
         self,
         sequences: Many[Sequence],
