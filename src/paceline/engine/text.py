@@ -43,7 +43,15 @@ class TextStream:
         self._stops, self._keep_stop = stops, keep_stop
         self._waiting: list[int] | None = [] if waits and not stops else None
         """Tokens to be decoded in the end."""
-        self._ids, self._shown = self._opening(prompt)
+        self._prompt = prompt
+        if self._waiting is None:
+            self._open()
+        self.text = ""
+        self.stop: str | None = None
+
+    def _open(self) -> None:
+        """Begin to decode, behind the last tokens of the prompt."""
+        self._ids, self._shown = self._opening()
         """Tokens, those without text left out; and the text of the window up to `_settled`."""
         self._window, self._settled = 0, len(self._ids)
         """Where decoding begins, and behind which token no character was unfinished last."""
@@ -51,14 +59,13 @@ class TextStream:
         """Characters that were added since."""
         self._broken = 0
         """Tokens since."""
-        self.text = ""
-        self.stop: str | None = None
 
-    def _opening(self, prompt: tuple[int, ...]) -> tuple[list[int], str]:
+    def _opening(self) -> tuple[list[int], str]:
         """The last tokens of the prompt, and their text.
 
         From a token inside a character on, byte fallback writes a whole run of bytes as broken: another token begins one.
         """
+        prompt = self._prompt
         for kept in range(_KEPT_TOKENS, 2 * _KEPT_TOKENS) if prompt else ():
             text = self._decode(list(prompt[-kept:]))
             if not text.endswith(_BROKEN):
@@ -156,9 +163,11 @@ class TextStream:
 
     def finish(self) -> None:
         """The sequence ended: an unfinished character will not be finished any more, and shows as it is."""
-        waited, self._waiting = self._waiting or (), None
-        for low in range(0, len(waited), _TOGETHER):
-            self.extend(waited[low : low + _TOGETHER])
+        if self._waiting is not None:
+            waited, self._waiting = self._waiting, None
+            self._open()
+            for low in range(0, len(waited), _TOGETHER):
+                self.extend(waited[low : low + _TOGETHER])
         if not self.stopped:
             self._add(self._decoded()[len(self._shown) + self._sent :])
 
