@@ -330,7 +330,7 @@ def trees_are_recorded_as_drawn_at_temperature_1(patch: pytest.MonkeyPatch) -> N
 @mutant("native branches")
 def trees_record_the_distributions_of_other_nodes(patch: pytest.MonkeyPatch) -> None:
     honest = Trees._drawn_from
-    patch.setattr(Trees, "_drawn_from", lambda self, sequence, rows: honest(self, sequence, rows.roll(1, 0)))
+    patch.setattr(Trees, "_drawn_from", lambda self, sequence, rows: honest(self, sequence, np.roll(rows, 1, 0)))
 
 
 @mutant("native branches")

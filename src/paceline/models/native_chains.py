@@ -10,12 +10,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.nn.functional import pad
 
 from paceline.kernels.choices.distributions import distribution
 from paceline.kernels.choices.shapes import shape_of
 from paceline.kernels.native import layout
-from paceline.models.native_arrays import ends_of
+from paceline.models.native_arrays import drawn_from, ends_of
 from paceline.noise import key, signed_seed, stream
 from paceline.params import SamplingParams
 from paceline.sampling import Context
@@ -196,11 +195,10 @@ class Chains:
         """float32 [levels, V of the target]: what tokens were drawn from. rows: float32 [V], which compiled code has shaped."""
         params, known = sequence.params, min(self._known, self._vocab_size)
         if not params.cuts:
-            probs = (torch.stack(rows)[:, :known] / params.temperature).softmax(-1)
+            probs = drawn_from(np.stack([row.numpy()[:known] for row in rows]), params.temperature, self._vocab_size)
             # numbers to choose by beside one that is none make no distribution: that ends the draft before its token
-            probs = probs[: int((probs[:, 0] >= 0.0).cumprod(0).sum())]
-        else:
-            probs = torch.stack(
-                [torch.from_numpy(distribution(row[:known], Context(sequence), shapes=False)).float() for row in rows]
-            )
-        return pad(probs, (0, self._vocab_size - known))
+            return probs[: int((probs[:, 0] >= 0.0).cumprod(0).sum())]
+        probs = np.zeros((len(rows), self._vocab_size), np.float32)
+        for level, row in enumerate(rows):
+            probs[level, :known] = distribution(row[:known], Context(sequence), shapes=False)
+        return torch.from_numpy(probs)

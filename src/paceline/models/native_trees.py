@@ -10,11 +10,10 @@ from operator import gt, is_
 
 import numpy as np
 import torch
-from torch.nn.functional import pad
 
 from paceline.growth import Growth
 from paceline.kernels.native import layout
-from paceline.models.native_arrays import ends_of
+from paceline.models.native_arrays import drawn_from, ends_of
 from paceline.noise import key, signed_seed, stream
 from paceline.sequence import Sequence
 from paceline.tree import Budget, DraftTree, Proposal
@@ -212,7 +211,7 @@ class Trees:
         proposals = {}
         if kind.drawn:
             inner = list(dict.fromkeys(parents[node] for node in order))
-            probs = self._drawn_from(sequence, logits[[shown[node] for node in inner]])
+            probs = self._drawn_from(sequence, logits.numpy()[[shown[node] for node in inner]])
             proposals = {(places[node], self._source): row for node, row in zip(inner, probs, strict=True)}
         return DraftTree.grown(
             self._source,
@@ -223,10 +222,10 @@ class Trees:
             proposals,
         )
 
-    def _drawn_from(self, sequence: Sequence, rows: torch.Tensor) -> torch.Tensor:
+    def _drawn_from(self, sequence: Sequence, rows: np.ndarray) -> torch.Tensor:
         """float32 [nodes, V of the target]: what children were drawn from. rows: float32 [nodes, V]."""
         known = min(self._known, self._vocab_size)
-        return pad((rows[:, :known] / sequence.params.temperature).softmax(-1), (0, self._vocab_size - known))
+        return drawn_from(rows[:, :known], sequence.params.temperature, self._vocab_size)
 
 
 def _fed_path(nodes: list[list[int]], order: list[int]) -> list[int]:
