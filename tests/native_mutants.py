@@ -19,7 +19,7 @@ from paceline.cache import base as cache_base, panels
 from paceline.cache.panels import PanelCache, Shape, Slab
 from paceline.kernels.choices.shapes import shape_of
 from paceline.kernels.native import layout
-from paceline.models import forms, native, native_chains, native_trees, packing
+from paceline.models import forms, native, native_chains, native_drafts, native_trees, packing
 from paceline.models.forms import LayerForm
 from paceline.models.native_trees import Trees
 from paceline.models.packing import Weights
@@ -318,7 +318,7 @@ def trees_draw_from_the_streams_of_other_nodes(patch: pytest.MonkeyPatch) -> Non
 
 @mutant("native branches")
 def trees_draw_with_the_noise_of_another_request(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(native_trees, "signed_seed", lambda seed: seed + 1)
+    patch.setattr(native_drafts, "signed_seed", lambda seed: seed + 1)
 
 
 @mutant("native branches")

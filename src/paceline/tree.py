@@ -349,6 +349,8 @@ class DraftTree:
 
     def first_path(self) -> tuple[int, ...]:
         """The candidates from below the root down that take the first child at every node."""
+        if self.is_chain:
+            return tuple(range(1, self.candidates))
         path, tip = list[int](), 0
         while self.siblings[tip]:
             tip = self.siblings[tip][0]

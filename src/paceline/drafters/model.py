@@ -167,10 +167,7 @@ class ModelDrafter(Drafter):
     def _remember(self, sequence: Sequence, tree: DraftTree) -> None:
         """Note which cached tokens are drafts: those behind the committed text, a chain of first children."""
         size = max(self._cache.length(sequence.key) - len(sequence.tokens), 0)
-        if tree.is_chain:
-            self._cached[sequence.key] = list(tree.tokens[1 : size + 1])
-        else:
-            self._cached[sequence.key] = [tree.tokens[node] for node in tree.first_path()[:size]]
+        self._cached[sequence.key] = [tree.tokens[node] for node in tree.first_path()[:size]]
         if self._ranks is not None:
             self._drafts[sequence.key] = tree
 

@@ -87,8 +87,8 @@ class Depths:
 
     def __init__(self) -> None:
         self._places: dict[str, dict[Where, _Place]] = {}
-        self._known: dict[tuple[str, Where], _Rates] = {}
-        """Part and place -> its rates, until it is seen at work again."""
+        self._known: dict[str, dict[Where, _Rates]] = {}
+        """Part -> place -> its rates, until it is seen at work again."""
 
     def brought(self, part: str, depth: int, where: Where) -> list[float]:
         """Per depth, how likely a granted level is drafted and right once those before it were."""
@@ -107,17 +107,18 @@ class Depths:
         return shares
 
     def _rates(self, part: str, where: Where) -> _Rates:
-        known = self._known.get((part, where))
+        known = self._known.get(part, {}).get(where)
         if known is None:
             places = self._places.get(part, {})
             # how an answer begins says the least of the others
             counted = (self._counted(part, place) for place in (where, *reversed(Where)) if place in places)
             levels = next(filter(None, counted), [])
-            known = self._known[part, where] = _Rates(
+            known = _Rates(
                 [level.drafted.rate for level in levels],
                 [level.brought.rate for level in levels],
                 [level.right.rate for level in levels],
             )
+            self._known.setdefault(part, {})[where] = known
         return known
 
     def observe(self, part: str, granted: int, tree: DraftTree, emitted: Many[int], where: Where) -> None:
@@ -130,8 +131,7 @@ class Depths:
         place.fresh.append(_Draft(granted, min(drafted, granted), min(right, granted), told, min(told, drafted)))
         if len(place.fresh) >= _COUNTED_TOGETHER:
             self._counted(part, where)
-        for at in Where:
-            self._known.pop((part, at), None)
+        self._known.pop(part, None)
 
     def _counted(self, part: str, where: Where) -> list[_Level]:
         """The levels of a place, all its drafts counted."""
@@ -151,7 +151,7 @@ class Depths:
             level.drafted.see(there, trials)
             level.brought.see(hits, parents)
             level.right.see(hits, looked_at)
-        self._known.pop((part, where), None)
+        self._known.pop(part, None)
         return place.levels
 
 

@@ -125,24 +125,21 @@ class NativeModel(LanguageModel):
         """As `LanguageModel.extend`; all levels are drafted in one call, where no grammar and no rule asks for more, and of trees
         where no request cuts or penalises."""
         options: dict[str, Any] = {"growth": growth, "vocab_size": vocab_size, "source": source}
-        chains = growth.chain is not None
-        if growth.amateur or not (chains or available(BRANCH)):
+        branches = growth.chain is None
+        if growth.amateur or (branches and not available(BRANCH)):
             return super().extend(sequences, budgets, cache, **options)
+        levels = self.context_length if growth.chain is None else growth.chain
         live: list[tuple[Sequence, Budget]] = []
         apart: list[tuple[Sequence, Budget]] = []
         for sequence, budget in zip(sequences, budgets, strict=True):
-            if not (is_compiled(sequence.params, growth.kind) if chains else native_trees.is_compiled(sequence)):
+            if not (native_trees.is_compiled(sequence) if branches else is_compiled(sequence.params, growth.kind)):
                 apart.append((sequence, budget))
                 continue
-            depth = min(budget.depth, budget.nodes, self.room(sequence, cache))
-            if growth.chain is not None:
-                depth = min(depth, growth.chain)
+            depth = min(budget.depth, budget.nodes, levels, self.room(sequence, cache))
             if depth > 0:
                 live.append((sequence, budget if depth == budget.depth else replace(budget, depth=depth)))
-        if chains:
-            trees = self._drafted(live, cache, growth.kind, vocab_size, source) if live else []
-        else:
-            trees = self._branched(live, cache, growth, vocab_size, source) if live else []
+        draft = self._branched if branches else self._drafted
+        trees = draft(live, cache, growth, vocab_size, source) if live else []
         if len(trees) == len(sequences):
             return trees
         found = dict(zip((sequence.key for sequence, _ in live), trees, strict=True))
@@ -152,13 +149,12 @@ class NativeModel(LanguageModel):
         return [found.get(sequence.key) or DraftTree.root(sequence.root) for sequence in sequences]
 
     def _drafted(
-        self, live: list[tuple[Sequence, Budget]], cache: PanelCache, kind: Proposal, vocab_size: int, source: str
+        self, live: list[tuple[Sequence, Budget]], cache: PanelCache, growth: Growth, vocab_size: int, source: str
     ) -> list[DraftTree]:
         """A chain for each sequence, behind what its cache lacks."""
         count, longest, _ = self._caught_up([(sequence, budget.depth) for sequence, budget in live], cache)
-        rows = self._chains.lay(live, kind, source, vocab_size, self.packed.head_width)
-        # whoever chooses for itself shows its logits to nobody
-        logits = torch.empty(rows, self.packed.head_width) if kind.drawn else self._unseen_rows(rows)
+        rows = self._chains.lay(live, growth.kind, source, vocab_size, self.packed.head_width)
+        logits = self._draft_logits(rows, growth.kind)
         spread(self._draft, self._prepared(count, longest, logits), self._chains.address)
         trees = self._chains.trees(logits)
         for (sequence, _), tree in zip(live, trees, strict=True):
@@ -174,7 +170,7 @@ class NativeModel(LanguageModel):
         drafts.lay(live, growth, source, vocab_size, self.packed.head_width)
         self._arrays.reserve(drafts.most_rows)
         count, longest, slabs = self._caught_up([(sequence, drafts.most_fed) for sequence, _ in live], cache)
-        logits = torch.empty(drafts.rows, self.packed.head_width) if growth.kind.drawn else self._unseen_rows(drafts.rows)
+        logits = self._draft_logits(drafts.rows, growth.kind)
         drafts.place(logits.data_ptr(), [slab.place for slab in slabs])
         # the ancestors of a node, which were fed before it, need as much room as rows of its own step would
         threads = self._prepared(max(count, drafts.most_rows, drafts.most_fed), longest, logits)
@@ -204,8 +200,11 @@ class NativeModel(LanguageModel):
         self._arrays.fill(tokens, positions, parents, wanted, _records(segments))
         return len(tokens), longest, [slab for *_, slab in segments]
 
-    def _unseen_rows(self, rows: int) -> torch.Tensor:
-        """Room for logits that stays where it is: float32 [`rows` or more, V]."""
+    def _draft_logits(self, rows: int, kind: Proposal) -> torch.Tensor:
+        """Room for a draft's logits: float32 [`rows` or more, V]. Who draws records what from; the others show theirs to nobody,
+        and theirs stay where they are."""
+        if kind.drawn:
+            return torch.empty(rows, self.packed.head_width)
         if len(self._unseen) < rows:
             self._unseen = torch.empty(rows, self.packed.head_width)
         return self._unseen

@@ -7,7 +7,6 @@ than filling one that lies at a known place.
 from __future__ import annotations
 
 from collections.abc import Sequence as Many
-from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -62,28 +61,6 @@ class StepArrays:
         for name in ("tokens", "positions", "parents", "wanted", "segments"):
             self._call[name] = getattr(self, f"_{name}").ctypes.data
         self._rows = rows
-
-
-def ends_of(texts: Many[frozenset[int]]) -> tuple[np.ndarray, np.ndarray]:
-    """int64: tokens that end S texts, one text's behind the other's, and, [S + 1], where those of each begin and all end."""
-    ends = np.array([token for tokens in texts for token in tokens], np.int64)
-    return ends, np.array([0, *accumulate(map(len, texts))], np.int64)
-
-
-def drawn_from(rows: np.ndarray, temperature: float, size: int) -> torch.Tensor:
-    """float32 [n, `size`]: what tokens were drawn from, the softmax of rows / temperature; no numbers where a row is no
-    distribution. rows: float32 [n, V], V at most `size`.
-
-    numpy's, on one thread: from some ten thousand numbers on torch wakes its threads, which then spin for milliseconds on the
-    cores that the target's forward needs.
-    """
-    probs = np.zeros((len(rows), size), np.float32)
-    with np.errstate(invalid="ignore"):
-        scores = rows / np.float32(temperature)
-        scores -= scores.max(1, keepdims=True)
-        np.exp(scores, out=probs[:, : rows.shape[1]])
-        probs /= probs.sum(1, keepdims=True)
-    return torch.from_numpy(probs)
 
 
 class Scratch:

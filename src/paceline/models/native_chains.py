@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence as Many
 from itertools import chain, repeat
-from operator import is_
 from typing import Any
 
 import numpy as np
@@ -14,8 +12,8 @@ import torch
 from paceline.kernels.choices.distributions import distribution
 from paceline.kernels.choices.shapes import shape_of
 from paceline.kernels.native import layout
-from paceline.models.native_arrays import drawn_from, ends_of
-from paceline.noise import key, signed_seed, stream
+from paceline.models.native_drafts import DraftJob, drawn_from
+from paceline.noise import key, stream
 from paceline.params import SamplingParams
 from paceline.sampling import Context
 from paceline.sequence import Sequence
@@ -46,23 +44,15 @@ def _first_position(sequence: Sequence) -> int:
     return len(sequence.tokens)
 
 
-class Chains:
-    """call: address of the CALL record of the first step. step: address of the step's part. known: tokens the model has.
-
-    The arrays stay where they are, as those of a step do.
-    """
+class Chains(DraftJob):
+    """The arrays stay where they are, as those of a step do."""
 
     def __init__(self, call: int, step: int, known: int) -> None:
-        self._known, self._sequences, self._levels = known, 0, 0
-        self._told: list[Sequence] = []
+        super().__init__(layout.DRAFT, call, step, known)
+        self._sequences = self._levels = 0
         self._asked: tuple[int, ...] = ()
         self._table: tuple[np.ndarray | None, int] = None, 0
         """The table of chances that was told last, and its address."""
-        job = np.zeros(1, layout.DRAFT)
-        self._job, self.address = job[0], job.ctypes.data
-        # whatever this process is allowed now, it never runs on more
-        self._held = np.zeros((os.cpu_count() or 1, layout.MOST_KEPT), np.int32)
-        self._job["call"], self._job["step"], self._job["held"] = call, step, self._held.ctypes.data
 
     def lay(self, live: Many[tuple[Sequence, Budget]], kind: Proposal, source: str, vocab_size: int, width: int) -> int:
         """Tell what is to be drafted, a chain as deep as its budget for each sequence; how many rows of logits are written.
@@ -75,15 +65,14 @@ class Chains:
         self._live, self._kind, self._source, self._vocab_size = live, kind, source, vocab_size
         self._deepest, level_bytes = deepest, 4 * count * width if kind.drawn else 0
         asked = count, deepest, min(self._known, vocab_size), width, level_bytes, _CHOICES[kind]
-        # nearly always as in the draft before, and for the same sequences
+        # nearly always as in the draft before
         if asked != self._asked:
             self._asked = ()
             for name, value in zip(_ASKED, asked, strict=True):
                 self._job[name] = value
             self._asked = asked
         sequences = [sequence for sequence, _ in live]
-        if len(self._told) != count or not all(map(is_, self._told, sequences)):
-            self._tell(sequences)
+        self._tell_of(sequences)
         self._limit(live)
         self._shape(sequences)
         self._chosen[: count * deepest] = -1
@@ -100,16 +89,9 @@ class Chains:
         return count * deepest if kind.drawn else count
 
     def _tell(self, sequences: list[Sequence]) -> None:
-        """Tell what stays as it is while the same sequences are drafted for."""
-        # nothing is told until all is: whoever is interrupted in between begins anew
-        self._told = []
-        count, params = len(sequences), [sequence.params for sequence in sequences]
-        self._temperatures[:count] = [one.temperature for one in params]
-        self._seeds[:count] = [signed_seed(sequence.seed) for sequence in sequences]
-        self._top_ks[:count], self._top_ps[:count], self._log_min_ps[:count] = zip(*map(_told_cuts, params), strict=True)
-        self._ends, self._end_bounds = ends_of([sequence.stop_ids for sequence in sequences])
-        self._job["ends"], self._job["end_bounds"] = self._ends.ctypes.data, self._end_bounds.ctypes.data
-        self._told = sequences
+        super()._tell(sequences)
+        count, cuts = len(sequences), [_told_cuts(sequence.params) for sequence in sequences]
+        self._top_ks[:count], self._top_ps[:count], self._log_min_ps[:count] = zip(*cuts, strict=True)
 
     def _limit(self, live: Many[tuple[Sequence, Budget]]) -> None:
         """Tell how deep each draft goes, and where it ends before."""

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence as Many
 from functools import lru_cache
 from itertools import accumulate
-from operator import gt, is_
+from operator import gt
 
 import numpy as np
 import torch
 
 from paceline.growth import Growth
 from paceline.kernels.native import layout
-from paceline.models.native_arrays import drawn_from, ends_of
-from paceline.noise import key, signed_seed, stream
+from paceline.models.native_drafts import DraftJob, drawn_from
+from paceline.noise import key, stream
 from paceline.sequence import Sequence
 from paceline.tree import Budget, DraftTree, Proposal
 from paceline.tree_shapes import Shape, children
@@ -67,23 +66,15 @@ class Slots:
 slots_of = lru_cache(maxsize=256)(Slots)
 
 
-class Trees:
-    """call: address of the CALL record of the first step. step: address of the step's part. known: tokens the model has.
+class Trees(DraftJob):
+    """The arrays stay where they are, and grow to the largest drafts seen.
 
-    The arrays stay where they are, and grow to the largest drafts seen. address: of the record. rows: of logits that are written.
-    most_rows: of a level. most_fed: nodes of a sequence that are fed.
+    rows: of logits that are written. most_rows: of a level. most_fed: nodes of a sequence that are fed.
     """
 
     def __init__(self, call: int, step: int, known: int) -> None:
-        self._known = known
+        super().__init__(layout.TREES, call, step, known)
         self._sizes = _NONE
-        self._told: list[Sequence] = []
-        job = np.zeros(1, layout.TREES)
-        self._job, self.address = job[0], job.ctypes.data
-        # whatever this process is allowed now, it never runs on more
-        self._threads = os.cpu_count() or 1
-        self._held = np.zeros((self._threads, layout.MOST_KEPT), np.int32)
-        self._job["call"], self._job["step"], self._job["held"] = call, step, self._held.ctypes.data
 
     def lay(self, live: Many[tuple[Sequence, Budget]], growth: Growth, source: str, vocab_size: int, width: int) -> None:
         """Tell what is to be drafted: a tree for each sequence, within its budget.
@@ -109,9 +100,7 @@ class Trees:
         for name, value in zip(_TOLD, told, strict=True):
             self._job[name] = value
         sequences = [sequence for sequence, _ in live]
-        # nearly always those of the draft before
-        if len(self._told) != count or not all(map(is_, self._told, sequences)):
-            self._tell(sequences)
+        self._tell_of(sequences)
         self._limit([budget for _, budget in live])
         # compiled code reads them where they are
         self._shapes = slots
@@ -121,17 +110,6 @@ class Trees:
         self._counts[:count], self._fed[:count], self._asked[:count], self._owners[:count] = 1, 0, 0, range(count)
         if drawn:
             self._key(slots)
-
-    def _tell(self, sequences: list[Sequence]) -> None:
-        """Tell what stays as it is while the same sequences are drafted for."""
-        # nothing is told until all is: whoever is interrupted in between begins anew
-        self._told = []
-        count = len(sequences)
-        self._temperatures[:count] = [sequence.params.temperature for sequence in sequences]
-        self._seeds[:count] = [signed_seed(sequence.seed) for sequence in sequences]
-        self._ends, self._end_bounds = ends_of([sequence.stop_ids for sequence in sequences])
-        self._job["ends"], self._job["end_bounds"] = self._ends.ctypes.data, self._end_bounds.ctypes.data
-        self._told = sequences
 
     def _limit(self, budgets: list[Budget]) -> None:
         """Tell how large each tree may get, and who has no children."""

@@ -26,6 +26,17 @@ def _placed(value):
 
 
 @helper
+def put_in_order(values, tokens, size, value, token):
+    """Put a value, and whose it is, among others in falling order, behind its equals. size: of them all, it included; whatever
+    came last before, if there were as many already, goes."""
+    at = size - 1
+    while at > 0 and values[at - 1] < value:
+        values[at], tokens[at] = values[at - 1], tokens[at - 1]
+        at -= 1
+    values[at], tokens[at] = value, token
+
+
+@helper
 def largest(row, count, wanted, held, tokens):
     """Write up to `wanted` tokens of the largest logits, the first of equals first; how many there are. row: address of float32.
     held: address of int32 [MOST_KEPT], scratch. tokens: int64 [wanted].
@@ -42,22 +53,8 @@ def largest(row, count, wanted, held, tokens):
             if place <= _NOTHING or (size == wanted and place <= keys[wanted - 1]):
                 continue
             size = min(size + 1, wanted)
-            at = size - 1
-            while at > 0 and keys[at - 1] < place:
-                keys[at], tokens[at] = keys[at - 1], tokens[at - 1]
-                at -= 1
-            keys[at], tokens[at] = place, token
+            put_in_order(keys, tokens, size, place, token)
     return size
-
-
-@helper
-def _put(values, tokens, size, value, token):
-    """Put a value among `size` of them that are in falling order, the last of which may go."""
-    at = size - 1
-    while at > 0 and values[at - 1] < value:
-        values[at], tokens[at] = values[at - 1], tokens[at - 1]
-        at -= 1
-    values[at], tokens[at] = value, token
 
 
 @helper
@@ -78,7 +75,7 @@ def largest_noised(row, count, temperature, key, wanted, held, values, tokens, s
         return 0
     for at in range(size):
         score, word = logits[seeds[at]] / temperature, choosing.hashed(key, seeds[at])
-        _put(values, tokens, at + 1, choosing.noised(score, word), seeds[at])
+        put_in_order(values, tokens, at + 1, choosing.noised(score, word), seeds[at])
     if size < wanted:
         return size
     second = -np.inf
@@ -93,7 +90,7 @@ def largest_noised(row, count, temperature, key, wanted, held, values, tokens, s
             value = choosing.noised(score, word)
             second = max(second, min(value, values[size - 1]))
             if value > values[size - 1]:
-                _put(values, tokens, size, value, token)
+                put_in_order(values, tokens, size, value, token)
                 reach = choosing.reach_of(values[size - 1])
     for at in range(size):
         if not values[at] - (values[at + 1] if at + 1 < size else second) > choosing.SAME_NOISE:

@@ -37,8 +37,8 @@ from paceline.kernels.native.layout import (
 from paceline.kernels.native.memory import barrier, carray, floats, helper, pointer, run_part
 
 _f = np.float32
-_ASKED = -2
-"""The spot of a node that is to have children and was not fed yet."""
+_ASKED, _WILLING = -2, -3
+"""The spot of a node that is to have children and was not fed yet; and of one that might."""
 
 
 @helper
@@ -119,21 +119,15 @@ def _is_among_best(worths, size, node, limit):
 
 @helper
 def _asked_by_worth(nodes, worths, begin, size, beam, limit):
-    """Leave of the nodes that would have children the worthiest: as many as the beam is wide, of those that a budget has room
-    for."""
+    """Ask of the nodes that might have children the worthiest: as many as the beam is wide, of those that fit in the budget."""
     for _ in range(beam):
         best = -1
         for node in range(begin, size):
-            if nodes[SPOT, node] == _ASKED and (best < 0 or worths[node] > worths[best]):
+            if nodes[SPOT, node] == _WILLING and (best < 0 or worths[node] > worths[best]):
                 best = node
         if best < 0 or not _is_among_best(worths, size, best, limit):
             break
-        nodes[SPOT, best] = _ASKED - 1
-    for node in range(begin, size):
-        if nodes[SPOT, node] == _ASKED:
-            nodes[SPOT, node] = -1
-        elif nodes[SPOT, node] == _ASKED - 1:
-            nodes[SPOT, node] = _ASKED
+        nodes[SPOT, best] = _ASKED
 
 
 @helper
@@ -149,7 +143,7 @@ def _ask(job, owner, nodes, numbers, begin, size, slots, depth, limit, floor, en
         if job.beam == 0:
             goes_on = goes_on and slots[place + 1] > slots[place]
         if goes_on:
-            nodes[SPOT, node] = _ASKED
+            nodes[SPOT, node] = _WILLING if job.beam > 0 else _ASKED
     if job.beam > 0:
         _asked_by_worth(nodes, numbers[WORTH], begin, size, job.beam, limit)
 

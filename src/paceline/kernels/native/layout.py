@@ -218,8 +218,8 @@ TREES = np.dtype(
     align=True,
 )
 TOKEN, PARENT, PLACE, LEVEL, SPOT, SHOWN, NODE_FIELDS = range(7)
-"""Of a node: its token, its parent, its place in the shape, its level; the slot behind the text in which it was fed, -1 for none;
-the row of its logits, where they are shown."""
+"""Of a node: its token, its parent, its place in the shape, its level; the slot behind the text in which it was fed, less than 0
+for none; the row of its logits, where they are shown."""
 CONFIDENCE, REACH, WORTH, NODE_NUMBERS = range(4)
 """How likely a node is held; its path, as the budget's rule of stopping has it; and as the product of confidences."""
 INDEPENDENT, REPLACED, PAIRED = range(3, 6)

@@ -7,6 +7,7 @@ from math import exp
 import numpy as np
 
 from paceline.kernels.native.arithmetic import in_order
+from paceline.kernels.native.best import put_in_order
 from paceline.kernels.native.memory import helper
 
 _BLOCK = 64
@@ -29,11 +30,7 @@ def largest_of(row, keys, places):
             if held == count and key <= keys[count - 1]:
                 continue
             held = min(held + 1, count)
-            place = held - 1
-            while place > 0 and keys[place - 1] < key:
-                keys[place], places[place] = keys[place - 1], places[place - 1]
-                place -= 1
-            keys[place], places[place] = key, at
+            put_in_order(keys, places, held, key, at)
 
 
 def largest(logits, bits, values, places, keys):
