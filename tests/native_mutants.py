@@ -10,22 +10,20 @@ from collections.abc import Iterable, Sequence as Many
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
-import torch
 
 from mutants import mutant
 from paceline.cache import base as cache_base, panels
 from paceline.cache.panels import PanelCache, Shape, Slab
 from paceline.kernels.choices.shapes import shape_of
 from paceline.kernels.native import layout
-from paceline.models import forms, native, native_chains, native_drafts, native_trees, packing
+from paceline.models import forms, native, native_drafts, packing
 from paceline.models.forms import LayerForm
-from paceline.models.native_trees import Trees
+from paceline.models.native_drafts import Drafts
 from paceline.models.packing import Weights
 from paceline.models.rotation import Rotation
+from paceline.noise import signed_seed
 from paceline.params import SamplingParams
-from paceline.sampling import Context
 from paceline.sequence import Sequence
 from paceline.step import Segment, Step, Verdict
 
@@ -260,15 +258,27 @@ def norms_behind_blocks_come_before_them(patch: pytest.MonkeyPatch) -> None:
     patch.setitem(names, layout.AFTER_MLP, before)
 
 
-@mutant("native drafts")
-def drafts_draw_with_the_noise_of_the_next_position(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(native_chains, "_first_position", lambda sequence: len(sequence.tokens) + 1)
+@mutant("native drafts", "native branches")
+def drafts_draw_with_the_noise_of_another_request(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(native_drafts, "signed_seed", lambda seed: signed_seed(seed ^ 1))
+
+
+@mutant("native drafts", "native branches")
+def drafts_are_chosen_at_another_temperature(patch: pytest.MonkeyPatch) -> None:
+    honest = Drafts._tell_of
+
+    def warmer(self: Drafts, sequences: list[Sequence]) -> None:
+        self._of = ()
+        honest(self, sequences)
+        self._sequences["temperature"][: len(sequences)] *= 1.5
+
+    patch.setattr(Drafts, "_tell_of", warmer)
 
 
 @mutant("native drafts")
 def drafts_know_nothing_of_biases(patch: pytest.MonkeyPatch) -> None:
     nothing = shape_of(Sequence(0, (0,), SamplingParams(), 0))
-    patch.setattr(native_chains, "shape_of", lambda sequence: nothing)
+    patch.setattr(native_drafts, "shape_of", lambda sequence: nothing)
 
 
 @mutant("native drafts")
@@ -278,21 +288,19 @@ def drafts_know_nothing_of_penalties(patch: pytest.MonkeyPatch) -> None:
         told[layout.REPETITION], told[layout.FREQUENCY], told[layout.PRESENCE] = 1.0, 0.0, 0.0
         return told
 
-    patch.setattr(native_chains, "shape_of", without)
+    patch.setattr(native_drafts, "shape_of", without)
 
 
 @mutant("native drafts")
 def drafts_know_nothing_of_top_p(patch: pytest.MonkeyPatch) -> None:
-    honest = native_chains._told_cuts
-    patch.setattr(native_chains, "_told_cuts", lambda params: honest(params.model_copy(update={"top_p": 1.0})))
+    honest = native_drafts._told_cuts
+    patch.setattr(native_drafts, "_told_cuts", lambda params: honest(params.model_copy(update={"top_p": 1.0})))
 
 
 @mutant("native drafts")
-def drafts_are_recorded_as_drawn_from_all_tokens(patch: pytest.MonkeyPatch) -> None:
-    def lossy(row: torch.Tensor, context: Context, *, shapes: bool = True) -> np.ndarray:
-        return (row / context.sequence.params.temperature).softmax(-1).double().numpy()
-
-    patch.setattr(native_chains, "distribution", lossy)
+def chains_record_the_distributions_of_other_nodes(patch: pytest.MonkeyPatch) -> None:
+    honest = Drafts._chain
+    patch.setattr(Drafts, "_chain", lambda self, *rest: honest(self, *rest[:-1], rest[-1][::-1]))
 
 
 @mutant("native drafts")
@@ -312,31 +320,20 @@ def a_drafter_forgets_where_its_cache_ends(patch: pytest.MonkeyPatch) -> None:
 
 @mutant("native branches")
 def trees_draw_from_the_streams_of_other_nodes(patch: pytest.MonkeyPatch) -> None:
-    honest = native_trees.stream
-    patch.setattr(native_trees, "stream", lambda seed, name, node, trial: honest(seed, name, node + 1, trial))
-
-
-@mutant("native branches")
-def trees_draw_with_the_noise_of_another_request(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(native_drafts, "signed_seed", lambda seed: seed + 1)
-
-
-@mutant("native branches")
-def trees_are_recorded_as_drawn_at_temperature_1(patch: pytest.MonkeyPatch) -> None:
-    honest, cool = Trees._drawn_from, SamplingParams(temperature=1.0)
-    patch.setattr(Trees, "_drawn_from", lambda self, sequence, rows: honest(self, replace(sequence, params=cool), rows))
+    honest = native_drafts.stream
+    patch.setattr(native_drafts, "stream", lambda seed, name, node, trial: honest(seed, name, node + 1, trial))
 
 
 @mutant("native branches")
 def trees_record_the_distributions_of_other_nodes(patch: pytest.MonkeyPatch) -> None:
-    honest = Trees._drawn_from
-    patch.setattr(Trees, "_drawn_from", lambda self, sequence, rows: honest(self, sequence, np.roll(rows, 1, 0)))
+    honest = Drafts._tree
+    patch.setattr(Drafts, "_tree", lambda self, *rest: honest(self, *rest[:-1], rest[-1][::-1]))
 
 
 @mutant("native branches")
 def of_a_tree_other_nodes_stay_cached(patch: pytest.MonkeyPatch) -> None:
-    honest = native_trees._fed_path
-    patch.setattr(native_trees, "_fed_path", lambda nodes, order: honest(nodes, order)[::-1])
+    honest = native_drafts._fed_path
+    patch.setattr(native_drafts, "_fed_path", lambda nodes, order: honest(nodes, order)[::-1])
 
 
 @mutant("native trees")

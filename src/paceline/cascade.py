@@ -59,9 +59,6 @@ class Cascade(LanguageModel):
     def score(self, step: Step, cache: KVCache, taps: Iterable[int] = ()) -> Scores:
         return self._pair.target.score(step, self._pair.cache, taps)
 
-    def prepare(self, growth: Growth) -> None:
-        self._pair.target.prepare(growth)
-
     def extend(
         self,
         sequences: Many[Sequence],

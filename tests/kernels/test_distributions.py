@@ -96,15 +96,23 @@ def test_compiled_code_tells_it(cut: dict[str, Any], monkeypatch: pytest.MonkeyP
     assert not asked
 
 
+def test_it_tells_of_more_tokens_than_can_be_held_and_of_shares_that_meet_top_p(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = told(monkeypatch)
+    for seed in range(20):
+        for top_p in (0.2, 0.5, 0.9, 0.99):
+            same(row_of(5000, 0.1, seed), Context(sequence_of(top_p=top_p)))
+            same(row_of(5000, 1.0, seed).round(decimals=1), Context(sequence_of(top_p=top_p, temperature=3.0)))
+    same(torch.zeros(4), Context(sequence_of(top_p=0.5)))
+    assert not asked
+
+
 def test_what_it_cannot_tell_is_told_the_long_way(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = told(monkeypatch)
-    # more than can be held are within top-p; shares that meet top-p; a top-k that is too large; no compiled code at all
-    same(row_of(5000, 0.1), Context(sequence_of(top_p=0.99)))
-    same(torch.zeros(4), Context(sequence_of(top_p=0.5)))
+    # a top-k that is too large; no compiled code at all
     same(row_of(500, 1.0), Context(sequence_of(top_k=MOST_KEPT + 1, top_p=0.5)))
     monkeypatch.setattr(distributions, "available", lambda *kernels: False)
     same(row_of(500, 5.0), Context(sequence_of(top_p=0.5)))
-    assert len(asked) == 4
+    assert len(asked) == 2
 
 
 def test_a_grammar_has_its_say() -> None:

@@ -13,11 +13,11 @@ from both_ways import CHAIN, Both, owners_of
 from native import THREADS, checkpoint, native, threads
 from paceline.growth import Growth
 from paceline.models.native import NativeModel
-from paceline.models.native_chains import is_compiled
+from paceline.models.native_drafts import is_compiled
 from paceline.params import Grammar, SamplingParams
 from paceline.sequence import Sequence
 from paceline.stopping import CLASSES, DEEPEST, Stopping
-from paceline.tree import Budget, Proposal
+from paceline.tree import Budget, DraftTree, Proposal
 from paceline.tree_shapes import caterpillar
 
 CONTEXT = 96
@@ -181,6 +181,24 @@ def test_a_draft_of_no_numbers_is_none(tmp_path: Path) -> None:
     trees = model.extend(owners, [Budget(9, 3), Budget(9, 2)], cache, growth=CHAIN, vocab_size=97, source="test")
     assert [len(tree) for tree in trees] == [1, 1]
     assert [cache.length(owner.key) for owner in owners] == [4, 6]
+
+
+@pytest.mark.parametrize("kind", list(Proposal))
+@pytest.mark.parametrize("level", [1, 2, 3])
+def test_a_draft_ends_before_a_row_that_holds_no_number(tmp_path: Path, kind: Proposal, level: int) -> None:
+    """No rule could weigh what is drawn there: behind a token whose embedding is none."""
+    model, owner = native(checkpoint(tmp_path, sharpness=1.0)[0]), owners_of(SamplingParams(temperature=0.8), [5])[0]
+
+    def drafted() -> DraftTree:
+        growth = Growth(kind, caterpillar(4))
+        return model.extend([owner], [Budget(4, 4)], model.new_cache(), growth=growth, vocab_size=120, source="test")[0]
+
+    whole = drafted()
+    odd = whole.tokens[level]
+    model.packed._embedding[odd].fill_(torch.nan)
+    cut = drafted()
+    assert cut.tokens == whole.tokens[: whole.tokens.index(odd, 1) + 1]
+    assert all(float(held.sum()) == pytest.approx(1.0) for held in cut.proposals.values())
 
 
 class Anything:

@@ -20,6 +20,16 @@ from paceline.tree_shapes import brush, caterpillar, optimal_tree
 
 CONTEXT = 96
 PARAMS = [SamplingParams(), SamplingParams(temperature=1.0), SamplingParams(temperature=0.6)]
+NARROW = [
+    SamplingParams(temperature=0.8, top_p=0.7),
+    SamplingParams(repetition_penalty=1.3),
+    SamplingParams(temperature=1.3, top_k=2),
+    SamplingParams(temperature=1.0, min_p=0.3),
+    SamplingParams(temperature=1.5, top_k=9, top_p=0.9, min_p=0.01),
+    SamplingParams(temperature=2.0, top_k=1),
+    SamplingParams(temperature=0.9, top_p=0.9, frequency_penalty=0.6, presence_penalty=0.2),
+    SamplingParams(temperature=0.7, repetition_penalty=1.5, logit_bias={7: 3.0, 9: -5.0}, min_tokens=3),
+]
 SHAPES = {
     "brush": brush(3, 4),
     "pairs": brush(2, 6),
@@ -102,16 +112,23 @@ def test_branches_end_where_they_get_unlikely_or_their_text_ends(model: NativeMo
     assert any(len(one) < len(other) for one, other in zip(cut, whole, strict=True))
 
 
-def test_requests_that_cut_or_penalise_are_drafted_for_beside_the_others(
-    model: NativeModel, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("growth", [Growth(kind, SHAPES["optimal"]) for kind in Proposal] + [Growth(width=3)], ids=str)
+@pytest.mark.parametrize("count", THREADS)
+def test_trees_within_cuts_and_penalties_are_those_of_the_long_way(
+    model: NativeModel, growth: Growth, count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    called, branched = list[int](), model._branched
-    monkeypatch.setattr(model, "_branched", lambda live, *rest: called.append(len(live)) or branched(live, *rest))
-    special = [SamplingParams(temperature=0.8, top_p=0.7), SamplingParams(repetition_penalty=1.3)]
-    owners = [owners_of(one, [9] * 4)[place] for place, one in enumerate([*PARAMS[:2], *special])]
-    trees = Both(model).extend(owners, [3] * 4, Growth(Proposal.COUPLED, SHAPES["brush"]))
-    assert [len(tree) for tree in trees] == [10] * 4
-    assert called == [2]
+    called, drafted = list[int](), model._drafted
+    monkeypatch.setattr(model, "_drafted", lambda live, *rest: called.append(len(live)) or drafted(live, *rest))
+    owners = [owners_of(one, [9] * len(NARROW))[place] for place, one in enumerate(NARROW)]
+    both = Both(model)
+    with threads(count):
+        for depth in (4, 2):
+            for right, (owner, tree) in enumerate(zip(owners, both.extend(owners, [depth] * len(owners), growth), strict=True)):
+                assert tree.deepest > 0
+                path = tree.first_path()[: right % 3]
+                both.back(owner, len(owner.tokens) + len(path))
+                owner.commit((*[tree.tokens[node] for node in path], 9), ())
+    assert called == [len(owners)] * 2
 
 
 @pytest.mark.parametrize("growth", [Growth(kind, SHAPES["brush"]) for kind in KINDS] + [Growth(width=3)], ids=str)

@@ -111,7 +111,6 @@ class ModelDrafter(Drafter):
         self.kinds = frozenset({Proposal.POINT, kind})
         self._ranks = Ranks() if options.tree == "static" else None
         self._growth = Growth(kind, self._shape(), options.children, amateur)
-        model.prepare(self._growth)
         self.budget, self.trees_by = options.budget, options.trees_by
         self._cache = model.new_cache()
         self._cached: dict[int, list[int]] = {}

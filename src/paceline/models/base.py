@@ -104,9 +104,6 @@ class LanguageModel(ABC):
     def settle(self, key: int) -> None:
         """As `Drafter.settle`; a no-op but for a cascade."""
 
-    def prepare(self, growth: Growth) -> None:
-        """Such drafts will be asked of it: have at hand what they take, so that the first one does not wait for it."""
-
     def extend(
         self,
         sequences: Many[Sequence],

@@ -21,20 +21,17 @@ import torch
 from paceline.cache.base import Branching
 from paceline.cache.panels import PanelCache, Shape, Slab
 from paceline.growth import Growth
-from paceline.kernels.compiled import available
 from paceline.kernels.compilers import CompileError
 from paceline.kernels.native import layout
-from paceline.kernels.native.entries import BRANCH, DRAFT, STEP, product
+from paceline.kernels.native.entries import DRAFT, STEP, product
 from paceline.kernels.native.threads import CONTENTION, spread
 from paceline.kernels.native.vectors import FUSES, PANEL
 from paceline.machine import most_threads
-from paceline.models import native_trees
 from paceline.models.base import LanguageModel, ModelError, Scores
 from paceline.models.checkpoint import Checkpoint
 from paceline.models.forms import Unsuited, form_of
 from paceline.models.native_arrays import Record, Scratch, StepArrays
-from paceline.models.native_chains import Chains, is_compiled
-from paceline.models.native_trees import Trees
+from paceline.models.native_drafts import Drafts, is_compiled
 from paceline.models.packing import Weights
 from paceline.models.quiet import sentence
 from paceline.models.rotation import Rotation
@@ -43,7 +40,7 @@ from paceline.models.tensors import Tensors
 from paceline.params import SamplingParams
 from paceline.sequence import Sequence
 from paceline.step import Step
-from paceline.tree import Budget, DraftTree, Proposal
+from paceline.tree import Budget, DraftTree
 
 
 class NativeModel(LanguageModel):
@@ -68,8 +65,7 @@ class NativeModel(LanguageModel):
         self._call, self._call_at = calls[0], calls.ctypes.data
         self._arrays = StepArrays(self._call)
         self._unseen = torch.empty(0, weights.head_width)
-        self._chains = Chains(self._call_at, self._step, self.vocab_size)
-        self._trees = Trees(self._call_at, self._step, self.vocab_size)
+        self._drafts = Drafts(self._call_at, self._step, self.vocab_size)
         self._call["product"] = product(weights.kv_format).address
         for field in ("model", "layers", "norms", "matrices"):
             self._call[field] = getattr(weights, field).ctypes.data
@@ -108,10 +104,6 @@ class NativeModel(LanguageModel):
                 self._call["taps"] = 0
         return Scores(logits if logits.shape[1] == self.vocab_size else logits[:, : self.vocab_size], captured)
 
-    def prepare(self, growth: Growth) -> None:
-        if growth.chain is None and not growth.amateur:
-            available(BRANCH)
-
     def extend(  # pyright: ignore[reportIncompatibleMethodOverride]
         self,
         sequences: Many[Sequence],
@@ -122,24 +114,21 @@ class NativeModel(LanguageModel):
         vocab_size: int,
         source: str,
     ) -> list[DraftTree]:
-        """As `LanguageModel.extend`; all levels are drafted in one call, where no grammar and no rule asks for more, and of trees
-        where no request cuts or penalises."""
+        """As `LanguageModel.extend`; all levels are drafted in one call, where no grammar and no rule asks for more."""
         options: dict[str, Any] = {"growth": growth, "vocab_size": vocab_size, "source": source}
-        branches = growth.chain is None
-        if growth.amateur or (branches and not available(BRANCH)):
+        if growth.amateur:
             return super().extend(sequences, budgets, cache, **options)
         levels = self.context_length if growth.chain is None else growth.chain
         live: list[tuple[Sequence, Budget]] = []
         apart: list[tuple[Sequence, Budget]] = []
         for sequence, budget in zip(sequences, budgets, strict=True):
-            if not (native_trees.is_compiled(sequence) if branches else is_compiled(sequence.params, growth.kind)):
+            if not is_compiled(sequence.params, growth.kind):
                 apart.append((sequence, budget))
                 continue
             depth = min(budget.depth, budget.nodes, levels, self.room(sequence, cache))
             if depth > 0:
                 live.append((sequence, budget if depth == budget.depth else replace(budget, depth=depth)))
-        draft = self._branched if branches else self._drafted
-        trees = draft(live, cache, growth, vocab_size, source) if live else []
+        trees = self._drafted(live, cache, growth, vocab_size, source) if live else []
         if len(trees) == len(sequences):
             return trees
         found = dict(zip((sequence.key for sequence, _ in live), trees, strict=True))
@@ -151,32 +140,19 @@ class NativeModel(LanguageModel):
     def _drafted(
         self, live: list[tuple[Sequence, Budget]], cache: PanelCache, growth: Growth, vocab_size: int, source: str
     ) -> list[DraftTree]:
-        """A chain for each sequence, behind what its cache lacks."""
-        count, longest, _ = self._caught_up([(sequence, budget.depth) for sequence, budget in live], cache)
-        rows = self._chains.lay(live, growth.kind, source, vocab_size, self.packed.head_width)
-        logits = self._draft_logits(rows, growth.kind)
-        spread(self._draft, self._prepared(count, longest, logits), self._chains.address)
-        trees = self._chains.trees(logits)
-        for (sequence, _), tree in zip(live, trees, strict=True):
-            # the last one drafted is never fed
-            cache.advance(sequence.key, len(sequence.tokens) + max(len(tree) - 2, 0))
-        return trees
-
-    def _branched(
-        self, live: list[tuple[Sequence, Budget]], cache: PanelCache, growth: Growth, vocab_size: int, source: str
-    ) -> list[DraftTree]:
         """A tree for each sequence, behind what its cache lacks; of those that it feeds the first path stays cached."""
-        drafts = self._trees
-        drafts.lay(live, growth, source, vocab_size, self.packed.head_width)
+        drafts = self._drafts
+        drafts.plan(live, growth)
         self._arrays.reserve(drafts.most_rows)
-        count, longest, slabs = self._caught_up([(sequence, drafts.most_fed) for sequence, _ in live], cache)
-        logits = self._draft_logits(drafts.rows, growth.kind)
-        drafts.place(logits.data_ptr(), [slab.place for slab in slabs])
+        count, longest, slabs = self._caught_up(live, drafts.most_fed, cache)
+        drafts.lay([slab.place for slab in slabs], source, vocab_size, self.packed.head_width)
         # the ancestors of a node, which were fed before it, need as much room as rows of its own step would
-        threads = self._prepared(max(count, drafts.most_rows, drafts.most_fed), longest, logits)
-        spread(BRANCH.address, threads, drafts.address)
+        rows = max(count, drafts.most_rows, drafts.most_fed)
+        if len(self._unseen) < drafts.most_rows:
+            self._unseen = torch.empty(drafts.most_rows, self.packed.head_width)
+        spread(self._draft, self._prepared(rows, longest, self._unseen), drafts.address)
         trees = []
-        for (sequence, _), slab, (tree, fed) in zip(live, slabs, drafts.trees(logits), strict=True):
+        for (sequence, _), slab, (tree, fed) in zip(live, slabs, drafts.trees(), strict=True):
             end = len(sequence.tokens)
             if fed != list(range(len(fed))):
                 slab.move(self._shape, [end + spot for spot in fed], end)
@@ -184,12 +160,12 @@ class NativeModel(LanguageModel):
             trees.append(tree)
         return trees
 
-    def _caught_up(self, live: list[tuple[Sequence, int]], cache: PanelCache) -> tuple[int, int, list[Slab]]:
-        """Lay out what the caches lack, with room for so many slots behind it; its rows, the slots of the longest sequence, and
-        the slabs."""
+    def _caught_up(self, live: list[tuple[Sequence, Budget]], room: int, cache: PanelCache) -> tuple[int, int, list[Slab]]:
+        """Lay out what the caches lack, with `room` slots behind it; its rows, the slots of the longest sequence, and the
+        slabs."""
         self._catch_up([sequence for sequence, _ in live], cache)
         tokens, positions, parents, wanted, segments, longest = [], [], [], [], [], 0
-        for sequence, room in live:
+        for sequence, _ in live:
             start, end = cache.length(sequence.key), len(sequence.tokens)
             segments.append((len(tokens), end - start, start, end - start, cache.reserve(sequence.key, end + room)))
             tokens += sequence.tokens[start:]
@@ -199,15 +175,6 @@ class NativeModel(LanguageModel):
             longest = max(longest, end + room)
         self._arrays.fill(tokens, positions, parents, wanted, _records(segments))
         return len(tokens), longest, [slab for *_, slab in segments]
-
-    def _draft_logits(self, rows: int, kind: Proposal) -> torch.Tensor:
-        """Room for a draft's logits: float32 [`rows` or more, V]. Who draws records what from; the others show theirs to nobody,
-        and theirs stay where they are."""
-        if kind.drawn:
-            return torch.empty(rows, self.packed.head_width)
-        if len(self._unseen) < rows:
-            self._unseen = torch.empty(rows, self.packed.head_width)
-        return self._unseen
 
     def _threads(self, rows: int) -> int:
         """How many threads a forward is worth: meeting costs some microseconds, and far more where the machine is busy."""

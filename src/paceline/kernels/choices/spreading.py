@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from paceline.kernels.native.arithmetic import in_order
-from paceline.kernels.native.choosing import SAME_SHARE, kept_by_top_k, likeliest, sum_of
-from paceline.kernels.native.layout import MOST_KEPT
-from paceline.kernels.native.memory import HELPER, carray, double_of, float_of, floats, long_of, pointer
+from paceline.kernels.native.choosing import likeliest
+from paceline.kernels.native.cutting import least_kept
+from paceline.kernels.native.memory import HELPER, carray, double_of, floats, long_of, pointer
 from paceline.kernels.native.shaping import copied, shaped
 
 import numba  # isort: skip  (after `vectors`)
@@ -15,9 +14,6 @@ import numba  # isort: skip  (after `vectors`)
 TEMPERATURE, TOP_P, LOG_MIN_P, TOP_K, TOLD, NUMBERS = range(6)
 """What a row's distribution depends on, and whether it was told, float64."""
 _f = np.float32
-_FEW = 24
-"""Mostly so many tokens are top-p; more are found if they are not."""
-_UNSURE = np.inf
 _SHIFTER = 6755399441055744.0
 """1.5 * 2^52: a number of smaller size that is added to it is rounded to a whole one, which its lowest bits then hold."""
 _LEAST_POWER = -700.0
@@ -77,31 +73,6 @@ def _divided(probs, total):
         probs[token] /= total
 
 
-@_plain
-def _least_within(row, count, temperature, top_k, top_p, least, top, held):
-    """The least score within top-p; `_UNSURE` where more tokens are within it than can be held, or one is at its edge.
-
-    least: of those that top-k leaves. held: address of int32 [MOST_KEPT], scratch.
-    """
-    total = sum_of(row, count, temperature, least, _f(-np.inf), top)
-    most = min(count, top_k if 0 < top_k < count else MOST_KEPT)
-    keys, number, begin, share, weight = carray(pointer(held), MOST_KEPT, np.int32), min(most, _FEW), 0, 0.0, 0.0
-    while True:
-        kept_by_top_k(row, count, number, held)
-        for place in range(begin, number):
-            score = float_of(in_order(keys[place])) / temperature
-            weight = np.exp(np.float64(score) - np.float64(top)) / total
-            share += weight
-            if abs(share - top_p) < SAME_SHARE:
-                return _f(_UNSURE)
-            if share > top_p:
-                return score
-        # none of those that follow is likelier than the last one
-        if number == most or share + (most - number) * weight < top_p:
-            return _f(_UNSURE)
-        begin, number = number, most
-
-
 def spread(logits, count, shape, path, length, copy, numbers, held, probs):
     """The distribution of a row under temperature, cuts and what shapes it. All but the counts are addresses, or 0.
 
@@ -111,7 +82,7 @@ def spread(logits, count, shape, path, length, copy, numbers, held, probs):
     for cuts. probs: float64 [count].
     """
     told = carray(pointer(numbers), NUMBERS, np.float64)
-    temperature, top_k, row, least = _f(told[TEMPERATURE]), int(told[TOP_K]), logits, _f(-np.inf)
+    temperature, row = _f(told[TEMPERATURE]), logits
     told[TOLD] = 0
     if shape != 0:
         copied(row, count, copy)
@@ -123,13 +94,8 @@ def spread(logits, count, shape, path, length, copy, numbers, held, probs):
     top = floats(row)[best] / temperature
     if not abs(top) < _f(np.inf):
         return
-    if 0 < top_k < count:
-        least = kept_by_top_k(row, count, top_k, held) / temperature
-    if told[TOP_P] < 1:
-        least = max(least, _least_within(row, count, temperature, top_k, told[TOP_P], least, top, held))
-        if least == _f(_UNSURE):
-            return
+    least = least_kept(row, count, temperature, int(told[TOP_K]), told[TOP_P], _f(told[LOG_MIN_P]), top, held)
     found = carray(pointer(probs), count, np.float64)
-    _weighed(row, count, temperature, max(least, top + _f(told[LOG_MIN_P])), top, found)
+    _weighed(row, count, temperature, least, top, found)
     _divided(found, _total(found))
     told[TOLD] = 1

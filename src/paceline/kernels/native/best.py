@@ -66,26 +66,36 @@ def _among(tokens, size, token):
 
 
 @helper
-def largest_noised(row, count, temperature, key, wanted, held, values, tokens, seeds):
-    """The same by the scores, logits / temperature, with the noise of a key. values: float64 [wanted], what the tokens have.
-    seeds: int64 [wanted], scratch.
+def largest_kept(row, count, temperature, wanted, least, held, tokens):
+    """The same of those whose scores, logits / temperature, are `least` or more."""
+    logits, size = floats(row), largest(row, count, wanted, held, tokens)
+    while size > 0 and logits[tokens[size - 1]] / temperature < least:
+        size -= 1
+    return size
+
+
+@helper
+def largest_noised(row, count, temperature, key, wanted, least, held, values, tokens, seeds):
+    """The same by the scores with the noise of a key. values: float64 [wanted], what the tokens have. seeds: int64 [wanted],
+    scratch.
     """
-    logits, size = floats(row), largest(row, count, wanted, held, seeds)
+    logits, size = floats(row), largest_kept(row, count, temperature, wanted, least, held, seeds)
     if size == 0 or not abs(logits[seeds[0]] / temperature) < _f(np.inf):
         return 0
     for at in range(size):
         score, word = logits[seeds[at]] / temperature, choosing.hashed(key, seeds[at])
         put_in_order(values, tokens, at + 1, choosing.noised(score, word), seeds[at])
-    if size < wanted:
-        return size
-    second = -np.inf
-    for begin in range(0, count, choosing.BLOCK):
-        end, reach = min(begin + choosing.BLOCK, count), choosing.reach_of(values[size - 1])
-        if not choosing.one_may_win(row, begin, end, temperature, key, _f(-np.inf), _f(-np.inf), reach):
+    second, reach = -np.inf, choosing.reach_of(values[size - 1])
+    # fewer than are wanted are all that there are
+    for begin in range(0, count if size == wanted else 0, choosing.BLOCK):
+        end = min(begin + choosing.BLOCK, count)
+        if not choosing.one_may_win(row, begin, end, temperature, key, least, _f(-np.inf), reach):
             continue
         for token in range(begin, end):
             score, word = logits[token] / temperature, choosing.hashed(key, token)
-            if not score + choosing.most_noise(word) > reach or not score > -np.inf or _among(seeds, size, token):
+            if not score + choosing.most_noise(word) > reach or not score > -np.inf or score < least:
+                continue
+            if _among(seeds, size, token):
                 continue
             value = choosing.noised(score, word)
             second = max(second, min(value, values[size - 1]))

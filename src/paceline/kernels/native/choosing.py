@@ -31,7 +31,7 @@ _STRETCH = 256
 """Logits of which the largest is found before the next; and in which it is looked for by its value."""
 BLOCK = 64
 """Tokens that are looked through one by one only if one of them may win."""
-_SUMMED = 1024
+SUMMED_TOGETHER = 1024
 """Shares summed in float32 before they are added in float64."""
 _SLACK, _SLACK_OF_VALUE = 1e-3, 1e-6
 """How much more is taken for possible than is: what bounds are rounded by in float32."""
@@ -208,8 +208,8 @@ def _part(row, begin, end, temperature, least, above, top):
 def sum_of(row, count, temperature, least, above, top):
     """The sum of e^(score - top), of scores that are `least` or more and larger than `above`; to a few millionths of itself."""
     total = 0.0
-    for begin in range(0, count, _SUMMED):
-        total += np.float64(_part(row, begin, min(begin + _SUMMED, count), temperature, least, above, top))
+    for begin in range(0, count, SUMMED_TOGETHER):
+        total += np.float64(_part(row, begin, min(begin + SUMMED_TOGETHER, count), temperature, least, above, top))
     return total
 
 

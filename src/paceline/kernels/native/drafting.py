@@ -1,50 +1,137 @@
-"""Drafting: a whole chain of draft tokens for every sequence of a batch in one call, without returning to Python in between.
+"""Drafting: a whole draft tree for every sequence of a batch in one call, without returning to Python in between.
 
-Each level is a step of the model and a choice per sequence (`choosing`): the largest logit, or, at a temperature, what the noise
-of a key makes the largest: the key of the position, so that draft and target choose with the same numbers, or that of a stream of
-the draft's own.
+Each level is a step of the model over the nodes that are to have children, and a choice of those for each (`siblings`). Who has
+children is settled by a shape, or, where there is none, by what the model finds likely. A node is fed once, into a slot of its
+own behind the text, where its descendants find it. What comes of it is what `growth.Draft` would grow.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from paceline.kernels.native.choosing import chosen as chosen_of, key_of, likeliest
-from paceline.kernels.native.judging import ends_text, reached, share, share_noised
-from paceline.kernels.native.layout import CALL, COUPLED, DRAFT, LIKELIEST, MOST_KEPT, SEGMENT
+from paceline.kernels.native.judging import ends_text, reached
+from paceline.kernels.native.layout import (
+    CALL,
+    CONFIDENCE,
+    DRAFT,
+    LEVEL,
+    MOST_KEPT,
+    NODE_FIELDS,
+    NODE_NUMBERS,
+    OWNER,
+    PARENT,
+    PLACE,
+    REACH,
+    SEGMENT,
+    SHOWN,
+    SPOT,
+    TOKEN,
+    WORTH,
+)
 from paceline.kernels.native.memory import barrier, carray, helper, pointer, run_part
 from paceline.kernels.native.shaping import shaped
+from paceline.kernels.native.siblings import siblings
 
 _f = np.float32
+_ASKED, _WILLING = -2, -3
+"""The spot of a node that is to have children and was not fed yet; and of one that might."""
 
 
 @helper
-def _to_next_level(
-    call, segments, tokens, positions, parents, wanted, owners, chosen, confidences, floors, ends, bounds, chances, odds,
-    reaches, least, depths, deepest, level,
-):  # fmt: skip
-    """Make the sequences that go on the next step's: one row each, the token just chosen, behind all that is fed."""
-    following = 0
-    for row in range(call.wanted_count):
-        owner, place = owners[row], owners[row] * deepest + level
-        token, confidence = chosen[place], confidences[place]
-        last = token < 0 or level + 1 >= depths[owner] or confidence < floors[owner] or ends_text(token, ends, bounds, owner)
-        if not last and chances[owner] != 0:
-            reaches[owner] = reached(chances[owner], odds[owner], reaches[owner], level, confidence)
-            last = reaches[owner] < least[place]
-        if last:
-            depths[owner] = level + 1
-            continue
-        slot = segments[row].start + segments[row].rows
-        segments[following].keys, segments[following].values = segments[row].keys, segments[row].values
-        segments[following].capacity = segments[row].capacity
-        segments[following].low, segments[following].start = following, slot
-        segments[following].rows = segments[following].chain = 1
-        segments[following].first, segments[following].family = 0, following
-        tokens[following], positions[following], parents[following] = token, slot, -1
-        wanted[following], owners[following] = following, owner
-        following += 1
-    return following
+def _hang(job, owner, nodes, numbers, node, found, shares):
+    """Hang below a node what was chosen for it, behind the nodes that there are."""
+    slots = carray(pointer(owner.slots), 2 * job.places + 1 if job.beam == 0 else 0, np.int64)
+    first = slots[nodes[PLACE, node]] if job.beam == 0 else 0
+    for at in range(job.wide):
+        if found[at] < 0:
+            break
+        size, level, confidence = owner.count, nodes[LEVEL, node], np.float64(shares[at])
+        nodes[TOKEN, size], nodes[PARENT, size], nodes[LEVEL, size] = found[at], node, level + 1
+        nodes[PLACE, size] = at if job.beam > 0 else slots[first + at]
+        nodes[SPOT, size] = nodes[SHOWN, size] = -1
+        numbers[CONFIDENCE, size], numbers[WORTH, size] = confidence, numbers[WORTH, node] * confidence
+        numbers[REACH, size] = 1.0
+        if owner.chances != 0:
+            numbers[REACH, size] = reached(owner.chances, _f(owner.odds), numbers[REACH, node], level, shares[at])
+        owner.count += 1
+
+
+@helper
+def _is_among_best(worths, size, node, limit):
+    """Whether a node is one of the `limit` worthiest besides the root; of equals the older is."""
+    before = 0
+    for other in range(1, size):
+        before += worths[other] > worths[node] or (worths[other] == worths[node] and other < node)
+    return before < limit
+
+
+@helper
+def _asked_by_worth(nodes, worths, begin, size, beam, limit):
+    """Ask of the nodes that might have children the worthiest: as many as the beam is wide, of those that fit in the budget."""
+    for _ in range(beam):
+        best = -1
+        for node in range(begin, size):
+            if nodes[SPOT, node] == _WILLING and (best < 0 or worths[node] > worths[best]):
+                best = node
+        if best < 0 or not _is_among_best(worths, size, best, limit):
+            break
+        nodes[SPOT, best] = _ASKED
+
+
+@helper
+def _ask(job, owner, nodes, numbers, least):
+    """Mark those of a new level that are to have children."""
+    begin, size = owner.fresh, owner.count
+    if begin == size or nodes[LEVEL, begin] == owner.depth:
+        return
+    slots = carray(pointer(owner.slots), 2 * job.places + 1 if job.beam == 0 else 0, np.int64)
+    for node in range(begin, size):
+        place, level = nodes[PLACE, node], nodes[LEVEL, node]
+        goes_on = numbers[CONFIDENCE, node] >= _f(owner.floor)
+        goes_on = goes_on and not ends_text(nodes[TOKEN, node], owner.ends, owner.end_count)
+        if owner.chances != 0:
+            goes_on = goes_on and numbers[REACH, node] >= least[level - 1]
+        if job.beam == 0:
+            goes_on = goes_on and slots[place + 1] > slots[place]
+        if goes_on:
+            nodes[SPOT, node] = _WILLING if job.beam > 0 else _ASKED
+    if job.beam > 0:
+        _asked_by_worth(nodes, numbers[WORTH], begin, size, job.beam, owner.limit)
+
+
+@helper
+def _laid(job, sequences, nodes, families, asked, owners, segments, tokens, positions, wanted):
+    """Lay out the step over the nodes that are asked for; its rows and segments."""
+    rows = number = 0
+    for at in range(job.count):
+        owner = sequences[at]
+        first = owner.fed
+        for node in range(owner.fresh, owner.count):
+            if nodes[at, SPOT, node] != _ASKED:
+                continue
+            families[at, owner.fed] = nodes[at, SPOT, nodes[at, PARENT, node]]
+            nodes[at, SPOT, node] = owner.fed
+            tokens[rows], positions[rows] = nodes[at, TOKEN, node], owner.length - 1 + nodes[at, LEVEL, node]
+            wanted[rows], asked[rows], owners[rows] = rows, node, at
+            sequences[at].fed += 1
+            rows += 1
+        if owner.fed > first:
+            segment = segments[number]
+            segment.low, segment.rows = rows - (owner.fed - first), owner.fed - first
+            segment.start, segment.chain = owner.length, 0
+            segment.first, segment.family = first, at * job.most
+            segment.keys, segment.values, segment.capacity = owner.keys, owner.values, owner.capacity
+            number += 1
+    return rows, number
+
+
+@helper
+def _path(nodes, node, path):
+    """Write the tokens from below the root down to a node; how many there are."""
+    length = nodes[LEVEL, node]
+    for place in range(length - 1, -1, -1):
+        path[place], node = nodes[TOKEN, node], nodes[PARENT, node]
+    return length
 
 
 def draft(thread, address):
@@ -52,67 +139,65 @@ def draft(thread, address):
     job = carray(pointer(address), 1, DRAFT)[0]
     calls = carray(pointer(job.call), 1, CALL)
     call = calls[0]
-    count, deepest, threads = job.sequences, job.deepest, call.threads
-    segments = carray(pointer(call.segments), count, SEGMENT)
-    tokens = carray(pointer(call.tokens), call.rows, np.int64)
-    positions = carray(pointer(call.positions), call.rows, np.int64)
-    parents = carray(pointer(call.parents), call.rows, np.int64)
-    wanted = carray(pointer(call.wanted), count, np.int64)
+    count, most, wide, places, threads = job.count, job.most, job.wide, job.places, call.threads
     counters = carray(pointer(call.scratch.counter), 2, np.int64)
-    owners = carray(pointer(job.owners), count, np.int64)
-    depths = carray(pointer(job.depths), count, np.int64)
-    keys = carray(pointer(job.keys), count * deepest, np.int64)
-    temperatures = carray(pointer(job.temperatures), count, np.float32)
-    top_ks = carray(pointer(job.top_ks), count, np.int64)
-    top_ps = carray(pointer(job.top_ps), count, np.float64)
-    log_min_ps = carray(pointer(job.log_min_ps), count, np.float32)
-    seeds = carray(pointer(job.seeds), count, np.int64)
-    nexts = carray(pointer(job.positions), count, np.int64)
-    shapes = carray(pointer(job.shapes), count, np.int64)
+    sequences = carray(pointer(job.sequences), count, OWNER)
+    nodes = carray(pointer(job.nodes), (count, NODE_FIELDS, most), np.int64)
+    numbers = carray(pointer(job.numbers), (count, NODE_NUMBERS, most), np.float64)
+    families = carray(pointer(job.families), (count, most), np.int64)
+    least = carray(pointer(job.least), (count, job.deepest), np.float32)
+    streams = carray(pointer(job.streams), (count, places, wide), np.int64)
+    room = count * most
+    asked, owners = carray(pointer(job.asked), room, np.int64), carray(pointer(job.owners), room, np.int64)
+    found = carray(pointer(job.found), (room, wide), np.int64)
+    shares = carray(pointer(job.shares), (room, wide), np.float32)
     held = job.held + 4 * MOST_KEPT * thread
-    floors = carray(pointer(job.floors), count, np.float32)
-    bounds = carray(pointer(job.end_bounds), count + 1, np.int64)
-    ends = carray(pointer(job.ends), bounds[count], np.int64)
-    chances = carray(pointer(job.chances), count, np.int64)
-    odds = carray(pointer(job.odds), count, np.float32)
-    reaches = carray(pointer(job.reaches), count, np.float32)
-    least = carray(pointer(job.least), count * deepest, np.float32)
-    chosen = carray(pointer(job.chosen), count * deepest, np.int64)
-    confidences = carray(pointer(job.confidences), count * deepest, np.float32)
-    met, level = 0, 0
+    values = carray(pointer(job.values), (threads, wide), np.float64)[thread]
+    seeded = carray(pointer(job.seeded), (threads, wide), np.int64)[thread]
+    path = carray(pointer(job.paths), (threads, job.deepest), np.int64)[thread]
+    segments = carray(pointer(call.segments), count, SEGMENT)
+    tokens = carray(pointer(call.tokens), room, np.int64)
+    positions = carray(pointer(call.positions), room, np.int64)
+    wanted = carray(pointer(call.wanted), room, np.int64)
+    parents, met, shown = call.parents, 0, 0
     while calls[0].rows > 0:
         run_part(job.step, thread, job.call)
-        for row in range(thread, calls[0].wanted_count, threads):
-            owner = owners[row]
+        level_rows = calls[0].wanted_count
+        for row in range(thread, level_rows, threads):
+            at, node = owners[row], asked[row]
+            owner, place, size = sequences[at], nodes[at, PLACE, node], job.beam
+            if job.beam == 0:
+                slots = carray(pointer(owner.slots), 2 * places + 1, np.int64)
+                size = slots[place + 1] - slots[place]
             line = call.logits + 4 * row * job.logits_width
-            place = owner * deepest + level
-            if shapes[owner] != 0:
-                shaped(line, job.vocabulary, shapes[owner], job.chosen + 8 * owner * deepest, level)
-            temperature, choice = temperatures[owner], job.choice
-            if temperature == 0:
-                temperature, choice = _f(1), LIKELIEST
-            key = key_of(seeds[owner], nexts[owner] + level) if choice == COUPLED else keys[place]
-            if choice == LIKELIEST:
-                token = likeliest(line, job.vocabulary)
-            else:
-                token = chosen_of(
-                    line, job.vocabulary, temperature, key, top_ks[owner], top_ps[owner], log_min_ps[owner], held
-                )  # fmt: skip
-            if token >= 0 and choice == COUPLED:
-                confidences[place] = share_noised(line, job.vocabulary, temperature, key, token)
-            elif token >= 0:
-                confidences[place] = share(line, job.vocabulary, temperature, token)
-            chosen[place] = token
+            if owner.shaping != 0:
+                length = _path(nodes[at], node, path)
+                shaped(line, job.vocabulary, owner.shaping, path.ctypes.data, length)
+            probs = job.probs + 4 * (shown + row) * job.size if job.probs != 0 else 0
+            size = siblings(
+                line, job.vocabulary, owner, nodes[at, LEVEL, node], job.choice, size, streams[at, place], held, values,
+                found[row], seeded, shares[row], probs, job.size,
+            )  # fmt: skip
+            if size < wide:
+                found[row, size] = -1
         met += 1
         barrier(counters[1:].ctypes.data, met, threads)
         if thread == 0:
-            following = _to_next_level(
-                calls[0], segments, tokens, positions, parents, wanted, owners, chosen, confidences, floors, ends, bounds,
-                chances, odds, reaches, least, depths, deepest, level,
-            )  # fmt: skip
-            calls[0].rows = calls[0].segment_count = calls[0].wanted_count = following
-            calls[0].logits += job.level_bytes
+            for at in range(count):
+                sequences[at].fresh = sequences[at].count
+            for row in range(level_rows):
+                at, node = owners[row], asked[row]
+                nodes[at, SHOWN, node] = shown + row
+                _hang(job, sequences[at], nodes[at], numbers[at], node, found[row], shares[row])
+            for at in range(count):
+                _ask(job, sequences[at], nodes[at], numbers[at], least[at])
+            rows, number = _laid(job, sequences, nodes, families, asked, owners, segments, tokens, positions, wanted)
+            calls[0].rows = calls[0].wanted_count = rows
+            calls[0].segment_count, calls[0].parents = number, job.families
             counters[0] = 0
+        shown += level_rows
         met += 1
         barrier(counters[1:].ctypes.data, met, threads)
-        level += 1
+    if thread == 0:
+        # where those of a step lie
+        calls[0].parents = parents

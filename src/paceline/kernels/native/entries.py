@@ -10,8 +10,6 @@ STEP = Kernel("native.decoder.step")
 """One thread's part of a step: (thread, address of a CALL record)."""
 DRAFT = Kernel("native.drafting.draft")
 """One thread's part of a draft: (thread, address of a DRAFT record)."""
-BRANCH = Kernel("native.branching.branch")
-"""One thread's part of a draft of trees: (thread, address of a TREES record)."""
 IDLE, WORK, LEAD = (Kernel(f"native.pool.{part}") for part in ("idle", "work", "lead"))
 """Of a pool of threads: idling for so many turns, what a worker does without end, and what is done by the one who calls."""
 READ = Kernel("native.reading.read")

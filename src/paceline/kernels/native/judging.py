@@ -1,12 +1,12 @@
-"""Judging: how likely a drafted token is held to be, and whether a draft goes on behind it."""
+"""Judging: how likely a drafted token is held to be, what it was drawn from, and whether a draft goes on behind it."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from paceline.kernels.native.arithmetic import exponential
-from paceline.kernels.native.choosing import hashed
-from paceline.kernels.native.memory import HELPER, bits_of, float_of, floats, helper
+from paceline.kernels.native.arithmetic import exponential, filled, scaled
+from paceline.kernels.native.choosing import SUMMED_TOGETHER, hashed, sum_of
+from paceline.kernels.native.memory import HELPER, bits_of, carray, float_of, floats, helper, pointer, put
 from paceline.stopping import CLASSES, DEEPEST, LIKELIEST as LIKELIEST_TO_COME_TRUE, shifted
 
 import numba  # isort: skip  (after `vectors`)
@@ -16,7 +16,10 @@ _shifted = helper(shifted)
 """The same, for compiled code."""
 
 _inline = numba.njit(**HELPER, inline="always")
-_loops = numba.njit(**HELPER, fastmath={"reassoc", "contract", "nsz", "arcp"})
+# scores are divisions to the last bit, as where they are compared with
+_sums = numba.njit(**HELPER, fastmath={"reassoc", "contract", "nsz"})
+_LEAST_POWER = _f(-87)
+"""What is less likely than the likeliest by more than e to this counts as nothing."""
 
 
 @_inline
@@ -39,32 +42,53 @@ def _weight_of_noise(word):
     return _f(1) / (near_one if rest < _f(0.03) else -_logarithm((_f(high) + _f(0.5)) * _f(2.0**-31)))
 
 
-@_loops
-def share(row, count, temperature, token):
-    """The share of a token in the softmax of logits / temperature."""
-    logits = floats(row)
-    own, scale, total = logits[token], _f(1) / temperature, _f(0)
-    for other in range(count):
-        total += exponential((logits[other] - own) * scale)
-    return _f(1) / total
+@helper
+def share(row, count, temperature, least, token):
+    """The share of a token in the softmax of logits / temperature, of those scores that are `least` or more."""
+    return _f(1.0 / sum_of(row, count, temperature, least, _f(-np.inf), floats(row)[token] / temperature))
 
 
-@_loops
-def share_noised(row, count, temperature, key, token):
-    """The share of a token in the softmax of logits / temperature + noise."""
+@_sums
+def share_noised(row, count, temperature, least, key, token):
+    """The same with the noise of a key."""
     logits = floats(row)
-    own, scale, total = logits[token], _f(1) / temperature, _f(0)
+    own, total = logits[token] / temperature, _f(0)
     for other in range(count):
-        weight = exponential((logits[other] - own) * scale) * _weight_of_noise(hashed(key, other))
-        total += weight if other != token else _f(0)
+        score = logits[other] / temperature
+        weight = exponential(score - own) * _weight_of_noise(hashed(key, other))
+        total += weight if (score >= least) & (other != token) else _f(0)
     return _f(1) / (_f(1) + total / _weight_of_noise(hashed(key, token)))
 
 
+@_sums
+def _weighed(row, begin, end, temperature, least, top, probs):
+    logits, found, total = floats(row), floats(probs), _f(0)
+    for token in range(begin, end):
+        score = logits[token] / temperature
+        weight = exponential(score - top)
+        weight = weight if (score >= least) & (score - top > _LEAST_POWER) else _f(0)
+        put(found, token, weight)
+        total += weight
+    return total
+
+
 @helper
-def ends_text(token, ends, bounds, owner):
-    """Whether a token ends the text of a sequence: nothing can come true behind it."""
-    for place in range(bounds[owner], bounds[owner + 1]):  # noqa: SIM110  (compiled: no generators)
-        if ends[place] == token:
+def recorded(row, count, temperature, least, top, probs, size):
+    """Write what a token is drawn from: the softmax of the scores that are `least` or more. top: the largest score, a number.
+    probs: address of float32 [size], of which the row knows `count`."""
+    total = 0.0
+    for begin in range(0, count, SUMMED_TOGETHER):
+        total += np.float64(_weighed(row, begin, min(begin + SUMMED_TOGETHER, count), temperature, least, top, probs))
+    scaled(probs, count, _f(1.0 / total))
+    filled(probs, count, size, _f(0))
+
+
+@helper
+def ends_text(token, ends, count):
+    """Whether a token ends a text: nothing can come true behind it. ends: address of int64 [count]."""
+    those = carray(pointer(ends), count, np.int64)
+    for place in range(count):  # noqa: SIM110  (compiled: no generators)
+        if those[place] == token:
             return True
     return False
 

@@ -135,48 +135,42 @@ CALL = np.dtype(
     align=True,
 )
 
+OWNER = np.dtype(
+    [
+        # as long as it is drafted for beside the same others
+        ("temperature", "f8"),  # 0: greedy
+        ("top_k", "i8"),  # 0: all
+        ("top_p", "f8"),  # 1: all
+        ("log_min_p", "f8"),  # -inf: all
+        ("seed", "i8"),  # of the noise of positions
+        ("ends", "i8"),  # int64: tokens that end its text
+        ("end_count", "i8"),
+        # of one draft
+        ("length", "i8"),  # tokens of the text
+        ("slots", "i8"),  # int64 [2 P + 1]: where the children of every place begin, and they; or 0
+        ("depth", "i8"),  # levels
+        ("limit", "i8"),  # nodes besides the root, where there is no shape
+        ("floor", "f8"),  # who is held less likely has no children
+        ("chances", "i8"),  # float32 [DEEPEST, CLASSES]; 0 where nothing but the floor ends a draft
+        ("odds", "f8"),  # times those of the chances
+        ("shaping", "i8"),  # of what shapes its logits, 0 where nothing does
+        ("keys", "i8"),  # of its slab
+        ("values", "i8"),
+        ("capacity", "i8"),
+        # how far the draft is
+        ("count", "i8"),  # nodes so far; the root at first
+        ("fed", "i8"),  # nodes that were fed
+        ("fresh", "i8"),  # where the nodes of the last level begin
+    ],
+    align=True,
+)
+"""A sequence of a draft. Numbers of eight bytes alone, as `struct` writes them."""
+
 DRAFT = np.dtype(
     [
         ("call", "i8"),  # of the first step, which feeds what the caches lack
         ("step", "i8"),  # address of the step's part
-        ("sequences", "i8"),  # S
-        ("deepest", "i8"),  # D
-        ("vocabulary", "i8"),  # tokens that may be drafted
-        ("logits_width", "i8"),
-        ("level_bytes", "i8"),  # from the logits of one level to those of the next: 0 where they are not kept
-        ("choice", "i8"),  # of tokens where there is a temperature; greedy ones are LIKELIEST
-        ("owners", "i8"),  # int64 [S]: whose a row is; 0, 1, ... at first
-        ("depths", "i8"),  # int64 [S]: how deep to draft; afterwards how many levels were asked for
-        ("floors", "i8"),  # float32 [S]: a draft ends behind a token held less likely
-        ("ends", "i8"),  # int64: tokens that end a text, one sequence's behind the other's
-        ("end_bounds", "i8"),  # int64 [S + 1]: where those of each sequence begin, and where all end
-        ("chances", "i8"),  # int64 [S]: addresses, each of float32 [DEEPEST, CLASSES]; 0 where nothing but the floor ends a draft
-        ("odds", "i8"),  # float32 [S]: times those of the chances
-        ("reaches", "i8"),  # float32 [S]: how likely all that was drafted comes true; 1 at first
-        ("least", "i8"),  # float32 [S, D]: a draft ends behind a level reached with less
-        ("temperatures", "i8"),  # float32 [S]; 0: greedy
-        ("top_ks", "i8"),  # int64 [S]; 0: all
-        ("top_ps", "i8"),  # float64 [S]; 1: all
-        ("log_min_ps", "i8"),  # float32 [S]; -inf: all
-        ("held", "i8"),  # int32 [threads, MOST_KEPT], scratch
-        ("seeds", "i8"),  # int64 [S]: of the noise of positions
-        ("positions", "i8"),  # int64 [S]: of the first token that is drafted
-        ("shapes", "i8"),  # int64 [S]: addresses of what shapes their logits, 0 where nothing does
-        ("keys", "i8"),  # int64 [S, D]: of other noise, where tokens are DRAWN
-        ("chosen", "i8"),  # int64 [S, D]: the drafts, -1 where there is none
-        ("confidences", "i8"),  # float32 [S, D]: how likely each is held
-    ],
-    align=True,
-)
-
-LIKELIEST, COUPLED, DRAWN = range(3)
-"""How a token is chosen; the latter two with noise: of the position, which has a share in the confidence, or of its own key."""
-
-TREES = np.dtype(
-    [
-        ("call", "i8"),  # of the first step, which feeds what the caches lack
-        ("step", "i8"),  # address of the step's part
-        ("sequences", "i8"),  # S
+        ("count", "i8"),  # S
         ("deepest", "i8"),  # D
         ("most", "i8"),  # M: nodes of a sequence, its root included
         ("places", "i8"),  # P: of the shape, the root's included
@@ -184,26 +178,12 @@ TREES = np.dtype(
         ("beam", "i8"),  # where there is no shape: nodes of a level that have children, and children of each; else 0
         ("vocabulary", "i8"),  # tokens that may be drafted
         ("logits_width", "i8"),
-        ("shown", "i8"),  # whether the logits of every level are kept, one level's behind the other's
-        ("logits", "i8"),  # of the first level
         ("choice", "i8"),  # of tokens where there is a temperature; greedy ones are LIKELIEST
-        ("slots", "i8"),  # int64 [S]: addresses, each of int64 [2 P + 1]: where the children of every place begin, and they; or 0
-        ("depths", "i8"),  # int64 [S]: levels
-        ("limits", "i8"),  # int64 [S]: nodes besides the root, where there is no shape
-        ("lengths", "i8"),  # int64 [S]: tokens of the text
-        ("floors", "i8"),  # float32 [S]: who is held less likely has no children
-        ("ends", "i8"),  # int64: tokens that end a text, one sequence's behind the other's
-        ("end_bounds", "i8"),  # int64 [S + 1]: where those of each sequence begin, and where all end
-        ("chances", "i8"),  # int64 [S]: addresses, each of float32 [DEEPEST, CLASSES]; or 0
-        ("odds", "i8"),  # float32 [S]: times those of the chances
+        ("probs", "i8"),  # float32 [rows, V]: what tokens were drawn from, one level's behind the other's; or 0
+        ("size", "i8"),  # V: of the target
+        ("sequences", "i8"),  # OWNER [S]
         ("least", "i8"),  # float32 [S, D]: who is reached with less has no children
-        ("temperatures", "i8"),  # float32 [S]; 0: greedy
-        ("seeds", "i8"),  # int64 [S]: of the noise of positions
-        ("keys", "i8"),  # uint64 [S, P, K]: of a place's children, one for each that is drawn
-        ("slabs", "i8"),  # int64 [S, 3]: keys, values, capacity
-        ("counts", "i8"),  # int64 [S]: nodes so far; the root at first
-        ("fed", "i8"),  # int64 [S]: nodes that were fed
-        ("fresh", "i8"),  # int64 [S], scratch
+        ("streams", "i8"),  # int64 [S, P, K]: seeds of the draws of a place's children, one for each that is drawn
         ("nodes", "i8"),  # int64 [S, NODE_FIELDS, M]
         ("numbers", "i8"),  # float64 [S, NODE_NUMBERS, M]
         ("families", "i8"),  # int64 [S, M]: by node that was fed, its parent among those, -1 for the root
@@ -214,6 +194,7 @@ TREES = np.dtype(
         ("held", "i8"),  # int32 [threads, MOST_KEPT], scratch
         ("values", "i8"),  # float64 [threads, K], scratch
         ("seeded", "i8"),  # int64 [threads, K], scratch
+        ("paths", "i8"),  # int64 [threads, D], scratch
     ],
     align=True,
 )
@@ -222,8 +203,9 @@ TOKEN, PARENT, PLACE, LEVEL, SPOT, SHOWN, NODE_FIELDS = range(7)
 for none; the row of its logits, where they are shown."""
 CONFIDENCE, REACH, WORTH, NODE_NUMBERS = range(4)
 """How likely a node is held; its path, as the budget's rule of stopping has it; and as the product of confidences."""
-INDEPENDENT, REPLACED, PAIRED = range(3, 6)
-"""How siblings are drawn: each from a key of its own; one after another without replacement; one drawn and one the likeliest."""
+LIKELIEST, COUPLED, INDEPENDENT, REPLACED, PAIRED = range(5)
+"""How the children of a node are chosen: the likeliest; with the noise of the position; or drawn: each from a stream of its own,
+one after another without replacement, or one drawn and one the likeliest."""
 
 MOST_KEPT = 256
 """The largest top-k that compiled code finds: so many logits are held in order while a row is walked."""
