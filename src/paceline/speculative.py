@@ -21,6 +21,7 @@ from paceline.models.base import LanguageModel
 from paceline.policies.base import Policy
 from paceline.sequence import Sequence
 from paceline.step import Feed, Segment, Step, Verdict
+from paceline.torch_threads import alone
 from paceline.tree import NOTHING, Budget, DraftTree
 from paceline.verifiers.base import Verifier
 
@@ -100,23 +101,24 @@ class Speculative:
         scored = perf_counter()
         sequences, trees = [item.sequence for item in drafting], list(grown.values())
         logits = [rows[: tree.candidates] if tree.probes else rows for rows, tree in zip(scores.of(trees), trees, strict=True)]
-        verdicts = self.verifier(sequences, trees, logits) if trees else []
-        verified = perf_counter()
-        # text and stops are the engine's: they count as other
-        verdicts = [stops.cut(sequence, verdict) for sequence, verdict in zip(sequences, verdicts, strict=True)]
-        cut = perf_counter()
-        reached = dict(zip(grown, verdicts, strict=True))
-        self.cache.commit([reached.get(item.sequence.key, Verdict()) for item in work])
-        for sequence, draft, rows, verdict in zip(sequences, drafts, logits, verdicts, strict=True):
-            _tell(sequence, rows, verdict)
-            self._commit(sequence, draft, verdict)
-        for segment, rows in scores.told(step):
-            _tell_prompt(segment, rows)
-        for item in work:
-            item.sequence.speculation.target_forwards += 1
-        for part in self.drafter.parts:
-            if self._looks(part, sequences):
-                part.observe(sequences, trees, verdicts, scores)
+        with alone(self.target.threads_of_its_own):
+            verdicts = self.verifier(sequences, trees, logits) if trees else []
+            verified = perf_counter()
+            # text and stops are the engine's: they count as other
+            verdicts = [stops.cut(sequence, verdict) for sequence, verdict in zip(sequences, verdicts, strict=True)]
+            cut = perf_counter()
+            reached = dict(zip(grown, verdicts, strict=True))
+            self.cache.commit([reached.get(item.sequence.key, Verdict()) for item in work])
+            for sequence, draft, rows, verdict in zip(sequences, drafts, logits, verdicts, strict=True):
+                _tell(sequence, rows, verdict)
+                self._commit(sequence, draft, verdict)
+            for segment, rows in scores.told(step):
+                _tell_prompt(segment, rows)
+            for item in work:
+                item.sequence.speculation.target_forwards += 1
+            for part in self.drafter.parts:
+                if self._looks(part, sequences):
+                    part.observe(sequences, trees, verdicts, scores)
         if self.target.returns_early:
             # whoever verifies waits for the forward, beside which it takes no time
             scored = verified

@@ -14,6 +14,7 @@ from paceline.growth import Draft, Growth
 from paceline.ranking import Ranking
 from paceline.sequence import Sequence
 from paceline.step import Feed, Segment, Step, Verdict
+from paceline.torch_threads import alone
 from paceline.tree import Budget, DraftTree
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -79,6 +80,8 @@ class LanguageModel(ABC):
     """Tokens of prompts that it is best fed in one forward; of the target's, unless the user says how many."""
     returns_early = False
     """Whether `score` returns while a GPU is still at work; whoever reads a number waits for it."""
+    threads_of_its_own = False
+    """Whether it computes on threads that are not torch's, and needs the cores that those would spin on."""
 
     @property
     def held(self) -> str:
@@ -144,11 +147,12 @@ class LanguageModel(ABC):
                 logits = pad(logits, (0, vocab_size - self.vocab_size), value=-torch.inf)
             # whole rows would be read from a device, and waited for one by one
             ranking = Ranking(together=self.returns_early)
-            for draft, rows in zip(live, logits.split([segment.nodes for segment in step.segments]), strict=True):
-                draft.look(rows[-len(draft.asked) :], ranking)
-            chosen = ranking.found()
-            for draft in live:
-                draft.grow(chosen)
+            with alone(self.threads_of_its_own):
+                for draft, rows in zip(live, logits.split([segment.nodes for segment in step.segments]), strict=True):
+                    draft.look(rows[-len(draft.asked) :], ranking)
+                chosen = ranking.found()
+                for draft in live:
+                    draft.grow(chosen)
             cache.commit([draft.kept() for draft in live])
             live = [draft for draft in live if draft.asked]
         return [draft.tree() for draft in drafts]

@@ -1,0 +1,65 @@
+"""Beside compiled kernels torch keeps to the thread that calls it, and afterwards has its threads back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence as Many
+
+import pytest
+import torch
+
+from fakes import TableModel
+from native import THREADS
+from paceline.params import SamplingParams
+from paceline.sequence import Sequence
+from paceline.step import Verdict
+from paceline.torch_threads import alone
+from paceline.tree import DraftTree
+from paceline.verifiers.match import Match
+from serving import engine_of, served
+
+pytestmark = pytest.mark.skipif(THREADS == (1,), reason="one core has one thread")
+
+
+@pytest.fixture(autouse=True)
+def many() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(THREADS[-1])
+    yield
+    torch.set_num_threads(before)
+
+
+def test_torch_computes_alone_inside_and_not_behind() -> None:
+    many = torch.get_num_threads()
+    with alone():
+        assert torch.get_num_threads() == 1
+        with alone():
+            assert torch.get_num_threads() == 1
+        assert torch.get_num_threads() == 1
+    assert torch.get_num_threads() == many
+    with alone(False):
+        assert torch.get_num_threads() == many
+    with pytest.raises(KeyError), alone():
+        raise KeyError
+    assert torch.get_num_threads() == many
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_whoever_verifies_leaves_the_cores_to_a_model_that_brings_its_threads(own: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen, scored, honest = set[int](), set[int](), TableModel.score
+
+    class Watching(Match):
+        def __call__(self, sequences: Many[Sequence], trees: Many[DraftTree], logits: Many[torch.Tensor]) -> list[Verdict]:
+            seen.add(torch.get_num_threads())
+            return super().__call__(sequences, trees, logits)
+
+    def score(self: TableModel, *rest):
+        scored.add(torch.get_num_threads())
+        return honest(self, *rest)
+
+    monkeypatch.setattr(TableModel, "score", score)
+    monkeypatch.setattr(TableModel, "threads_of_its_own", own)
+    engine = engine_of(TableModel(7))
+    engine.speculative.verifier = Watching()
+    served(engine, [((1, 2, 3), SamplingParams(max_tokens=4))])
+    assert seen == {1 if own else THREADS[-1]}
+    assert scored == {THREADS[-1]}
