@@ -12,7 +12,7 @@ from native import THREADS
 from paceline.params import SamplingParams
 from paceline.sequence import Sequence
 from paceline.step import Verdict
-from paceline.torch_threads import alone
+from paceline.torch_threads import alone, quiet
 from paceline.tree import DraftTree
 from paceline.verifiers.match import Match
 from serving import engine_of, served
@@ -36,8 +36,11 @@ def test_torch_computes_alone_inside_and_not_behind() -> None:
             assert torch.get_num_threads() == 1
         assert torch.get_num_threads() == 1
     assert torch.get_num_threads() == many
-    with alone(False):
-        assert torch.get_num_threads() == many
+    for numbers in (10, 32_768):
+        with quiet(numbers):
+            assert torch.get_num_threads() == many
+    with quiet(32_769):
+        assert torch.get_num_threads() == 1
     with pytest.raises(KeyError), alone():
         raise KeyError
     assert torch.get_num_threads() == many
@@ -56,6 +59,7 @@ def test_whoever_verifies_leaves_the_cores_to_a_model_that_brings_its_threads(ow
         scored.add(torch.get_num_threads())
         return honest(self, *rest)
 
+    monkeypatch.setattr("paceline.torch_threads._SHARED", 6)
     monkeypatch.setattr(TableModel, "score", score)
     monkeypatch.setattr(TableModel, "threads_of_its_own", own)
     engine = engine_of(TableModel(7))

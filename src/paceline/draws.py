@@ -14,6 +14,9 @@ from paceline.noise import noised_best, stream, uniform
 from paceline.sequence import Sequence
 from paceline.tree import Proposal
 
+_STRETCH = 512
+"""Tokens whose probabilities are summed before one of them is looked for."""
+
 
 def chance(sequence: Sequence, name: str, node: int, trial: int = 0) -> float:
     """A number between 0 and 1 for one test at a node of the tree below this sequence's root."""
@@ -27,11 +30,16 @@ def happens(probability: float, sequence: Sequence, name: str, node: int, trial:
 
 def drawn(probs: np.ndarray, sequence: Sequence, name: str, node: int) -> int:
     """A token drawn from `probs`, float64 [V], not negative and with a sum above 0: the one in whose stretch of the sum a single
-    number falls. Noise for every token would take four times as long."""
-    sums = probs.cumsum()
-    token = int(sums.searchsorted(chance(sequence, name, node) * sums[-1], side="right"))
-    # the product may be rounded to the sum itself
-    return token if token < len(probs) else int(probs.nonzero()[0][-1])
+    number falls. Noise for every token would take four times as long, and so would a running sum over all of them."""
+    begins = range(0, len(probs), _STRETCH)
+    sums = np.add.reduceat(probs, begins).cumsum()
+    aim = chance(sequence, name, node) * sums[-1]
+    # a product may be rounded to the sum itself
+    at = min(int(sums.searchsorted(aim, side="right")), int(sums.searchsorted(sums[-1])))
+    stretch = probs[begins[at] : begins[at] + _STRETCH]
+    within = stretch.cumsum()
+    token = int(within.searchsorted(aim - (sums[at - 1] if at else 0.0), side="right"))
+    return begins[at] + (token if token < len(stretch) else int(stretch.nonzero()[0][-1]))
 
 
 def likeliest(probs: torch.Tensor) -> int:

@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 
+_SHARED = 32_768
+"""Numbers that torch computes with on one thread whatever it has."""
+_AS_IT_IS = nullcontext()
+
+
+def quiet(numbers: int) -> AbstractContextManager[None]:
+    """`alone` for whoever computes with so many numbers at once, a row of logits say, if torch would share that out."""
+    return alone() if numbers > _SHARED else _AS_IT_IS
+
 
 @contextmanager
-def alone(wanted: bool = True) -> Iterator[None]:
-    """Inside, torch computes on the calling thread alone, if that is wanted.
+def alone() -> Iterator[None]:
+    """Inside, torch computes on the calling thread alone.
 
-    It would share out every operation on more than 32,768 numbers, which a row of a large vocabulary has. For some milliseconds
-    after it the threads that took part spin, and kernels that come next miss the cores.
+    For some milliseconds after an operation that was shared out, the threads that took part spin, and kernels that come next miss
+    the cores.
     """
     threads = torch.get_num_threads()
-    if not wanted or threads == 1:
-        yield
-        return
     torch.set_num_threads(1)
     try:
         yield

@@ -14,7 +14,7 @@ from paceline.growth import Draft, Growth
 from paceline.ranking import Ranking
 from paceline.sequence import Sequence
 from paceline.step import Feed, Segment, Step, Verdict
-from paceline.torch_threads import alone
+from paceline.torch_threads import quiet
 from paceline.tree import Budget, DraftTree
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -147,7 +147,7 @@ class LanguageModel(ABC):
                 logits = pad(logits, (0, vocab_size - self.vocab_size), value=-torch.inf)
             # whole rows would be read from a device, and waited for one by one
             ranking = Ranking(together=self.returns_early)
-            with alone(self.threads_of_its_own):
+            with quiet(vocab_size if self.threads_of_its_own else 0):
                 for draft, rows in zip(live, logits.split([segment.nodes for segment in step.segments]), strict=True):
                     draft.look(rows[-len(draft.asked) :], ranking)
                 chosen = ranking.found()

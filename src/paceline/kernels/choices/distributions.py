@@ -25,8 +25,7 @@ def distribution(logits: torch.Tensor, context: Context, *, shapes: bool = True)
     """
     sequence = context.sequence
     params, shapes = sequence.params, shapes and sequence.shapes_logits
-    # numpy finds exponentials sooner than compiled code is told of a row
-    if params.temperature > 0.0 and (shapes or params.cuts) and is_choosable(sequence, logits[None]) and available(SPREAD):
+    if params.temperature > 0.0 and is_choosable(sequence, logits[None]) and available(SPREAD):
         if shapes and params.grammar is not None:
             logits, shapes = shaped(logits, context), False
         count, copies = len(logits), len(logits) if shapes else 0
