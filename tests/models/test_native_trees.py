@@ -89,6 +89,16 @@ def test_the_vocabulary_of_the_target_decides(model: NativeModel, growth: Growth
         assert max(tree.tokens[1:]) < min(vocab_size, 97)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_first_draft_may_have_less_room_than_its_shape(tmp_path: Path, kind: Proposal) -> None:
+    both = Both(native(checkpoint(tmp_path, sharpness=1.0)[0]))
+    for nodes in (1, 2, 5, 3):
+        owners = mixed([5, 9, 20])
+        assert all(len(tree) - 1 <= nodes for tree in both.extend(owners, [3] * 3, Growth(kind, SHAPES["brush"]), nodes=nodes))
+        for owner in owners:
+            both.back(owner, 0)
+
+
 @pytest.mark.parametrize("growth", [Growth(Proposal.IID, SHAPES["brush"]), Growth(width=2)], ids=["shape", "dynamic"])
 def test_a_tree_ends_with_the_context(model: NativeModel, growth: Growth) -> None:
     trees = Both(model).extend(mixed([CONTEXT - 1, CONTEXT, CONTEXT + 1, 4]), [4] * 4, growth)

@@ -113,7 +113,9 @@ class Drafts:
             places, most, fed, rows = 1, 1 + beam + beam * beam * (deepest - 1), beam * (deepest - 1), count * beam
         else:
             slots = self._slots = [slots_of(growth.shape, budget.nodes, budget.depth) for _, budget in live]
-            places, wide = len(growth.shape), max([one.wide for one in slots])
+            # streams are told of all places, whatever a budget has room for
+            places = len(growth.shape)
+            wide = slots_of(growth.shape, places, places).wide
             most, fed = 1 + max([one.nodes for one in slots]), max([one.fed for one in slots])
             rows = sum([one.rows for one in slots])
         self.most_rows, self.most_fed = max(rows, count), fed
@@ -155,7 +157,7 @@ class Drafts:
                 next(shaped).buffer_info()[0] if sequence.shapes_logits else 0, *slab, 1, 0, 0,
             )  # fmt: skip
             if rule:
-                for level, least in zip(range(self._deepest), chain(rule.least, repeat(0.0))):  # noqa: B905 one has no end
+                for level, least in zip(range(budget.depth), chain(rule.least, repeat(0.0))):  # noqa: B905 one has no end
                     self._least_of[begin + level] = least
             self._asked_at[place], self._owners_at[place] = 0, place
 
