@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings, strategies as st
@@ -169,11 +170,26 @@ def test_a_table_grows_with_the_tokens_that_were_seen() -> None:
 @pytest.mark.parametrize("size", [8, 10, VOCABULARY, 4096, 32775])
 @pytest.mark.parametrize("rows", [1, 9, 20])
 def test_the_largest_are_found_in_order_however_many_rows_there_are(rows: int, size: int) -> None:
-    logits = noise(rows, 2, size)
-    values, ids = Successors(1, 8).largest(logits.numpy())
-    order = torch.from_numpy(ids)
-    assert torch.equal(order, logits.argsort(descending=True)[:, :8])
-    assert torch.equal(torch.from_numpy(values), logits.gather(1, order))
+    logits, successors = noise(rows, 2, size), Successors(rows + 1, 8)
+    order = logits.argsort(descending=True)[:, :8]
+    # rows of a wider matrix, too
+    for matrix in (logits, torch.nn.functional.pad(logits, (0, 3), value=9.0)[:, :size]):
+        successors.tokens[:] = 0
+        successors.note(matrix, range(rows, 0, -1))
+        assert np.array_equal(successors.tokens[:0:-1], order.numpy())
+        np.testing.assert_allclose(successors.shares[:0:-1], logits.gather(1, order).softmax(1).numpy(), rtol=1e-5)
+    with pytest.raises(ValueError, match="2 tokens and"):
+        successors.note(torch.cat([logits] * 3), [1, 2])
+
+
+def test_a_device_is_asked_for_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    logits, rows = noise(6, 2, 50), [3, 0, 2, 3, 1, 0]
+    logits[4, 7], logits[1] = torch.nan, -torch.inf
+    one, other = Successors(4, 8), Successors(4, 8)
+    one.note(logits, rows)
+    other._note_from_device(logits, np.array(rows))
+    assert np.array_equal(one.tokens, other.tokens)
+    np.testing.assert_allclose(one.shares, other.shares, rtol=1e-6)
 
 
 @pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])

@@ -21,13 +21,12 @@ from collections import OrderedDict
 from collections.abc import Sequence as Many
 from typing import Annotated
 
-import numpy as np
 import torch
 from pydantic import BaseModel, ConfigDict, Field
 
 from paceline.drafters.base import Drafter, Surroundings
 from paceline.kernels.compiled import ready
-from paceline.kernels.successors.successors import KERNELS, NOTHING, Successors
+from paceline.kernels.successors.successors import NOTED, NOTHING, Successors
 from paceline.models.base import Scores
 from paceline.sequence import Sequence
 from paceline.step import Verdict
@@ -66,16 +65,9 @@ class _Table:
 
     def take(self, seen: list[int], logits: torch.Tensor) -> None:
         """Note what follows each of `seen`; where a token was seen twice the later row counts. logits: float32 [n, V]."""
-        rows = np.array([self.rows.setdefault(token, len(self.rows)) for token in seen], np.int64)
-        if len(logits) != len(rows):
-            raise ValueError(f"{len(rows)} tokens and {len(logits)} rows of logits")
+        rows = [self.rows.setdefault(token, len(self.rows)) for token in seen]
         self.successors.grow(len(self.rows))
-        if logits.device.type == "cpu":
-            # nothing by torch, whose threads would spin on the cores that the next forward needs
-            values, places = self.successors.largest(logits.numpy())
-        else:
-            values, places = (part.cpu().numpy() for part in logits.topk(self.successors.tokens.shape[1]))
-        self.successors.note(values, places, rows)
+        self.successors.note(logits, rows)
 
     @property
     def held_bytes(self) -> int:
@@ -94,7 +86,7 @@ class RecycleDrafter(Drafter):
         """What is drafted in this step, by request."""
         self._tables: OrderedDict[str, _Table] = OrderedDict()
         # before anything is timed
-        ready(KERNELS)
+        ready((NOTED,))
 
     def _begin(self) -> None:
         """Take every rank to come true as often as usual."""
@@ -132,7 +124,7 @@ class RecycleDrafter(Drafter):
         return DraftTree.grown(self.name, tokens, parents, held)
 
     def observe(self, sequences: Many[Sequence], trees: Many[DraftTree], verdicts: Many[Verdict], scores: Scores) -> None:
-        tenants = dict.fromkeys(sequence.tenant for sequence in sequences)
+        tenants = dict.fromkeys([sequence.tenant for sequence in sequences])
         if len(tenants) == 1:
             seen = [token for tree in trees for token in tree.tokens]
             self._table(*tenants).take(seen, scores.logits[: len(seen)])
@@ -147,8 +139,13 @@ class RecycleDrafter(Drafter):
             draft = drafts.get(sequence.key)
             if draft is not None and len(draft) > 1 and self._ranks.observe(draft, verdict.tokens):
                 self._reshape()
+        if len(self._tables) > len(tenants):
+            self._drop_oldest(len(tenants))
+
+    def _drop_oldest(self, kept: int) -> None:
+        """Drop the tables used longest ago, where all are too large together, but for the last `kept`."""
         room = sum(len(table.successors.tokens) for table in self._tables.values())
-        while room > _MOST_TOKENS and len(self._tables) > len(tenants):
+        while room > _MOST_TOKENS and len(self._tables) > kept:
             room -= len(self._tables.popitem(last=False)[1].successors.tokens)
 
     def _table(self, tenant: str) -> _Table:

@@ -92,14 +92,6 @@ class Call:
         other.give(**values)
         return other
 
-    def let_go(self, *names: str) -> None:
-        """Keep some arrays no longer: it must be given others before it is called again."""
-        for name in names:
-            del self._arrays[name]
-            setattr(self.record, name, 0)
-            for axis in range(axes(self._lookup.arguments[name])):
-                setattr(self.record, f"{name}_{axis}", 0)
-
     def __call__(self) -> int:
         """What is returned. Raises RuntimeError where the definition raises anything."""
         if self._function(self._address):

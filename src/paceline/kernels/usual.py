@@ -7,8 +7,8 @@ from paceline.kernels.choices.walks import FOLLOWED
 from paceline.kernels.compiled import Kernel
 from paceline.kernels.native.entries import DRAFT, IDLE, LEAD, STEP, WORK
 from paceline.kernels.ngrams import votes
-from paceline.kernels.successors import successors
+from paceline.kernels.successors.successors import NOTED
 
 CHOICES: tuple[Kernel, ...] = (FOLLOWED, TOLD)
 """What any target on a CPU comes to need, whatever scores its steps."""
-USUAL: tuple[Kernel, ...] = (STEP, *votes.KERNELS, DRAFT, *CHOICES, *successors.KERNELS, IDLE, WORK, LEAD)
+USUAL: tuple[Kernel, ...] = (STEP, *votes.KERNELS, DRAFT, *CHOICES, NOTED, IDLE, WORK, LEAD)

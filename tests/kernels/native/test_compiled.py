@@ -22,7 +22,6 @@ from paceline.kernels.compilers import CompileError
 from paceline.kernels.lookups import Lookup
 from paceline.kernels.native.entries import IDLE, LEAD, WORK
 from paceline.kernels.ngrams.votes import KERNELS
-from paceline.kernels.successors.successors import Successors
 from paceline.machine import most_threads
 
 SAID = "compiling kernels for this processor"
@@ -211,28 +210,6 @@ def test_arrays_and_numbers_arrive_as_they_are(kept: Path, monkeypatch: pytest.M
     assert call() == -7 + 40 + 300 + 2000 + 240000
     call.give(table=np.full((3, 1), 2, np.int32))
     assert call() == -7 + 20 + 100 + 3000 + 240000, "the others are as they were"
-
-
-def test_arrays_are_kept_until_they_are_let_go(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    lookup = defined(monkeypatch, lambda table, out: np.int64(table.size + out.size), table="int32[:,:]", out="float64[:]")
-    table, out = np.zeros((2, 3), np.int32), np.zeros(5)
-    call, held = lookup.call(table=table, out=out), sys.getrefcount(table)
-    assert call() == 11
-    call.let_go("table")
-    assert sys.getrefcount(table) == held - 1
-    assert call() == 5, "nothing is left of it"
-    call.give(table=table)
-    assert call() == 11
-
-
-def test_the_logits_of_a_step_are_let_go() -> None:
-    """There is a table of successors for each tenant."""
-    logits = np.random.default_rng(1).random((2, 64), np.float32)
-    held = sys.getrefcount(logits)
-    successors = Successors(4, 3)
-    _, places = successors.largest(logits)
-    assert places.tolist() == np.argsort(-logits)[:, :3].tolist()
-    assert sys.getrefcount(logits) == held
 
 
 @pytest.mark.parametrize("table", [np.zeros((2, 2)), np.zeros(2, np.int32), np.zeros((2, 4), np.int32)[:, ::2]])

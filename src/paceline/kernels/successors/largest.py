@@ -8,7 +8,7 @@ import numpy as np
 
 from paceline.kernels.native.arithmetic import in_order
 from paceline.kernels.native.best import put_in_order
-from paceline.kernels.native.memory import helper
+from paceline.kernels.native.memory import carray, floats, helper, pointer
 
 _BLOCK = 64
 """Numbers of which only the largest is compared with what is held; hardly any block of a large vocabulary has one to take."""
@@ -33,35 +33,31 @@ def largest_of(row, keys, places):
             put_in_order(keys, places, held, key, at)
 
 
-def largest(logits, bits, values, places, keys):
-    """Of every row the largest in falling order, of equal ones the first first, and where they are.
+def noted(logits, row_bytes, size, rows, number, tokens, shares, count, scratch):
+    """Note the `count` largest of every row of logits behind the token whose row it is; of equal tokens the later row counts, one
+    with no number among its largest never. All but the numbers are addresses.
 
-    logits: float32 [n, V], and as bits int32. values, places: float32 and int64 [n, count], with V at least as much. keys: int32
-    [count], scratch.
+    logits: float32 [number, size], `row_bytes` from one row to the next; size at least count. rows: int64 [number], where in the
+    tables. tokens: int32 [R, count], the likeliest first. shares: float32 [R, count], of the likelihood of all of them that each
+    has. scratch: int64 [3, count].
     """
-    count = len(keys)
-    for row in range(len(logits)):
-        largest_of(bits[row], keys, places[row])
-        for place in range(count):
-            values[row, place] = logits[row, places[row, place]]
-
-
-def note(values, places, rows, tokens, shares, weights):
-    """Note what follows a token in each of `rows`; of equal rows the later one counts, one with no number among its largest
-    never.
-
-    values, places: of `largest`. rows: int64 [n]. tokens: int32 [R, k], k successors, the likeliest first. shares: float32
-    [R, k], of the likelihood of all k that each of them has. weights: float64 [k], scratch.
-    """
-    count = tokens.shape[1]
-    for at in range(len(rows)):
-        first = np.float64(values[at, 0])
-        if not (np.isfinite(first) and np.isfinite(values[at, count - 1])):
+    where = carray(pointer(rows), number, np.int64)
+    places = carray(pointer(scratch), count, np.int64)
+    weights = carray(pointer(scratch + 8 * count), count, np.float64)
+    keys = carray(pointer(scratch + 16 * count), count, np.int32)
+    for at in range(number):
+        line = logits + at * row_bytes
+        row = floats(line)
+        largest_of(carray(pointer(line), size, np.int32), keys, places)
+        first = np.float64(row[places[0]])
+        if not (np.isfinite(first) and np.isfinite(row[places[count - 1]])):
             continue
         total = 0.0
         for place in range(count):
-            weights[place] = exp(np.float64(values[at, place]) - first)
+            weights[place] = exp(np.float64(row[places[place]]) - first)
             total += weights[place]
+        noted_tokens = carray(pointer(tokens + 4 * count * where[at]), count, np.int32)
+        noted_shares = carray(pointer(shares + 4 * count * where[at]), count, np.float32)
         for place in range(count):
-            tokens[rows[at], place] = places[at, place]
-            shares[rows[at], place] = weights[place] / total
+            noted_tokens[place] = places[place]
+            noted_shares[place] = weights[place] / total

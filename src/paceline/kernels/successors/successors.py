@@ -2,30 +2,17 @@
 
 from __future__ import annotations
 
-import numpy as np
+from array import array
+from collections.abc import Sequence as Many
 
-from paceline.kernels.lookups import Lookup
+import numpy as np
+import torch
+
+from paceline.kernels.compiled import Kernel
 
 NOTHING = -1
 """In place of a token: nothing is known there yet."""
-_LARGEST = Lookup(
-    "successors.largest.largest",
-    logits="float32[:,:]",
-    bits="int32[:,:]",
-    values="float32[:,:]",
-    places="int64[:,:]",
-    keys="int32[:]",
-)
-_NOTE = Lookup(
-    "successors.largest.note",
-    values="float32[:,:]",
-    places="int64[:,:]",
-    rows="int64[:]",
-    tokens="int32[:,:]",
-    shares="float32[:,:]",
-    weights="float64[:]",
-)
-KERNELS = (_LARGEST, _NOTE)
+NOTED = Kernel("successors.largest.noted", words=9)
 
 
 class Successors:
@@ -33,37 +20,39 @@ class Successors:
     k that each of them had. rows: R at first. count: k."""
 
     def __init__(self, rows: int, count: int) -> None:
-        self.tokens = np.full((rows, count), NOTHING, np.int32)
-        self.shares = np.zeros((rows, count), np.float32)
-        self._largest = _LARGEST.call(keys=np.empty(count, np.int32))
-        self._note = _NOTE.call(tokens=self.tokens, shares=self.shares, weights=np.empty(count))
+        self._count, self._scratch = count, np.empty((3, count), np.int64)
+        self._hold(np.full((rows, count), NOTHING, np.int32), np.zeros((rows, count), np.float32))
+
+    def _hold(self, tokens: np.ndarray, shares: np.ndarray) -> None:
+        self.tokens, self.shares = tokens, shares
+        # asking an array for its address takes longer than a call
+        self._held_at = tokens.ctypes.data, shares.ctypes.data, self._count, self._scratch.ctypes.data
 
     def grow(self, rows: int) -> None:
         """Have room for so many rows."""
         lacking = rows - len(self.tokens)
         if lacking > 0:
             more = ((0, max(lacking, len(self.tokens))), (0, 0))
-            self.tokens = np.pad(self.tokens, more, constant_values=NOTHING)
-            self.shares = np.pad(self.shares, more)
-            self._note.give(tokens=self.tokens, shares=self.shares)
+            self._hold(np.pad(self.tokens, more, constant_values=NOTHING), np.pad(self.shares, more))
 
-    def largest(self, logits: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """float32 and int64 [n, k]: the largest of every row in falling order, of equal ones the first first, and where they are.
+    def note(self, logits: torch.Tensor, rows: Many[int]) -> None:
+        """Note the largest of every row of logits, of equal ones the first first, at these rows of the table; of equal rows the
+        later one counts, one with no number among its largest never. logits: float32 [n, V], with V at least k."""
+        if len(logits) != len(rows):
+            raise ValueError(f"{len(rows)} tokens and {len(logits)} rows of logits")
+        if logits.device.type != "cpu":
+            self._note_from_device(logits, np.array(rows))
+            return
+        # nothing of its work by torch, whose threads would spin on the cores that the next forward needs
+        logits = logits.float() if logits.stride(1) == 1 else logits.float().contiguous()
+        places = array("q", rows)
+        NOTED.function(
+            logits.data_ptr(), 4 * logits.stride(0), logits.shape[1], places.buffer_info()[0], len(places), *self._held_at
+        )
 
-        logits: float32 [n, V], with V at least k.
-        """
-        logits, shape = np.ascontiguousarray(logits), (len(logits), self.tokens.shape[1])
-        values, places = np.empty(shape, np.float32), np.empty(shape, np.int64)
-        self._largest.give(logits=logits, bits=logits.view(np.int32), values=values, places=places)
-        try:
-            self._largest()
-        finally:
-            # a step's logits may take a hundred megabytes, and there is one of these for each tenant
-            self._largest.let_go("logits", "bits")
-        return values, places
-
-    def note(self, values: np.ndarray, places: np.ndarray, rows: np.ndarray) -> None:
-        """Note what is likeliest in each of `rows`, int64 [n]; of equal rows the later one counts, one with no number among its
-        largest never. values, places: as of `largest`."""
-        self._note.give(values=values, places=places, rows=rows)
-        self._note()
+    def _note_from_device(self, logits: torch.Tensor, rows: np.ndarray) -> None:
+        values, places = (part.cpu().numpy() for part in logits.topk(self._count))
+        sure = np.isfinite(values[:, [0, -1]]).all(1)
+        values, places, rows = values[sure].astype(np.float64), places[sure], rows[sure]
+        weights = np.exp(values - values[:, :1])
+        self.tokens[rows], self.shares[rows] = places, weights / weights.sum(1, keepdims=True)
