@@ -5,10 +5,11 @@ from __future__ import annotations
 from paceline.kernels.choices.tellings import TOLD
 from paceline.kernels.choices.walks import FOLLOWED
 from paceline.kernels.compiled import Kernel
-from paceline.kernels.native.entries import DRAFT, IDLE, LEAD, STEP, WORK
+from paceline.kernels.native.entries import DRAFT, IDLE, LEAD, STEP, WORK, product
 from paceline.kernels.ngrams import votes
 from paceline.kernels.successors.successors import NOTED
 
 CHOICES: tuple[Kernel, ...] = (FOLLOWED, TOLD)
 """What any target on a CPU comes to need, whatever scores its steps."""
-USUAL: tuple[Kernel, ...] = (STEP, *votes.KERNELS, DRAFT, *CHOICES, NOTED, IDLE, WORK, LEAD)
+# embedded drafts are held in int8
+USUAL: tuple[Kernel, ...] = (STEP, DRAFT, *CHOICES, product("int8"), *votes.KERNELS, NOTED, IDLE, WORK, LEAD)

@@ -64,6 +64,20 @@ def test_compiling_is_told_and_reading_from_disk_is_not(kept: Path) -> None:
     assert len([*kept.iterdir()]) == 2, "nothing else is left"
 
 
+def test_a_compiler_makes_no_code_for_itself() -> None:
+    ran = run(
+        "from numba.core.codegen import JitEngine\n"
+        "from paceline.kernels.compiler import object_code, run_nothing\n"
+        "from paceline.kernels.choices.walks import FOLLOWED\n"
+        "made = []\n"
+        "for name in ('finalize_object', 'get_function_address'):\n"
+        "    setattr(JitEngine, name, lambda *given: made.append(given))\n"
+        "run_nothing()\n"
+        "print(len(object_code(FOLLOWED)) > 1000, made)"
+    )
+    assert (ran.returncode, ran.stdout.split()) == (0, ["True", "[]"]), ran.stderr
+
+
 @pytest.mark.parametrize("damage", ["cut", "changed", "emptied", "of other sources"])
 def test_what_is_not_whole_is_compiled_anew(kept: Path, damage: str, monkeypatch: pytest.MonkeyPatch) -> None:
     ready([Kernel(IDLE.name)])
