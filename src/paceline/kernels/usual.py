@@ -1,4 +1,7 @@
-"""Usual: kernels that nearly every run comes to need, so a new machine compiles them all at once; the longest first."""
+"""Usual: kernels that nearly every run comes to need, so a new machine compiles them all at once; the longest first.
+
+Embedded drafts are held in int8.
+"""
 
 from __future__ import annotations
 
@@ -11,5 +14,4 @@ from paceline.kernels.successors.successors import NOTED
 
 CHOICES: tuple[Kernel, ...] = (FOLLOWED, TOLD)
 """What any target on a CPU comes to need, whatever scores its steps."""
-# embedded drafts are held in int8
 USUAL: tuple[Kernel, ...] = (STEP, DRAFT, *CHOICES, product("int8"), *votes.KERNELS, NOTED, IDLE, WORK, LEAD)

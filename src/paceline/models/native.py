@@ -145,7 +145,7 @@ class NativeModel(LanguageModel):
         drafts = self._drafts
         drafts.plan(live, growth)
         self._arrays.reserve(drafts.most_rows)
-        count, longest, slabs = self._caught_up(live, drafts.most_fed, cache)
+        count, longest, slabs = self._caught_up([sequence for sequence, _ in live], drafts.most_fed, cache)
         drafts.lay([slab.place for slab in slabs], source, vocab_size, self.packed.head_width)
         # the ancestors of a node, which were fed before it, need as much room as rows of its own step would
         rows = max(count, drafts.most_rows, drafts.most_fed)
@@ -161,12 +161,12 @@ class NativeModel(LanguageModel):
             trees.append(tree)
         return trees
 
-    def _caught_up(self, live: list[tuple[Sequence, Budget]], room: int, cache: PanelCache) -> tuple[int, int, list[Slab]]:
+    def _caught_up(self, sequences: list[Sequence], room: int, cache: PanelCache) -> tuple[int, int, list[Slab]]:
         """Lay out what the caches lack, with `room` slots behind it; its rows, the slots of the longest sequence, and the
         slabs."""
-        self._catch_up([sequence for sequence, _ in live], cache)
+        self._catch_up(sequences, cache)
         tokens, positions, parents, wanted, segments, longest = [], [], [], [], [], 0
-        for sequence, _ in live:
+        for sequence in sequences:
             start, end = cache.length(sequence.key), len(sequence.tokens)
             segments.append((len(tokens), end - start, start, end - start, cache.reserve(sequence.key, end + room)))
             tokens += sequence.tokens[start:]
