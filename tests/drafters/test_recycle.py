@@ -35,7 +35,13 @@ def owner_of(tenant: str, root: int) -> Sequence:
 
 
 def teach(drafter: RecycleDrafter, tenant: str, tree: DraftTree, logits: torch.Tensor) -> None:
-    drafter.observe([owner_of(tenant, tree.tokens[0])], [tree], [Verdict((), (1,))], Scores(logits))
+    teach_all(drafter, [owner_of(tenant, tree.tokens[0])], [tree], logits)
+
+
+def teach_all(drafter: RecycleDrafter, owners: list[Sequence], trees: list[DraftTree], logits: torch.Tensor) -> None:
+    """A step in which it is asked for a draft, and the target sees other trees all the same."""
+    drafter.propose(owners, [Budget(0, 0)] * len(owners))
+    drafter.observe(owners, trees, [Verdict((), (1,))] * len(owners), Scores(logits))
 
 
 def words(tree: DraftTree) -> set[tuple[int, ...]]:
@@ -112,6 +118,15 @@ def test_nothing_is_drafted_behind_a_token_never_seen() -> None:
     assert max(drafter.propose([owner_of("", 3)], [drafter.budget])[0].depth) == 1
 
 
+def test_while_nobody_asks_one_step_in_four_is_noted() -> None:
+    drafter, owner = RecycleDrafter(Options(), VOCABULARY), owner_of("", 3)
+    drafter.propose([owner], [drafter.budget])
+    for token in range(10, 22):
+        drafter.observe([owner], [DraftTree.root(token)], [Verdict((), (1,))], Scores(noise(1, 0)))
+    known = [len(drafter.propose([owner_of("", token)], [Budget(1, 1)])[0]) > 1 for token in range(10, 22)]
+    assert [token for token, is_known in enumerate(known, 10) if is_known] == [10, 14, 18]
+
+
 def test_rows_that_hold_no_numbers_teach_nothing() -> None:
     drafter = RecycleDrafter(Options(), VOCABULARY)
     logits = noise(3, 0)
@@ -122,10 +137,7 @@ def test_rows_that_hold_no_numbers_teach_nothing() -> None:
 
 def test_tenants_do_not_see_each_other() -> None:
     drafter = RecycleDrafter(Options(), VOCABULARY)
-    trees = [DraftTree.root(3), DraftTree.root(3)]
-    drafter.observe(
-        [owner_of("one", 3), owner_of("other", 3)], trees, [Verdict((), (1,))] * 2, Scores(torch.stack([*noise(2, 1)]))
-    )
+    teach_all(drafter, [owner_of("one", 3), owner_of("other", 3)], [DraftTree.root(3)] * 2, noise(2, 1))
     assert words(drafter.propose([owner_of("one", 3)], [Budget(1, 1)])[0]) == {(int(noise(2, 1)[0].argmax()),)}
     assert words(drafter.propose([owner_of("other", 3)], [Budget(1, 1)])[0]) == {(int(noise(2, 1)[1].argmax()),)}
     assert len(drafter.propose([owner_of("third", 3)], [Budget(1, 1)])[0]) == 1
@@ -146,8 +158,7 @@ def test_what_is_held_is_bounded_and_nobody_in_flight_is_forgotten(monkeypatch: 
     assert [knows(tenant) for tenant in ("one", "more 19", "more 17", "more 16")] == [True, True, True, False]
     many = [f"at once {number}" for number in range(12)]
     for _ in range(2):
-        scores = Scores(noise(12, 1))
-        drafter.observe([owner_of(tenant, 3) for tenant in many], [DraftTree.root(3)] * 12, [Verdict((), (1,))] * 12, scores)
+        teach_all(drafter, [owner_of(tenant, 3) for tenant in many], [DraftTree.root(3)] * 12, noise(12, 1))
     assert all(map(knows, many))
     assert not knows("one")
 

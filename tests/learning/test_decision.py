@@ -58,9 +58,14 @@ def test_that_nobody_asks_stands_longer_each_time() -> None:
     assert lengths[-1] == lengths[-2] == 32
 
 
-def test_a_draft_is_granted_again_for_a_few_steps_and_then_thought_over() -> None:
+def test_a_draft_is_granted_again_for_a_few_steps_and_for_more_where_it_is_decided_again() -> None:
     decisions = taken(FIRST, batch(1, 2))
     assert stood(decisions, batch(1, 2)) == 15
+    for steps in (30, 60, 60):
+        decisions.take(FIRST, batch(1, 2), ALONE)
+        assert stood(decisions, batch(1, 2)) == steps
+    decisions.take(Decision(3, (0,)), batch(1, 2), ALONE)
+    assert stood(decisions, batch(1, 2)) == 15, "another depth is another draft"
     decisions.take(NOBODY, batch(1, 2), ALONE)
     assert stood(decisions, batch(1, 2)) == 1, "and rests begin anew"
 
@@ -70,9 +75,12 @@ def test_in_a_batch_a_draft_is_granted_to_those_for_whom_it_was_decided(now: tup
     assert standing(taken(FIRST, batch(1, 2)), batch(*now), ALONE) is None
 
 
-def test_one_sequence_is_granted_what_was_granted_to_the_one_before() -> None:
+def test_whoever_comes_is_granted_what_was_granted_to_all_before() -> None:
     assert standing(taken(FIRST, batch(1)), batch(2), ALONE) == FIRST
     assert standing(taken(FIRST, batch(1)), batch(1, 2), ALONE) is None
+    all_of_three = Decision(4, (2, 0, 1))
+    assert standing(taken(all_of_three, batch(1, 2, 3)), batch(3, 4, 1), ALONE) == all_of_three
+    assert standing(taken(all_of_three, batch(1, 2, 3)), batch(1, 2), ALONE) is None
 
 
 def test_that_nobody_asks_stands_for_a_batch_of_about_that_size() -> None:
@@ -91,7 +99,7 @@ def test_what_is_found_is_told_by_the_tokens_expected_of_it() -> None:
 
 def test_a_prompt_is_told_by_about_how_much_of_it_is_read() -> None:
     assert situation([NOTHING_FOUND], 200) == situation([NOTHING_FOUND], 256) != situation([NOTHING_FOUND], 20)
-    assert situation([NOTHING_FOUND] * 2, 200) == situation([NOTHING_FOUND] * 2, 20) != ALONE
+    assert situation([NOTHING_FOUND] * 2, 200) == situation([NOTHING_FOUND], 200), "and in a batch too"
     assert situation([chain(0.5)], 200) not in (SHORT, situation([NOTHING_FOUND], 200))
 
 
@@ -133,7 +141,9 @@ def test_what_is_decided_beside_a_prompt_stands_beside_prompts_of_other_requests
     assert standing(taken(FIRST, batch(1)), batch(1), prompt) is None
 
 
-def test_in_a_batch_a_draft_beside_a_prompt_is_granted_for_that_step() -> None:
-    prompt = situation([NOTHING_FOUND] * 2, 200)
-    assert standing(taken(FIRST, batch(1, 2), prompt), batch(1, 2), prompt) is None
+def test_in_a_batch_a_draft_beside_a_prompt_is_granted_beside_the_next_one() -> None:
+    prompt, everyone = situation([NOTHING_FOUND] * 2, 200), Decision(4, (0, 1))
+    assert standing(taken(everyone, batch(1, 2), prompt), batch(1, 3), prompt) == everyone
+    assert standing(taken(FIRST, batch(1, 2), prompt), batch(1, 3), prompt) is None
     assert standing(taken(NOBODY, batch(1, 2), prompt), batch(1, 3), prompt) == NOBODY
+    assert standing(taken(everyone, batch(1, 2), prompt), batch(1, 2), ALONE) is None

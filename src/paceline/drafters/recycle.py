@@ -48,6 +48,9 @@ _MOST_TOKENS = 2**17
 """Tokens that all tables together have room for; then the table used longest ago is dropped, but none of this step's."""
 _FIRST_TOKENS = 256
 """Room of a table as it begins."""
+_UNASKED = 4
+"""While nobody is asked for a draft, as where drafts are seldom worth it, one step in so many is noted: on a small model to note
+one takes a fifth of its time."""
 
 
 def _acceptance(successors: int) -> list[float]:
@@ -84,6 +87,8 @@ class RecycleDrafter(Drafter):
         self._begin()
         self._drafts: dict[int, DraftTree] = {}
         """What is drafted in this step, by request."""
+        self._unasked = 0
+        """Steps since it was asked for a draft."""
         self._tables: OrderedDict[str, _Table] = OrderedDict()
         # before anything is timed
         ready((NOTED,))
@@ -124,6 +129,10 @@ class RecycleDrafter(Drafter):
         return DraftTree.grown(self.name, tokens, parents, held)
 
     def observe(self, sequences: Many[Sequence], trees: Many[DraftTree], verdicts: Many[Verdict], scores: Scores) -> None:
+        drafts, self._drafts = self._drafts, {}
+        self._unasked = 0 if drafts else self._unasked + 1
+        if self._unasked % _UNASKED:
+            return
         tenants = dict.fromkeys([sequence.tenant for sequence in sequences])
         if len(tenants) == 1:
             seen = [token for tree in trees for token in tree.tokens]
@@ -134,7 +143,6 @@ class RecycleDrafter(Drafter):
                 of = [at for at, sequence in enumerate(sequences) if sequence.tenant == tenant]
                 seen = [token for at in of for token in trees[at].tokens]
                 self._table(tenant).take(seen, torch.cat([rows[at] for at in of]))
-        drafts, self._drafts = self._drafts, {}
         for sequence, verdict in zip(sequences, verdicts, strict=True):
             draft = drafts.get(sequence.key)
             if draft is not None and len(draft) > 1 and self._ranks.observe(draft, verdict.tokens):

@@ -1,13 +1,14 @@
 """Decision: how deep one costly drafter goes, and for whom. It stands for a while, since deciding takes time too.
 
-Beside what look-ups found other drafts are worth it than alone, and beside a prompt that is read others than without, so each
-such situation has a decision of its own. For one sequence what was found is told by about how many tokens are expected of it, a
-prompt by about how much of it is read, and the drafter by how much of the text it lacks; in a batch, where that is another thing
-each time, only whether anything is found or read.
+Beside what look-ups found other drafts are worth it than alone, and beside prompts that are read others than without, so each such
+situation has a decision of its own. Prompts are told by about how much of them is read. For one sequence what was found is told by
+about how many tokens are expected of it, and the drafter by how much of the text it lacks; in a batch, where that is another thing
+each time, only whether anything is found.
 
-That nobody asks stands longer each time, while the batch is about as large: what is learnt meanwhile is little. The more look-ups
-find the less asking is worth, so what nobody is worth beside less nobody is worth beside more. A draft for some stands for some
-steps, while the batch is the same, or any other one sequence; in a batch only where nothing is found or read.
+What is decided as it was before stands longer each time: what is learnt meanwhile is little. That nobody asks does so while the
+batch is about as large; and the more look-ups find the less asking is worth, so what nobody is worth beside less nobody is worth
+beside more. A draft for all stands while the batch is as large, one for some while it is the same; in a batch only where nothing is
+found.
 """
 
 from __future__ import annotations
@@ -21,12 +22,12 @@ from paceline.learning.draft_curve import bucket
 from paceline.sequence import Sequence
 from paceline.tree import DraftTree
 
-_RESTS, _RESTS_BESIDE = (1, 32), (8, 32)
+_RESTS, _RESTS_BESIDE = (1, 32), (8, 128)
 """Further steps for which the decision that nobody asks stands, at first and at most: alone, and beside what a look-up found,
-where less is lost by not asking."""
-_REPEATED, _REPEATED_READING = 15, 64
-"""Those in which what was granted once is granted again: not for long, since it says where drafts end, which was learnt of few at
-first. Beside a prompt, which comes once a request."""
+where less is lost by not asking, and each kind of find is met but now and then."""
+_REPEATED, _REPEATED_READING = (15, 60), (64, 64)
+"""The same of what was granted once and is granted again: not for long at first, since it says where drafts end, which was learnt
+of few. Beside a prompt, which comes once a request."""
 _SHRUNK = 0.75
 """Share of a batch that must be left, for what nobody was worth in it to be held worth it by nobody still."""
 _CLASSES_PER_DOUBLING = 2
@@ -57,13 +58,16 @@ ALONE = Situation()
 def situation_of(trees: Many[DraftTree], read_rows: int, lacking: int = 0, begins: bool = False) -> Situation:
     """trees: what look-ups found, their confidences being probabilities. read_rows: those of prompts in the step. For one
     sequence, lacking: tokens of its text that the drafter has not read; begins: whether nothing of its answer is written."""
+    read = _about(read_rows)
     if len(trees) == 1:
         tree = trees[0]
         found = int(_CLASSES_PER_DOUBLING * log2(sum(tree.chances))) + 1 if len(tree) > 1 else 0
-        read = bucket(read_rows) if read_rows > _NEXT_TO_NOTHING else 0
-        return Situation(found, read, bucket(lacking) if lacking > _NEXT_TO_NOTHING else 0, begins)
-    found = _SOMETHING if any(len(tree) > 1 for tree in trees) else 0
-    return Situation(found, _SOMETHING if read_rows else 0)
+        return Situation(found, read, _about(lacking), begins)
+    return Situation(_SOMETHING if any(len(tree) > 1 for tree in trees) else 0, read)
+
+
+def _about(tokens: int) -> int:
+    return bucket(tokens) if tokens > _NEXT_TO_NOTHING else 0
 
 
 @dataclass(frozen=True)
@@ -96,8 +100,10 @@ class _Held:
         """Whether it is still about this batch."""
         if not self.decision.chosen:
             return len(sequences) > _SHRUNK * len(self.keys)
-        # of one sequence little is known that is not known of the next one
-        return len(sequences) == len(self.keys) == 1 or [sequence.key for sequence in sequences] == self.keys
+        if len(self.decision.chosen) == len(self.keys):
+            # of all of them little is known that is not known of others
+            return len(sequences) == len(self.keys)
+        return [sequence.key for sequence in sequences] == self.keys
 
 
 class Decisions:
@@ -136,13 +142,13 @@ class Decisions:
         """Decide anew, in the step in which nothing stood."""
         before = self._held.get(situation)
         if situation.read and situation.repeats:
-            steps = _REPEATED_READING
+            steps, most = _REPEATED_READING
         elif decision.chosen:
-            steps = _REPEATED if situation.repeats else 0
+            steps, most = _REPEATED if situation.repeats else (0, 0)
         else:
             steps, most = _RESTS_BESIDE if situation.found else _RESTS
-            if before is not None and not before.decision.chosen:
-                steps = min(max(2 * before.steps, steps), most)
+        if before is not None and before.decision.depth == decision.depth:
+            steps = min(max(2 * before.steps, steps), most)
         held = _Held(decision, [sequence.key for sequence in sequences], self._step + steps, steps)
         self._held[situation] = held
         if situation == ALONE:

@@ -87,6 +87,8 @@ class AdaptivePolicy(Policy):
         """Sequences that are drafted for in this step, asked about or not, and rows that it feeds whatever is drafted."""
         self._reading = self._row_s = 0.0
         """Share of steps, of late, that read prompts; what one more row takes in such a step."""
+        self._learning_s = [0.0, 0.0]
+        """Seconds that it takes to observe a step without drafts, and one with some, as the last of them took."""
         self._drafted, self._drafted_s = False, 0.0
         """Whether the step before drafted anything; seconds that the drafts of this one are expected to take."""
         self._between_s, self._seen_at = 0.0, -inf
@@ -190,7 +192,8 @@ class AdaptivePolicy(Policy):
         worth, clearly = self._worth(_CLEARLY_COSTLY)
         best, depth, chosen = clearly * worth(tokens, self._time(rows, any(len(tree) > 1 for tree in trees))), 0, ()
         # by sequences drafted for: rows that the levels so far add if all are drafted, and what the step is expected to take
-        forward_s, undrafted = self.costs.curve, (0, self._time(rows, True))
+        forwards_s = self.costs.curve.span(rows, len(gains) * part.budget.depth * part.width)
+        undrafted = (0, self._time(rows, True))
         steps: dict[int, tuple[int, float]] = {}
         falling, everyone = -inf, list(range(len(gains)))
         for level in range(1, part.budget.depth + 1):
@@ -205,7 +208,7 @@ class AdaptivePolicy(Policy):
                     # powers of two are close enough
                     continue
                 fewer, step_s = steps.get(count, undrafted)
-                step_s += drafted[level - 1] * (forward_s(rows + added) - forward_s(rows + fewer))
+                step_s += drafted[level - 1] * (forwards_s[added] - forwards_s[fewer])
                 steps[count] = added, step_s
                 value = worth(tokens + gained, step_s + self._draft_s(part, drafted[:level], count) + reading_s)
                 top = max(top, value)
@@ -341,9 +344,9 @@ class AdaptivePolicy(Policy):
     def observe(self, sequences: Many[Sequence], trees: Many[DraftTree], verdicts: Many[Verdict], timings: Timings) -> None:
         if not trees:
             return
-        drafted = any(len(tree) > 1 for tree in trees)
+        began, drafted = perf_counter(), any(len(tree) > 1 for tree in trees)
         self._expectation.observe(trees, verdicts)
-        other = timings.draft_s - timings.asked_s + timings.verify_s + timings.commit_s
+        other = timings.draft_s - timings.asked_s + timings.verify_s + timings.commit_s + self._learning_s[drafted]
         each, before = other / (len(trees) + _STEP_ITSELF), self._other_s + drafted * self._more_s
         # what runs for the first time, or is disturbed, takes many times as long
         change = min(each, 2 * before) - before
@@ -363,7 +366,8 @@ class AdaptivePolicy(Policy):
         token_s = step_s / (sum(len(verdict.tokens) for verdict in verdicts) or len(verdicts))
         before = self._token_s or token_s
         self._token_s = before + _SMOOTH * (token_s - before)
-        self._accounts.token_s = self._worth_of_token_s()
+        if self._accounts.asked:
+            self._accounts.token_s = self._worth_of_token_s()
         for sequence, tree, verdict in zip(sequences, trees, verdicts, strict=True):
             if verdict.finish is not None:
                 self._visits.ended(sequence)
@@ -372,6 +376,7 @@ class AdaptivePolicy(Policy):
         self._accounts.book(sequences, trees, self._deepened, self._forgone_s, self._drafting_s, self._steps)
         self._forget_step()
         self._seen_at = perf_counter()
+        self._learning_s[drafted] = self._seen_at - began
 
     def _gain_s(self, part: str, tree: DraftTree, verdict: Verdict, rows: int) -> float:
         """Seconds that one drafter's nodes in a tree were worth, less those of their rows. rows: of the step."""
