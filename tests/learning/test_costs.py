@@ -41,6 +41,10 @@ def test_a_first_ask_of_a_look_up_says_nothing_of_later_ones() -> None:
     assert costs.draft_s("suffix", 16, 1) == 0.0
     costs.looked_up("ngram", 16, {1: 103, 2: 127, 3: 101}, 9.0)
     assert 2.0 < costs.draft_s("ngram", 16, 1) < 3.0
+    assert costs.resumed["suffix"] == 40.0
+    assert costs.resumed["ngram"] < 40.0, "two of the first ask took 80 seconds, two of the next 40, and one 40"
+    costs.looked_up("suffix", 16, {1: 200}, 1000.0)
+    assert costs.resumed["suffix"] == pytest.approx(40.0 + 0.1 * 120.0), "what is disturbed counts as four times as much at most"
 
 
 def test_a_machine_that_slows_down_does_so_for_rows_and_sequences() -> None:

@@ -87,11 +87,11 @@ class Accounts:
     def _opened(self, key: int, part: Part, now: int) -> Account:
         begun = self._begun[part.name] = self._begun.get(part.name, 0) + 1
         ask_s = self._ask_s(part)
-        most_s, longest = _CREDIT * ask_s, self._longest_pause(ask_s)
+        most_s = _CREDIT * ask_s
         # what pays for others, or is not known yet, is not given up for having found nothing at first
         usual = self._usual.get(part.name, most_s)
         credit_s = min(max(usual, 0.0), most_s)
-        waits = longest if usual < ask_s and begun % _HOPEFUL else 0
+        waits = self._longest_pause(part, ask_s, usual) if usual < ask_s and begun % _HOPEFUL else 0
         account = self._accounts[part.name][key] = Account(credit_s, now, now, now + waits)
         return account
 
@@ -99,8 +99,9 @@ class Accounts:
         """Seconds that asking a look-up takes."""
         return self._costs.draft_s(part.name, part.budget.depth, 1)
 
-    def _longest_pause(self, ask_s: float) -> int:
-        """Steps after which asking a look-up in vain takes only its share of the time of a sequence."""
+    def _longest_pause(self, part: Part, ask_s: float, gain_s: float) -> int:
+        """Steps after which asking a look-up takes only its share of the time of a sequence, and what that loses, if it does."""
+        ask_s = max(ask_s, self._costs.resumed.get(part.name, 0.0)) + max(-gain_s, 0.0)
         return int(min(max(ask_s / (_TRIAL_SHARE * self.token_s + 1e-9), _SHORTEST_PAUSE), _LONGEST_PAUSE))
 
     def book(
@@ -137,7 +138,8 @@ class Accounts:
             if taken := tree.sources.count(part.name):
                 gain_s = self.token_s * _brought(tree, part.name, known.get(key)) - row_s * taken - beside_s / drafted
                 gain_s -= forgone_s.get(key, 0.0)
-            self._accounts[part.name][key].book(gain_s, ask_s, now, self._longest_pause(ask_s))
+            account = self._accounts[part.name][key]
+            account.book(gain_s, ask_s, now, self._longest_pause(part, ask_s, account.gain_s))
             usual = self._usual.get(part.name, _CREDIT * ask_s)
             self._usual[part.name] = usual + _LEARN * (gain_s - usual)
 

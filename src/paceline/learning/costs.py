@@ -12,6 +12,8 @@ from paceline.learning.forward_curve import ForwardCurve
 
 _READ_ALONG = 16
 """Tokens of a text that take a drafter hardly longer than one: those that came since its last draft, or a few more."""
+_SMOOTH, _MOST = 0.1, 4.0
+"""How fast it is learnt what asking a look-up anew takes, and the share of what was known that it counts as at most."""
 
 
 class Timings(NamedTuple):
@@ -61,6 +63,8 @@ class Costs:
     """Drafter -> seconds of asking it, by depth and sequences; a look-up takes its time for each sequence anew."""
     reading: dict[str, float] = field(default_factory=dict)
     """Drafter -> seconds per token of a text that it has not seen yet, paid when it is first asked for a request."""
+    resumed: dict[str, float] = field(default_factory=dict)
+    """Look-up -> seconds of asking it for a request of which it lacks much: for the first time, or after a pause."""
     read: dict[str, dict[int, int]] = field(default_factory=dict)
     """Drafter -> request -> tokens that its text had when it was asked for it last."""
     steps: int = 0
@@ -103,8 +107,12 @@ class Costs:
 
     def looked_up(self, part: str, depth: int, lengths: Mapping[int, int], seconds: float) -> None:
         """The same of a look-up, which is asked for one request after another."""
+        each_s = seconds / len(lengths)
         if self._has_read(part, lengths):
-            self.drafts.setdefault(part, DraftCurve()).see(depth, 1, seconds / len(lengths))
+            self.drafts.setdefault(part, DraftCurve()).see(depth, 1, each_s)
+        else:
+            known = self.resumed.get(part, each_s)
+            self.resumed[part] = known + _SMOOTH * (min(each_s, _MOST * known) - known)
 
     def _has_read(self, part: str, lengths: Mapping[int, int]) -> bool:
         """Whether a drafter knew these texts but for their last tokens; it knows them now."""

@@ -54,8 +54,12 @@ _IDLE_S = 2e-3
 """A step that begins so much later than the last one ended has been waited for."""
 _SMOOTH = 0.1
 _REGAIN = 0.01
-"""How fast what a step without drafts takes beside its forward is believed to rise by one that follows a step with some: in it
-drafts were thought about, and were there none for long, it would take less."""
+"""How fast what a step without drafts takes beside its forward is believed to rise by one that is not calm: were there no drafts
+for long, it would take less."""
+_CALMING = 2
+"""Steps for which nobody was asked for a draft, after which the next is calm."""
+_CALM_STEPS, _CALM_EVERY, _CALM_SMOOTH = 5, 250, 0.3
+"""Steps for which nobody is to be asked, after so many in which somebody was; how fast what is seen in them is believed."""
 
 
 class Options(BaseModel):
@@ -89,8 +93,11 @@ class AdaptivePolicy(Policy):
         """Share of steps, of late, that read prompts; what one more row takes in such a step."""
         self._learning_s = [0.0, 0.0]
         """Seconds that it takes to observe a step without drafts, and one with some, as the last of them took."""
-        self._drafted, self._drafted_s = False, 0.0
-        """Whether the step before drafted anything; seconds that the drafts of this one are expected to take."""
+        self._drafted_s = 0.0
+        """Seconds that the drafts of this step are expected to take."""
+        self._unasked, self._asked, self._calm_left = 0, 0, 0
+        """Steps in a row in which nobody was asked for a draft; those in which somebody was; those to come in which nobody is to
+        be."""
         self._between_s, self._seen_at = 0.0, -inf
         """Seconds between two steps: texts are told, and sequences picked. When the last step ended."""
         self._other_s, self._more_s = _OTHER_S, 0.0
@@ -104,10 +111,18 @@ class AdaptivePolicy(Policy):
         if between_s < _IDLE_S:
             self._between_s += _SMOOTH * (between_s - self._between_s)
         self._fed, self._batch = rows, sequences
+        if self._asked >= _CALM_EVERY and self._plain_may_win():
+            self._asked, self._calm_left = 0, _CALM_STEPS
         if self._reads and sequences:
             self._row_s = (self.costs.curve(rows + sequences) - self.costs.curve(rows)) / sequences
 
+    def _plain_may_win(self) -> bool:
+        """Whether tokens would come as soon without drafts, if a step without them took nothing beside its forward."""
+        return not self._reads and 0 < self.costs.forward_s(self._batch, self._batch) < self._token_s * self._batch
+
     def budgets(self, part: Part, sequences: Many[Sequence], trees: Many[DraftTree]) -> list[Budget]:
+        if self._calm_left:
+            return [NOTHING] * len(sequences)
         if part.costly:
             return self._deep(part, sequences, trees)
         return self._accounts.budgets(part, sequences, self._steps)
@@ -347,21 +362,13 @@ class AdaptivePolicy(Policy):
         began, drafted = perf_counter(), any(len(tree) > 1 for tree in trees)
         self._expectation.observe(trees, verdicts)
         other = timings.draft_s - timings.asked_s + timings.verify_s + timings.commit_s + self._learning_s[drafted]
-        each, before = other / (len(trees) + _STEP_ITSELF), self._other_s + drafted * self._more_s
-        # what runs for the first time, or is disturbed, takes many times as long
-        change = min(each, 2 * before) - before
-        # where one prompt is all that is read, its text and its cache take their own time
-        learns = not self._reads or self._batch > 1
-        if learns and drafted:
-            self._more_s = max(self._more_s + _SMOOTH * change, 0.0)
-        elif learns:
-            self._other_s += (_REGAIN if self._drafted and change > 0.0 else _SMOOTH) * change
-        self._drafted = drafted
-        self._steps += 1
-        self._reading += _SMOOTH * (self._reads - self._reading)
         # a forward that read prompts too is taken for one that did not
         rows = sum(map(len, trees))
-        step_s = timings.asked_s + self.costs.forward_s(rows, len(trees)) + other + self._between_s
+        forward_s = self.costs.forward_s(rows, len(trees))
+        self._learn_beside(other, timings.forward_s - forward_s, drafted, bool(timings.asked_s))
+        self._steps += 1
+        self._reading += _SMOOTH * (self._reads - self._reading)
+        step_s = timings.asked_s + forward_s + other + self._between_s
         self._tryouts.all_s += step_s
         token_s = step_s / (sum(len(verdict.tokens) for verdict in verdicts) or len(verdicts))
         before = self._token_s or token_s
@@ -377,6 +384,33 @@ class AdaptivePolicy(Policy):
         self._forget_step()
         self._seen_at = perf_counter()
         self._learning_s[drafted] = self._seen_at - began
+
+    def _learn_beside(self, other: float, slower_s: float, drafted: bool, asked: bool) -> None:
+        """See what a step took beside its forward. slower_s: what that took longer than expected.
+
+        What a step without drafts takes is seen in calm ones: nobody is asked in them, nor was shortly before. Between steps with
+        drafts it takes longer, and its forward as well, for caches are full of what drafting needs. Whoever saw none but such
+        steps would go on drafting for being worth it against them. So now and then there are some calm steps.
+        """
+        count, before = self._batch + _STEP_ITSELF, self._other_s + drafted * self._more_s
+        self._asked += asked
+        self._unasked = 0 if asked else self._unasked + 1
+        calm, planned = self._unasked > _CALMING, self._calm_left > 0
+        # where one prompt is all that is read, its text and its cache take their own time
+        if self._reads and (self._batch == 1 or planned):
+            return
+        self._calm_left = max(self._calm_left - 1, 0)
+        # what runs for the first time, or is disturbed, takes many times as long
+        change = min((other + (slower_s if planned else 0.0)) / count, 2 * before) - before
+        if drafted:
+            self._more_s = max(self._more_s + _SMOOTH * change, 0.0)
+        elif not planned:
+            self._other_s += (_SMOOTH if calm or change < 0.0 else _REGAIN) * change
+        elif calm:
+            learnt = max(_CALM_SMOOTH * change, -self._other_s)
+            self._other_s += learnt
+            # a step with drafts takes what it took
+            self._more_s = max(self._more_s - learnt, 0.0)
 
     def _gain_s(self, part: str, tree: DraftTree, verdict: Verdict, rows: int) -> float:
         """Seconds that one drafter's nodes in a tree were worth, less those of their rows. rows: of the step."""
