@@ -143,7 +143,9 @@ class Speculative:
         named = any(sequence.drafters is not None for sequence in sequences)
         # one that may draft nothing is not decided on: it would be judged by drafts that nobody made
         roomy = [at for at, item in enumerate(drafting) if item.room.some]
-        for part in self.drafter.parts if roomy else ():
+        if not roomy or (not named and self.policy.rests(sequences)):
+            return drafts, asked_s
+        for part in self.drafter.parts:
             served = self._served(part, sequences, named)
             if len(roomy) < len(drafting):
                 served = [at for at in served if drafting[at].room.some]

@@ -58,6 +58,14 @@ def test_that_nobody_asks_stands_longer_each_time() -> None:
     assert lengths[-1] == lengths[-2] == 32
 
 
+def test_steps_in_which_nobody_thought_about_drafts_count_as_well() -> None:
+    decisions = taken(FIRST, batch(1))
+    decisions.resting(batch(1), 15)
+    assert decisions.standing(batch(1), ALONE) == FIRST
+    decisions.resting(batch(1), 4)
+    assert decisions.standing(batch(1), ALONE) is None
+
+
 def test_a_draft_is_granted_again_for_a_few_steps_and_for_more_where_it_is_decided_again() -> None:
     decisions = taken(FIRST, batch(1, 2))
     assert stood(decisions, batch(1, 2)) == 15

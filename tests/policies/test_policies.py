@@ -275,11 +275,15 @@ def test_what_looks_better_than_it_is_is_left_out_and_given_another_chance() -> 
 def test_a_step_that_was_never_drafted_in_is_not_taken_to_be_cheaper_than_one_without() -> None:
     policy = adaptive_with({1: 1.0, 8: 8.0}, 0.5)
     slow = Timings(0.0, 1.0, 0.4, 0.0)
-    for _ in range(200):
-        policy.budgets(LOOKUP, [sequence()], [DraftTree.root(3)])
+    # calm steps are learnt from one in eight
+    for _ in range(1600):
+        policy.begin(1, 1)
+        if not policy.rests([sequence()]):
+            policy.budgets(LOOKUP, [sequence()], [DraftTree.root(3)])
         policy.observe([sequence()], [DraftTree.root(3)], [Verdict((), (7,), 0)], slow)
     assert policy._time(1, True) == policy._time(1, False) > 1.3
     for _ in range(200):
+        policy.begin(1, 1)
         tree = DraftTree.chain(3, [5], "model")
         policy.observe([sequence()], [tree], [Verdict((), (7,), 0)], Timings(0.0, 1.0, 0.7, 0.0))
     assert policy._time(1, True) > 1.6 > policy._time(1, False), "what it takes is learnt by drafting"
@@ -296,7 +300,7 @@ class Cold:
         """Whether anybody was asked."""
         policy, one, tree = self.policy, sequence(), DraftTree.root(3)
         policy.begin(1, 1)
-        (budget,) = policy.budgets(LOOKUP, [one], [tree])
+        (budget,) = [NOTHING] if policy.rests([one]) else policy.budgets(LOOKUP, [one], [tree])
         self.since = 0 if budget.some else self.since + 1
         if budget.some:
             drafted = DraftTree.chain(3, [5] * self.tokens, "ngram")

@@ -114,9 +114,10 @@ class Decisions:
         self._held: dict[Situation, _Held] = {}
         self._rest: _Held | None = None
 
-    def resting(self, sequences: Many[Sequence]) -> bool:
-        """A step begins. Whether nobody was worth asking where nothing was found: then nobody is, whatever is found."""
-        self._step += 1
+    def resting(self, sequences: Many[Sequence], steps: int = 1) -> bool:
+        """A step begins, so many after the last of which it was told. Whether nobody was worth asking where nothing was found: then
+        nobody is, whatever is found."""
+        self._step += steps
         return self._stands(self._rest, sequences) is not None
 
     def standing(self, sequences: Many[Sequence], situation: Situation) -> Decision | None:

@@ -51,13 +51,13 @@ class Expectation:
             found.append(min(tree.chances[node] * truths.get(tree.sources[node], 1.0), found[tree.parents[node]]))
         return found
 
-    def observe(self, trees: Many[DraftTree], verdicts: Many[Verdict]) -> None:
-        """See what came of what the target looked at, in a step of decoding."""
+    def observe(self, trees: Many[DraftTree], verdicts: Many[Verdict], steps: int = 1) -> None:
+        """See what came of what the target looked at in a step of decoding, the last of so many that looked at nothing."""
         drafted = {source for tree in trees if len(tree) > 1 for source in tree.sources[1 : tree.candidates]}
         for source in drafted:
             self._records.setdefault(source, _Record())
         for source, record in self._records.items():
-            fading = _RECENT if source in drafted else _FORGIVEN
+            fading = _RECENT if source in drafted else _FORGIVEN**steps
             record.hits *= fading
             record.expected *= fading
         for tree, verdict in zip(trees, verdicts, strict=True) if drafted else ():

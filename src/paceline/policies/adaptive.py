@@ -58,6 +58,9 @@ _REGAIN = 0.01
 for long, it would take less."""
 _CALMING = 2
 """Steps for which nobody was asked for a draft, after which the next is calm."""
+_GLANCE = 8
+"""Of so many calm ones in a row drafts are thought about in the first and learnt from in the last; where there is another request,
+sooner."""
 _CALM_STEPS, _CALM_EVERY, _CALM_SMOOTH = 5, 250, 0.3
 """Steps for which nobody is to be asked, after so many in which somebody was; how fast what is seen in them is believed."""
 
@@ -98,6 +101,13 @@ class AdaptivePolicy(Policy):
         self._unasked, self._asked, self._calm_left = 0, 0, 0
         """Steps in a row in which nobody was asked for a draft; those in which somebody was; those to come in which nobody is to
         be."""
+        self._since, self._passed, self._newest = 1, 0, -1
+        """Steps from the last but one in which it was thought about drafts to the last, and from that one to this; the last
+        request in the batch then."""
+        self._rested = False
+        """Whether nothing was thought about in this step."""
+        self._step_s = 0.0
+        """Seconds of the step that was learnt from last."""
         self._between_s, self._seen_at = 0.0, -inf
         """Seconds between two steps: texts are told, and sequences picked. When the last step ended."""
         self._other_s, self._more_s = _OTHER_S, 0.0
@@ -110,7 +120,7 @@ class AdaptivePolicy(Policy):
         between_s = perf_counter() - self._seen_at
         if between_s < _IDLE_S:
             self._between_s += _SMOOTH * (between_s - self._between_s)
-        self._fed, self._batch = rows, sequences
+        self._fed, self._batch, self._rested = rows, sequences, False
         if self._asked >= _CALM_EVERY and self._plain_may_win():
             self._asked, self._calm_left = 0, _CALM_STEPS
         if self._reads and sequences:
@@ -120,9 +130,18 @@ class AdaptivePolicy(Policy):
         """Whether tokens would come as soon without drafts, if a step without them took nothing beside its forward."""
         return not self._reads and 0 < self.costs.forward_s(self._batch, self._batch) < self._token_s * self._batch
 
-    def budgets(self, part: Part, sequences: Many[Sequence], trees: Many[DraftTree]) -> list[Budget]:
+    def rests(self, sequences: Many[Sequence]) -> bool:
+        self._rested = True
         if self._calm_left:
-            return [NOTHING] * len(sequences)
+            return True
+        newest = sequences[-1].key
+        if self._unasked <= _CALMING or self._passed == _GLANCE or newest != self._newest:
+            self._since, self._passed, self._newest = max(self._passed, 1), 0, newest
+        self._passed += 1
+        self._rested = self._passed > 1
+        return self._rested
+
+    def budgets(self, part: Part, sequences: Many[Sequence], trees: Many[DraftTree]) -> list[Budget]:
         if part.costly:
             return self._deep(part, sequences, trees)
         return self._accounts.budgets(part, sequences, self._steps)
@@ -134,7 +153,7 @@ class AdaptivePolicy(Policy):
         alone = len(sequences) == 1
         # how an answer begins is another matter than how it goes on, but most of a batch goes on
         begins = alone and not sequences[0].generated_tokens
-        if not decisions.resting(sequences) or begins:
+        if not decisions.resting(sequences, self._since) or begins:
             lacking = self._visits.lacking(part.name, sequences[0]) if alone else 0
             situation = situation_of(trees, self._fed - self._batch, lacking, begins)
             decision = decisions.standing(sequences, situation)
@@ -359,27 +378,34 @@ class AdaptivePolicy(Policy):
     def observe(self, sequences: Many[Sequence], trees: Many[DraftTree], verdicts: Many[Verdict], timings: Timings) -> None:
         if not trees:
             return
+        self._steps += 1
+        for sequence, verdict in zip(sequences, verdicts, strict=True):
+            if verdict.finish is not None:
+                self._visits.ended(sequence)
+        steps = self._passed if self._rested and not self._calm_left else 1
+        if 1 < steps < _GLANCE:
+            self._tryouts.all_s += self._step_s
+            self._seen_at = perf_counter()
+            return
         began, drafted = perf_counter(), any(len(tree) > 1 for tree in trees)
-        self._expectation.observe(trees, verdicts)
-        other = timings.draft_s - timings.asked_s + timings.verify_s + timings.commit_s + self._learning_s[drafted]
+        self._expectation.observe(trees, verdicts, steps)
+        other = timings.draft_s - timings.asked_s + timings.verify_s + timings.commit_s + self._learning_s[drafted] / steps
         # a forward that read prompts too is taken for one that did not
         rows = sum(map(len, trees))
         forward_s = self.costs.forward_s(rows, len(trees))
         self._learn_beside(other, timings.forward_s - forward_s, drafted, bool(timings.asked_s))
-        self._steps += 1
         self._reading += _SMOOTH * (self._reads - self._reading)
-        step_s = timings.asked_s + forward_s + other + self._between_s
+        self._step_s = step_s = timings.asked_s + forward_s + other + self._between_s
         self._tryouts.all_s += step_s
         token_s = step_s / (sum(len(verdict.tokens) for verdict in verdicts) or len(verdicts))
         before = self._token_s or token_s
         self._token_s = before + _SMOOTH * (token_s - before)
         if self._accounts.asked:
             self._accounts.token_s = self._worth_of_token_s()
-        for sequence, tree, verdict in zip(sequences, trees, verdicts, strict=True):
-            if verdict.finish is not None:
-                self._visits.ended(sequence)
-            if self._tryouts.begun and sequence.key == self._tryouts.begun.key:
-                self._tryouts.end(self._gain_s(self._tryouts.begun.part, tree, verdict, rows))
+        if trial := self._tryouts.begun:
+            for sequence, tree, verdict in zip(sequences, trees, verdicts, strict=True):
+                if sequence.key == trial.key:
+                    self._tryouts.end(self._gain_s(trial.part, tree, verdict, rows))
         self._accounts.book(sequences, trees, self._deepened, self._forgone_s, self._drafting_s, self._steps)
         self._forget_step()
         self._seen_at = perf_counter()
@@ -395,7 +421,7 @@ class AdaptivePolicy(Policy):
         count, before = self._batch + _STEP_ITSELF, self._other_s + drafted * self._more_s
         self._asked += asked
         self._unasked = 0 if asked else self._unasked + 1
-        calm, planned = self._unasked > _CALMING, self._calm_left > 0
+        calm, planned = self._rested and self._unasked > _CALMING, self._calm_left > 0
         # where one prompt is all that is read, its text and its cache take their own time
         if self._reads and (self._batch == 1 or planned):
             return

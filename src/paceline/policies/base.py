@@ -27,6 +27,11 @@ class Policy(ABC):
         """A step begins that feeds so many rows before anything is drafted, and drafts for so many sequences: more rows than
         those where it reads prompts."""
 
+    def rests(self, sequences: Many[Sequence]) -> bool:
+        """Whether nothing is to be drafted in this step, so that no part need be thought about. Asked once a step, before any
+        budget, unless a sequence names its drafters."""
+        return False
+
     @abstractmethod
     def budgets(self, part: Part, sequences: Many[Sequence], trees: Many[DraftTree]) -> list[Budget]:
         """How much this part may draft for each sequence in this step. trees: what the parts before it proposed."""
