@@ -25,8 +25,9 @@ _BEFORE = 10.0
 """Steps that what is known of other requests counts for."""
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 4, 128
 """Steps between two trials of a look-up that brings nothing; how many of them, its cost decides."""
-_TRIAL_SHARE = 0.005
-"""Share of a sequence's time that may go into asking what brings nothing."""
+_TRIAL_SHARE, _FIRST_SHARE = 0.005, 0.03
+"""Share of a sequence's time that may go into asking what brings nothing; and until it is asked for the first time, of a new
+request, for what others hold says little of what its text does."""
 _CREDIT = 4.0
 """Times its cost that a look-up which pays for others is at most held to bring for a new request."""
 _HOPEFUL = 8
@@ -91,7 +92,7 @@ class Accounts:
         # what pays for others, or is not known yet, is not given up for having found nothing at first
         usual = self._usual.get(part.name, most_s)
         credit_s = min(max(usual, 0.0), most_s)
-        waits = self._longest_pause(part, ask_s, usual) if usual < ask_s and begun % _HOPEFUL else 0
+        waits = self._pause(self._anew_s(part), _FIRST_SHARE) if usual < ask_s and begun % _HOPEFUL else 0
         account = self._accounts[part.name][key] = Account(credit_s, now, now, now + waits)
         return account
 
@@ -99,10 +100,13 @@ class Accounts:
         """Seconds that asking a look-up takes."""
         return self._costs.draft_s(part.name, part.budget.depth, 1)
 
-    def _longest_pause(self, part: Part, ask_s: float, gain_s: float) -> int:
-        """Steps after which asking a look-up takes only its share of the time of a sequence, and what that loses, if it does."""
-        ask_s = max(ask_s, self._costs.resumed.get(part.name, 0.0)) + max(-gain_s, 0.0)
-        return int(min(max(ask_s / (_TRIAL_SHARE * self.token_s + 1e-9), _SHORTEST_PAUSE), _LONGEST_PAUSE))
+    def _anew_s(self, part: Part) -> float:
+        """Seconds that asking a look-up takes for a request of which it lacks much."""
+        return max(self._ask_s(part), self._costs.resumed.get(part.name, 0.0))
+
+    def _pause(self, ask_s: float, share: float) -> int:
+        """Steps in which asking once takes only this share of the time of a sequence."""
+        return int(min(max(ask_s / (share * self.token_s + 1e-9), _SHORTEST_PAUSE), _LONGEST_PAUSE))
 
     def book(
         self,
@@ -139,7 +143,9 @@ class Accounts:
                 gain_s = self.token_s * _brought(tree, part.name, known.get(key)) - row_s * taken - beside_s / drafted
                 gain_s -= forgone_s.get(key, 0.0)
             account = self._accounts[part.name][key]
-            account.book(gain_s, ask_s, now, self._longest_pause(part, ask_s, account.gain_s))
+            # an answer that is drafted in vain loses more than asking takes
+            longest = self._pause(self._anew_s(part) + max(-account.gain_s, 0.0), _TRIAL_SHARE)
+            account.book(gain_s, ask_s, now, longest)
             usual = self._usual.get(part.name, _CREDIT * ask_s)
             self._usual[part.name] = usual + _LEARN * (gain_s - usual)
 

@@ -1,14 +1,14 @@
 """Decision: how deep one costly drafter goes, and for whom. It stands for a while, since deciding takes time too.
 
-Beside what look-ups found other drafts are worth it than alone, and beside prompts that are read others than without, so each such
-situation has a decision of its own. Prompts are told by about how much of them is read. For one sequence what was found is told by
-about how many tokens are expected of it, and the drafter by how much of the text it lacks; in a batch, where that is another thing
-each time, only whether anything is found.
+Beside what look-ups found other drafts are worth it than alone, and beside prompts that are read others than without, so each
+such situation has a decision of its own. Prompts are told by about how much of them is read. For one sequence what was found is
+told by about how many tokens are expected of it, and the drafter by how much of the text it lacks; in a batch, where that is
+another thing each time, only whether anything is found.
 
 What is decided as it was before stands longer each time: what is learnt meanwhile is little. That nobody asks does so while the
 batch is about as large; and the more look-ups find the less asking is worth, so what nobody is worth beside less nobody is worth
-beside more. A draft for all stands while the batch is as large, one for some while it is the same; in a batch only where nothing is
-found.
+beside more. A draft for all stands while the batch is as large, one for some while it is the same; in a batch only where nothing
+is found.
 """
 
 from __future__ import annotations
@@ -115,8 +115,8 @@ class Decisions:
         self._rest: _Held | None = None
 
     def resting(self, sequences: Many[Sequence], steps: int = 1) -> bool:
-        """A step begins, so many after the last of which it was told. Whether nobody was worth asking where nothing was found: then
-        nobody is, whatever is found."""
+        """A step begins, so many after the last of which it was told. Whether nobody was worth asking where nothing was found:
+        then nobody is, whatever is found."""
         self._step += steps
         return self._stands(self._rest, sequences) is not None
 

@@ -1,9 +1,11 @@
 """Adaptive: drafts whatever makes most tokens a second on this machine, down to nothing at all.
 
 Two things are known: what a forward of so many rows and a draft of so many levels take here (`learning/costs`), and how likely a
-drafted token is to come true, by drafter, depth, confidence and request (`learning/acceptance`, `learning/depths`). Four
+drafted token is to come true, by drafter, depth, confidence and request (`learning/acceptance`, `learning/depths`). Five
 decisions follow, each per step:
 
+- *Is anybody asked at all?* Now and then some steps go without drafts and are timed against those before; where tokens came
+  sooner nobody is asked for a while (`learning/rests`).
 - *Is a look-up worth its time?* Each request keeps account of what asking brought in seconds (`learning/accounts`), beyond what
   a costly drafter would have brought that was not asked because of it.
 - *How deep may a costly drafter go, and for whom?* The depth and the set of sequences with the most expected tokens per second,
@@ -34,6 +36,7 @@ from paceline.learning.costs import Timings
 from paceline.learning.decision import ALONE, NOBODY, Decision, Decisions, situation_of
 from paceline.learning.depths import Where
 from paceline.learning.expectation import Expectation
+from paceline.learning.rests import Rests
 from paceline.learning.tryouts import Tryouts
 from paceline.learning.visits import Visits
 from paceline.policies.base import Policy
@@ -59,10 +62,8 @@ for long, it would take less."""
 _CALMING = 2
 """Steps for which nobody was asked for a draft, after which the next is calm."""
 _GLANCE = 8
-"""Of so many calm ones in a row drafts are thought about in the first and learnt from in the last; where there is another request,
-sooner."""
-_CALM_STEPS, _CALM_EVERY, _CALM_SMOOTH = 5, 250, 0.3
-"""Steps for which nobody is to be asked, after so many in which somebody was; how fast what is seen in them is believed."""
+"""Of so many calm ones in a row drafts are thought about in the first, or where there is another request, and the last is learnt
+from."""
 
 
 class Options(BaseModel):
@@ -98,9 +99,8 @@ class AdaptivePolicy(Policy):
         """Seconds that it takes to observe a step without drafts, and one with some, as the last of them took."""
         self._drafted_s = 0.0
         """Seconds that the drafts of this step are expected to take."""
-        self._unasked, self._asked, self._calm_left = 0, 0, 0
-        """Steps in a row in which nobody was asked for a draft; those in which somebody was; those to come in which nobody is to
-        be."""
+        self._rests, self._unasked = Rests(), 0
+        """Beside it, steps in a row in which nobody was asked for a draft."""
         self._since, self._passed, self._newest = 1, 0, -1
         """Steps from the last but one in which it was thought about drafts to the last, and from that one to this; the last
         request in the batch then."""
@@ -121,18 +121,12 @@ class AdaptivePolicy(Policy):
         if between_s < _IDLE_S:
             self._between_s += _SMOOTH * (between_s - self._between_s)
         self._fed, self._batch, self._rested = rows, sequences, False
-        if self._asked >= _CALM_EVERY and self._plain_may_win():
-            self._asked, self._calm_left = 0, _CALM_STEPS
         if self._reads and sequences:
             self._row_s = (self.costs.curve(rows + sequences) - self.costs.curve(rows)) / sequences
 
-    def _plain_may_win(self) -> bool:
-        """Whether tokens would come as soon without drafts, if a step without them took nothing beside its forward."""
-        return not self._reads and 0 < self.costs.forward_s(self._batch, self._batch) < self._token_s * self._batch
-
     def rests(self, sequences: Many[Sequence]) -> bool:
-        self._rested = True
-        if self._calm_left:
+        self._rested = self._rests.now
+        if self._rested:
             return True
         newest = sequences[-1].key
         if self._unasked <= _CALMING or self._passed == _GLANCE or newest != self._newest:
@@ -382,22 +376,27 @@ class AdaptivePolicy(Policy):
         for sequence, verdict in zip(sequences, verdicts, strict=True):
             if verdict.finish is not None:
                 self._visits.ended(sequence)
-        steps = self._passed if self._rested and not self._calm_left else 1
-        if 1 < steps < _GLANCE:
+        began, tokens = perf_counter(), sum([len(verdict.tokens) for verdict in verdicts]) or len(verdicts)
+        rests, steps = self._rests.now, self._passed if self._rested else 1
+        if not self._reads:
+            seconds = timings.draft_s + timings.forward_s + timings.verify_s + timings.commit_s + self._between_s
+            plain_s = self.costs.forward_s(self._batch, self._batch)
+            self._rests.saw(seconds, tokens, bool(timings.asked_s), plain_s / self._batch)
+        if rests or 1 < steps < _GLANCE:
             self._tryouts.all_s += self._step_s
             self._seen_at = perf_counter()
             return
-        began, drafted = perf_counter(), any(len(tree) > 1 for tree in trees)
+        drafted = any(len(tree) > 1 for tree in trees)
         self._expectation.observe(trees, verdicts, steps)
         other = timings.draft_s - timings.asked_s + timings.verify_s + timings.commit_s + self._learning_s[drafted] / steps
         # a forward that read prompts too is taken for one that did not
         rows = sum(map(len, trees))
         forward_s = self.costs.forward_s(rows, len(trees))
-        self._learn_beside(other, timings.forward_s - forward_s, drafted, bool(timings.asked_s))
+        self._learn_beside(other, drafted, bool(timings.asked_s))
         self._reading += _SMOOTH * (self._reads - self._reading)
         self._step_s = step_s = timings.asked_s + forward_s + other + self._between_s
         self._tryouts.all_s += step_s
-        token_s = step_s / (sum(len(verdict.tokens) for verdict in verdicts) or len(verdicts))
+        token_s = step_s / tokens
         before = self._token_s or token_s
         self._token_s = before + _SMOOTH * (token_s - before)
         if self._accounts.asked:
@@ -411,32 +410,20 @@ class AdaptivePolicy(Policy):
         self._seen_at = perf_counter()
         self._learning_s[drafted] = self._seen_at - began
 
-    def _learn_beside(self, other: float, slower_s: float, drafted: bool, asked: bool) -> None:
-        """See what a step took beside its forward. slower_s: what that took longer than expected.
-
-        What a step without drafts takes is seen in calm ones: nobody is asked in them, nor was shortly before. Between steps with
-        drafts it takes longer, and its forward as well, for caches are full of what drafting needs. Whoever saw none but such
-        steps would go on drafting for being worth it against them. So now and then there are some calm steps.
-        """
-        count, before = self._batch + _STEP_ITSELF, self._other_s + drafted * self._more_s
-        self._asked += asked
+    def _learn_beside(self, other: float, drafted: bool, asked: bool) -> None:
+        """See what a step took beside its forward."""
         self._unasked = 0 if asked else self._unasked + 1
-        calm, planned = self._rested and self._unasked > _CALMING, self._calm_left > 0
         # where one prompt is all that is read, its text and its cache take their own time
-        if self._reads and (self._batch == 1 or planned):
+        if self._reads and self._batch == 1:
             return
-        self._calm_left = max(self._calm_left - 1, 0)
+        before = self._other_s + drafted * self._more_s
         # what runs for the first time, or is disturbed, takes many times as long
-        change = min((other + (slower_s if planned else 0.0)) / count, 2 * before) - before
+        change = min(other / (self._batch + _STEP_ITSELF), 2 * before) - before
         if drafted:
             self._more_s = max(self._more_s + _SMOOTH * change, 0.0)
-        elif not planned:
+        else:
+            calm = self._rested and self._unasked > _CALMING
             self._other_s += (_SMOOTH if calm or change < 0.0 else _REGAIN) * change
-        elif calm:
-            learnt = max(_CALM_SMOOTH * change, -self._other_s)
-            self._other_s += learnt
-            # a step with drafts takes what it took
-            self._more_s = max(self._more_s - learnt, 0.0)
 
     def _gain_s(self, part: str, tree: DraftTree, verdict: Verdict, rows: int) -> float:
         """Seconds that one drafter's nodes in a tree were worth, less those of their rows. rows: of the step."""

@@ -1,0 +1,63 @@
+"""Rests: when nobody is asked for a draft, and when drafts are tried again."""
+
+from __future__ import annotations
+
+from paceline.learning.rests import Rests
+
+
+def run(rests: Rests, drafting_s: float, plain_s: float, steps: int, least_s: float = 0.1, cold: int = 0) -> list[bool]:
+    """Steps of which one with drafts takes so long per token, and one without, but for the first few of them: whether each was
+    of a rest."""
+    rested, plain = [], 0
+    for _ in range(steps):
+        rested.append(rests.now)
+        plain = plain + 1 if rests.now else 0
+        tokens = 1 if rests.now else 3
+        seconds = plain_s if plain > cold else drafting_s
+        rests.saw(tokens * seconds if rests.now else tokens * drafting_s, tokens, not rests.now, least_s)
+    return rested
+
+
+def stretches(rested: list[bool]) -> list[int]:
+    """Lengths of what is rested in a row."""
+    lengths = [0]
+    for one in rested:
+        if one:
+            lengths[-1] += 1
+        elif lengths[-1]:
+            lengths.append(0)
+    return lengths if lengths[-1] else lengths[:-1]
+
+
+def test_where_drafts_win_few_steps_go_without_and_ever_fewer() -> None:
+    rested = run(Rests(), 1.0, 2.0, 4000)
+    assert set(stretches(rested)) == {6}
+    assert sum(rested) < 0.01 * 4000
+    assert run(Rests(), 1.0, 0.99, 4000) == rested, "what is hardly better is not"
+
+
+def test_where_drafts_lose_they_are_tried_now_and_then() -> None:
+    rested = run(Rests(), 1.0, 0.9, 4000, cold=2)
+    assert stretches(rested)[:6] == [6, 70, 134, 262, 518, 518]
+    assert sum(rested[2000:]) > 0.9 * 2000
+
+
+def test_they_come_back_when_they_win_again() -> None:
+    rests = Rests()
+    run(rests, 1.0, 0.9, 3000)
+    rested = run(rests, 0.5, 0.9, 3000)
+    assert sum(rested[600:]) < 0.02 * 2400
+
+
+def test_nobody_rests_where_no_step_without_drafts_could_be_that_fast() -> None:
+    assert not any(run(Rests(), 1.0, 0.5, 1000, least_s=1.3))
+    assert not any(run(Rests(), 1.0, 0.5, 1000, least_s=0.0)), "nor where nothing was measured"
+    assert any(run(Rests(), 1.0, 0.5, 1000, least_s=1.2)), "it is warmer among its like"
+
+
+def test_a_step_that_was_disturbed_decides_nothing() -> None:
+    rests = Rests()
+    for step in range(3000):
+        plain = rests.now
+        rests.saw((50.0 if step % 100 == 0 else 1.0) * (1.5 if plain else 1.0), 1, not plain, 0.1)
+        assert not rests._left
