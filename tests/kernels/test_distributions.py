@@ -13,7 +13,7 @@ from paceline.kernels.choices import distributions
 from paceline.kernels.choices.distributions import distribution
 from paceline.kernels.native.layout import MOST_KEPT
 from paceline.params import Grammar, SamplingParams
-from paceline.sampling import Context, LogitsError, narrowed, probabilities, target_scores
+from paceline.sampling import Context, LogitsError, probabilities, target_scores
 from paceline.sequence import Sequence
 
 SHAPES: list[dict[str, Any]] = [
@@ -132,9 +132,3 @@ def test_a_grammar_has_its_say() -> None:
 def test_what_is_no_number_has_no_distribution(values: list[float], cut: dict[str, Any]) -> None:
     with pytest.raises(LogitsError), np.errstate(invalid="ignore"):
         distribution(torch.tensor(values), Context(sequence_of(**cut)))
-
-
-def test_what_is_shaped_already_is_only_narrowed() -> None:
-    row, context = row_of(500, 3.0), Context(sequence_of(repetition_penalty=1.5, top_p=0.9))
-    found = distribution(row, context, shapes=False)
-    np.testing.assert_allclose(found, probabilities(narrowed(row, context.sequence.params)), rtol=1e-13)

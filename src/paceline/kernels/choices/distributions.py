@@ -17,14 +17,14 @@ SPREAD = Kernel("choices.spreading.spread", words=9)
 _NONE = array("q")
 
 
-def distribution(logits: torch.Tensor, context: Context, *, shapes: bool = True) -> np.ndarray:
+def distribution(logits: torch.Tensor, context: Context) -> np.ndarray:
     """float64 [V]: the distribution of the token that a row chooses, that of `sampling.probabilities`, which is asked where
     compiled code does not tell.
 
-    logits: float32 [V]. shapes: whether they are still to be shaped. Raises LogitsError where they hold no numbers.
+    logits: float32 [V]. Raises LogitsError where they hold no numbers.
     """
     sequence = context.sequence
-    params, shapes = sequence.params, shapes and sequence.shapes_logits
+    params, shapes = sequence.params, sequence.shapes_logits
     if params.temperature > 0.0 and is_choosable(sequence, logits[None]) and available(SPREAD):
         if shapes and params.grammar is not None:
             logits, shapes = shaped(logits, context), False
