@@ -65,3 +65,18 @@ def test_a_reference_is_drafted_from_without_being_asked_for(llm: LLM) -> None:
     assert again.token_ids == plain.token_ids
     assert "reference" in again.sources
     assert "reference" not in plain.sources
+
+
+def test_while_the_policy_rests_only_who_is_named_drafts(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    prompt, params = [12, 13, 14, 12, 13, 14, 12, 13], SamplingParams(max_tokens=40, ignore_eos=True)
+    monkeypatch.setattr(llm.engine.speculative.policy, "rests", lambda sequences: True)
+    resting = llm.engine.add(prompt, params)
+    while llm.engine.has_work:
+        llm.engine.step()
+    assert {*resting.sources} == {""}
+    naming = llm.engine.add(prompt, params)
+    naming.drafters = frozenset({"ngram"})
+    while llm.engine.has_work:
+        llm.engine.step()
+    assert {*naming.sources} == {"", "ngram"}
+    assert naming.tokens == resting.tokens
