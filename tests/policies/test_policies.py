@@ -289,6 +289,22 @@ def test_a_step_that_was_never_drafted_in_is_not_taken_to_be_cheaper_than_one_wi
     assert policy._time(1, True) > 1.6 > policy._time(1, False), "what it takes is learnt by drafting"
 
 
+def test_in_calm_steps_drafts_are_thought_about_in_one_of_eight_and_for_whoever_is_new() -> None:
+    policy = adaptive_with({1: 1.0, 8: 8.0})
+
+    def thinks(key: int) -> bool:
+        policy.begin(1, 1)
+        rests = policy.rests([sequence(key)])
+        policy.observe([sequence(key)], [DraftTree.root(3)], [Verdict((), (7,), 0)], STEP)
+        return not rests
+
+    assert [thinks(0) for _ in range(40)].count(True) == pytest.approx(40 / 8 + 3, abs=1)
+    # in the middle of eight
+    while not thinks(0):
+        pass
+    assert [thinks(0), thinks(0), thinks(1), thinks(1)] == [False, False, True, False]
+
+
 class Cold:
     """A machine on which a step takes longer while drafts are thought about: 1.3 beside its forward for 0.05, drafted or not."""
 
