@@ -14,7 +14,7 @@ def run(rests: Rests, drafting_s: float, plain_s: float, steps: int, least_s: fl
         plain = plain + 1 if rests.now else 0
         tokens = 1 if rests.now else 3
         seconds = plain_s if plain > cold else drafting_s
-        rests.saw(tokens * seconds if rests.now else tokens * drafting_s, tokens, not rests.now, least_s)
+        rests.saw(tokens * seconds, tokens, not rests.now, least_s)
     return rested
 
 

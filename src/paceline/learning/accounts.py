@@ -92,7 +92,7 @@ class Accounts:
         # what pays for others, or is not known yet, is not given up for having found nothing at first
         usual = self._usual.get(part.name, most_s)
         credit_s = min(max(usual, 0.0), most_s)
-        waits = self._pause(self._anew_s(part), _FIRST_SHARE) if usual < ask_s and begun % _HOPEFUL else 0
+        waits = self._pause(self._anew_s(part, ask_s), _FIRST_SHARE) if usual < ask_s and begun % _HOPEFUL else 0
         account = self._accounts[part.name][key] = Account(credit_s, now, now, now + waits)
         return account
 
@@ -100,9 +100,9 @@ class Accounts:
         """Seconds that asking a look-up takes."""
         return self._costs.draft_s(part.name, part.budget.depth, 1)
 
-    def _anew_s(self, part: Part) -> float:
-        """Seconds that asking a look-up takes for a request of which it lacks much."""
-        return max(self._ask_s(part), self._costs.resumed.get(part.name, 0.0))
+    def _anew_s(self, part: Part, ask_s: float) -> float:
+        """Seconds that asking a look-up takes for a request of which it lacks much. ask_s: for one that it knows."""
+        return max(ask_s, self._costs.resumed.get(part.name, 0.0))
 
     def _pause(self, ask_s: float, share: float) -> int:
         """Steps in which asking once takes only this share of the time of a sequence."""
@@ -144,7 +144,7 @@ class Accounts:
                 gain_s -= forgone_s.get(key, 0.0)
             account = self._accounts[part.name][key]
             # an answer that is drafted in vain loses more than asking takes
-            longest = self._pause(self._anew_s(part) + max(-account.gain_s, 0.0), _TRIAL_SHARE)
+            longest = self._pause(self._anew_s(part, ask_s) + max(-account.gain_s, 0.0), _TRIAL_SHARE)
             account.book(gain_s, ask_s, now, longest)
             usual = self._usual.get(part.name, _CREDIT * ask_s)
             self._usual[part.name] = usual + _LEARN * (gain_s - usual)

@@ -13,7 +13,7 @@ from paceline.learning.forward_curve import ForwardCurve
 _READ_ALONG = 16
 """Tokens of a text that take a drafter hardly longer than one: those that came since its last draft, or a few more."""
 _SMOOTH, _MOST = 0.1, 4.0
-"""How fast it is learnt what asking a look-up anew takes, and the share of what was known that it counts as at most."""
+"""How fast it is learnt what asking a look-up anew takes, and how many times what was known it counts as at most."""
 
 
 class Timings(NamedTuple):

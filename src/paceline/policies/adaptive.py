@@ -99,8 +99,9 @@ class AdaptivePolicy(Policy):
         """Seconds that it takes to observe a step without drafts, and one with some, as the last of them took."""
         self._drafted_s = 0.0
         """Seconds that the drafts of this step are expected to take."""
-        self._rests, self._unasked = Rests(), 0
-        """Beside it, steps in a row in which nobody was asked for a draft."""
+        self._rests = Rests()
+        self._unasked = 0
+        """Steps in a row in which nobody was asked for a draft."""
         self._since, self._passed, self._newest = 1, 0, -1
         """Steps from the last but one in which it was thought about drafts to the last, and from that one to this; the last
         request in the batch then."""
@@ -391,10 +392,9 @@ class AdaptivePolicy(Policy):
         other = timings.draft_s - timings.asked_s + timings.verify_s + timings.commit_s + self._learning_s[drafted] / steps
         # a forward that read prompts too is taken for one that did not
         rows = sum(map(len, trees))
-        forward_s = self.costs.forward_s(rows, len(trees))
         self._learn_beside(other, drafted, bool(timings.asked_s))
         self._reading += _SMOOTH * (self._reads - self._reading)
-        self._step_s = step_s = timings.asked_s + forward_s + other + self._between_s
+        self._step_s = step_s = timings.asked_s + self.costs.forward_s(rows, len(trees)) + other + self._between_s
         self._tryouts.all_s += step_s
         token_s = step_s / tokens
         before = self._token_s or token_s
