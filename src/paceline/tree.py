@@ -255,6 +255,12 @@ class DraftTree:
         return tuple(chances)
 
     @cached_property
+    def only_source(self) -> str | None:
+        """The drafter of all candidates below the root; None where there are none, or several drafters."""
+        drafted = self.sources[1 : self.candidates]
+        return drafted[0] if drafted and drafted.count(drafted[0]) == len(drafted) else None
+
+    @cached_property
     def is_chain(self) -> bool:
         return all(parent == node - 1 for node, parent in enumerate(self.parents))
 
@@ -303,7 +309,24 @@ class DraftTree:
 
     def first(self, nodes: int) -> DraftTree:
         """The first `nodes` nodes besides the root."""
-        return self if len(self) - 1 <= nodes else self.only(range(1, nodes + 1))
+        if len(self) - 1 <= nodes:
+            return self
+        if self.probes or self.proposals or not self.is_chain:
+            return self.only(range(1, nodes + 1))
+        # most of what a policy cuts short is a chain
+        end = nodes + 1
+        return self._sound(
+            tokens=self.tokens[:end],
+            parents=self.parents[:end],
+            kind=self.kind,
+            proposals={},
+            sources=self.sources[:end],
+            confidences=self.confidences[:end],
+            probes=0,
+            is_chain=True,
+            depth=self.depth[:end],
+            chances=self.chances[:end],
+        )
 
     def likeliest(self, nodes: int) -> DraftTree:
         """The `nodes` nodes besides the root that come true soonest, candidates before probes; of a drawn tree the first ones,
@@ -411,5 +434,6 @@ _ROOT: dict[str, Any] = {
     "siblings": ((),),
     "chances": (1.0,),
     "is_chain": True,
+    "only_source": None,
 }
 """What all trees of one node share; nobody writes to it."""

@@ -162,6 +162,8 @@ class Accounts:
 def _brought(tree: DraftTree, source: str, known: list[float] | None) -> float:
     """Tokens that a look-up's nodes are expected to bring beyond what is known to come true at their depths without them."""
     chances = tree.chances
+    if known is None and tree.only_source == source:
+        return sum(chances) - 1.0
     levels: dict[int, float] = {}
     for node in range(1, tree.candidates):
         if tree.sources[node] == source:

@@ -41,10 +41,10 @@ class Expectation:
 
     def chances(self, tree: DraftTree) -> Many[float]:
         """Per candidate, how likely it comes true, given what its drafter kept of late: never likelier than its parent."""
-        truths, drafters = self._truths, set(tree.sources[1 : tree.candidates])
-        if len(drafters) == 1:
+        truths, alone = self._truths, tree.only_source
+        if alone is not None:
             # nearly always; what comes true with its parent is no likelier than that, whatever share of both is kept
-            truth = truths.get(drafters.pop(), 1.0)
+            truth = truths.get(alone, 1.0)
             return tree.chances if truth == 1.0 else [1.0, *[chance * truth for chance in tree.chances[1:]]]
         found = [1.0]
         for node in range(1, tree.candidates):
@@ -54,7 +54,9 @@ class Expectation:
     def observe(self, trees: Many[DraftTree], verdicts: Many[Verdict], steps: int = 1) -> None:
         """See what came of what the target looked at in a step of decoding. steps: since the last that was seen, this one
         included; it looked at nothing in those between."""
-        drafted = {source for tree in trees if len(tree) > 1 for source in tree.sources[1 : tree.candidates]}
+        drafted = set[str]()
+        for tree in trees:
+            drafted.update((tree.only_source,) if tree.only_source is not None else tree.sources[1 : tree.candidates])
         for source in drafted:
             self._records.setdefault(source, _Record())
         for source, record in self._records.items():
@@ -64,6 +66,11 @@ class Expectation:
         for tree, verdict in zip(trees, verdicts, strict=True) if drafted else ():
             if verdict.accepted > len(verdict.path):
                 # a stop cut what came true
+                continue
+            if tree.only_source is not None:
+                record = self._records[tree.only_source]
+                record.expected += sum(tree.chances) - 1.0
+                record.hits += len(verdict.path)
                 continue
             for node in range(1, tree.candidates):
                 self._records[tree.sources[node]].expected += tree.chances[node]
