@@ -10,6 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence as Many
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property
+from itertools import accumulate
+from operator import mul
 from typing import Any
 
 import torch
@@ -158,6 +160,7 @@ class DraftTree:
             probes=0,
             is_chain=True,
             depth=tuple(range(size + 1)),
+            only_source=source if size else None,
         )
 
     @classmethod
@@ -175,14 +178,20 @@ class DraftTree:
 
         It is not looked over again, which would take as long as to look its tokens up.
         """
+        size, parents = len(tokens), tuple(parents)
+        # most of what look-ups find is one
+        chain = parents == tuple(range(-1, size - 1))
         return cls._sound(
             tokens=tuple(tokens),
-            parents=tuple(parents),
+            parents=parents,
             kind=kind,
             proposals=proposals or {},
-            sources=("", *[source] * (len(tokens) - 1)),
+            sources=("", *[source] * (size - 1)),
             confidences=tuple(confidences),
             probes=0,
+            is_chain=chain,
+            only_source=source if size > 1 else None,
+            **({"depth": tuple(range(size))} if chain else {}),
         )
 
     @classmethod
@@ -311,7 +320,7 @@ class DraftTree:
         """The first `nodes` nodes besides the root."""
         if len(self) - 1 <= nodes:
             return self
-        if self.probes or self.proposals or not self.is_chain:
+        if self.probes or self.proposals or not self.is_chain or self.only_source is None:
             return self.only(range(1, nodes + 1))
         # most of what a policy cuts short is a chain
         end = nodes + 1
@@ -326,6 +335,7 @@ class DraftTree:
             is_chain=True,
             depth=self.depth[:end],
             chances=self.chances[:end],
+            only_source=self.only_source if nodes else None,
         )
 
     def likeliest(self, nodes: int) -> DraftTree:
@@ -356,8 +366,12 @@ class DraftTree:
 
     def rated(self, confidences: Many[float]) -> DraftTree:
         """The same tree with other confidences, N of them."""
-        known = {name: value for name, value in self.__dict__.items() if name != "chances"}
-        return self._sound(**{**known, "confidences": tuple(confidences)})
+        known = {**self.__dict__, "confidences": tuple(confidences)}
+        known.pop("chances", None)
+        if self.is_chain and not self.probes:
+            # asked for in a moment
+            known["chances"] = tuple(accumulate(known["confidences"][1:], mul, initial=1.0))
+        return self._sound(**known)
 
     def undrawn(self) -> DraftTree:
         """The same tokens, whatever they were drawn from: each a point mass."""
