@@ -56,7 +56,9 @@ class Expectation:
         included; it looked at nothing in those between."""
         drafted = set[str]()
         for tree in trees:
-            drafted.update((tree.only_source,) if tree.only_source is not None else tree.sources[1 : tree.candidates])
+            # in a crowd most draft nothing
+            if len(tree) > 1:
+                drafted.update(tree.sources[1 : tree.candidates] if tree.only_source is None else (tree.only_source,))
         for source in drafted:
             self._records.setdefault(source, _Record())
         for source, record in self._records.items():
@@ -64,7 +66,7 @@ class Expectation:
             record.hits *= fading
             record.expected *= fading
         for tree, verdict in zip(trees, verdicts, strict=True) if drafted else ():
-            if verdict.accepted > len(verdict.path):
+            if len(tree) == 1 or verdict.accepted > len(verdict.path):
                 # a stop cut what came true
                 continue
             if tree.only_source is not None:
