@@ -25,7 +25,7 @@ def taken(decision: Decision, sequences: list[Sequence], situation: Situation = 
 
 def standing(decisions: Decisions, sequences: list[Sequence], situation: Situation) -> Decision | None:
     """What stands in one more step."""
-    resting = decisions.resting(sequences)
+    resting = decisions.resting(sequences, decisions.now + 1)
     return NOBODY if resting and not situation.read else decisions.standing(sequences, situation)
 
 
@@ -62,7 +62,7 @@ def test_steps_in_which_nobody_thought_about_drafts_count_as_well() -> None:
     decisions = taken(FIRST, batch(1))
     decisions.resting(batch(1), 15)
     assert decisions.standing(batch(1), ALONE) == FIRST
-    decisions.resting(batch(1), 4)
+    decisions.resting(batch(1), 19)
     assert decisions.standing(batch(1), ALONE) is None
 
 

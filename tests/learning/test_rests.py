@@ -14,7 +14,9 @@ def run(rests: Rests, drafting_s: float, plain_s: float, steps: int, least_s: fl
         plain = plain + 1 if rests.now else 0
         tokens = 1 if rests.now else 3
         seconds = plain_s if plain > cold else drafting_s
-        rests.saw(tokens * seconds, tokens, not rests.now, least_s)
+        rests.saw(tokens * seconds, tokens, not rests.now)
+        if rests.due:
+            rests.begin(least_s)
     return rested
 
 
@@ -59,5 +61,7 @@ def test_a_step_that_was_disturbed_decides_nothing() -> None:
     rests = Rests()
     for step in range(3000):
         plain = rests.now
-        rests.saw((50.0 if step % 100 == 0 else 1.0) * (1.5 if plain else 1.0), 1, not plain, 0.1)
+        rests.saw((50.0 if step % 100 == 0 else 1.0) * (1.5 if plain else 1.0), 1, not plain)
+        if rests.due:
+            rests.begin(0.1)
         assert not rests._left

@@ -107,17 +107,17 @@ class _Held:
 
 
 class Decisions:
-    """Those on one drafter that still stand; whoever asks for one asks once a step."""
+    """Those on one drafter that still stand. now: the step in which they were asked about last."""
 
     def __init__(self) -> None:
-        self._step = 0
+        self.now = 0
         self._held: dict[Situation, _Held] = {}
         self._rest: _Held | None = None
 
-    def resting(self, sequences: Many[Sequence], steps: int = 1) -> bool:
-        """A step begins, so many after the last of which it was told. Whether nobody was worth asking where nothing was found:
-        then nobody is, whatever is found."""
-        self._step += steps
+    def resting(self, sequences: Many[Sequence], now: int) -> bool:
+        """They are asked about in step `now`. Whether nobody was worth asking where nothing was found: then nobody is, whatever
+        is found."""
+        self.now = now
         return self._stands(self._rest, sequences) is not None
 
     def standing(self, sequences: Many[Sequence], situation: Situation) -> Decision | None:
@@ -137,7 +137,7 @@ class Decisions:
         return held.decision if held is not None and held.suits(sequences) else NOBODY
 
     def _stands(self, held: _Held | None, sequences: Many[Sequence]) -> Decision | None:
-        return held.decision if held is not None and held.until >= self._step and held.suits(sequences) else None
+        return held.decision if held is not None and held.until >= self.now and held.suits(sequences) else None
 
     def take(self, decision: Decision, sequences: Many[Sequence], situation: Situation) -> None:
         """Decide anew, in the step in which nothing stood."""
@@ -150,7 +150,7 @@ class Decisions:
             steps, most = _RESTS_BESIDE if situation.found else _RESTS
         if before is not None and before.decision.depth == decision.depth:
             steps = min(max(2 * before.steps, steps), most)
-        held = _Held(decision, [sequence.key for sequence in sequences], self._step + steps, steps)
+        held = _Held(decision, [sequence.key for sequence in sequences], self.now + steps, steps)
         self._held[situation] = held
         if situation == ALONE:
             self._rest = held if not decision.chosen else None

@@ -41,11 +41,20 @@ class Rests:
         self._timed: list[float] = []
         """Seconds of a token in steps without drafts."""
 
-    def saw(self, seconds: float, tokens: int, asked: bool, least_s: float) -> None:
-        """See a step that read no prompt. least_s: seconds of a token without drafts, were such a step a forward as among drafts
-        and nothing else."""
+    @property
+    def due(self) -> bool:
+        """Whether somebody was asked in enough steps for some without drafts to be timed."""
+        return not self.now and self._asked >= self._every
+
+    def begin(self, least_s: float) -> None:
+        """Ask nobody in the next steps, unless that is hopeless. least_s: seconds of a token without drafts, were such a step a
+        forward as among drafts and nothing else."""
+        self.now = 0.0 < _WARM * least_s * self._tokens < self._step_s
+
+    def saw(self, seconds: float, tokens: int, asked: bool) -> None:
+        """See a step that read no prompt."""
         if not self.now:
-            self._saw_drafting(seconds, tokens, asked, least_s)
+            self._saw_drafting(seconds, tokens, asked)
         elif self._left:
             self._left -= 1
             self.now = self._left > 0
@@ -54,13 +63,12 @@ class Rests:
             if len(self._timed) == _SETTLING + _TIMED:
                 self._judge(median(self._timed[_SETTLING:]))
 
-    def _saw_drafting(self, seconds: float, tokens: int, asked: bool, least_s: float) -> None:
+    def _saw_drafting(self, seconds: float, tokens: int, asked: bool) -> None:
         self._steps += 1
         weight = max(_SMOOTH, 1.0 / self._steps)
         self._step_s += weight * (min(seconds, _DISTURBED * self._step_s or seconds) - self._step_s)
         self._tokens += weight * (tokens - self._tokens)
         self._asked += asked
-        self.now = self._asked >= self._every and 0.0 < _WARM * least_s * self._tokens < self._step_s
 
     def _judge(self, token_s: float) -> None:
         """Go on as tokens come sooner. token_s: seconds of one without drafts."""

@@ -36,6 +36,7 @@ from paceline.learning.costs import Timings
 from paceline.learning.decision import ALONE, NOBODY, Decision, Decisions, situation_of
 from paceline.learning.depths import Where
 from paceline.learning.expectation import Expectation
+from paceline.learning.glances import Glances
 from paceline.learning.rests import Rests
 from paceline.learning.tryouts import Tryouts
 from paceline.learning.visits import Visits
@@ -59,11 +60,6 @@ _SMOOTH = 0.1
 _REGAIN = 0.01
 """How fast what a step without drafts takes beside its forward is believed to rise by one that is not calm: were there no drafts
 for long, it would take less."""
-_CALMING = 2
-"""Steps for which nobody was asked for a draft, after which the next is calm."""
-_GLANCE = 8
-"""Of so many calm ones in a row drafts are thought about in the first, or where there is another request, and the last is learnt
-from."""
 
 
 class Options(BaseModel):
@@ -99,14 +95,7 @@ class AdaptivePolicy(Policy):
         """Seconds that it takes to observe a step without drafts, and one with some, as the last of them took."""
         self._drafted_s = 0.0
         """Seconds that the drafts of this step are expected to take."""
-        self._rests = Rests()
-        self._unasked = 0
-        """Steps in a row in which nobody was asked for a draft."""
-        self._since, self._passed, self._newest = 1, 0, -1
-        """Steps from the last but one in which it was thought about drafts to the last, and from that one to this; the last
-        request in the batch then."""
-        self._rested = False
-        """Whether nothing was thought about in this step."""
+        self._rests, self._glances = Rests(), Glances()
         self._step_s = 0.0
         """Seconds of the step that was learnt from last."""
         self._between_s, self._seen_at = 0.0, -inf
@@ -121,20 +110,13 @@ class AdaptivePolicy(Policy):
         between_s = perf_counter() - self._seen_at
         if between_s < _IDLE_S:
             self._between_s += _SMOOTH * (between_s - self._between_s)
-        self._fed, self._batch, self._rested = rows, sequences, False
+        self._fed, self._batch = rows, sequences
+        self._glances.begin()
         if self._reads and sequences:
             self._row_s = (self.costs.curve(rows + sequences) - self.costs.curve(rows)) / sequences
 
     def rests(self, sequences: Many[Sequence]) -> bool:
-        self._rested = self._rests.now
-        if self._rested:
-            return True
-        newest = sequences[-1].key
-        if self._unasked <= _CALMING or self._passed == _GLANCE or newest != self._newest:
-            self._since, self._passed, self._newest = max(self._passed, 1), 0, newest
-        self._passed += 1
-        self._rested = self._passed > 1
-        return self._rested
+        return self._rests.now or self._glances.rests(sequences[-1].key)
 
     def budgets(self, part: Part, sequences: Many[Sequence], trees: Many[DraftTree]) -> list[Budget]:
         if part.costly:
@@ -148,7 +130,7 @@ class AdaptivePolicy(Policy):
         alone = len(sequences) == 1
         # how an answer begins is another matter than how it goes on, but most of a batch goes on
         begins = alone and not sequences[0].generated_tokens
-        if not decisions.resting(sequences, self._since) or begins:
+        if not decisions.resting(sequences, self._steps) or begins:
             lacking = self._visits.lacking(part.name, sequences[0]) if alone else 0
             situation = situation_of(trees, self._fed - self._batch, lacking, begins)
             decision = decisions.standing(sequences, situation)
@@ -378,21 +360,25 @@ class AdaptivePolicy(Policy):
             if verdict.finish is not None:
                 self._visits.ended(sequence)
         began, tokens = perf_counter(), sum([len(verdict.tokens) for verdict in verdicts]) or len(verdicts)
-        rests, steps = self._rests.now, self._passed if self._rested else 1
+        asked, rests, glances = bool(timings.asked_s), self._rests.now, self._glances
         if not self._reads:
             seconds = timings.draft_s + timings.forward_s + timings.verify_s + timings.commit_s + self._between_s
-            plain_s = self.costs.forward_s(self._batch, self._batch)
-            self._rests.saw(seconds, tokens, bool(timings.asked_s), plain_s / self._batch)
-        if rests or 1 < steps < _GLANCE:
+            self._rests.saw(seconds, tokens, asked)
+            if self._rests.due:
+                self._rests.begin(self.costs.forward_s(self._batch, self._batch) / self._batch)
+        if not rests:
+            glances.saw(asked)
+        if rests or (glances.resting and not glances.last):
             self._tryouts.all_s += self._step_s
             self._seen_at = perf_counter()
             return
+        steps = glances.passed if glances.resting else 1
         drafted = any(len(tree) > 1 for tree in trees)
         self._expectation.observe(trees, verdicts, steps)
         other = timings.draft_s - timings.asked_s + timings.verify_s + timings.commit_s + self._learning_s[drafted] / steps
         # a forward that read prompts too is taken for one that did not
         rows = sum(map(len, trees))
-        self._learn_beside(other, drafted, bool(timings.asked_s))
+        self._learn_beside(other, drafted)
         self._reading += _SMOOTH * (self._reads - self._reading)
         self._step_s = step_s = timings.asked_s + self.costs.forward_s(rows, len(trees)) + other + self._between_s
         self._tryouts.all_s += step_s
@@ -410,9 +396,8 @@ class AdaptivePolicy(Policy):
         self._seen_at = perf_counter()
         self._learning_s[drafted] = self._seen_at - began
 
-    def _learn_beside(self, other: float, drafted: bool, asked: bool) -> None:
+    def _learn_beside(self, other: float, drafted: bool) -> None:
         """See what a step took beside its forward."""
-        self._unasked = 0 if asked else self._unasked + 1
         # where one prompt is all that is read, its text and its cache take their own time
         if self._reads and self._batch == 1:
             return
@@ -422,8 +407,7 @@ class AdaptivePolicy(Policy):
         if drafted:
             self._more_s = max(self._more_s + _SMOOTH * change, 0.0)
         else:
-            calm = self._rested and self._unasked > _CALMING
-            self._other_s += (_SMOOTH if calm or change < 0.0 else _REGAIN) * change
+            self._other_s += (_SMOOTH if self._glances.calm or change < 0.0 else _REGAIN) * change
 
     def _gain_s(self, part: str, tree: DraftTree, verdict: Verdict, rows: int) -> float:
         """Seconds that one drafter's nodes in a tree were worth, less those of their rows. rows: of the step."""

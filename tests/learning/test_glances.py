@@ -1,0 +1,51 @@
+"""Glances: in which steps drafts are thought about while nobody is asked for any."""
+
+from __future__ import annotations
+
+from paceline.learning.glances import Glances
+
+
+def thinks(glances: Glances, newest: int = 0, asked: bool = False) -> bool:
+    """Whether drafts are thought about in one more step, in which somebody is asked if so and `asked`."""
+    glances.begin()
+    rests = glances.rests(newest)
+    glances.saw(asked and not rests)
+    return not rests
+
+
+def test_while_somebody_is_asked_drafts_are_thought_about_in_every_step() -> None:
+    glances = Glances()
+    assert all(thinks(glances, asked=True) for _ in range(20))
+
+
+def test_once_nobody_is_they_are_in_one_of_eight() -> None:
+    glances = Glances()
+    assert [thinks(glances) for _ in range(20)] == [True] * 3 + [step % 8 == 0 for step in range(1, 18)]
+    while not thinks(glances, asked=True):
+        pass
+    assert thinks(glances), "and in all again when somebody is asked"
+
+
+def test_another_request_is_thought_about_at_once() -> None:
+    glances = Glances()
+    while thinks(glances):
+        pass
+    assert [thinks(glances, newest=1), thinks(glances, newest=1)] == [True, False]
+
+
+def test_what_is_calm_is_learnt_from_before_drafts_are_thought_about_again() -> None:
+    glances = Glances()
+    lasts = []
+    for _ in range(30):
+        thinking = thinks(glances)
+        assert glances.calm is not thinking
+        lasts += [glances.last] if glances.calm else []
+    assert sum(lasts) == len(lasts) // 7
+
+
+def test_a_step_in_which_it_was_not_asked_is_no_rest() -> None:
+    glances = Glances()
+    while thinks(glances):
+        pass
+    glances.begin()
+    assert not glances.resting
