@@ -102,3 +102,4 @@ def test_health_says_what_the_server_does_instead() -> None:
         answer = TestClient(application([health.router(lambda state=state: state)])).get("/health")
         assert (answer.status_code, answer.json()) == (503, {"status": state})
         assert int(answer.headers["retry-after"]) > 0
+    assert TestClient(application([health.router(lambda: "ok")])).head("/health").status_code == 200, "some only look"

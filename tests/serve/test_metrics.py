@@ -180,6 +180,8 @@ def test_a_served_request_is_counted() -> None:
     assert got["vllm:request_time_per_output_token_seconds_count", ""] == 2
     assert got["vllm:e2e_request_latency_seconds_count", ""] == 2
     assert got["vllm:request_generation_tokens_sum", ""] == 24
+    # of each answer the first token is where its time begins
+    assert got["llamacpp:predicted_tokens_seconds", ""] == pytest.approx(22 / got["llamacpp:tokens_predicted_seconds_total", ""])
     assert got["paceline_tau", ""] == 3
     assert got["paceline_decoding_steps_total", ""] == 8
 

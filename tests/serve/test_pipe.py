@@ -40,6 +40,16 @@ def test_what_may_be_asked_of_a_prompt_fits_a_line_whatever_the_numbers(count: i
     assert untellable(asking(FAR_TOO_MANY, None)) is None
 
 
+def test_prompts_of_several_choices_are_told_of_as_far_as_one_is():
+    most = longest(20)
+    some, rest = asking(most // 2, 20), asking(most - most // 2, 20)
+    assert untellable(some, rest, asking(FAR_TOO_MANY, None)) is None
+    sentence = untellable(some, rest, asking(1, 20))
+    assert sentence is not None
+    assert f"those of all choices have {most + 1}" in sentence
+    assert untellable(*[asking(1000, 20)] * 100) is not None
+
+
 def test_prompts_are_told_of_one_to_a_line():
     told = (None, TokenLogprobs(5, -0.5, 1))
     deltas = {

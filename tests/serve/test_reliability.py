@@ -192,6 +192,33 @@ def test_while_answers_end_new_connections_are_told_to_go_elsewhere() -> None:
         assert served.process.wait(10) == 0
 
 
+def test_what_takes_longer_than_the_server_waits_is_answered_with_what_it_has() -> None:
+    long = {"prompt": "Once upon a time", "ignore_eos": True, "max_tokens": 900, "n": 16, "seed": 1}
+
+    async def whole(client: httpx.AsyncClient) -> list[str]:
+        answer = await client.post("/v1/completions", json=long)
+        return [choice["finish_reason"] for choice in answer.json()["choices"]]
+
+    async def streamed(client: httpx.AsyncClient) -> list[str]:
+        async with client.stream("POST", "/v1/completions", json=long | {"stream": True}) as answer:
+            lines = [line async for line in answer.aiter_lines() if line]
+        assert lines[-1] == "data: [DONE]"
+        return [choice["finish_reason"] for one in chunks(iter(lines)) for choice in one["choices"] if choice["finish_reason"]]
+
+    async def run(served: Served) -> list[list[str]]:
+        async with httpx.AsyncClient(base_url=served.url, timeout=60.0) as client:
+            asked = [asyncio.create_task(one(client)) for one in (whole, streamed) for _ in range(2)]
+            while served.metric("vllm:num_requests_running") == 0:
+                await asyncio.sleep(0.01)
+            served.process.send_signal(signal.SIGTERM)
+            return await asyncio.gather(*asked)
+
+    with running("--batch", "1", "--draft", "none", "--drain-timeout-s", "2") as served:
+        answers = asyncio.run(run(served))
+        assert answers == [["length"] * 16] * 4
+        assert served.process.wait(10) == 0
+
+
 @sizes(2, 20)
 def test_an_engine_that_is_killed_is_told_of_and_replaced(count: int) -> None:
     points = random.Random(7)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from paceline.models.base import ModelError
 from paceline.models.embedded import DEFAULT
 from paceline.models.load import resolve
 from paceline.models.tokenizer import Tokenizer
@@ -30,7 +31,7 @@ async def main():
         try:
             await held.run(lambda: time.sleep(600))
         except APIError as error:
-            print(error, flush=True)
+            print(error, error.status, sep=", ", flush=True)
 
 asyncio.run(main())
 """
@@ -71,8 +72,19 @@ def test_all_that_a_template_shows_counts(texts: Texts):
 
 def test_what_does_not_end_is_given_up_and_does_not_keep_the_process():
     ended = subprocess.run([sys.executable, "-c", ENDLESS], capture_output=True, text=True, timeout=30, check=False)
-    assert ended.stdout.splitlines() == ["the text of this request takes too long to prepare"] * 3
+    late, busy = "the text of this request takes too long to prepare", "the server is busy; try again later"
+    # the third finds no thread: others are to blame, and it may come again
+    assert ended.stdout.splitlines() == [f"{late}, 400"] * 2 + [f"{busy}, 503"]
     assert (ended.returncode, ended.stderr) == (0, "")
+
+
+def test_where_the_model_lies_is_not_told(texts: Texts):
+    def fails() -> None:
+        raise ModelError(f"the model in '{MODEL}' has no chat template")
+
+    with pytest.raises(APIError, match=f"the model in '{MODEL.name}' has no chat template") as refused:
+        asyncio.run(texts.run(fails))
+    assert refused.value.status == 400
 
 
 def test_a_thread_goes_on_after_work_that_failed(texts: Texts):

@@ -23,6 +23,7 @@ def router(state: Callable[[], State]) -> APIRouter:
     """state: how things stand now."""
     routes = APIRouter(tags=["operations"])
 
+    @routes.head("/health", include_in_schema=False)
     @routes.get("/health", response_model=Health, responses={503: {"model": Health}})
     async def health() -> JSONResponse:
         now = state()

@@ -64,7 +64,8 @@ class Meter:
         self.responses = Counter[int]()
         self.ended = Counter[str](dict.fromkeys(REASONS, 0))
         self.prompt_tokens = self.generation_tokens = self.decoding_steps = 0
-        self.generation_s = 0.0
+        self.generation_s, self.timed_tokens = 0.0, 0
+        """From first to last tokens of choices that ended, and the tokens that came in it."""
         self.ttft_s, self.queue_s = Histogram(_WAIT_S), Histogram(_WAIT_S)
         self.token_gap_s, self.time_per_token_s = Histogram(_STEP_S), Histogram(_STEP_S)
         self.whole_s = Histogram(_WHOLE_S)
@@ -189,6 +190,7 @@ class Choice:
         meter.request_generation_tokens.observe(self._tokens)
         if self._tokens > 1:
             meter.generation_s += self._last_s - self._first_s
+            meter.timed_tokens += self._tokens - 1
             meter.time_per_token_s.observe((self._last_s - self._first_s) / (self._tokens - 1))
         steps = int(ending.speculation.get("num_spec_steps", 0)) if ending else 0
         meter.choice_ended(steps, self._tokens)

@@ -61,7 +61,7 @@ class Exposition(Collector):
         yield _counter("llamacpp:prompt_tokens", "Tokens of prompts.", meter.prompt_tokens)
         yield _counter("llamacpp:tokens_predicted", "Tokens of answers.", meter.generation_tokens)
         yield _counter("llamacpp:tokens_predicted_seconds", "Seconds from first to last tokens.", meter.generation_s)
-        rate = meter.generation_tokens / meter.generation_s if meter.generation_s else 0.0
+        rate = meter.timed_tokens / meter.generation_s if meter.generation_s else 0.0
         yield _gauge("llamacpp:predicted_tokens_seconds", "Mean tokens per second of an answer.", rate)
         yield _gauge("llamacpp:requests_processing", "Sequences in flight.", engine.running)
         yield _gauge("llamacpp:requests_deferred", "Sequences that wait to be taken up.", engine.waiting)

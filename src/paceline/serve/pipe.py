@@ -94,15 +94,17 @@ def parted(news: News) -> Iterator[News]:
     yield replace(news, deltas={number: delta for number, delta in news.deltas.items() if number not in alone})
 
 
-def untellable(ask: Ask) -> str | None:
-    """Why what is asked for might not fit a line, in one sentence; None where it does."""
-    count = ask.params.prompt_logprobs
-    if count is None:
-        return None
-    most, tokens = (LONGEST_LINE_BYTES - _REST_BYTES) // (_TOKEN_BYTES + count * _LIKELY_BYTES), len(ask.prompt)
+def untellable(*asks: Ask) -> str | None:
+    """Why what is asked of prompts is too much, in one sentence; None where it is not. Choices of one request, which are held
+    together until the last has ended, may tell no more than one line has room for."""
+    telling = [ask for ask in asks if ask.params.prompt_logprobs is not None]
+    count = max([ask.params.prompt_logprobs or 0 for ask in telling], default=0)
+    most = (LONGEST_LINE_BYTES - _REST_BYTES) // (_TOKEN_BYTES + count * _LIKELY_BYTES)
+    tokens = sum(len(ask.prompt) for ask in telling)
     if tokens <= most:
         return None
-    return f"log-probabilities of a prompt, with {count} others each, are told of at most {most} tokens; this prompt has {tokens}"
+    whose = "this prompt has" if len(telling) == 1 else "those of all choices have"
+    return f"log-probabilities of prompts, with {count} others each, are told of at most {most} tokens; {whose} {tokens}"
 
 
 Message = TypeVar("Message")

@@ -11,9 +11,9 @@ from typing import Any
 from paceline.models.tokenizer import Tokenizer
 from paceline.params import Grammar
 from paceline.serve.asking import Ask, Delta, Service
-from paceline.serve.errors import APIError
+from paceline.serve.errors import APIError, invalid
 from paceline.serve.meter import Meter
-from paceline.serve.pipe import Ready
+from paceline.serve.pipe import Ready, untellable
 from paceline.serve.process import EngineProcess
 from paceline.serve.recording import record
 from paceline.serve.settings import Settings
@@ -39,6 +39,13 @@ class EngineService(Service):
         self.drafter_notes: Mapping[str, tuple[str, str]] = ready.drafter_notes
         self.target, self.policy, self.verifier = ready.target, ready.policy, ready.verifier
         self.draining = False
+        self._inboxes = set[asyncio.Queue[_Letter]]()
+        """Of requests that are being answered."""
+
+    def expire(self) -> None:
+        """End all answers with what they have."""
+        for inbox in self._inboxes:
+            inbox.put_nowait(_Letter())
 
     async def encode(self, text: str, add_special: bool = True) -> list[int]:
         return await self.texts.encode(text, add_special)
@@ -71,6 +78,8 @@ class EngineService(Service):
     async def _answered(self, asks: Many[Ask]) -> AsyncGenerator[tuple[int, Delta], None]:
         if self.draining:
             raise APIError(503, "the server is shutting down", code="shutting_down", retry_after_s=5)
+        if sentence := untellable(*asks):
+            raise invalid(sentence)
         # a request that is larger than the queue waits for an idle server, not for ever
         if self._engine.load and self._engine.load + len(asks) > self._settings.batch + self._settings.queue:
             raise APIError(429, "the server is busy; try again later", code="overloaded", retry_after_s=1)
@@ -81,6 +90,7 @@ class EngineService(Service):
             loop.call_later(self._settings.request_timeout_s + grace_s, inbox.put_nowait, _Letter(last=grace_s > 0))
             for grace_s in (0.0, _GRACE_S)
         ]
+        self._inboxes.add(inbox)
         try:
             for choice, ask in enumerate(asks):
                 numbers[choice] = self._engine.ask(ask, _Inbox(inbox, choice))
@@ -95,7 +105,10 @@ class EngineService(Service):
                     if delta.ending is not None:
                         self._engine.end(numbers.pop(choice))
                     yield choice, delta
+                if numbers and any(letter.last for letter in letters):
+                    raise APIError(503, "the engine does not answer", code="engine_silent", retry_after_s=5)
         finally:
+            self._inboxes.discard(inbox)
             for alarm in alarms:
                 alarm.cancel()
             for number in numbers.values():
@@ -125,13 +138,11 @@ class _Inbox:
 
 
 def _read(letters: Many[_Letter]) -> dict[int, Delta]:
-    """One delta per choice, what came together joined. Raises APIError where the engine refused, failed or does not answer."""
+    """One delta per choice, what came together joined. Raises APIError where the engine refused or failed."""
     found = dict[int, Delta]()
     for letter in letters:
         if letter.error is not None:
             raise letter.error
-        if letter.last:
-            raise APIError(503, "the engine does not answer", code="engine_silent", retry_after_s=5)
         if letter.choice is not None and letter.delta is not None:
             before = found.get(letter.choice)
             found[letter.choice] = _joined(before, letter.delta) if before else letter.delta

@@ -31,22 +31,35 @@ from paceline.serve.settings import Settings
 
 
 class _Server(uvicorn.Server):
-    """Leaves signals to `serve`, which drains: uvicorn would end the process with the signal's own exit code."""
+    """Leaves signals to `serve`, which drains: uvicorn would end the process with the signal's own exit code.
+
+    expire: ends what is in flight with what it has.
+    """
+
+    def __init__(self, config: uvicorn.Config, expire: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._expire = expire
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
         yield
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listen until what is in flight has ended: uvicorn would not, and cut off whom it has not accepted yet."""
+        """Listen until what is in flight has ended: uvicorn would not, and cut off whom it has not accepted yet. What has not
+        when little patience is left is ended: uvicorn would break it off."""
         patience_s = self.config.timeout_graceful_shutdown or 0
         in_flight, until = {*self.server_state.tasks}, time.monotonic() + patience_s
-        while in_flight and not self.force_exit and time.monotonic() < until:
-            _, in_flight = await asyncio.wait(in_flight, timeout=_LOOKED_S)
+        for last_s, end in ((min(_ENDING_S, patience_s / 2), self._expire), (0.0, None)):
+            while in_flight and not self.force_exit and time.monotonic() < until - last_s:
+                _, in_flight = await asyncio.wait(in_flight, timeout=_LOOKED_S)
+            if in_flight and end is not None:
+                end()
         self.config.timeout_graceful_shutdown = max(round(until - time.monotonic()), 1)
         await super().shutdown(sockets)
 
 
+_ENDING_S = 1.0
+"""What is left of patience when answers are ended with what they have."""
 _LOOKED_S = 0.1
 """Between two looks at whether a second signal has come."""
 
@@ -96,7 +109,8 @@ async def _serve_at(sockets: Sequence[socket.socket], settings: Settings, starte
                 guarded(application(routers), settings, meter.responded),
                 log_level=max(logging.WARNING, logging.getLogger("paceline").level),
                 **uvicorn_options(settings),
-            )
+            ),
+            service.expire,
         )
 
         def stop() -> None:

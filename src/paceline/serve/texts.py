@@ -39,15 +39,25 @@ class Texts:
             Thread(target=_work_off, args=(self._work,), name="texts", daemon=True).start()
 
     async def run(self, work: Callable[[], Result]) -> Result:
-        """Run in a thread. Raises APIError (400) for ModelError, and where it takes too long."""
+        """Run in a thread. Raises APIError: 400 for ModelError and where it takes too long, 503 where others' work does."""
         future: Future[Result] = Future()
-        self._work.put((future, work))
+        begun = False
+
+        def noted() -> Result:
+            nonlocal begun
+            begun = True
+            return work()
+
+        self._work.put((future, noted))
         try:
             return await asyncio.wait_for(asyncio.wrap_future(future), _LONGEST_WAIT_S)
         except TimeoutError:
+            if not begun:
+                raise APIError(503, "the server is busy; try again later", code="overloaded", retry_after_s=1) from None
             raise invalid("the text of this request takes too long to prepare") from None
         except ModelError as error:
-            raise invalid(str(error)) from None
+            # where the model lies is nobody's business but the server's
+            raise invalid(str(error).replace(str(self.tokenizer.path), self.tokenizer.path.name)) from None
 
     async def encode(self, text: str, add_special: bool) -> list[int]:
         self._bound(len(text))
