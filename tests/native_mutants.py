@@ -38,9 +38,9 @@ def a_commit_of_panels_moves_keys_only(patch: pytest.MonkeyPatch) -> None:
     honest = Slab.move
 
     def lossy(self: Slab, shape: Shape, slots: list[int], to: int) -> None:
-        values = self.values.clone()
+        values = self.values.copy()
         honest(self, shape, slots, to)
-        self.values.copy_(values)
+        self.values[:] = values
 
     patch.setattr(Slab, "move", lossy)
 
@@ -50,9 +50,9 @@ def a_commit_of_panels_moves_values_only(patch: pytest.MonkeyPatch) -> None:
     honest = Slab.move
 
     def lossy(self: Slab, shape: Shape, slots: list[int], to: int) -> None:
-        keys = self.keys.clone()
+        keys = self.keys.copy()
         honest(self, shape, slots, to)
-        self.keys.copy_(keys)
+        self.keys[:] = keys
 
     patch.setattr(Slab, "move", lossy)
 
@@ -74,7 +74,7 @@ def only_the_first_layer_is_moved(patch: pytest.MonkeyPatch) -> None:
     honest = Slab.move
 
     def lossy(self: Slab, shape: Shape, slots: list[int], to: int) -> None:
-        keys, values = self.keys[1:].clone(), self.values[1:].clone()
+        keys, values = self.keys[1:].copy(), self.values[1:].copy()
         honest(self, shape, slots, to)
         self.keys[1:], self.values[1:] = keys, values
 

@@ -10,11 +10,11 @@ from abc import ABC, abstractmethod
 from itertools import product
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
-from torch.nn.functional import pad
 
 from paceline.cache.base import Branching, KVCache
 from paceline.cache.dense import DenseCache
@@ -94,11 +94,11 @@ class Panels(Store):
     def write(self, step: Step, part: float = 1.0) -> None:
         for segment in step.segments:
             slab = self.cache.slab(segment.sequence.key)
-            slots, rows = torch.arange(segment.start, segment.end), torch.tensor(marks_of(segment))[:, None]
+            slots, rows = np.arange(segment.start, segment.end), np.array(marks_of(segment))[:, None]
             for layer, head in product(range(2 if part == 1.0 else 1), range(2)):
-                numbers = (rows + torch.arange(6) + 10 * head + 20 * layer).float()
+                numbers = rows + np.arange(6) + 10 * head + 20 * layer
                 slab.keys[layer, head, slots // 4, :, slots % 4] = numbers
-                slab.values[layer, head][:, slots] = pad(numbers, (0, 2)).view(-1, 2, 4).transpose(0, 1)
+                slab.values[layer, head][:, slots] = np.pad(numbers, ((0, 0), (0, 2))).reshape(-1, 2, 4).swapaxes(0, 1)
 
     def contents(self, key: int) -> list[list[int]]:
         slab, length = self.cache._slabs.get(key), self.cache.length(key)
@@ -106,10 +106,10 @@ class Panels(Store):
             return [[]]
         found = []
         for layer, head in product(range(2), range(2)):
-            keys = slab.keys[layer, head].permute(1, 0, 2).flatten(1)
-            values = slab.values[layer, head].permute(0, 2, 1).flatten(0, 1)[:6]
-            excess = torch.arange(6)[:, None] + 10 * head + 20 * layer
-            found += [*(keys[:, :length] - excess).long().tolist(), *(values[:, :length] - excess).long().tolist()]
+            keys = slab.keys[layer, head].swapaxes(0, 1).reshape(6, -1)
+            values = slab.values[layer, head].swapaxes(1, 2).reshape(8, -1)[:6]
+            excess = np.arange(6)[:, None] + 10 * head + 20 * layer
+            found += [*(keys[:, :length] - excess).astype(int).tolist(), *(values[:, :length] - excess).astype(int).tolist()]
         return found
 
 

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from math import prod
 
 import numpy as np
-import torch
 
 from paceline.cache.base import Branching, KVCache, check_starts, kept_slots
 from paceline.cache.slabs import AHEAD, capacity_for
@@ -33,19 +32,16 @@ class Shape:
     panel: int
     dtype: np.dtype = _FLOAT32
 
-    def keys(self, capacity: int) -> torch.Tensor:
-        return _zeros(self.dtype, self.layers, self.heads, capacity // self.panel, self.size, self.panel)
-
-    def values(self, capacity: int) -> torch.Tensor:
-        return _zeros(self.dtype, self.layers, self.heads, -(-self.size // self.panel), capacity, self.panel)
-
-
-def _zeros(dtype: np.dtype, *shape: int) -> torch.Tensor:
-    # pages that nobody has written to are zero and take no time; aligned loads need cache lines, which numpy does not promise
-    count, line = prod(shape), _LINE_BYTES // dtype.itemsize
-    numbers = np.zeros(count + line, dtype)
-    start = -(numbers.ctypes.data // dtype.itemsize) % line
-    return torch.from_numpy(numbers[start : start + count]).reshape(shape)
+    def slab(self, capacity: int) -> tuple[np.ndarray, np.ndarray, int]:
+        """Keys and values of so many slots, all zero, and the address of the keys; the values lie right behind them."""
+        keys = self.layers, self.heads, capacity // self.panel, self.size, self.panel
+        values = self.layers, self.heads, -(-self.size // self.panel), capacity, self.panel
+        # pages that nobody has written to are zero and take no time; aligned loads need cache lines, which numpy does not promise
+        apart, line = prod(keys), _LINE_BYTES // self.dtype.itemsize
+        numbers = np.zeros(apart + prod(values) + line, self.dtype)
+        start = -(numbers.ctypes.data // self.dtype.itemsize) % line
+        numbers = numbers[start : start + apart + prod(values)]
+        return numbers[:apart].reshape(keys), numbers[apart:].reshape(values), numbers.ctypes.data
 
 
 class Slab:
@@ -55,30 +51,27 @@ class Slab:
     """
 
     def __init__(self, shape: Shape, slots: int = 0) -> None:
-        self.length, capacity = 0, capacity_for(slots)
-        self._hold(shape.keys(capacity), shape.values(capacity), capacity)
-
-    def _hold(self, keys: torch.Tensor, values: torch.Tensor, capacity: int) -> None:
-        self.keys, self.values, self.capacity = keys, values, capacity
-        self.place = keys.data_ptr(), values.data_ptr(), capacity
+        self.length, self.capacity = 0, capacity_for(slots)
+        self.keys, self.values, address = shape.slab(self.capacity)
+        self.place = address, address + self.keys.nbytes, self.capacity
 
     def copied(self, shape: Shape, length: int, slots: int) -> Slab:
         """Another slab that holds the first `length` tokens, with room for `slots`."""
         copy, panels = Slab(shape, slots), -(-length // shape.panel)
         copy.length = length
-        copy.keys.numpy()[:, :, :panels] = self.keys.numpy()[:, :, :panels]
-        copy.values.numpy()[:, :, :, :length] = self.values.numpy()[:, :, :, :length]
+        copy.keys[:, :, :panels] = self.keys[:, :, :panels]
+        copy.values[:, :, :, :length] = self.values[:, :, :, :length]
         return copy
 
     def grow(self, shape: Shape, slots: int) -> None:
         """Make room for `slots`, by doubling; what is committed is kept."""
         larger = self.copied(shape, self.length, slots)
-        self._hold(larger.keys, larger.values, larger.capacity)
+        self.keys, self.values, self.capacity, self.place = larger.keys, larger.values, larger.capacity, larger.place
 
     def move(self, shape: Shape, slots: list[int], to: int) -> None:
         """Copy the rows of `slots` to the slots from `to` on."""
         source, target = np.array(slots), np.arange(to, to + len(slots))
-        keys, values, panel = self.keys.numpy(), self.values.numpy(), shape.panel
+        keys, values, panel = self.keys, self.values, shape.panel
         values[:, :, :, target] = values[:, :, :, source]
         keys[:, :, target // panel, :, target % panel] = keys[:, :, source // panel, :, source % panel]
 
@@ -101,7 +94,7 @@ class PanelCache(KVCache):
         """The slab of a sequence, with room for `slots`."""
         slab = self._slabs.get(key)
         if slab is None:
-            slab = self._slabs[key] = Slab(self.shape)
+            slab = self._slabs[key] = Slab(self.shape, slots)
         if slots > slab.capacity:
             slab.grow(self.shape, slots)
         return slab

@@ -28,6 +28,12 @@ class Lookup(Kernel):
     def __init__(self, name: str, **arguments: str) -> None:
         super().__init__(name, words=1)
         self.arguments = arguments
+        self.arrays = {
+            name: (np.dtype(kind.partition("[")[0]), tuple([f"{name}_{axis}" for axis in range(axes(kind))]))
+            for name, kind in arguments.items()
+            if axes(kind)
+        }
+        """Of arguments that are arrays, what they hold and the fields of their shape: every new text asks for them."""
 
     @property
     def told(self) -> dict[str, Any]:
@@ -73,15 +79,15 @@ class Call:
             if kind in _KINDS:
                 setattr(self.record, name, value)
                 continue
-            count = axes(kind)
-            if value.dtype != kind.partition("[")[0] or value.ndim != count or not value.flags.c_contiguous:
+            dtype, sizes = self._lookup.arrays[name]
+            if value.dtype != dtype or value.ndim != len(sizes) or not value.flags.c_contiguous:
                 raise TypeError(
                     f"{self._lookup.name} takes for '{name}' {kind} in rows, not {value.dtype} of shape {value.shape}"
                 )
             self._arrays[name] = value
             setattr(self.record, name, value.ctypes.data)
-            for axis in range(count):
-                setattr(self.record, f"{name}_{axis}", value.shape[axis])
+            for field, size in zip(sizes, value.shape, strict=True):
+                setattr(self.record, field, size)
 
     def again(self, **values: Any) -> Call:
         """Another call with the same arguments but for these: it takes long to ask an array for its address."""
