@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from paceline.budget import Budget
 from paceline.cache.panels import PanelCache
 from paceline.growth import Growth
 from paceline.models.base import LanguageModel
@@ -14,7 +15,7 @@ from paceline.models.native import NativeModel
 from paceline.params import SamplingParams
 from paceline.sequence import Sequence
 from paceline.stopping import Stopping
-from paceline.tree import Budget, DraftTree
+from paceline.tree import DraftTree
 from paceline.tree_shapes import caterpillar
 
 CHAIN = Growth(shape=caterpillar(16))

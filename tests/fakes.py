@@ -11,6 +11,7 @@ from random import Random
 
 import torch
 
+from paceline.budget import Budget
 from paceline.cache.base import Branching, KVCache, check_starts, kept_slots
 from paceline.cache.dense import DenseCache
 from paceline.drafters.base import Drafter
@@ -20,7 +21,7 @@ from paceline.models.base import LanguageModel, Scores
 from paceline.sampling import Context, best
 from paceline.sequence import Sequence
 from paceline.step import Segment, Step, Verdict
-from paceline.tree import Budget, DraftTree, Proposal
+from paceline.tree import DraftTree, Proposal
 
 Slot = tuple[int, int]
 """What a fake cache stores in place of keys and values: a token and its position."""

@@ -6,12 +6,13 @@ from collections.abc import Sequence as Many
 
 import torch
 
+from paceline.budget import Budget
 from paceline.drafters.base import Drafter
 from paceline.models.base import Scores
 from paceline.params import SamplingParams
 from paceline.sequence import Sequence
 from paceline.step import Verdict
-from paceline.tree import Budget, DraftTree
+from paceline.tree import DraftTree
 
 
 def request(prompt: Many[int], reference: Many[int] = (), key: int = 0, stop_ids: Many[int] = (0,)) -> Sequence:

@@ -18,6 +18,7 @@ import torch
 
 from fakes import FakeTokenizer, TableModel
 from paceline import noise, sampling
+from paceline.budget import Budget
 from paceline.drafters.base import Drafter
 from paceline.engine.stops import StopChecker
 from paceline.params import SamplingParams
@@ -25,7 +26,6 @@ from paceline.policies.fixed import FixedPolicy
 from paceline.sampling import Context
 from paceline.sequence import Sequence
 from paceline.speculative import Speculative, Work
-from paceline.tree import Budget
 from paceline.verifiers.base import Verifier
 from paceline.verifiers.match import Match
 

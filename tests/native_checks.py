@@ -18,12 +18,13 @@ import torch
 
 from models.test_families import TOLERANCE, largest_error
 from native import checkpoint, native, random_tree
+from paceline.budget import Budget
 from paceline.growth import Growth
 from paceline.models.base import LanguageModel
 from paceline.models.native import NativeModel
 from paceline.params import SamplingParams
 from paceline.sequence import Sequence
-from paceline.tree import Budget, DraftTree, Proposal
+from paceline.tree import DraftTree, Proposal
 from paceline.tree_shapes import brush, caterpillar, optimal_tree
 from stepping import accept, expected, missing, score, sequence
 

@@ -6,12 +6,13 @@ from dataclasses import dataclass
 
 import torch
 
+from paceline.budget import Budget
 from paceline.drafters.base import Drafter
 from paceline.models.base import LanguageModel
 from paceline.params import SamplingParams
 from paceline.sequence import Sequence
 from paceline.step import Verdict
-from paceline.tree import Budget, DraftTree
+from paceline.tree import DraftTree
 from paceline.verifiers.match import Match
 from stepping import missing, score
 

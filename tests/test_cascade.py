@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from fakes import MixedDrafter, ScriptedDrafter, TableModel, WrongDrafter
+from paceline.budget import Budget
 from paceline.cascade import Cascade
 from paceline.compose import build_drafter
 from paceline.drafters.base import Drafter, Surroundings
@@ -27,7 +28,7 @@ from paceline.policies.fixed import FixedPolicy
 from paceline.sequence import Sequence
 from paceline.spec import SpecError
 from paceline.stopping import CLASSES, DEEPEST, Stopping
-from paceline.tree import Budget, DraftTree, Proposal
+from paceline.tree import DraftTree, Proposal
 from paceline.tree_shapes import caterpillar
 from paceline.verifiers.match import Match
 from serving import engine_of, served, wanted

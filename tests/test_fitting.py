@@ -109,6 +109,12 @@ def test_in_a_cascade_it_is_the_draft_that_verifies() -> None:
         build_drafters("unigram:width=4^model:x", (), (), around)
 
 
+def test_each_of_several_beside_a_draft_is_a_part() -> None:
+    """A policy knows drafters by the names that their nodes bear."""
+    drafter, _ = build_drafters("ngram", ["suffix+recycle"], (), surroundings())
+    assert [part.name for part in drafter.parts] == ["suffix", "recycle", "ngram"]
+
+
 def test_only_what_nobody_asked_for_is_left_out() -> None:
     around = surroundings(Branching.CHAIN)
     drafter, offered = build_drafters("ngram", [IfItFits("grammar")], [IfItFits("lookahead"), "recycle"], around)

@@ -13,12 +13,13 @@ from hypothesis import given, settings, strategies as st
 import reference
 from fakes import RecordingCache, TableModel
 from laws import PROMPT, Outcome, chi_square, obeys
+from paceline.budget import Budget
 from paceline.growth import Growth
 from paceline.params import SamplingParams
 from paceline.ranking import Noise, Ranking
 from paceline.sampling import Context, best, target_scores
 from paceline.sequence import Sequence
-from paceline.tree import Budget, DraftTree, Proposal
+from paceline.tree import DraftTree, Proposal
 from paceline.tree_shapes import Shape, brush, caterpillar, optimal_tree
 
 still = settings(derandomize=True, deadline=None, max_examples=80, database=None)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from paceline.budget import Budget
 from paceline.compose import build_drafter
 from paceline.drafters.base import Surroundings
 from paceline.engine.engine import Engine
@@ -21,7 +22,6 @@ from paceline.policies.fixed import FixedPolicy
 from paceline.sequence import Sequence
 from paceline.speculative import Speculative, Work
 from paceline.step import Verdict
-from paceline.tree import Budget
 from paceline.verifiers.match import Match
 from tiny import tiny_model
 

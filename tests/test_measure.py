@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 
 from fakes import DenseTableCache, RecordingCache, TableModel, coupled
+from paceline.cache.base import KVCache
 from paceline.drafters.base import Drafter
+from paceline.drafters.model import ModelDrafter, Options as ModelOptions
 from paceline.drafters.ngram import NgramDrafter, Options
 from paceline.engine import measure
+from paceline.models.base import Scores
 from paceline.policies import adaptive
 from paceline.speculative import Speculative
+from paceline.step import Step
 from paceline.verifiers.match import Match
 
 
@@ -143,6 +148,33 @@ def test_a_short_context_is_no_obstacle(folder: Path) -> None:
     measure.measure(speculative, 20, "ngram")
     assert max(speculative.costs.curve.points) <= 20
     assert speculative.costs.drafts == {}
+
+
+def test_a_context_without_room_for_a_token_is_none_either(folder: Path) -> None:
+    speculative = pair()
+    measure.measure(speculative, 1, "model:a")
+    assert not speculative.costs.curve.points
+
+
+def test_other_lengths_and_other_drafters_have_costs_of_their_own(folder: Path) -> None:
+    larger = TableModel(6)
+    larger.weights_bytes = 7
+    for model, longest in ((TableModel(6), 4096), (TableModel(6), 256), (larger, 4096), (TableModel(6), 4096)):
+        measure.measure(pair(ModelDrafter(model, 6, ModelOptions(path="fake"))), longest, "model:a")
+    assert len(list(folder.iterdir())) == 3
+
+
+def test_a_draft_of_fewer_tokens_is_measured_behind_some_that_it_knows(folder: Path) -> None:
+    fed: list[int] = []
+
+    class Smaller(TableModel):
+        def score(self, step: Step, cache: KVCache, taps: Iterable[int] = ()) -> Scores:
+            fed.extend(step.tokens)
+            return super().score(step, cache, taps)
+
+    measure.measure(pair(ModelDrafter(Smaller(3), 6, ModelOptions(path="fake"))), 4096, "model:a")
+    assert len(fed) > 127
+    assert max(fed) < 3
 
 
 def test_what_a_longer_context_costs_is_measured(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Sequence as Many
 import pytest
 
 from fakes import ChainDrafter, TableModel, WrongDrafter, coupled
+from paceline.budget import Budget, Part
 from paceline.cache.base import Branching
 from paceline.drafters.merge import MergedDrafter
 from paceline.params import SamplingParams
@@ -14,7 +15,7 @@ from paceline.policies.fixed import FixedPolicy
 from paceline.sequence import Sequence
 from paceline.speculative import Speculative, Work
 from paceline.step import Verdict
-from paceline.tree import Budget, DraftTree, Part
+from paceline.tree import DraftTree
 from paceline.verifiers.match import Match
 
 

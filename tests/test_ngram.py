@@ -7,12 +7,13 @@ from random import Random
 import numpy as np
 from hypothesis import given, settings, strategies as st
 
+from paceline.budget import Budget
 from paceline.drafters.ngram import NgramDrafter, Options
 from paceline.kernels.lookups import Lookup
 from paceline.kernels.ngrams.occurrences import AGREED, BEFORE, INDEX, LEADS, Occurrences, indexed
 from paceline.params import SamplingParams
 from paceline.sequence import Sequence
-from paceline.tree import Budget, DraftTree
+from paceline.tree import DraftTree
 
 settings.register_profile("still", derandomize=True, deadline=None, max_examples=150, database=None)
 settings.load_profile("still")

@@ -8,6 +8,7 @@ import pytest
 
 from crowd import WatchedModel, drafter_of
 from fakes import ChainDrafter, RecordingCache, TableModel, coupled
+from paceline.budget import Budget
 from paceline.drafters.base import Drafter
 from paceline.drafters.merge import MergedDrafter
 from paceline.drafters.model import ModelDrafter
@@ -16,7 +17,6 @@ from paceline.engine.llm import LLM
 from paceline.engine.scheduler import Limits
 from paceline.params import SamplingParams
 from paceline.sequence import Sequence
-from paceline.tree import Budget
 from serving import engine_of
 
 PROMPT = [n * n % 5 for n in range(30)]

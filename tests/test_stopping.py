@@ -7,8 +7,8 @@ from math import inf, nan
 import numpy as np
 import pytest
 
+from paceline.budget import Budget
 from paceline.stopping import CLASSES, DEEPEST, LIKELIEST, Stopping, class_of, shifted
-from paceline.tree import Budget
 
 CHANCES = np.linspace(0.1, 0.9, DEEPEST * CLASSES, dtype=np.float32).reshape(DEEPEST, CLASSES)
 

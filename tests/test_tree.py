@@ -8,7 +8,8 @@ import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 
-from paceline.tree import Budget, DraftTree, Proposal
+from paceline.budget import Budget
+from paceline.tree import DraftTree, Proposal
 
 settings.register_profile("still", derandomize=True, deadline=None, max_examples=150, database=None)
 settings.load_profile("still")

@@ -19,6 +19,7 @@ from itertools import takewhile
 import numpy as np
 import torch
 
+from paceline.budget import Budget
 from paceline.cache.base import KVCache
 from paceline.constraint import Ahead
 from paceline.drafters.base import Drafter
@@ -30,7 +31,7 @@ from paceline.sampling import Context, LogitsError, target_scores
 from paceline.sequence import Sequence
 from paceline.speculative import Speculative, Work
 from paceline.step import Step, Verdict
-from paceline.tree import Budget, DraftTree, Proposal
+from paceline.tree import DraftTree, Proposal
 from paceline.verifiers.base import Verifier
 
 

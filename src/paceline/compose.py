@@ -110,7 +110,7 @@ def build_drafters(spec: str, beside: Many[str], offer: Many[str], surroundings:
     """
     drafter = build_drafter(spec, surroundings)
     _check_trees(drafter, surroundings.target)
-    besides = [drafter for _, drafter in _fitting(beside, surroundings)]
+    besides = [part for _, drafter in _fitting(beside, surroundings) for part in drafter.parts]
     offers = _fitting(offer, surroundings)
     if not besides and not offers:
         return drafter, frozenset()

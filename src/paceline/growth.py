@@ -11,12 +11,13 @@ from functools import cached_property, lru_cache
 
 import torch
 
+from paceline.budget import Budget
 from paceline.draws import siblings
 from paceline.ranking import Noise, Ranked, Ranking
 from paceline.sampling import Context, target_scores
 from paceline.sequence import Sequence
 from paceline.step import Feed, Verdict
-from paceline.tree import Budget, DraftTree, Proposal
+from paceline.tree import DraftTree, Proposal
 from paceline.tree_shapes import Shape, children
 
 

@@ -9,6 +9,7 @@ from typing import Protocol
 
 import torch
 
+from paceline.budget import NOTHING, Budget
 from paceline.cache.base import Branching, KVCache
 from paceline.drafters.base import Drafter
 from paceline.kernels.choices.tellings import told
@@ -22,7 +23,7 @@ from paceline.policies.base import Policy
 from paceline.sequence import Sequence
 from paceline.step import Feed, Segment, Step, Verdict
 from paceline.torch_threads import quiet
-from paceline.tree import NOTHING, Budget, DraftTree
+from paceline.tree import DraftTree
 from paceline.verifiers.base import Verifier
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from paceline.stopping import Stopping
+from paceline.budget import Budget
 from paceline.union import Union
 
 
@@ -38,49 +38,6 @@ class Proposal(Enum):
     def drawn(self) -> bool:
         """True where exactness rests on the recorded distributions: such trees are pruned blindly or not at all."""
         return self in (Proposal.IID, Proposal.WITHOUT_REPLACEMENT, Proposal.HUB)
-
-
-@dataclass(frozen=True)
-class Budget:
-    """What a drafter may propose for one sequence in one step: nodes besides the root, and levels below it.
-
-    floor: a draft goes no further behind a token it holds less likely than this. stopping: nor where this says so; for drafters
-    that are costly, others need not heed it.
-    """
-
-    nodes: int
-    depth: int
-    floor: float = 0.0
-    stopping: Stopping | None = None
-
-    @property
-    def some(self) -> bool:
-        """Whether anything may be drafted."""
-        return self.nodes > 0 and self.depth > 0
-
-    def within(self, other: Budget) -> Budget:
-        """The narrower of both."""
-        if self.nodes <= other.nodes and self.depth <= other.depth and self.floor >= other.floor and not other.stopping:
-            return self
-        floor, stopping = max(self.floor, other.floor), self.stopping or other.stopping
-        return Budget(min(self.nodes, other.nodes), min(self.depth, other.depth), floor, stopping)
-
-
-NOTHING = Budget(0, 0)
-
-
-@dataclass(frozen=True)
-class Part:
-    """A drafter as a policy sees it: its name, what it wants per step, and whether drafting takes time beside a forward."""
-
-    name: str
-    budget: Budget
-    costly: bool = False
-
-    @property
-    def width(self) -> int:
-        """Nodes per level that it asks for."""
-        return -(-self.budget.nodes // max(self.budget.depth, 1))
 
 
 UNKNOWN = 0.5
@@ -323,20 +280,10 @@ class DraftTree:
         if self.probes or self.proposals or not self.is_chain or self.only_source is None:
             return self.only(range(1, nodes + 1))
         # most of what a policy cuts short is a chain
-        end = nodes + 1
-        return self._sound(
-            tokens=self.tokens[:end],
-            parents=self.parents[:end],
-            kind=self.kind,
-            proposals={},
-            sources=self.sources[:end],
-            confidences=self.confidences[:end],
-            probes=0,
-            is_chain=True,
-            depth=self.depth[:end],
-            chances=self.chances[:end],
-            only_source=self.only_source if nodes else None,
-        )
+        names = ("tokens", "parents", "sources", "confidences", "depth", "chances")
+        cut = {name: getattr(self, name)[: nodes + 1] for name in names}
+        source = self.only_source if nodes else None
+        return self._sound(**cut, kind=self.kind, proposals={}, probes=0, is_chain=True, only_source=source)
 
     def likeliest(self, nodes: int) -> DraftTree:
         """The `nodes` nodes besides the root that come true soonest, candidates before probes; of a drawn tree the first ones,

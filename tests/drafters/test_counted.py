@@ -13,10 +13,11 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from following import proposed, request
+from paceline.budget import Budget
 from paceline.drafters import bigram, unigram
 from paceline.lookups.counts import Counts, likeliest
 from paceline.lookups.textfile import tokens_of_file
-from paceline.tree import Budget, DraftTree
+from paceline.tree import DraftTree
 
 settings.register_profile("still", derandomize=True, deadline=None, max_examples=100, database=None)
 settings.load_profile("still")

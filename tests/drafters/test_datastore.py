@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
+from paceline.budget import Budget
 from paceline.cli import main
 from paceline.datastore import HEADER, SUFFIXES, TOKENS, Datastore, build
 from paceline.drafters.datastore import DatastoreDrafter, Options, build as build_drafter
@@ -20,7 +21,7 @@ from paceline.lookups.documents import pieces
 from paceline.params import SamplingParams
 from paceline.sequence import Sequence
 from paceline.spec import SpecError
-from paceline.tree import Budget, DraftTree
+from paceline.tree import DraftTree
 from tiny import save_tiny
 
 settings.register_profile("still", derandomize=True, deadline=None, max_examples=100, database=None)

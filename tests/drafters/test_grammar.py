@@ -8,11 +8,11 @@ from time import perf_counter
 import pytest
 
 from grammars import SENTENCE, VOCABULARY, Rule, answers, engine_of, model_of, tokenizer
+from paceline.budget import Budget
 from paceline.drafters.grammar import GrammarDrafter, Options
 from paceline.models.grammar import Grammars
 from paceline.params import Grammar, SamplingParams
 from paceline.sequence import Sequence
-from paceline.tree import Budget
 from tiny import BOS, EOS
 
 

@@ -7,12 +7,13 @@ import torch
 from hypothesis import given, settings, strategies as st
 
 from fakes import TableModel, truth
+from paceline.budget import Budget
 from paceline.drafters.jacobi import JacobiDrafter, Options
 from paceline.models.base import Scores
 from paceline.params import SamplingParams
 from paceline.sampling import Context, best
 from paceline.step import Verdict
-from paceline.tree import Budget, DraftTree, Proposal
+from paceline.tree import DraftTree, Proposal
 from scored import GREEDY, SAMPLED, Run, request
 
 settings.register_profile("still", derandomize=True, deadline=None, max_examples=150, database=None)

@@ -11,6 +11,7 @@ import torch
 from fakes import FakeTokenizer, TableModel
 from foreign import save_pieced, save_shuffled
 from paceline import LLM, SamplingParams
+from paceline.budget import Budget
 from paceline.cache.base import Branching
 from paceline.compose import build_drafter, build_verifier
 from paceline.drafters.base import Surroundings
@@ -22,7 +23,7 @@ from paceline.models.tokenizer import Tokenizer
 from paceline.sequence import Sequence
 from paceline.spec import SpecError, bind, parse
 from paceline.step import Verdict
-from paceline.tree import Budget, DraftTree, Proposal
+from paceline.tree import DraftTree, Proposal
 from shared import CHECKPOINTS, WHY
 from tiny import save_tiny
 

@@ -10,6 +10,7 @@ from hypothesis import given, settings, strategies as st
 from fakes import TableModel
 from paceline import LLM
 from paceline.bench.builtin import built_in
+from paceline.budget import Budget
 from paceline.drafters.recycle import Options, RecycleDrafter, _acceptance
 from paceline.kernels.successors.successors import Successors
 from paceline.models.base import Scores
@@ -17,7 +18,7 @@ from paceline.models.embedded import embedded_models
 from paceline.params import SamplingParams
 from paceline.sequence import Sequence
 from paceline.step import Verdict
-from paceline.tree import Budget, DraftTree
+from paceline.tree import DraftTree
 from scored import GREEDY, SAMPLED, Run, request
 
 settings.register_profile("still", derandomize=True, deadline=None, max_examples=150, database=None)

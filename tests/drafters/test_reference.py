@@ -10,12 +10,12 @@ from hypothesis import given, settings, strategies as st
 
 from following import proposed, request, rows, step, steps, tau
 from paceline import LLM, SamplingParams
+from paceline.budget import Budget
 from paceline.drafters.reference import Options, ReferenceDrafter
 from paceline.engine.engine import RequestError
 from paceline.lookups import alignment
 from paceline.lookups.alignment import Alignment, Reference
 from paceline.spec import SpecError
-from paceline.tree import Budget
 from tiny import save_tiny
 
 PROMPT = [900, 901, 902]

@@ -8,6 +8,7 @@ from hypothesis import given, settings, strategies as st
 
 from paceline import LLM
 from paceline.bench.builtin import built_in
+from paceline.budget import Budget
 from paceline.drafters.suffix import Options, SuffixDrafter
 from paceline.kernels.suffixes.automaton import BORDER, LONGEST_MATCH, Bounds, Continuation, SuffixAutomaton
 from paceline.models.base import Scores
@@ -15,7 +16,7 @@ from paceline.models.embedded import embedded_models
 from paceline.params import SamplingParams
 from paceline.sequence import Sequence
 from paceline.step import Verdict
-from paceline.tree import Budget, DraftTree
+from paceline.tree import DraftTree
 
 settings.register_profile("still", derandomize=True, deadline=None, max_examples=150, database=None)
 settings.load_profile("still")

@@ -26,7 +26,7 @@ def taken(decision: Decision, sequences: list[Sequence], situation: Situation = 
 def standing(decisions: Decisions, sequences: list[Sequence], situation: Situation) -> Decision | None:
     """What stands in one more step."""
     resting = decisions.resting(sequences, decisions.now + 1)
-    return NOBODY if resting and not situation.read else decisions.standing(sequences, situation)
+    return NOBODY if resting and not situation.begins else decisions.standing(sequences, situation)
 
 
 def stood(decisions: Decisions, sequences: list[Sequence], situation: Situation = ALONE) -> int:
@@ -136,7 +136,9 @@ def test_that_nobody_asks_stands_beside_more_and_not_beside_less() -> None:
     assert standing(taken(NOBODY, batch(1), SHORT), batch(1), LONG) == NOBODY
     for more in (SHORT, LONG, situation([NOTHING_FOUND], 0, 200)):
         assert standing(taken(NOBODY, batch(1)), batch(1), more) == NOBODY
-    assert standing(taken(NOBODY, batch(1)), batch(1), situation([NOTHING_FOUND], 200)) is None, "how an answer begins is easy"
+    assert standing(taken(NOBODY, batch(1)), batch(1), situation([NOTHING_FOUND], 200)) == NOBODY, "nor beside a prompt"
+    begins = situation_of([NOTHING_FOUND], 200, begins=True)
+    assert standing(taken(NOBODY, batch(1)), batch(1), begins) is None, "but how an answer begins is easy"
 
 
 @pytest.mark.parametrize("decision", [NOBODY, FIRST])

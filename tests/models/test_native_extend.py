@@ -11,13 +11,14 @@ import torch
 
 from both_ways import CHAIN, Both, owners_of
 from native import THREADS, checkpoint, native, threads
+from paceline.budget import Budget
 from paceline.growth import Growth
 from paceline.models.native import NativeModel
 from paceline.models.native_drafts import is_compiled
 from paceline.params import Grammar, SamplingParams
 from paceline.sequence import Sequence
 from paceline.stopping import CLASSES, DEEPEST, Stopping
-from paceline.tree import Budget, DraftTree, Proposal
+from paceline.tree import DraftTree, Proposal
 from paceline.tree_shapes import caterpillar
 
 CONTEXT = 96

@@ -10,12 +10,13 @@ import torch
 
 from both_ways import Both, owners_of
 from native import THREADS, checkpoint, native, threads
+from paceline.budget import Budget
 from paceline.growth import Growth
 from paceline.models.native import NativeModel
 from paceline.params import SamplingParams
 from paceline.sequence import Sequence
 from paceline.stopping import CLASSES, DEEPEST, Stopping
-from paceline.tree import Budget, Proposal
+from paceline.tree import Proposal
 from paceline.tree_shapes import brush, caterpillar, optimal_tree
 
 CONTEXT = 96

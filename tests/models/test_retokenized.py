@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from foreign import KINDS, pieces, save_all
+from paceline.budget import Budget
 from paceline.cascade import Cascade
 from paceline.drafters.base import Drafter
 from paceline.drafters.bigram import BigramDrafter, Options as BigramOptions
@@ -23,7 +24,7 @@ from paceline.models.tokenizer import Tokenizer
 from paceline.params import SamplingParams
 from paceline.policies.fixed import FixedPolicy
 from paceline.sequence import Sequence
-from paceline.tree import Budget, DraftTree, Proposal
+from paceline.tree import DraftTree, Proposal
 from paceline.verifiers.match import Match
 
 WORDS = [" the", " thin", " then", " on", " band", "\n", " h\u00e9", " \U0001f600", ",", " in", " andante"]

@@ -11,6 +11,7 @@ import torch
 
 from foreign import KINDS, pieces, save_all
 from native import random_tree
+from paceline.budget import Budget
 from paceline.cache.base import Branching
 from paceline.growth import Growth
 from paceline.models.base import LanguageModel
@@ -21,7 +22,7 @@ from paceline.models.tokenizer import Tokenizer
 from paceline.models.translated import TranslatedCache, TranslatedModel, Translation
 from paceline.params import SamplingParams
 from paceline.sequence import Sequence
-from paceline.tree import Budget, DraftTree, Proposal
+from paceline.tree import DraftTree, Proposal
 from paceline.tree_shapes import caterpillar, optimal_tree
 from stepping import accept, missing, score, sequence
 

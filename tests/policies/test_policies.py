@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from fakes import TableModel
+from paceline.budget import NOTHING, Budget, Part
 from paceline.engine.scheduler import Limits
 from paceline.learning.costs import Timings
 from paceline.learning.depths import Where
@@ -16,7 +17,7 @@ from paceline.policies import adaptive, bass, confidence
 from paceline.policies.base import Policy
 from paceline.sequence import Sequence
 from paceline.step import Verdict
-from paceline.tree import NOTHING, Budget, DraftTree, Part
+from paceline.tree import DraftTree
 from serving import engine_of
 
 settings.register_profile("still", derandomize=True, deadline=None, max_examples=100, database=None)
@@ -345,6 +346,32 @@ def test_drafts_that_pay_all_the_same_go_on_but_for_a_few_calm_steps() -> None:
     assert sum(asked[500:]) > 0.98 * 2500
 
 
+def test_a_rest_is_one_of_batches_of_that_size() -> None:
+    machine = Cold(tokens=2)
+    while not machine.policy._rests._left:
+        machine.step()
+    machine.policy.begin(8, 8)
+    assert not machine.policy.rests([sequence(key) for key in range(8)])
+    machine.policy.begin(1, 1)
+    assert machine.policy.rests([sequence()])
+
+
+def test_beside_one_that_names_its_drafters_a_step_is_no_rest_and_is_learnt_from() -> None:
+    """Then it is not asked whether anybody rests, and the others draft."""
+    machine = Cold(tokens=2)
+    while not machine.policy._rests.now:
+        machine.step()
+    policy, one = machine.policy, sequence()
+    before, booked = {**vars(policy._rests)}, policy._accounts._accounts["ngram"][0].booked
+    for _ in range(20):
+        policy.begin(1, 1)
+        policy.budgets(LOOKUP, [one], [DraftTree.root(3)])
+        drafted = DraftTree.chain(3, [5, 5], "ngram", confidences=[0.9, 0.9])
+        policy.observe([one], [drafted], [Verdict((1, 2), (5, 5, 7), 2)], Timings(1e-6, 1.0, 0.05, 0.0, 1e-6))
+    assert vars(policy._rests) == before, "and a rest goes on where it was"
+    assert policy._accounts._accounts["ngram"][0].booked > booked + 15
+
+
 def test_trials_that_the_target_does_not_look_at_cost_all_of_their_time() -> None:
     """Drafts that promise much beforehand and little once they are made: rows are dear, and asking is not."""
     policy = adaptive_with({1: 1.0, 2: 1.9, 8: 8.0}, 0.1)
@@ -367,6 +394,29 @@ def test_probes_are_not_trimmed() -> None:
     window = DraftTree((9, 1, 2), (-1, 0, 0), confidences=(1.0, 0.1, 0.1), probes=1)
     policy.budgets(LOOKUP, [sequence()], [window])
     assert policy.trimmed([sequence()], [window])[0].tokens == (9, 2)
+
+
+def test_a_draft_beside_probes_adds_its_rows_all_the_same() -> None:
+    """Better nodes are looked at in place of a look-up's candidates, and probes stay."""
+    points = {1: 1.0, 4: 1.05, 5: 1.06, 6: 2.5, 12: 8.5}
+    probes = DraftTree((3, 1, 2, 4, 6), (-1, 0, 0, 0, 0), confidences=(1.0, *[0.1] * 4), probes=4)
+    depths = []
+    for tree in (DraftTree.root(3), probes):
+        policy = adaptive_with(points, 0.01)
+        for _ in range(30):
+            teach(policy, 1, DraftTree.chain(3, [5] * 4, "model"), [5, 7])
+        depths.append(policy._best(MODEL, [sequence(1)], [tree])[0])
+    assert depths[0] > 0
+    assert depths[1] == 0, "behind four probes a row takes more than it brings"
+
+
+def test_a_row_is_never_worth_less_than_nothing() -> None:
+    """A curve that was seen to fall says that rows beside a prompt cost less than none."""
+    policy = adaptive_with({1: 1.0, 40: 8.0, 41: 6.0})
+    for _ in range(200):
+        policy.begin(40, 1)
+        policy.observe([sequence()], [DraftTree.root(3)], [Verdict((), (7,), 0)], STEP)
+    assert policy._worth_of_token_s() >= 0.0
 
 
 @pytest.mark.parametrize(
@@ -416,6 +466,9 @@ def test_bass_learns_from_what_was_drafted_however_much_was_granted() -> None:
 def test_confidence_stops_drafts_and_leaves_doubtful_nodes_out() -> None:
     policy = confidence.build(confidence.Options(threshold=0.4))
     assert policy.budgets(MODEL, [sequence()], [DraftTree.root(3)]) == [Budget(6, 6, 0.4)]
+    assert policy.budgets(LOOKUP, [sequence()], [DraftTree.root(3)]) == [LOOKUP.budget], (
+        "what it says itself is not what it keeps"
+    )
     tree = DraftTree((9, 1, 2, 3, 4), (-1, 0, 1, 0, 3), confidences=(1.0, 0.9, 0.3, 0.2, 0.9))
     assert policy.trimmed([sequence()], [tree])[0].tokens == (9, 1)
     mixed = DraftTree((9, 1, 2, 3), (-1, 0, 1, 0), sources=("", "model", "model", "ngram"), confidences=(1.0, 0.9, 0.3, 0.2))
@@ -510,6 +563,27 @@ def test_look_ups_answer_for_what_drafts_take_beside_them() -> None:
             timings = Timings(0.0, 1.0, 0.01 + beside_s * (step % 2), 0.0)
             policy.observe([sequence()], [drafted], [Verdict((), (7,), 0)], timings)
     assert cheap._accounts._usual["ngram"] > 0.0 > dear._accounts._usual["ngram"]
+
+
+def test_what_was_not_asked_because_of_several_look_ups_is_charged_to_each_by_its_nodes() -> None:
+    tree = DraftTree(
+        (3, 5, 6, 7, 8), (-1, 0, 1, 2, 0), sources=("", *["suffix"] * 3, "ngram"), confidences=(1.0, 0.9, 0.9, 0.9, 0.1)
+    )
+    accounts = adaptive_with({1: 1.0, 8: 1.0})._accounts
+    accounts.token_s = 1.0
+    parts = [Part(name, Budget(6, 6)) for name in ("suffix", "ngram")]
+    gains = []
+    for forgone_s in (0.0, 1.0):
+        for part in parts:
+            accounts._costs.measured(part.name, 6, 1, 1e-6)
+            accounts._accounts.pop(part.name, None)
+            accounts.budgets(part, [sequence()], 0)
+        accounts.book([sequence()], [tree], {}, {0: forgone_s}, 0.0, 10)
+        accounts.forget_asked()
+        # a first account counts for half
+        gains.append([accounts._accounts[part.name][0].gain_s for part in parts])
+    lost = [2 * (before - after) for before, after in zip(*gains, strict=True)]
+    assert lost == pytest.approx([0.75, 0.25], rel=0.01)
 
 
 def test_drafts_end_where_a_level_takes_longer_than_what_it_brings() -> None:

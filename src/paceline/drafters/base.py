@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence as Many
 from dataclasses import dataclass
@@ -9,12 +10,13 @@ from typing import Any, Generic, TypeVar
 
 import torch
 
+from paceline.budget import Budget, Part
 from paceline.cache.base import Branching
 from paceline.models.base import LanguageModel, Scores
 from paceline.models.tokenizer import Tokenizer
 from paceline.sequence import Sequence
 from paceline.step import Verdict
-from paceline.tree import Budget, DraftTree, Part, Proposal
+from paceline.tree import DraftTree, Proposal
 
 
 @dataclass(frozen=True)
@@ -38,7 +40,8 @@ class Drafter(ABC):
     trees are cut to their first chain where the target does no more. trees_by: the option that asks for trees, as a spec says
     it ("width=4"), or "" where nobody asked: such a draft is refused at load rather than cut. costly: whether drafting takes
     time beside a forward. amateur: whether it shows its own distributions at every node where `Surroundings.amateur` asks for
-    them. watches: whether it learns from requests that it does not draft for.
+    them. watches: whether it learns from requests that it does not draft for. known_tokens: it drafts only behind texts of token
+    ids below this.
     """
 
     name: str
@@ -50,6 +53,12 @@ class Drafter(ABC):
     costly: bool = False
     amateur: bool = False
     watches: bool = False
+    known_tokens: int = sys.maxsize
+
+    @property
+    def described(self) -> str:
+        """What of it decides how long it takes, beside its budget; asked of costly ones."""
+        return self.name
 
     @property
     def part(self) -> Part:

@@ -22,12 +22,13 @@ from typing import Annotated
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
+from paceline.budget import Budget
 from paceline.datastore import Datastore
 from paceline.drafters.base import Drafter, Surroundings
 from paceline.kernels.suffixes.array import DRAFTED, LONGEST_MATCH, SORTED_TO
 from paceline.sequence import Sequence
 from paceline.spec import SpecError
-from paceline.tree import Budget, DraftTree, Proposal
+from paceline.tree import DraftTree, Proposal
 
 
 class Options(BaseModel):

@@ -23,6 +23,7 @@ from typing import Annotated
 import torch
 from pydantic import BaseModel, ConfigDict, Field
 
+from paceline.budget import Budget
 from paceline.drafters.base import StatefulDrafter, Surroundings, likeliest
 from paceline.draws import chance
 from paceline.kernels.choices.walks import chosen
@@ -30,7 +31,7 @@ from paceline.models.base import Scores
 from paceline.sampling import Context, LogitsError
 from paceline.sequence import Sequence
 from paceline.step import Verdict
-from paceline.tree import Budget, DraftTree, Proposal
+from paceline.tree import DraftTree, Proposal
 
 
 class Options(BaseModel):

@@ -25,13 +25,14 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from paceline.budget import Budget
 from paceline.cache.base import Branching
 from paceline.drafters.base import StatefulDrafter, Surroundings, likeliest
 from paceline.lookups.ngram_pool import NgramPool
 from paceline.models.base import Scores
 from paceline.sequence import Sequence
 from paceline.step import Verdict
-from paceline.tree import Budget, DraftTree, Proposal
+from paceline.tree import DraftTree, Proposal
 
 
 class Options(BaseModel):

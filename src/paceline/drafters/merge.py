@@ -18,11 +18,12 @@ from collections import Counter
 from collections.abc import Sequence as Many
 from functools import reduce
 
+from paceline.budget import Budget
 from paceline.drafters.base import Drafter
 from paceline.models.base import Scores
 from paceline.sequence import Sequence
 from paceline.step import Verdict
-from paceline.tree import Budget, DraftTree, Proposal
+from paceline.tree import DraftTree, Proposal
 
 
 class MergedDrafter(Drafter):

@@ -26,6 +26,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from paceline.budget import NOTHING, Budget
 from paceline.cache.base import Branching
 from paceline.drafters.base import Drafter, Surroundings
 from paceline.growth import Growth
@@ -37,7 +38,7 @@ from paceline.models.translated import TranslatedModel, Translation
 from paceline.sequence import Sequence
 from paceline.spec import SpecError
 from paceline.step import Verdict
-from paceline.tree import NOTHING, Budget, DraftTree, Proposal
+from paceline.tree import DraftTree, Proposal
 from paceline.tree_shapes import Ranks, Shape, brush, caterpillar, optimal_tree
 
 
@@ -108,6 +109,7 @@ class ModelDrafter(Drafter):
         amateur: bool = False,
     ) -> None:
         self.model, self.vocab_size, self.options = model, vocab_size, options
+        self.known_tokens = model.vocab_size
         self.kinds = frozenset({Proposal.POINT, kind})
         self._ranks = Ranks() if options.tree == "static" else None
         self._growth = Growth(kind, self._shape(), options.children, amateur)
@@ -116,6 +118,10 @@ class ModelDrafter(Drafter):
         self._cached: dict[int, list[int]] = {}
         """What of the last drafts is in the cache."""
         self._drafts: dict[int, DraftTree] = {}
+
+    @property
+    def described(self) -> str:
+        return f"{self.model.described}, {self.model.weights_bytes} bytes"
 
     def _shape(self) -> Shape | None:
         options = self.options
@@ -148,9 +154,9 @@ class ModelDrafter(Drafter):
 
     def _reads(self, sequence: Sequence) -> bool:
         """Whether this model knows every token: checkpoints of one tokenizer may round their vocabulary differently."""
-        if self.model.vocab_size >= self.vocab_size:
+        if self.known_tokens >= self.vocab_size:
             return True
-        return max(sequence.tokens[self._cache.length(sequence.key) :]) < self.model.vocab_size
+        return max(sequence.tokens[self._cache.length(sequence.key) :]) < self.known_tokens
 
     def _keep_what_came_true(self, sequence: Sequence) -> None:
         """Truncate the cache to the longest prefix of the committed text; the last token is always left to feed."""
@@ -209,6 +215,10 @@ class TextDrafter(Drafter):
 
     def __init__(self, model: RetokenizedModel, options: Options) -> None:
         self._model, self.budget = model, options.budget
+
+    @property
+    def described(self) -> str:
+        return self._model.described
 
     def suits(self, sequence: Sequence) -> bool:
         return self._model.suits(sequence)

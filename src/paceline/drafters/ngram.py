@@ -24,12 +24,13 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from paceline.budget import Budget
 from paceline.drafters.base import StatefulDrafter, Surroundings
 from paceline.kernels.compiled import ready
 from paceline.kernels.ngrams.occurrences import Occurrences
 from paceline.kernels.ngrams.votes import KERNELS, LookUp
 from paceline.sequence import Sequence
-from paceline.tree import Budget, DraftTree, Proposal
+from paceline.tree import DraftTree, Proposal
 
 
 class Options(BaseModel):

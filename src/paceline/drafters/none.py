@@ -14,10 +14,11 @@ from collections.abc import Sequence as Many
 
 from pydantic import BaseModel
 
+from paceline.budget import NOTHING, Budget
 from paceline.cache.base import Branching
 from paceline.drafters.base import Drafter, Surroundings
 from paceline.sequence import Sequence
-from paceline.tree import NOTHING, Budget, DraftTree, Proposal
+from paceline.tree import DraftTree, Proposal
 
 
 class Options(BaseModel):

@@ -24,13 +24,14 @@ from typing import Annotated
 import torch
 from pydantic import BaseModel, ConfigDict, Field
 
+from paceline.budget import Budget
 from paceline.drafters.base import Drafter, Surroundings
 from paceline.kernels.compiled import ready
 from paceline.kernels.successors.successors import NOTED, NOTHING, Successors
 from paceline.models.base import Scores
 from paceline.sequence import Sequence
 from paceline.step import Verdict
-from paceline.tree import Budget, DraftTree, Proposal
+from paceline.tree import DraftTree, Proposal
 from paceline.tree_shapes import Ranks, children, optimal_tree
 
 

@@ -21,13 +21,14 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from paceline.budget import Budget
 from paceline.drafters.base import StatefulDrafter, Surroundings
 from paceline.kernels.compiled import ready
 from paceline.kernels.suffixes.automaton import BORDER, KERNELS, LONGEST_MATCH, Bounds, SuffixAutomaton
 from paceline.models.base import Scores
 from paceline.sequence import Sequence
 from paceline.step import Verdict
-from paceline.tree import Budget, DraftTree, Proposal
+from paceline.tree import DraftTree, Proposal
 
 
 class Options(BaseModel):

@@ -17,11 +17,12 @@ from typing import Annotated
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
+from paceline.budget import Budget
 from paceline.drafters.base import StatefulDrafter, Surroundings
 from paceline.lookups.counts import Counts, likeliest
 from paceline.lookups.textfile import tokens_of_file
 from paceline.sequence import Sequence
-from paceline.tree import Budget, DraftTree, Proposal
+from paceline.tree import DraftTree, Proposal
 
 
 class Options(BaseModel):

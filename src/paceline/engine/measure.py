@@ -18,6 +18,7 @@ from time import perf_counter
 
 import torch
 
+from paceline.budget import Budget
 from paceline.drafters.base import Drafter
 from paceline.kernels.compiled import SOURCES
 from paceline.learning.costs import Costs
@@ -28,7 +29,7 @@ from paceline.params import SamplingParams
 from paceline.sequence import Sequence
 from paceline.speculative import Speculative
 from paceline.step import Feed, Step, Verdict
-from paceline.tree import Budget, DraftTree
+from paceline.tree import DraftTree
 from paceline.version import __version__
 
 _ROWS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 48, 96)
@@ -107,7 +108,7 @@ class DraftOnce:
 
     def __init__(self, drafter: Drafter, vocab_size: int, context: int, before: Callable[[int], object]) -> None:
         self._drafter, self._before = drafter, before
-        tokens = some_tokens(context, vocab_size)
+        tokens = some_tokens(context, min(vocab_size, drafter.known_tokens))
         self._sequences = [Sequence(key, tokens, SamplingParams(), 0) for key in _KEYS]
 
     def __call__(self, depth: int, batch: int) -> float:
@@ -134,7 +135,8 @@ def measure(speculative: Speculative, longest: int, draft: str) -> None:
     longest: tokens that a sequence may have. draft: the spec that the drafters were built from.
     """
     target = speculative.target
-    file, costs = _file(target, draft), Costs()
+    drafters = [(part.part, part.described) for part in speculative.drafter.parts if part.costly]
+    file, costs = _file(target, (draft, longest, *drafters)), Costs()
     then, now = _read(file, costs), _look(target, longest)
     if then is not None and not then.like(now):
         now = now.fastest(_look(target, longest))
@@ -182,6 +184,9 @@ def _look(target: LanguageModel, longest: int) -> _Look:
 def _measure(speculative: Speculative, costs: Costs, context: int, longest: int) -> None:
     target, began = speculative.target, perf_counter()
     sizes = [rows for rows in _ROWS if context + rows <= longest]
+    if not sizes:
+        # no token can be decoded behind any other
+        return
     forward = ModelForward(target, context, max(sizes, default=0))
     for rows, seconds in _forwards(forward, sizes).items():
         costs.curve.put(rows, seconds)
@@ -263,11 +268,11 @@ def _fastest(run: Callable[..., float], *shape: int) -> float:
     return min(run(*shape) for _ in range(_REPEATS))
 
 
-def _file(target: LanguageModel, draft: str) -> Path:
-    """Where the costs of this model with these drafters on this machine are kept."""
+def _file(target: LanguageModel, measured: tuple[object, ...]) -> Path:
+    """Where the costs of this model on this machine are kept. measured: what else they are of."""
     device = torch.cuda.get_device_name() if target.returns_early else ""
     machine = (processor(), os.cpu_count(), torch.get_num_threads(), device)
-    told = (__version__, SOURCES, *machine, target.described, target.weights_bytes, draft)
+    told = (__version__, SOURCES, *machine, target.described, target.weights_bytes, *measured)
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "paceline" / "costs"
     return folder / f"{sha256(repr(told).encode()).hexdigest()[:24]}.json"
 

@@ -12,11 +12,11 @@ from bisect import insort
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from paceline.budget import Budget
 from paceline.engine.prefix import Prefixes
 from paceline.engine.shares import Shares
 from paceline.sequence import Sequence
 from paceline.speculative import Work
-from paceline.tree import Budget
 
 _PATIENCE_STEPS = 256
 """Whoever has waited longer is overdue."""

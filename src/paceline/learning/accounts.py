@@ -12,9 +12,10 @@ from collections.abc import Sequence as Many
 from dataclasses import dataclass
 from math import sqrt
 
+from paceline.budget import NOTHING, Budget, Part
 from paceline.learning.costs import Costs
 from paceline.sequence import Sequence
-from paceline.tree import NOTHING, Budget, DraftTree, Part
+from paceline.tree import DraftTree
 
 _LEARN = 0.15
 """Weight of the latest account among all requests."""
@@ -140,8 +141,9 @@ class Accounts:
                 continue
             gain_s = 0.0
             if taken := tree.sources.count(part.name):
-                gain_s = self.token_s * _brought(tree, part.name, known.get(key)) - row_s * taken - beside_s / drafted
-                gain_s -= forgone_s.get(key, 0.0)
+                gain_s = self.token_s * _brought(tree, part.name, known.get(key)) - row_s * taken
+                # what all of a tree costs falls to whoever has nodes in it, by how many
+                gain_s -= (beside_s / drafted + forgone_s.get(key, 0.0)) * taken / (len(tree) - 1)
             account = self._accounts[part.name][key]
             # an answer that is drafted in vain loses more than asking takes
             longest = self._pause(self._anew_s(part, ask_s) + max(-account.gain_s, 0.0), _TRIAL_SHARE)

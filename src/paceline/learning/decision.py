@@ -115,8 +115,8 @@ class Decisions:
         self._rest: _Held | None = None
 
     def resting(self, sequences: Many[Sequence], now: int) -> bool:
-        """They are asked about in step `now`. Whether nobody was worth asking where nothing was found: then nobody is, whatever
-        is found."""
+        """They are asked about in step `now`. Whether nobody was worth asking where nothing was found and no prompt read: then
+        nobody is, whatever is found or read, but for an answer that begins."""
         self.now = now
         return self._stands(self._rest, sequences) is not None
 

@@ -72,6 +72,9 @@ class ForwardCurve:
         first = self._rows[at - 1] if at > 1 else 0
         last = min(self._rows[at + 1], _LARGEST) if at + 1 < len(self._rows) else _LARGEST
         self._table[first : last + 1] = [None] * (last + 1 - first)
+        if at == self._half and last < _LARGEST:
+            # how steep it is behind the last point follows from this one
+            self._table[self._rows[-1] :] = [None] * (_LARGEST + 1 - self._rows[-1])
 
     def see(self, rows: int, seconds: float) -> None:
         """A step's forward took so long. The machine as a whole is followed soon, the shape of the curve slowly."""
@@ -122,11 +125,15 @@ class ForwardCurve:
         return max(self._seconds[low] + share * (self._seconds[high] - self._seconds[low]), _LEAST_S)
 
     @property
+    def _half(self) -> int:
+        """The place of the last point that has no more than half the rows of the last of all; -1 for none."""
+        return bisect_right(self._rows, self._rows[-1] / 2) - 1
+
+    @property
     def _steepness(self) -> float:
         """Seconds of a row behind the last point, before the pace: as over the last half of what is known, where neighbours say
         little."""
-        rows, seconds = self._rows[-1], self._seconds[-1]
-        half = bisect_right(self._rows, rows / 2) - 1
+        rows, seconds, half = self._rows[-1], self._seconds[-1], self._half
         if half < 0 or self._rows[half] < _EVEN:
             return seconds / rows
         return max(seconds - self._seconds[half], 0.0) / (rows - self._rows[half])

@@ -10,7 +10,8 @@ from heapq import heappop, heappush
 
 import numpy as np
 
-from paceline.tree import Budget, DraftTree
+from paceline.budget import Budget
+from paceline.tree import DraftTree
 
 
 class Counts:

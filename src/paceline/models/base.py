@@ -9,13 +9,14 @@ from dataclasses import dataclass, field
 import torch
 from torch.nn.functional import pad
 
+from paceline.budget import Budget
 from paceline.cache.base import Branching, KVCache
 from paceline.growth import Draft, Growth
 from paceline.ranking import Ranking
 from paceline.sequence import Sequence
 from paceline.step import Feed, Segment, Step, Verdict
 from paceline.torch_threads import quiet
-from paceline.tree import Budget, DraftTree
+from paceline.tree import DraftTree
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 """Formats in which every road holds weights."""

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from paceline.budget import Budget
 from paceline.cache.base import Branching
 from paceline.cache.panels import PanelCache, Shape, Slab
 from paceline.growth import Growth
@@ -40,7 +41,7 @@ from paceline.models.tensors import Tensors
 from paceline.params import SamplingParams
 from paceline.sequence import Sequence
 from paceline.step import Step
-from paceline.tree import Budget, DraftTree
+from paceline.tree import DraftTree
 
 
 class NativeModel(LanguageModel):

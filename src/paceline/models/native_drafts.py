@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from paceline.budget import Budget
 from paceline.growth import Growth
 from paceline.kernels.choices.shapes import shape_of
 from paceline.kernels.native import layout
@@ -20,7 +21,7 @@ from paceline.noise import signed_seed, stream
 from paceline.params import SamplingParams
 from paceline.sequence import Sequence
 from paceline.stopping import Stopping
-from paceline.tree import Budget, DraftTree, Proposal
+from paceline.tree import DraftTree, Proposal
 from paceline.tree_shapes import Shape, children
 
 _ARRAYS = (

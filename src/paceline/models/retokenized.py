@@ -13,12 +13,13 @@ from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
 from math import ceil
 
+from paceline.budget import Budget
 from paceline.growth import Growth
 from paceline.models.base import LanguageModel
 from paceline.models.pieces import Pieces, translated_specials
 from paceline.params import SamplingParams
 from paceline.sequence import Sequence
-from paceline.tree import Budget, DraftTree, Proposal
+from paceline.tree import DraftTree, Proposal
 from paceline.tree_shapes import caterpillar
 
 _LOOKBEHIND = 10
@@ -71,6 +72,11 @@ class RetokenizedModel:
         self._shadows: dict[int, _Shadow] = {}
         self._forked: dict[int, list[int]] = {}
         """What the cache holds of sequences that have no shadow yet: it was given that of another."""
+
+    @property
+    def described(self) -> str:
+        """The model and its size."""
+        return f"{self._model.described}, {self._model.weights_bytes} bytes"
 
     def suits(self, sequence: Sequence) -> bool:
         """Whether there is room for a draft behind what is known of this text."""

@@ -31,10 +31,12 @@ from time import perf_counter
 
 from pydantic import BaseModel
 
+from paceline.budget import NOTHING, Budget, Part
 from paceline.learning.accounts import Accounts
 from paceline.learning.costs import Timings
 from paceline.learning.decision import ALONE, NOBODY, Decision, Decisions, situation_of
 from paceline.learning.depths import Where
+from paceline.learning.draft_curve import bucket
 from paceline.learning.expectation import Expectation
 from paceline.learning.glances import Glances
 from paceline.learning.rests import Rests
@@ -44,7 +46,7 @@ from paceline.policies.base import Policy
 from paceline.sequence import Sequence
 from paceline.step import Verdict
 from paceline.stopping import LIKELIEST, Stopping, shifted
-from paceline.tree import NOTHING, Budget, DraftTree, Part
+from paceline.tree import DraftTree
 
 _CLEARLY, _CLEARLY_COSTLY = 1.04, 1.15
 """Drafts must be better than none by more than what is known only so well; those of a costly drafter by what no step shows: that
@@ -95,7 +97,11 @@ class AdaptivePolicy(Policy):
         """Seconds that it takes to observe a step without drafts, and one with some, as the last of them took."""
         self._drafted_s = 0.0
         """Seconds that the drafts of this step are expected to take."""
-        self._rests, self._glances = Rests(), Glances()
+        self._rests_at = defaultdict[int, Rests](Rests)
+        """By size of the batch: what loses in a crowd may win alone."""
+        self._rests, self._glances = self._rests_at[1], Glances()
+        self._rested = False
+        """Whether this step is one of a rest."""
         self._step_s = 0.0
         """Seconds of the step that was learnt from last."""
         self._between_s, self._seen_at = 0.0, -inf
@@ -110,13 +116,15 @@ class AdaptivePolicy(Policy):
         between_s = perf_counter() - self._seen_at
         if between_s < _IDLE_S:
             self._between_s += _SMOOTH * (between_s - self._between_s)
-        self._fed, self._batch = rows, sequences
+        self._fed, self._batch, self._rested = rows, sequences, False
+        self._rests = self._rests_at[bucket(sequences)]
         self._glances.begin()
         if self._reads and sequences:
-            self._row_s = (self.costs.curve(rows + sequences) - self.costs.curve(rows)) / sequences
+            self._row_s = max(self.costs.curve(rows + sequences) - self.costs.curve(rows), 0.0) / sequences
 
     def rests(self, sequences: Many[Sequence]) -> bool:
-        return self._rests.now or self._glances.rests(sequences[-1].key)
+        self._rested = self._rests.now
+        return self._rested or self._glances.rests(sequences[-1].key)
 
     def budgets(self, part: Part, sequences: Many[Sequence], trees: Many[DraftTree]) -> list[Budget]:
         if part.costly:
@@ -213,7 +221,7 @@ class AdaptivePolicy(Policy):
             for count, at in enumerate(order, 1):
                 gained += gains[at][level - 1]
                 # of two drafts for one sequence the better nodes will be looked at, not all
-                added += max(1 + level * part.width - len(trees[at]), 0)
+                added += max(1 + level * part.width - trees[at].candidates, 0)
                 reading_s += readings[at]
                 if count & (count - 1) and count < len(order):
                     # powers of two are close enough
@@ -360,19 +368,21 @@ class AdaptivePolicy(Policy):
             if verdict.finish is not None:
                 self._visits.ended(sequence)
         began, tokens = perf_counter(), sum([len(verdict.tokens) for verdict in verdicts]) or len(verdicts)
-        asked, rests, glances = bool(timings.asked_s), self._rests.now, self._glances
-        if not self._reads:
+        asked, glances = bool(timings.asked_s), self._glances
+        # beside one that names its drafters a rest is none
+        if not self._reads and self._rested == self._rests.now:
             seconds = timings.draft_s + timings.forward_s + timings.verify_s + timings.commit_s + self._between_s
             self._rests.saw(seconds, tokens, asked)
             if self._rests.due:
                 self._rests.begin(self.costs.forward_s(self._batch, self._batch) / self._batch)
-        if not rests:
+        if not self._rested:
             glances.saw(asked)
-        if rests or (glances.resting and not glances.last):
+        if self._rested or (glances.resting and not glances.last):
             self._tryouts.all_s += self._step_s
             self._seen_at = perf_counter()
             return
-        steps = glances.passed if glances.resting else 1
+        # the first of those that passed was learnt from
+        steps = glances.passed - 1 if glances.resting else 1
         drafted = any(len(tree) > 1 for tree in trees)
         self._expectation.observe(trees, verdicts, steps)
         other = timings.draft_s - timings.asked_s + timings.verify_s + timings.commit_s + self._learning_s[drafted] / steps

@@ -5,12 +5,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence as Many
 
+from paceline.budget import Budget, Part
 from paceline.learning.acceptance import Acceptance, expected_tokens
 from paceline.learning.costs import Costs, Timings
 from paceline.learning.depths import Depths
 from paceline.sequence import Sequence
 from paceline.step import Verdict
-from paceline.tree import Budget, DraftTree, Part
+from paceline.tree import DraftTree
 
 
 class Policy(ABC):

@@ -14,11 +14,12 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from paceline.budget import Budget, Part
 from paceline.learning.costs import Timings
 from paceline.policies.base import Policy
 from paceline.sequence import Sequence
 from paceline.step import Verdict
-from paceline.tree import Budget, DraftTree, Part
+from paceline.tree import DraftTree
 
 
 class Options(BaseModel):

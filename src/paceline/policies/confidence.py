@@ -15,9 +15,10 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from paceline.budget import Budget, Part
 from paceline.policies.base import Policy
 from paceline.sequence import Sequence
-from paceline.tree import Budget, DraftTree, Part
+from paceline.tree import DraftTree
 
 
 class Options(BaseModel):
@@ -38,8 +39,9 @@ class ConfidencePolicy(Policy):
         """Drafters that stop by themselves: they have paid for what they drafted."""
 
     def budgets(self, part: Part, sequences: Many[Sequence], trees: Many[DraftTree]) -> list[Budget]:
-        if part.costly:
-            self._stopping.add(part.name)
+        if not part.costly:
+            return [part.budget] * len(sequences)
+        self._stopping.add(part.name)
         return [replace(part.budget, floor=self.threshold)] * len(sequences)
 
     def trimmed(self, sequences: Many[Sequence], trees: Many[DraftTree]) -> list[DraftTree]:

@@ -9,9 +9,10 @@ from collections.abc import Sequence as Many
 
 from pydantic import BaseModel
 
+from paceline.budget import Budget, Part
 from paceline.policies.base import Policy
 from paceline.sequence import Sequence
-from paceline.tree import Budget, DraftTree, Part
+from paceline.tree import DraftTree
 
 
 class Options(BaseModel):

@@ -1,0 +1,50 @@
+"""Budget: how much may be drafted, and what wants to draft it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from paceline.stopping import Stopping
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What a drafter may propose for one sequence in one step: nodes besides the root, and levels below it.
+
+    floor: a draft goes no further behind a token it holds less likely than this. stopping: nor where this says so; for drafters
+    that are costly, others need not heed it.
+    """
+
+    nodes: int
+    depth: int
+    floor: float = 0.0
+    stopping: Stopping | None = None
+
+    @property
+    def some(self) -> bool:
+        """Whether anything may be drafted."""
+        return self.nodes > 0 and self.depth > 0
+
+    def within(self, other: Budget) -> Budget:
+        """The narrower of both."""
+        if self.nodes <= other.nodes and self.depth <= other.depth and self.floor >= other.floor and not other.stopping:
+            return self
+        floor, stopping = max(self.floor, other.floor), self.stopping or other.stopping
+        return Budget(min(self.nodes, other.nodes), min(self.depth, other.depth), floor, stopping)
+
+
+NOTHING = Budget(0, 0)
+
+
+@dataclass(frozen=True)
+class Part:
+    """A drafter as a policy sees it: its name, what it wants per step, and whether drafting takes time beside a forward."""
+
+    name: str
+    budget: Budget
+    costly: bool = False
+
+    @property
+    def width(self) -> int:
+        """Nodes per level that it asks for."""
+        return -(-self.budget.nodes // max(self.budget.depth, 1))
