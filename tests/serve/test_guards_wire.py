@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import Iterable
+import socket
+import time
+from collections.abc import AsyncIterator, Iterable
+from threading import Event
 
 import pytest
+from fastapi.responses import StreamingResponse
 
 from paceline.serve.guards import guarded
 from paceline.serve.settings import Settings
@@ -96,3 +101,32 @@ def test_an_answering_connection_is_left_in_peace(wire: Wire) -> None:
     request = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
     assert wire.told(request, pause_s=0.6, then=request).count(b"HTTP/1.1 200") == 2
     assert not wire.closed
+
+
+@pytest.mark.parametrize("reads", [False, True])
+def test_an_answer_that_nobody_reads_is_given_up(reads: bool) -> None:
+    """And one that is read goes on, however slowly."""
+    app, ended = small_app(), Event()
+
+    @app.get("/v1/endless")
+    async def endless() -> StreamingResponse:
+        async def parts() -> AsyncIterator[bytes]:
+            try:
+                while True:
+                    await asyncio.sleep(0)
+                    yield b"a" * 100_000
+            finally:
+                ended.set()
+
+        return StreamingResponse(parts())
+
+    with Wire(guarded(app, Settings()), Settings(), patience_s=0.4) as wire:
+        with socket.create_connection(("127.0.0.1", wire.port), 5) as line:
+            line.sendall(b"GET /v1/endless HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            until = time.monotonic() + 1.5
+            while time.monotonic() < until and not ended.is_set():
+                time.sleep(0.05)
+                if reads:
+                    line.recv(1 << 20)
+            assert ended.is_set() is not reads
+        assert ended.wait(5), "whoever hangs up is not answered either"

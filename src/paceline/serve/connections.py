@@ -1,4 +1,5 @@
-"""Connections: how uvicorn is set up, and what it does not watch by itself: clients that never finish what they began to send."""
+"""Connections: how uvicorn is set up, and what it does not watch by itself: clients that never finish what they began to send, or
+never read what they asked for."""
 
 from __future__ import annotations
 
@@ -16,6 +17,8 @@ from paceline.serve.settings import Settings
 
 _PATIENCE_S = 10.0
 """For the head of a request to arrive whole, and for a body that is no longer read to end."""
+_READING_S = 60.0
+"""For a client to read some of its answer, once so much lies unread that nothing more is sent."""
 _KEEP_ALIVE_S = 60
 """Longer than clients pool connections by default, so that it is they who close one, and not we while they send."""
 _FILES_KEPT = 64
@@ -26,8 +29,9 @@ _MOST_CONNECTIONS = 4096
 class Connection(H11Protocol):
     """uvicorn's own, with an end to its patience, and refusals of malformed heads in the form of all others."""
 
-    patience_s = _PATIENCE_S
+    patience_s, reading_s = _PATIENCE_S, _READING_S
     _alarm: asyncio.TimerHandle | None = None
+    _unread: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
         super().connection_made(transport)
@@ -41,8 +45,18 @@ class Connection(H11Protocol):
         super().on_response_complete()
         self._settle()
 
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        # whoever answers would wait for ever, and the engine go on for nobody
+        self._unread = self._unread or self.loop.call_later(self.reading_s, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        self._read_on()
+        super().resume_writing()
+
     def connection_lost(self, exc: Exception | None) -> None:
         self._disarm()
+        self._read_on()
         super().connection_lost(exc)
 
     def _settle(self) -> None:
@@ -63,6 +77,11 @@ class Connection(H11Protocol):
         if self._alarm is not None:
             self._alarm.cancel()
             self._alarm = None
+
+    def _read_on(self) -> None:
+        if self._unread is not None:
+            self._unread.cancel()
+            self._unread = None
 
     def send_400_response(self, msg: str) -> None:
         hint = getattr(sys.exc_info()[1], "error_status_hint", 400)
