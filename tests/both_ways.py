@@ -58,8 +58,8 @@ class Both:
         if cache.length(key) == 0:
             return []
         slab, size = cache.slab(key), cache.shape.size
-        keys = slab.keys.permute(0, 1, 3, 2, 4).flatten(-2)
-        return [keys, slab.values.permute(0, 1, 2, 4, 3).flatten(2, 3)[:, :, :size]]
+        keys, values = torch.from_numpy(slab.keys), torch.from_numpy(slab.values)
+        return [keys.permute(0, 1, 3, 2, 4).flatten(-2), values.permute(0, 1, 2, 4, 3).flatten(2, 3)[:, :, :size]]
 
     def back(self, owner: Sequence, length: int) -> None:
         self.fast.truncate(owner.key, length)
