@@ -95,7 +95,7 @@ class PanelCache(KVCache):
         slab = self._slabs.get(key)
         if slab is None:
             slab = self._slabs[key] = Slab(self.shape, slots)
-        if slots > slab.capacity:
+        elif slots > slab.capacity:
             slab.grow(self.shape, slots)
         return slab
 

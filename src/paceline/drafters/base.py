@@ -56,7 +56,7 @@ class Drafter(ABC):
     known_tokens: int = sys.maxsize
 
     @property
-    def described(self) -> str:
+    def measured_as(self) -> str:
         """What of it decides how long it takes, beside its budget; asked of costly ones."""
         return self.name
 

@@ -120,8 +120,8 @@ class ModelDrafter(Drafter):
         self._drafts: dict[int, DraftTree] = {}
 
     @property
-    def described(self) -> str:
-        return f"{self.model.described}, {self.model.weights_bytes} bytes"
+    def measured_as(self) -> str:
+        return self.model.measured_as
 
     def _shape(self) -> Shape | None:
         options = self.options
@@ -217,8 +217,8 @@ class TextDrafter(Drafter):
         self._model, self.budget = model, options.budget
 
     @property
-    def described(self) -> str:
-        return self._model.described
+    def measured_as(self) -> str:
+        return self._model.measured_as
 
     def suits(self, sequence: Sequence) -> bool:
         return self._model.suits(sequence)

@@ -135,7 +135,7 @@ def measure(speculative: Speculative, longest: int, draft: str) -> None:
     longest: tokens that a sequence may have. draft: the spec that the drafters were built from.
     """
     target = speculative.target
-    drafters = [(part.part, part.described) for part in speculative.drafter.parts if part.costly]
+    drafters = [(part.part, part.measured_as) for part in speculative.drafter.parts if part.costly]
     file, costs = _file(target, (draft, longest, *drafters)), Costs()
     then, now = _read(file, costs), _look(target, longest)
     if then is not None and not then.like(now):
@@ -187,7 +187,7 @@ def _measure(speculative: Speculative, costs: Costs, context: int, longest: int)
     if not sizes:
         # no token can be decoded behind any other
         return
-    forward = ModelForward(target, context, max(sizes, default=0))
+    forward = ModelForward(target, context, max(sizes))
     for rows, seconds in _forwards(forward, sizes).items():
         costs.curve.put(rows, seconds)
     if _SIDE_BY_SIDE in sizes:
@@ -272,7 +272,7 @@ def _file(target: LanguageModel, measured: tuple[object, ...]) -> Path:
     """Where the costs of this model on this machine are kept. measured: what else they are of."""
     device = torch.cuda.get_device_name() if target.returns_early else ""
     machine = (processor(), os.cpu_count(), torch.get_num_threads(), device)
-    told = (__version__, SOURCES, *machine, target.described, target.weights_bytes, *measured)
+    told = (__version__, SOURCES, *machine, target.measured_as, *measured)
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "paceline" / "costs"
     return folder / f"{sha256(repr(told).encode()).hexdigest()[:24]}.json"
 

@@ -53,7 +53,8 @@ class Lookup(Kernel):
         fields: list[tuple[str, Any]] = [(_RETURNED, ctypes.c_int64)]
         for name, kind in self.arguments.items():
             fields.append((name, _KINDS.get(kind, ctypes.c_int64)))
-            fields += [(f"{name}_{axis}", ctypes.c_int64) for axis in range(axes(kind))]
+            _, sizes = self.arrays.get(name, (None, ()))
+            fields += [(size, ctypes.c_int64) for size in sizes]
         return type("Record", (ctypes.Structure,), {"_fields_": fields})
 
     @cached_property

@@ -126,9 +126,9 @@ class Decisions:
             return decision
         # what nobody is worth beside less found nobody is worth here
         for found in range(situation.found - 1, -1, -1) if situation.repeats else (0,):
-            held = self._held.get(Situation(found, *situation[1:]))
-            if held is not None and not held.decision.chosen and self._stands(held, sequences):
-                return held.decision
+            decision = self._stands(self._held.get(Situation(found, *situation[1:])), sequences)
+            if decision is not None and not decision.chosen:
+                return decision
         return None
 
     def latest(self, sequences: Many[Sequence], situation: Situation) -> Decision:

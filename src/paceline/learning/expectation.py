@@ -54,11 +54,7 @@ class Expectation:
     def observe(self, trees: Many[DraftTree], verdicts: Many[Verdict], steps: int = 1) -> None:
         """See what came of what the target looked at in a step of decoding. steps: since the last that was seen, this one
         included; it looked at nothing in those between."""
-        drafted = set[str]()
-        for tree in trees:
-            # in a crowd most draft nothing
-            if len(tree) > 1:
-                drafted.update(tree.sources[1 : tree.candidates] if tree.only_source is None else (tree.only_source,))
+        drafted = {source for tree in trees if len(tree) > 1 for source in tree.sources[1 : tree.candidates]}
         for source in drafted:
             self._records.setdefault(source, _Record())
         for source, record in self._records.items():
@@ -66,7 +62,7 @@ class Expectation:
             record.hits *= fading
             record.expected *= fading
         for tree, verdict in zip(trees, verdicts, strict=True) if drafted else ():
-            if len(tree) == 1 or verdict.accepted > len(verdict.path):
+            if verdict.accepted > len(verdict.path):
                 # a stop cut what came true
                 continue
             if tree.only_source is not None:

@@ -94,6 +94,11 @@ class LanguageModel(ABC):
         """What an answer of it is lossless against, e.g. "paceline-14m (fp16)"."""
         return f"{self.name} ({self.held})"
 
+    @property
+    def measured_as(self) -> str:
+        """What of it decides how long its forwards take."""
+        return f"{self.described}, {self.weights_bytes} bytes"
+
     @abstractmethod
     def new_cache(self) -> KVCache:
         """An empty cache of the kind this model writes."""

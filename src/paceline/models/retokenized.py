@@ -74,9 +74,9 @@ class RetokenizedModel:
         """What the cache holds of sequences that have no shadow yet: it was given that of another."""
 
     @property
-    def described(self) -> str:
-        """The model and its size."""
-        return f"{self._model.described}, {self._model.weights_bytes} bytes"
+    def measured_as(self) -> str:
+        """As the model's own."""
+        return self._model.measured_as
 
     def suits(self, sequence: Sequence) -> bool:
         """Whether there is room for a draft behind what is known of this text."""

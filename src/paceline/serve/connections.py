@@ -7,6 +7,7 @@ import asyncio
 import json
 import resource
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import h11
@@ -26,14 +27,28 @@ _FILES_KEPT = 64
 _MOST_CONNECTIONS = 4096
 
 
+class _Alarm:
+    """What is done after a while, unless it is called off."""
+
+    _timer: asyncio.TimerHandle | None = None
+
+    def set(self, loop: asyncio.AbstractEventLoop, seconds: float, does: Callable[[], None]) -> None:
+        """One that is set already goes on running."""
+        self._timer = self._timer or loop.call_later(seconds, does)
+
+    def off(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+
 class Connection(H11Protocol):
     """uvicorn's own, with an end to its patience, and refusals of malformed heads in the form of all others."""
 
     patience_s, reading_s = _PATIENCE_S, _READING_S
-    _alarm: asyncio.TimerHandle | None = None
-    _unread: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        self._owing, self._unread = _Alarm(), _Alarm()
         super().connection_made(transport)
         self._settle()
 
@@ -48,23 +63,23 @@ class Connection(H11Protocol):
     def pause_writing(self) -> None:
         super().pause_writing()
         # whoever answers would wait for ever, and the engine go on for nobody
-        self._unread = self._unread or self.loop.call_later(self.reading_s, self.transport.abort)
+        self._unread.set(self.loop, self.reading_s, self.transport.abort)
 
     def resume_writing(self) -> None:
-        self._read_on()
+        self._unread.off()
         super().resume_writing()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._disarm()
-        self._read_on()
+        self._owing.off()
+        self._unread.off()
         super().connection_lost(exc)
 
     def _settle(self) -> None:
         """Run the alarm while the client owes something; drops that come in do not stop it."""
         if self._owed() and not self.transport.is_closing():
-            self._alarm = self._alarm or self.loop.call_later(self.patience_s, self.transport.close)
+            self._owing.set(self.loop, self.patience_s, self.transport.close)
         else:
-            self._disarm()
+            self._owing.off()
 
     def _owed(self) -> bool:
         if self.cycle is None:
@@ -72,16 +87,6 @@ class Connection(H11Protocol):
         if not self.cycle.response_complete:
             return False
         return self.conn.their_state is h11.SEND_BODY or bool(self.conn.trailing_data[0])
-
-    def _disarm(self) -> None:
-        if self._alarm is not None:
-            self._alarm.cancel()
-            self._alarm = None
-
-    def _read_on(self) -> None:
-        if self._unread is not None:
-            self._unread.cancel()
-            self._unread = None
 
     def send_400_response(self, msg: str) -> None:
         hint = getattr(sys.exc_info()[1], "error_status_hint", 400)

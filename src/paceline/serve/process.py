@@ -85,6 +85,11 @@ class EngineProcess:
         if number in self._listeners:
             self._send(Order(number, late=True))
 
+    def expire_all(self) -> None:
+        """The same of all that runs."""
+        for number in self._listeners:
+            self.expire(number)
+
     def _send(self, order: Order) -> None:
         process = self._process
         if process is not None and process.stdin is not None and not process.stdin.is_closing():

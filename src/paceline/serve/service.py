@@ -39,13 +39,6 @@ class EngineService(Service):
         self.drafter_notes: Mapping[str, tuple[str, str]] = ready.drafter_notes
         self.target, self.policy, self.verifier = ready.target, ready.policy, ready.verifier
         self.draining = False
-        self._inboxes = set[asyncio.Queue[_Letter]]()
-        """Of requests that are being answered."""
-
-    def expire(self) -> None:
-        """End all answers with what they have."""
-        for inbox in self._inboxes:
-            inbox.put_nowait(_Letter())
 
     async def encode(self, text: str, add_special: bool = True) -> list[int]:
         return await self.texts.encode(text, add_special)
@@ -90,7 +83,6 @@ class EngineService(Service):
             loop.call_later(self._settings.request_timeout_s + grace_s, inbox.put_nowait, _Letter(last=grace_s > 0))
             for grace_s in (0.0, _GRACE_S)
         ]
-        self._inboxes.add(inbox)
         try:
             for choice, ask in enumerate(asks):
                 numbers[choice] = self._engine.ask(ask, _Inbox(inbox, choice))
@@ -108,7 +100,6 @@ class EngineService(Service):
                 if numbers and any(letter.last for letter in letters):
                     raise APIError(503, "the engine does not answer", code="engine_silent", retry_after_s=5)
         finally:
-            self._inboxes.discard(inbox)
             for alarm in alarms:
                 alarm.cancel()
             for number in numbers.values():

@@ -48,14 +48,19 @@ class _Server(uvicorn.Server):
         """Listen until what is in flight has ended: uvicorn would not, and cut off whom it has not accepted yet. What has not
         when little patience is left is ended: uvicorn would break it off."""
         patience_s = self.config.timeout_graceful_shutdown or 0
-        in_flight, until = {*self.server_state.tasks}, time.monotonic() + patience_s
-        for last_s, end in ((min(_ENDING_S, patience_s / 2), self._expire), (0.0, None)):
-            while in_flight and not self.force_exit and time.monotonic() < until - last_s:
-                _, in_flight = await asyncio.wait(in_flight, timeout=_LOOKED_S)
-            if in_flight and end is not None:
-                end()
+        until = time.monotonic() + patience_s
+        in_flight = await self._waited({*self.server_state.tasks}, until - min(_ENDING_S, patience_s / 2))
+        if in_flight:
+            self._expire()
+            await self._waited(in_flight, until)
         self.config.timeout_graceful_shutdown = max(round(until - time.monotonic()), 1)
         await super().shutdown(sockets)
+
+    async def _waited(self, in_flight: set[asyncio.Task[None]], until: float) -> set[asyncio.Task[None]]:
+        """Which of these have not ended by then, or by a second signal."""
+        while in_flight and not self.force_exit and time.monotonic() < until:
+            _, in_flight = await asyncio.wait(in_flight, timeout=_LOOKED_S)
+        return in_flight
 
 
 _ENDING_S = 1.0
@@ -110,7 +115,7 @@ async def _serve_at(sockets: Sequence[socket.socket], settings: Settings, starte
                 log_level=max(logging.WARNING, logging.getLogger("paceline").level),
                 **uvicorn_options(settings),
             ),
-            service.expire,
+            engine.expire_all,
         )
 
         def stop() -> None:

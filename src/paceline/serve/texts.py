@@ -41,18 +41,11 @@ class Texts:
     async def run(self, work: Callable[[], Result]) -> Result:
         """Run in a thread. Raises APIError: 400 for ModelError and where it takes too long, 503 where others' work does."""
         future: Future[Result] = Future()
-        begun = False
-
-        def noted() -> Result:
-            nonlocal begun
-            begun = True
-            return work()
-
-        self._work.put((future, noted))
+        self._work.put((future, work))
         try:
             return await asyncio.wait_for(asyncio.wrap_future(future), _LONGEST_WAIT_S)
         except TimeoutError:
-            if not begun:
+            if not future.running():
                 raise APIError(503, "the server is busy; try again later", code="overloaded", retry_after_s=1) from None
             raise invalid("the text of this request takes too long to prepare") from None
         except ModelError as error:
