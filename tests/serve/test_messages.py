@@ -363,7 +363,7 @@ def said(*blocks: Any, role: str = "user") -> dict[str, Any]:
         ({"tools": [LOOK], "tool_choice": {"type": "tool"}}, "'tool_choice.name'"),
         ({"tools": [LOOK], "tool_choice": {"type": "tool", "name": "no"}}, "not among"),
         ({"tool_choice": {"type": "any"}}, "needs 'tools'"),
-        ({"stop_sequences": ["a"] * 17}, "at most 16"),
+        ({"stop_sequences": ["a"] * 17}, "'stop_sequences' may hold at most 16"),
         ({"speculation": {"drafter": "magic"}}, "ngram"),
         ({"speculation": {"trace": True}}, "'stream'"),
         ({"guided_regex": "a", "output_config": {"format": {"type": "json_schema", "schema": {}}}}, "excludes"),

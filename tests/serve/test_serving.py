@@ -142,6 +142,15 @@ def test_an_answer_that_takes_too_long_is_cut_and_says_so() -> None:
         served.wait_for("vllm:num_requests_running", 0, 2.0)
 
 
+def test_what_is_measured_of_waiting_and_of_room() -> None:
+    with running("--cache-tokens", "4096") as served:
+        assert served.metric("paceline_cache_tokens") == 4096
+        served.complete(prompt="The little dog ran after the red ball. " * 100, max_tokens=1)
+        # nobody was before it: reading the prompt, which takes its time, is no waiting
+        waited_s = served.metric("vllm:request_queue_time_seconds_sum")
+        assert waited_s < served.metric("vllm:time_to_first_token_seconds_sum") / 4
+
+
 def test_what_is_kept_of_one_key_is_not_shown_to_another() -> None:
     keys = ("first-key-0123", "second-key-0123")
     asked = {"prompt": "The little dog ran after the red ball. " * 12, "max_tokens": 4}

@@ -114,6 +114,8 @@ class EngineProcess:
             raise EngineError(f"the engine's process cannot be started: {error}") from None
         news = await self._read()
         if news is not None and news.ready is not None:
+            if news.stats is not None:
+                self._heard(news.stats)
             return news.ready
         await self._gone()
         raise EngineError(news.failure if news is not None and news.failure else "the engine ended before it was ready")

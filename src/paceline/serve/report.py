@@ -18,10 +18,11 @@ class Report:
     def __init__(self, engine: Engine) -> None:
         self._engine, self._stats = engine, Stats()
         self._told_s, self._preemptions = 0.0, 0
-        self.changed = False
+        # that there is nothing to do yet is told as well, and how much room there is
+        self.changed = True
 
     def began(self, sequence: Sequence, queued_s: float) -> None:
-        """A sequence was worked on for the first time."""
+        """A sequence was worked on for the first time. queued_s: until that step began."""
         stats = self._stats
         stats.queued_s.append(queued_s)
         stats.prefix_queries += len(sequence.prompt)

@@ -60,6 +60,12 @@ def generation_values(fields: Generation) -> dict[str, Any]:
     }
 
 
+def check_stops(settings: Settings, stops: Many[str], name: str) -> None:
+    """Raises APIError (400) where there are too many. name: of the request's field."""
+    if len(stops) > settings.max_stop:
+        raise invalid(f"'{name}' may hold at most {settings.max_stop} strings", name)
+
+
 def sampling_params(service: Service, settings: Settings, values: Mapping[str, Any]) -> SamplingParams:
     """What the request says, else the model's generation_config.json, else the API. values: None for what it does not say.
 
@@ -68,8 +74,7 @@ def sampling_params(service: Service, settings: Settings, values: Mapping[str, A
     said = {name: value for name, value in values.items() if value is not None}
     known = {name: value for name, value in service.defaults.items() if name in SamplingParams.model_fields}
     merged = {**_API_DEFAULTS, "seed": secrets.randbits(63), **known, **said}
-    if len(merged.get("stop", ())) > settings.max_stop:
-        raise invalid(f"'stop' may hold at most {settings.max_stop} strings", "stop")
+    check_stops(settings, merged.get("stop", ()), "stop")
     for name in ("logit_bias", "stop_token_ids"):
         for token in merged.get(name, ()):
             if token >= service.vocab_size:

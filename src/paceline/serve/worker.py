@@ -62,7 +62,7 @@ class Worker:
 
     def run(self) -> None:
         """Until the input ends the process."""
-        self._tell(News(ready=self._ready()))
+        self._tell(News(ready=self._ready(), stats=self._report.due()))
         while True:
             news = News()
             for order in self._orders.taken(wait=not self._engine.has_work):
@@ -129,6 +129,7 @@ class Worker:
 
     def _step(self, news: News) -> None:
         """One step for everyone who is in flight."""
+        began_s = monotonic()
         progress = self._engine.step()
         if progress:
             self._report.stepped(progress)
@@ -136,7 +137,7 @@ class Worker:
             running = self._running[one.sequence.key]
             if not running.begun:
                 running.begun = True
-                self._report.began(running.sequence, monotonic() - running.came_s)
+                self._report.began(running.sequence, began_s - running.came_s)
             delta = running.delta(one)
             if delta is not None:
                 news.deltas[running.number] = delta

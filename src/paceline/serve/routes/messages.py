@@ -14,7 +14,7 @@ from paceline.serve.conversing import answered, ask_of, prompt_of
 from paceline.serve.events import told, unless_gone
 from paceline.serve.message_blocks import Blocks
 from paceline.serve.refusals import body_of
-from paceline.serve.sampling_fields import drawing_values, extension_values
+from paceline.serve.sampling_fields import check_stops, drawing_values, extension_values
 from paceline.serve.settings import Settings
 from paceline.serve.speculation_told import metrics, traced
 from paceline.serve.structured import check
@@ -55,10 +55,9 @@ async def _answered(service: Service, settings: Settings, fields: MessagesReques
     await check(service, grammar, "output_config" if fields.output_config else "structured_outputs")
     plan = await planned(service, fields.plain_tools, fields.plain_choice, fields.parallel, grammar)
     prompt = await prompt_of(service, settings, plan, fields.template_messages, "messages", begun=fields.begun)
-    values = extension_values(fields) | {
-        **drawing_values(fields.temperature, fields.top_p, fields.seed),
-        "stop": tuple(fields.stop_sequences or ()),
-    }
+    stops = tuple(fields.stop_sequences or ())
+    check_stops(settings, stops, "stop_sequences")
+    values = {**extension_values(fields), **drawing_values(fields.temperature, fields.top_p, fields.seed), "stop": stops}
     ask = await ask_of(service, settings, fields, plan, prompt, values, fields.max_tokens, "messages")
     return await answered(service, ask, _Growing(service, fields, plan, ask), streamed=bool(fields.stream))
 
