@@ -100,7 +100,9 @@ bench: $(if $(filter benchmarks,$(RECORDS)),bench-once) setup
 			$(BIN)/paceline bench --threads $$threads $(GROWN) --weights $$weights --peers $(OTHERS) --out $(RECORDS) || exit; \
 		done || exit; \
 	done
-	$(BIN)/paceline bench --threads $(lastword $(THREADS)) $(LARGER) --weights int8 --peers $(OTHERS) --out $(RECORDS)
+	for weights in int8 int4; do \
+		$(BIN)/paceline bench --threads $(lastword $(THREADS)) $(LARGER) --weights $$weights --peers $(OTHERS) --out $(RECORDS) || exit; \
+	done
 	$(BIN)/paceline bench --name methods $(SIDE) --repeats 3 $(patsubst %,--draft '%',$(DRAFTERS)) --out $(RECORDS)
 	$(BIN)/paceline bench --name rules $(SIDE) --repeats 2 --tasks e2e,story,copy --temperature 1 \
 		$(MODEL_DRAFT) --draft '$(SMALLER),depth=5,samples=3@int8' \

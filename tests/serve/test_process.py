@@ -87,6 +87,26 @@ def test_starts_that_the_machine_refuses_are_tried_again(
     assert sum("cannot be started" in record.message for record in caplog.records) == 3
 
 
+def test_an_engine_that_stops_for_good_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scene(engine: EngineProcess) -> None:
+        await engine.start()
+        listening, first = Listening(), engine.pid
+        # nobody waits for a word of one that has nothing to do
+        await asyncio.sleep(0.3)
+        engine.ask(Ask((1,), SamplingParams()), listening)
+        engine.doubt()
+        await asyncio.sleep(0.1)
+        assert (engine.pid, listening.errors) == (first, [])
+        await asyncio.sleep(0.2)
+        engine.doubt()
+        while engine.ready is None or engine.pid == first:
+            await asyncio.sleep(0.01)
+        assert [one.code for one in listening.errors] == ["engine_failed"]
+
+    monkeypatch.setattr(process, "_SILENT_S", 0.25)
+    run(monkeypatch, Starts(), scene)
+
+
 def test_a_first_start_that_the_machine_refuses_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scene(engine: EngineProcess) -> None:
         with pytest.raises(EngineError, match="no memory"):

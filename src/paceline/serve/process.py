@@ -7,6 +7,7 @@ import logging
 import sys
 from collections.abc import Callable
 from contextlib import suppress
+from time import monotonic
 from typing import Protocol
 
 from paceline.serve.asking import Ask, Delta
@@ -17,6 +18,8 @@ _BACKOFF_S = (0.0, 1.0, 2.0, 5.0, 10.0, 30.0)
 """Waits before starts in a row that did not get as far as an answer."""
 _LEAVE_S = 5.0
 """What it gets to leave when its input ends, before it is killed."""
+_SILENT_S = 60.0
+"""Without a word, though somebody waits for one, after which an answer that did not come in its time says that none will."""
 
 log = logging.getLogger("paceline.serve")
 
@@ -46,6 +49,8 @@ class EngineProcess:
         self._process: asyncio.subprocess.Process | None = None
         self._task: asyncio.Task[None] | None = None
         self._numbers = 0
+        self._owes_since_s = 0.0
+        """When it told something last, or nobody waited for anything."""
         self._closing = False
         self.ready: Ready | None = None
 
@@ -71,6 +76,8 @@ class EngineProcess:
         if self.ready is None:
             raise APIError(503, "the engine is starting; try again in a moment", code="engine_starting", retry_after_s=1)
         self._numbers += 1
+        if not self._listeners:
+            self._owes_since_s = monotonic()
         self._listeners[self._numbers] = listener
         self._send(Order(self._numbers, ask))
         return self._numbers
@@ -89,6 +96,13 @@ class EngineProcess:
         """The same of all that runs."""
         for number in self._listeners:
             self.expire(number)
+
+    def doubt(self) -> None:
+        """Somebody was told nothing in time. An engine that told nobody anything for long has stopped for good, and is replaced."""
+        if self.ready is not None and self._process is not None and monotonic() - self._owes_since_s > _SILENT_S:
+            log.error("the engine has told nothing for %g s; it is ended", _SILENT_S)
+            with suppress(ProcessLookupError):
+                self._process.kill()
 
     def _send(self, order: Order) -> None:
         process = self._process
@@ -173,6 +187,7 @@ class EngineProcess:
         spoke = False
         while (news := await self._read()) is not None and news.failure is None:
             spoke = True
+            self._owes_since_s = monotonic()
             for number, sentence in news.refused.items():
                 if (listener := self._listeners.pop(number, None)) is not None:
                     listener.failed(APIError(400, sentence))

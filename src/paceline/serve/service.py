@@ -98,6 +98,7 @@ class EngineService(Service):
                         self._engine.end(numbers.pop(choice))
                     yield choice, delta
                 if numbers and any(letter.last for letter in letters):
+                    self._engine.doubt()
                     raise APIError(503, "the engine does not answer", code="engine_silent", retry_after_s=5)
         finally:
             for alarm in alarms:
