@@ -98,7 +98,7 @@ class EngineProcess:
             self.expire(number)
 
     def doubt(self) -> None:
-        """Somebody was told nothing in time. An engine that told nobody anything for long has stopped for good, and is replaced."""
+        """Somebody was told nothing in time. An engine that told nobody anything for long has stopped for good: replace it."""
         if self.ready is not None and self._process is not None and monotonic() - self._owes_since_s > _SILENT_S:
             log.error("the engine has told nothing for %g s; it is ended", _SILENT_S)
             with suppress(ProcessLookupError):
