@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import struct
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,13 +15,14 @@ import torch
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer as Backend, models
 from transformers import PreTrainedTokenizerFast
+from transformers.utils import logging
 
 from paceline.cache.base import Branching
 from paceline.models import embedded
 from paceline.models.base import ModelError
 from paceline.models.embedded import DEFAULT, draft_of, embedded_models
 from paceline.models.load import context_length, load_model, resolve
-from paceline.models.quiet import sentence
+from paceline.models.quiet import quiet, sentence
 from paceline.models.stated import StatedConfig
 from paceline.models.tokenizer import Tokenizer
 from paceline.sequence import Sequence
@@ -78,6 +80,13 @@ def test_a_whole_checkpoint_gives_its_own_numbers(whole: Path) -> None:
     assert (got - alone(reference, owner.tokens)[-1:]).abs().max() < 2e-5
 
 
+def test_packed_weights_are_counted_too(tmp_path: Path) -> None:
+    folder = save_tiny(tmp_path, hidden_size=512)
+    model = load_model(folder, native=False)
+    held = sum(tensor.nbytes for tensor in load_file(folder / "model.safetensors").values())
+    assert model.weights_bytes >= held
+
+
 def test_half_precision_files_are_widened_on_a_cpu(tmp_path: Path) -> None:
     save_tiny(tmp_path)
     halves = {name: tensor.half() for name, tensor in load_file(tmp_path / "model.safetensors").items()}
@@ -102,6 +111,17 @@ def test_loading_is_silent(whole: Path, capfd: pytest.CaptureFixture[str]) -> No
     load_model(whole)
     Tokenizer(whole)
     assert capfd.readouterr() == ("", "")
+
+
+def test_silence_ends_with_the_last_thread_that_wants_it() -> None:
+    level, filters = logging.get_verbosity(), list(warnings.filters)
+    first, second = quiet(), quiet()
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert logging.get_verbosity() == logging.ERROR
+    second.__exit__(None, None, None)
+    assert (logging.get_verbosity(), warnings.filters) == (level, filters)
 
 
 def test_eos_of_the_generation_config_comes_first(folder: Path) -> None:
@@ -215,6 +235,9 @@ def test_what_is_not_there_is_named(folder: Path, tmp_path: Path) -> None:
         ({"text_config": {"num_hidden_layers": 10**12}}, "between 1 and 21"),
         ({"per_layer_config": {"1": {"max_position_embeddings": 64}}}, "configuration"),
         ({"vocab_size": 300}, "config.json asks for"),
+        ({"vocab_size": 10**12}, "numbers, and its files hold"),
+        ({"head_dim": 10**12}, "numbers, and its files hold"),
+        ({"model_type": "gpt2", "n_positions": 10**12, "max_position_embeddings": None}, "numbers, and its files hold"),
         ({"num_attention_heads": 0}, "config"),
     ],
 )
@@ -455,6 +478,9 @@ def test_variables_reach_the_template_but_not_what_renders_it(tmp_path: Path) ->
         "{{ 1 / 0 }}",
         "{% if %}",
         "{{ raise_exception('no\\nway') }}",
+        "{{ '{}'.format() }}",
+        "{{ 7|xmlattr }}",
+        "{{ cycler() }}",
     ],
 )
 def test_hostile_templates_are_stopped(tmp_path: Path, template: str) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
 
 from compiled import as_read
 from models.test_families import largest_error
@@ -207,6 +208,37 @@ def test_a_stored_head_of_a_tied_model_is_left_aside(tmp_path: Path) -> None:
     folder, reference = checkpoint(tmp_path, tie_word_embeddings=True)
     embedding = load_file(folder / "model.safetensors")["model.embed_tokens.weight"]
     assert same(native(rewritten(folder, **{"lm_head.weight": embedding.clone()})), reference)
+
+
+def test_a_head_of_its_own_counts_though_the_model_is_said_to_be_tied(tmp_path: Path) -> None:
+    folder, reference = checkpoint(tmp_path, tie_word_embeddings=True)
+    head = torch.randn_like(load_file(folder / "model.safetensors")["model.embed_tokens.weight"])
+    model = native(rewritten(folder, **{"lm_head.weight": head}))
+    assert not same(model, reference)
+    # as in transformers, which reads it and ties nothing then
+    assert same(model, AutoModelForCausalLM.from_pretrained(folder).eval())
+
+
+def test_a_scaling_beside_other_words_on_rotation_is_heeded(tmp_path: Path) -> None:
+    folder, reference = checkpoint(tmp_path, rope_parameters={"rope_type": "default", "rope_theta": 10000.0})
+    edit(folder, rope_scaling={"rope_type": "linear", "factor": 4.0})
+    model = load_model(folder)
+    assert not same(model, reference)
+    assert same(model, AutoModelForCausalLM.from_pretrained(folder).eval())
+
+
+def test_a_word_of_another_family_is_not_heeded(tmp_path: Path) -> None:
+    folder, reference = checkpoint(tmp_path, "stablelm")
+    edit(folder, rms_norm_eps=0.5)
+    assert same(native(folder), reference)
+
+
+def test_tensors_that_are_left_aside_have_no_say_in_the_precision(tmp_path: Path) -> None:
+    folder, _ = checkpoint(tmp_path)
+    halves = {name: tensor.half() for name, tensor in load_file(folder / "model.safetensors").items()}
+    for kind in (torch.float32, torch.float64):
+        frequencies = {f"model.layers.{layer}.self_attn.rotary_emb.inv_freq": torch.ones(8, dtype=kind) for layer in (0, 1)}
+        assert native(rewritten(folder, **halves, **frequencies)).weights == "fp16"
 
 
 def test_heads_that_share_no_keys_evenly_are_refused(tmp_path: Path) -> None:

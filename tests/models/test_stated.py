@@ -68,6 +68,7 @@ CHANGES: list[dict[str, Any]] = [
     {"rope_parameters": {"rope_type": "default", "rope_theta": 10**400}},
     {"sliding_window": 4},
     {"model_type": "gemma"},
+    {"rope_scaling": {"rope_type": "linear", "factor": 4.0}},
 ]
 
 

@@ -44,6 +44,13 @@ class PrepackedLinear(torch.nn.Module):
         return torch.ops.mkldnn._linear_pointwise(rows, self._packed, self.bias, "none", [], "")
 
 
+def held_bytes(model: torch.nn.Module) -> int:
+    """Bytes of a model's weights, packed ones among them."""
+    packed = [module for module in model.modules() if isinstance(module, PrepackedLinear)]
+    plain = sum(parameter.nbytes for parameter in model.parameters())
+    return plain + sum(4 * linear.in_features * linear.out_features for linear in packed)
+
+
 def prepack(model: torch.nn.Module) -> None:
     """Replace the large plain float32 CPU `Linear`s of `model` in place; a no-op where the packed product is not available."""
     if not available():

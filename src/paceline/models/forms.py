@@ -107,7 +107,7 @@ def form_of(config: Any) -> Form:
         fused=kind == "phi3",
         activation=_ACTIVATIONS[named],
         norm="layer" if kind == "stablelm" else "rms",
-        epsilon=getattr(config, "rms_norm_eps", None) or config.layer_norm_eps,
+        epsilon=config.layer_norm_eps if kind == "stablelm" else config.rms_norm_eps,
         offset=1.0 if gemma else 0.0,
         tied=bool(config.tie_word_embeddings),
         score_scale=float(_said(config, "query_pre_attn_scalar") or size) ** -0.5,

@@ -15,6 +15,7 @@ import torch
 
 from paceline.cache.base import Branching, KVCache
 from paceline.cache.dense import DenseCache
+from paceline.kernels.prepacked import held_bytes
 from paceline.models.attention import FORWARD, Forward, InFlight, PassThrough
 from paceline.models.base import LanguageModel, Scores, weights_name
 from paceline.models.taps import decoder_layers, tapped
@@ -28,7 +29,7 @@ class HubModel(LanguageModel):
         self.model, self.name = model, name
         self.vocab_size = model.get_output_embeddings().weight.shape[0]
         self.weights = weights_name(model.dtype)
-        self.weights_bytes = sum(parameter.nbytes for parameter in model.parameters())
+        self.weights_bytes = held_bytes(model)
         self.context_length = context_length
         self.eos_token_ids = eos_token_ids
         self.branching = Branching.TREE

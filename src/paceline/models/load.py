@@ -147,6 +147,16 @@ def _original_lengths(text: Any) -> list[int]:
     return [int(end) for end in ends if isinstance(end, int | float) and end >= 1]
 
 
+def _asked(architecture: Any, config: Any) -> int:
+    """Numbers that a configuration wants for its weights, without room for any; 0 where its model cannot be laid out so."""
+    try:
+        with torch.device("meta"):
+            return sum(parameter.numel() for parameter in architecture(config).parameters())
+    except Exception:
+        # whatever is wrong is said when it is loaded
+        return 0
+
+
 def _weighed(checkpoint: Checkpoint, config: Any, dtype: torch.dtype | None) -> Any:
     """The transformers model with every weight read from the checkpoint, in eval mode, frozen, on its device."""
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
@@ -155,8 +165,14 @@ def _weighed(checkpoint: Checkpoint, config: Any, dtype: torch.dtype | None) -> 
     if dtype is None and device.type == "cpu":
         dtype = torch.float32
     try:
-        # mismatched shapes are let through here only to be named and refused below
         architecture: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+        # a number that is quantised takes a bit at least
+        most = 8 * checkpoint.size_bytes if "quantization_config" in checkpoint.config else 2 * checkpoint.parameters
+        asked = _asked(architecture, config)
+        if asked > most:
+            told = f"asks for {asked:,} numbers, and its files hold {checkpoint.parameters:,}"
+            raise ModelError(f"the config.json of '{checkpoint.path}' {told}")
+        # mismatched shapes are let through here only to be named and refused below
         model, report = architecture.from_pretrained(
             str(checkpoint.path),
             config=config,
@@ -166,6 +182,8 @@ def _weighed(checkpoint: Checkpoint, config: Any, dtype: torch.dtype | None) -> 
             ignore_mismatched_sizes=True,
             output_loading_info=True,
         )
+    except ModelError:
+        raise
     # configurations from strangers make model code fail in any way it can
     except Exception as error:
         raise ModelError(f"'{checkpoint.path}' cannot be loaded: {sentence(error)}") from error

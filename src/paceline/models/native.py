@@ -216,13 +216,7 @@ def native_model(checkpoint: Checkpoint, config: Any, context_length: int, weigh
         raise Unsuited("compiled kernels need a processor with fused multiply-add, and POSIX threads")
     with _whatever_fails_unsuited():
         form = form_of(config)
-        rotation = Rotation(config, form.rotary)
-        for kind in form.rotations:
-            # compiled code steps through the tables by what the form says
-            if rotation.tables(1, kind)[0].shape[1] != form.rotary // 2:
-                raise Unsuited("its rotation table does not fit its heads")
-    with _whatever_fails_unsuited():
-        packed = Weights(form, Tensors(checkpoint), rotation, weights)
+        packed = Weights(form, Tensors(checkpoint), Rotation(config, form.rotary), weights)
         model = NativeModel(packed, checkpoint.path.name, context_length, checkpoint.eos_token_ids)
         text = Sequence(0, tuple(range(min(3, form.vocabulary))), SamplingParams(), seed=0)
         if not bool(model.logits_after([(text, tuple(text.tokens))], model.new_cache()).isfinite().all()):

@@ -38,6 +38,7 @@ _NO_NORM = (layout.NO_NORM, 0, 0, 0.0)
 _Linear = tuple[torch.Tensor, torch.Tensor | None]
 """Weight and bias."""
 _FIRST_POSITIONS = 1024
+_IGNORED = ("rotary_emb.inv_freq",)
 
 
 class Weights:
@@ -50,7 +51,8 @@ class Weights:
         self._kept: list[Any] = []
         self._arena = Arena()
         self._tensors = tensors
-        kinds = set(tensors.kinds)
+        # a rotation's frequencies are computed anew, whatever some files hold of them
+        kinds = {kind for name, kind in tensors.kinds.items() if not name.endswith(_IGNORED)}
         if not kinds <= _KINDS.keys():
             raise Unsuited(f"it holds tensors of the type {min(kinds - _KINDS.keys())}")
         self._embedding = self._read("model.embed_tokens.weight", form.vocabulary, form.hidden)
@@ -64,11 +66,9 @@ class Weights:
             norms += self._layer_norms(f"model.layers.{index}.")
             return_free_memory()
         self.model = self._model(layers)
-        head = (self._embedding, None) if form.tied else self._linear("lm_head", form.vocabulary, form.hidden)
-        matrices.append(self._matrix(*head))
+        matrices.append(self._matrix(*self._head()))
         norms += [self._norm("model.norm", form.hidden), _NO_NORM]
-        ignored = ("rotary_emb.inv_freq", *(["lm_head.weight"] if form.tied else []))
-        left = sorted(name for name in tensors.unread if not name.endswith(ignored))
+        left = sorted(name for name in tensors.unread if not name.endswith(_IGNORED))
         if left:
             raise Unsuited(f"its tensor '{left[0]}' has no place in the Llama form")
         self.matrices = np.array(matrices, layout.MATRIX)
@@ -129,10 +129,23 @@ class Weights:
         # none until all are there: whoever is interrupted in between begins anew
         self._positions = 0
         self._tables = {kind: self._rotation.tables(positions, kind) for kind in self.form.rotations}
+        if any(cosine.shape[1] != self.form.rotary // 2 for cosine, _ in self._tables.values()):
+            # compiled code steps through them by what the form says
+            raise Unsuited("its rotation table does not fit its heads")
         for index, layer in enumerate(self.form.layers):
             cosine, sine = self._tables[layer.rotary]
             self.layers[index]["cosine"], self.layers[index]["sine"] = cosine.data_ptr(), sine.data_ptr()
         self._positions = positions
+
+    def _head(self) -> _Linear:
+        if not self.form.tied:
+            return self._linear("lm_head", self.form.vocabulary, self.form.hidden)
+        embedding = self._embedding, None
+        if "lm_head.weight" not in self._tensors.kinds:
+            return embedding
+        # transformers ties them only where they are alike, whatever the configuration says
+        head = self._read("lm_head.weight", self.form.vocabulary, self.form.hidden)
+        return embedding if torch.equal(head.to(embedding[0].dtype), embedding[0]) else (head, None)
 
     def _model(self, layers: int) -> np.ndarray:
         form = self.form

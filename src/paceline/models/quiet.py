@@ -4,12 +4,44 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from threading import Lock
+
+
+class _Silence:
+    """All of these settings are of the whole process: the first thread that wants them makes them, the last puts them back."""
+
+    def __init__(self) -> None:
+        self._lock, self._count, self._settings = Lock(), 0, ExitStack()
+
+    def begin(self) -> None:
+        with self._lock:
+            if not self._count:
+                self._settings.enter_context(_silenced())
+            self._count += 1
+
+    def end(self) -> None:
+        with self._lock:
+            self._count -= 1
+            if not self._count:
+                self._settings.close()
+
+
+_SILENCE = _Silence()
 
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Silence inside the block; what the application had set before is put back."""
+    """Silence inside the block, in all threads; what the application had set before is put back."""
+    _SILENCE.begin()
+    try:
+        yield
+    finally:
+        _SILENCE.end()
+
+
+@contextmanager
+def _silenced() -> Iterator[None]:
     # not needed where the native road reads everything itself, and slow to import
     from transformers.utils import logging
 

@@ -75,7 +75,10 @@ def stated(config: dict[str, Any]) -> StatedConfig | None:
 def _rotation(config: dict[str, Any]) -> dict[str, Any] | None:
     """The parameters of a plain rotation, or None where it is anything else."""
     parameters = config.get("rope_parameters")
-    if parameters is None and config.get("rope_scaling") is None and "rope_theta" in config:
+    if config.get("rope_scaling"):
+        # transformers heeds it before anything else
+        return None
+    if parameters is None and "rope_theta" in config:
         parameters = {"rope_type": "default", "rope_theta": config["rope_theta"]}
     if (
         not isinstance(parameters, dict)

@@ -21,6 +21,7 @@ from transformers.cache_utils import DynamicCache, DynamicLayer
 from paceline.cache.base import Branching, KVCache
 from paceline.cache.replay import ReplayCache
 from paceline.cache.stateful import StatefulCache
+from paceline.kernels.prepacked import held_bytes
 from paceline.models.base import LanguageModel, Scores, weights_name
 from paceline.models.taps import decoder_layers, tapped
 from paceline.step import Segment, Step
@@ -42,7 +43,7 @@ class OwnStateModel(LanguageModel):
         self.model, self.name = model, name
         self.vocab_size = model.get_output_embeddings().weight.shape[0]
         self.weights = weights_name(model.dtype)
-        self.weights_bytes = sum(parameter.nbytes for parameter in model.parameters())
+        self.weights_bytes = held_bytes(model)
         self.context_length = context_length
         self.eos_token_ids = eos_token_ids
         accepted = inspect.signature(model.forward).parameters

@@ -11,16 +11,16 @@ from paceline.models.checkpoint import Checkpoint
 
 
 class Tensors:
-    """Reads by name and remembers what was never asked for. kinds: the types held, as safetensors names them."""
+    """Reads by name and remembers what was never asked for. kinds: name -> the type held, as safetensors names it."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         self._places: dict[str, Path] = {}
-        self.kinds: set[str] = set()
+        self.kinds: dict[str, str] = {}
         for shard in checkpoint.shards:
             with safe_open(shard, "pt") as file:
                 for name in file.keys():  # noqa: SIM118
                     self._places[name] = shard
-                    self.kinds.add(file.get_slice(name).get_dtype())
+                    self.kinds[name] = file.get_slice(name).get_dtype()
         self.unread = set(self._places)
 
     def find(self, name: str) -> torch.Tensor | None:
