@@ -229,6 +229,23 @@ def test_a_whole_engine_on_a_cascade_keeps_the_text() -> None:
     assert not pair._shadows
 
 
+def test_a_beginning_that_is_shared_twice_in_one_step_keeps_the_text() -> None:
+    """What was given a moment ago, and not looked at yet, is given on as what it is."""
+    model = TableModel(6, seed=3)
+    pair = Cascade(model.disturbed(0.8), NgramDrafter(Options(max=2, min=1)), Match(), FixedPolicy())
+    drafter = ModelDrafter(pair, 6, ModelOptions(path="fake", depth=4))
+    first, second, third = (Sequence(key, (1, 2, 3, 1, 2), SamplingParams(), 0) for key in range(3))
+    first.commit((3, 1, 2, 3, 1, 2), ())
+    drafter.propose([first], [Budget(4, 4)])
+    drafter.fork(0, 1)
+    drafter.fork(1, 2)
+    for sequence in (second, third):
+        sequence.commit((4,), ())
+    trees = drafter.propose([second, third], [Budget(4, 4)] * 2)
+    assert trees[0].tokens == trees[1].tokens
+    assert trees[0].tokens[0] == 4
+
+
 def test_only_a_model_can_be_drafted_for(tmp_path: Path) -> None:
     surroundings = Surroundings(TableModel(6), None, lambda path: (TableModel(6), None))  # pyright: ignore[reportArgumentType]
     with pytest.raises(SpecError, match="'ngram' is none"):

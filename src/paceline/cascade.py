@@ -180,8 +180,10 @@ class Cascade(LanguageModel):
         """Give `new_key` the state of `key`."""
         self._pair.cache.fork(key, new_key, length)
         self._pair.drafter.fork(key, new_key)
-        if key in self._shadows:
-            self._seen[new_key] = list(self._shadows[key].sequence.tokens)
+        # what it was given itself a moment ago may not have been looked at yet
+        seen = self._shadows[key].sequence.tokens if key in self._shadows else self._seen.get(key)
+        if seen is not None:
+            self._seen[new_key] = list(seen)
 
     @property
     def inner_cache(self) -> KVCache:

@@ -28,6 +28,7 @@ _WORD = np.dtype("<i4")
 _MOST_TOKENS = 2**31 - 2
 _PIECE_TOKENS = 1 << 18
 _LOOKED_AT = 1024
+_ZEROS_BYTES = 1 << 20
 """Suffixes whose order is checked when a datastore is opened."""
 
 Report = Callable[[str, int, int], None]
@@ -160,7 +161,8 @@ class _Corpus:
         if lacking > 0:
             self.starts = np.pad(self.starts, (0, lacking))
         array.COUNTED(piece, self.starts)
-        piece.tofile(self._out)
+        # `tofile` does not say why it failed
+        self._out.write(piece.tobytes())
 
 
 def _tokenised(files: Many[Path], out: IO[bytes], encode: Callable[[str], list[int]], report: Report) -> _Corpus:
@@ -183,10 +185,22 @@ def _tokenised(files: Many[Path], out: IO[bytes], encode: Callable[[str], list[i
     return corpus
 
 
+def _reserve(file: Path, size: int) -> None:
+    """Make a file of so many zeros. Through a map a disk that is full would end the process, and not be an OSError."""
+    with file.open("wb") as out:
+        if hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(out.fileno(), 0, size)
+            return
+        for done in range(0, size, _ZEROS_BYTES):
+            out.write(bytes(min(_ZEROS_BYTES, size - done)))
+
+
 def _sorted(source: Path, target: Path, corpus: _Corpus, report: Report) -> None:
     """Deal all suffixes by their first token, then sort those of each token where they lie."""
     tokens = np.asarray(np.memmap(source, _WORD, "r+"))
-    order = np.asarray(np.memmap(target, _WORD, "w+", shape=(int(corpus.starts[-1]),)))
+    suffixes = int(corpus.starts[-1])
+    _reserve(target, suffixes * _WORD.itemsize)
+    order = np.asarray(np.memmap(target, _WORD, "r+", shape=(suffixes,)))
     ready([array.DEALT, array.SORTED_BETWEEN])
     places = corpus.starts.copy()
     for first in range(0, len(tokens), _PIECE_TOKENS):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import json
+import os
 from collections.abc import Callable, Sequence as Many
 from pathlib import Path
 from types import SimpleNamespace
@@ -252,6 +254,22 @@ def test_a_build_that_fails_leaves_the_one_that_was_there(tmp_path: Path) -> Non
     assert proposed(drafter(folder), [1, 2]).tokens[1:] == (3, END)
 
 
+def test_a_disk_without_room_is_an_error_and_nothing_is_left_on_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    (tmp_path / "a.txt").write_text("some text")
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(SpecError, match="No space left on device"):
+        build([tmp_path / "a.txt"], tmp_path / "out", lambda text: [1, 2, 3], VOCABULARY, "ours", lambda *_: None)
+    assert not list((tmp_path / "out").iterdir())
+
+
+def test_where_room_cannot_be_reserved_it_is_written(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delattr(os, "posix_fallocate")
+    assert proposed(drafter(stored(tmp_path, [[1, 2, 3]])), [1, 2]).tokens[1:] == (3, END)
+
+
 def said(file: Path) -> list[str]:
     """The documents of a file."""
     documents, open_ = [], ""
@@ -299,6 +317,7 @@ def test_a_long_text_is_cut_behind_lines(tmp_path: Path) -> None:
         ("b.jsonl", b'{"text": "fine"}\n{"text": 3}\n', "line 2"),
         ("c.jsonl", b'{"prompt": "fine"}\n', "line 1"),
         ("d.jsonl", b"[" * 100_000, "line 1"),
+        ("i.jsonl", b'{"text": "fine"}\n{"text": "\\ud83d"}\n', "line 2"),
         ("e.txt", b"\xff\xfe\xff", "not UTF-8"),
         ("f.txt.gz", b"plain", "cannot read"),
         ("g.txt.gz", gzip.compress(b"x" * 5000, mtime=0)[:20], "cannot read"),

@@ -12,6 +12,7 @@ from paceline.drafters.jacobi import JacobiDrafter, Options
 from paceline.models.base import Scores
 from paceline.params import SamplingParams
 from paceline.sampling import Context, best
+from paceline.sequence import Sequence
 from paceline.step import Verdict
 from paceline.tree import DraftTree, Proposal
 from scored import GREEDY, SAMPLED, Run, request
@@ -105,6 +106,13 @@ def test_beside_others_and_trimmed_it_goes_on_from_what_it_still_sees(data: st.D
     while len(plain.owner.tokens) < len(run.owner.tokens):
         plain.step(Budget(0, 0))
     assert plain.owner.tokens[: len(run.owner.tokens)] == run.owner.tokens
+
+
+def test_a_text_without_a_prompt_is_guessed_from_its_answer() -> None:
+    """As inside a cascade that goes through text, for a tokenizer that begins with nothing."""
+    owner = Sequence(0, (), SamplingParams(), 0)
+    owner.commit((5,), ())
+    assert drafter().propose([owner], [Budget(3, 3)])[0].tokens == (5, 5, 5, 5)
 
 
 def test_logits_that_are_not_numbers_end_no_request() -> None:

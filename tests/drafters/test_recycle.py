@@ -179,6 +179,18 @@ def test_a_table_grows_with_the_tokens_that_were_seen() -> None:
     assert drafter.held_bytes < 4 * size * 64
 
 
+def test_a_table_that_could_not_grow_names_no_row_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(self: Successors, rows: int) -> None:
+        raise MemoryError
+
+    drafter = RecycleDrafter(Options(), VOCABULARY)
+    with monkeypatch.context() as patched:
+        patched.setattr(Successors, "grow", fails)
+        with pytest.raises(MemoryError):
+            teach(drafter, "", DraftTree.root(3), noise(1, 0))
+    assert len(drafter.propose([owner_of("", 3)], [Budget(4, 4)])[0]) == 1
+
+
 @pytest.mark.parametrize("size", [8, 10, VOCABULARY, 4096, 32775])
 @pytest.mark.parametrize("rows", [1, 9, 20])
 def test_the_largest_are_found_in_order_however_many_rows_there_are(rows: int, size: int) -> None:

@@ -91,6 +91,10 @@ def test_it_goes_on_where_a_block_was_moved() -> None:
     assert tau(taken) > 4
 
 
+def test_a_text_that_begins_with_nothing_is_found_nowhere() -> None:
+    assert Reference([1, 2, 3]).find([], 0) is None
+
+
 def test_of_equal_matches_the_nearest_ahead_is_followed() -> None:
     reference = Reference([5, 1, 9, 9, 5, 2, 9, 9, 9, 5, 3])
     assert reference.find([5], 0) == (1, 1, True)

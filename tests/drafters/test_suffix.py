@@ -10,6 +10,7 @@ from paceline import LLM
 from paceline.bench.builtin import built_in
 from paceline.budget import Budget
 from paceline.drafters.suffix import Options, SuffixDrafter
+from paceline.kernels.lookups import Call
 from paceline.kernels.suffixes.automaton import BORDER, LONGEST_MATCH, Bounds, Continuation, SuffixAutomaton
 from paceline.models.base import Scores
 from paceline.models.embedded import embedded_models
@@ -99,6 +100,31 @@ def test_what_follows_another_text_is_what_a_scan_finds(text: list[int], context
     grown = SuffixAutomaton()
     grown.extend(text)
     agrees(grown.draft(bounds, context), text, context, bounds)
+
+
+@pytest.mark.parametrize("size", [3, 40, 4000])
+def test_whoever_is_interrupted_while_tokens_are_added_goes_on_from_there(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+    """A signal that comes while compiled code runs is raised when it returns."""
+    tokens, call, interrupted = [at * at % 7 for at in range(size)], Call.__call__, []
+
+    def interrupt(self: Call) -> int:
+        found = call(self)
+        if self._lookup.name == "suffixes.states.extended":
+            interrupted.append(self)
+            raise KeyboardInterrupt
+        return found
+
+    automaton, whole = SuffixAutomaton(), SuffixAutomaton()
+    with monkeypatch.context() as patched:
+        patched.setattr(Call, "__call__", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            automaton.extend(tokens)
+    assert interrupted
+    assert automaton.tokens == size
+    automaton.extend(tokens)
+    whole.extend(tokens + tokens)
+    bounds = Bounds(8, 4, 1.0, 1.0, 0.01)
+    assert automaton.draft(bounds) == whole.draft(bounds)
 
 
 def test_a_text_beyond_what_is_counted_is_matched_by_its_end() -> None:

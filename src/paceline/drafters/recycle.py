@@ -69,9 +69,9 @@ class _Table:
 
     def take(self, seen: list[int], logits: torch.Tensor) -> None:
         """Note what follows each of `seen`; where a token was seen twice the later row counts. logits: float32 [n, V]."""
-        rows = [self.rows.setdefault(token, len(self.rows)) for token in seen]
-        self.successors.grow(len(self.rows))
-        self.successors.note(logits, rows)
+        # room first: a row that is named and not there would fail whoever asks for it
+        self.successors.grow(len(self.rows.keys() | seen))
+        self.successors.note(logits, [self.rows.setdefault(token, len(self.rows)) for token in seen])
 
     @property
     def held_bytes(self) -> int:

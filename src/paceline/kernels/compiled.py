@@ -119,11 +119,14 @@ def _compiled(kernels: list[Kernel]) -> dict[Kernel, bytes]:
     environment |= {"NUMBA_CPU_NAME": TARGET[0], "NUMBA_CPU_FEATURES": TARGET[1]}
     try:
         with TemporaryDirectory(prefix="paceline-kernels-", ignore_cleanup_errors=True) as own:
-            compilers = Compilers(SOURCES, folders(), Path(own), environment)
-            compilers.compile([(kernel.symbol, kernel.told) for kernel in kernels])
-            found = {kernel: _read(kernel, folders()) for kernel in kernels}
-            kept = all(found.values())
-            found |= {kernel: _read(kernel, [Path(own)]) for kernel, code in found.items() if not code}
+            found, kept = {}, True
+            try:
+                Compilers(SOURCES, Path(own), environment).compile([(kernel.symbol, kernel.told) for kernel in kernels])
+            finally:
+                # whoever is interrupted keeps what is there by then
+                for kernel in kernels:
+                    found[kernel] = code = _read(kernel, [Path(own)])
+                    kept = (not code or _is_kept(kernel, code)) and kept
     except CompileError:
         raise
     # no folder, no process, no thread
@@ -168,28 +171,29 @@ def _read(kernel: Kernel, places: Iterable[Path]) -> bytes:
     return b""
 
 
-def write(kernel: Kernel, code: bytes, places: Iterable[Path]) -> None:
-    """Keep a kernel's code in the first of some folders that takes it: whole, or not at all. Raises OSError where none does."""
-    failed: OSError | None = None
-    for folder in places:
+def _is_kept(kernel: Kernel, code: bytes) -> bool:
+    """Keep a kernel's code in the first folder that takes it; whether one does."""
+    for folder in folders():
+        with suppress(OSError):
+            write(kernel, code, folder)
+            return True
+    return False
+
+
+def write(kernel: Kernel, code: bytes, folder: Path) -> None:
+    """Put a kernel's code into a folder: whole, or not at all. Raises OSError."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with NamedTemporaryFile(dir=folder, prefix=f"{kernel.symbol}.", delete=False) as part:
         try:
-            folder.mkdir(parents=True, exist_ok=True)
-            with NamedTemporaryFile(dir=folder, prefix=f"{kernel.symbol}.", delete=False) as part:
-                try:
-                    part.write(_stamp(kernel, code) + code)
-                    part.close()
-                    with suppress(OSError):
-                        os.chmod(part.name, 0o644)
-                    os.replace(part.name, folder / _name(kernel))
-                except BaseException:
-                    with suppress(OSError):
-                        os.unlink(part.name)
-                    raise
-            return
-        except OSError as error:
-            failed = failed or error
-    if failed:
-        raise failed
+            part.write(_stamp(kernel, code) + code)
+            part.close()
+            with suppress(OSError):
+                os.chmod(part.name, 0o644)
+            os.replace(part.name, folder / _name(kernel))
+        except BaseException:
+            with suppress(OSError):
+                os.unlink(part.name)
+            raise
 
 
 class _Linker:

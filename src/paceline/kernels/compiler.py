@@ -184,14 +184,14 @@ def main() -> None:
     if told["sources"] != SOURCES:
         answer("its sources have changed since this was started")
         return
-    places = [Path(folder) for folder in (*told["folders"], told["own"])]
+    own = Path(told["own"])
     run_nothing()
     answer(READY)
     for line in sys.stdin:
         asked = json.loads(line)
         kernel = Lookup(asked["name"], **asked["arguments"]) if "arguments" in asked else Kernel(**asked)
         try:
-            write(kernel, object_code(kernel), places)
+            write(kernel, object_code(kernel), own)
             answer(DONE)
         except Exception as error:
             answer(f"{type(error).__name__}: {error}")

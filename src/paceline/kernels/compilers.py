@@ -32,12 +32,11 @@ class CompileError(RuntimeError):
 
 
 class Compilers:
-    """sources: digest of those that kernels are put together from. own: an empty folder, where they work, and where they write
-    what none of `folders` takes. environment: of the processes."""
+    """sources: digest of those that kernels are put together from. own: an empty folder, where they work, and where what they
+    write is nobody else's. environment: of the processes."""
 
-    def __init__(self, sources: str, folders: Many[Path], own: Path, environment: dict[str, str]) -> None:
-        told = {"sources": sources, "folders": [str(folder) for folder in folders], "own": str(own)}
-        self._begun, self._own = json.dumps(told), own
+    def __init__(self, sources: str, own: Path, environment: dict[str, str]) -> None:
+        self._begun, self._own = json.dumps({"sources": sources, "own": str(own)}), own
         # the folder that this was started in, an empty path, comes last: anybody's file may be called there as a module is
         paths = sorted((path for path in sys.path if isinstance(path, str)), key=lambda path: not path)
         paths = [os.path.abspath(path) for path in paths]

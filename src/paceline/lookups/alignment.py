@@ -62,7 +62,7 @@ class Reference:
         Returns that place, the length of the match and whether it is near; None where the last `shortest` tokens (1 or 3)
         stand nowhere but at the end.
         """
-        if len(self.tokens) <= _SCANNED and ending[-1] not in self.tokens:
+        if not ending or (len(self.tokens) <= _SCANNED and ending[-1] not in self.tokens):
             return None
         for n in (3, 1):
             if n < shortest or len(ending) < n:

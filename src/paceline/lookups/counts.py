@@ -16,7 +16,7 @@ from paceline.tree import DraftTree
 
 class Counts:
     """Counts of one text, which may grow. The `width` commonest tokens of every context stay in order meanwhile, so that a step
-    costs what it adds; of equally common ones the latest comes first."""
+    costs what it adds; of equally common ones the latest comes first, of those of a whole text the least."""
 
     def __init__(self, width: int) -> None:
         self._width = width

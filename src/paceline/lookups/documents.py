@@ -59,6 +59,11 @@ def _rows(file: Path, lines: TextIOWrapper) -> Iterator[tuple[str, bool]]:
                 raise TypeError
         except (ValueError, KeyError, TypeError, RecursionError):
             raise SpecError(f"'{file}' line {number} has neither 'text' nor 'prompt' and 'completion'") from None
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            # JSON can escape one half of a surrogate pair without the other
+            raise SpecError(f"'{file}' line {number} holds half of a character") from None
         yield text, True
 
 

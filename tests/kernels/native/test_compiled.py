@@ -42,7 +42,7 @@ def defined(monkeypatch: pytest.MonkeyPatch, function: Callable[..., Any], **arg
     module.it = function  # pyright: ignore[reportAttributeAccessIssue]
     monkeypatch.setitem(sys.modules, module.__name__, module)
     lookup = Lookup("of_a_test.it", **arguments)
-    compiled.write(lookup, compiler.object_code(lookup), cache_folder.folders())
+    compiled.write(lookup, compiler.object_code(lookup), cache_folder.folders()[0])
     return lookup
 
 
@@ -62,6 +62,22 @@ def test_compiling_is_told_and_reading_from_disk_is_not(kept: Path) -> None:
         assert (SAID in ran.stderr) == told
     assert len([*kept.glob("*.o")]) == 2
     assert len([*kept.iterdir()]) == 2, "nothing else is left"
+
+
+def test_what_another_installation_writes_meanwhile_is_not_what_runs(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write = compiled.write
+
+    def both_write(kernel: Kernel, code: bytes, folder: Path) -> None:
+        """The other one has sources of its own, and is a little later."""
+        write(kernel, code, folder)
+        with monkeypatch.context() as other:
+            other.setattr(compiled, "SOURCES", "others")
+            write(kernel, b"other code", folder)
+
+    monkeypatch.setattr(compiled, "write", both_write)
+    monkeypatch.setattr(IDLE, "_address", 0)
+    ready([IDLE])
+    assert IDLE.address
 
 
 def test_a_compiler_makes_no_code_for_itself() -> None:
@@ -173,7 +189,7 @@ def test_the_current_folder_and_the_settings_of_numba_have_no_say(
 
 
 def test_what_waits_is_let_go_when_one_fails(kept: Path) -> None:
-    waited = compilers.Compilers(compiled.SOURCES, [kept], kept, dict(os.environ))
+    waited = compilers.Compilers(compiled.SOURCES, kept, dict(os.environ))
     with pytest.raises(CompileError, match="kernel nap cannot be compiled"):
         waited.compile([("nap", Kernel("native.pool.nap").told)] * 2 + [("step", Kernel("native.decoder.step").told)] * 20)
     assert all(process.poll() is not None for process in waited._processes)

@@ -25,8 +25,8 @@ _MOST_OPEN = 512
 """Candidates of one draft that wait to be taken."""
 _ADDED = 64
 """Tokens that are added at once without an array of their own."""
-STATES, EDGES = 0, 1
-"""Places of `marks` that say how many there are."""
+STATES, EDGES, _LAST = 0, 1, 2
+"""Places of `marks` that say how many there are, and which state stands for the whole text."""
 
 _AUTOMATON = {"states": "int32[:,:]", "edges": "int32[:,:]", "table": "int32[:]", "marks": "int64[:]"}
 _EXTENDED = Lookup("suffixes.states.extended", **_AUTOMATON, tokens="int64[:]", count="int64")
@@ -86,7 +86,6 @@ class SuffixAutomaton:
     """
 
     def __init__(self) -> None:
-        self.tokens = 0
         self._states = np.zeros((256, 4), np.int32)
         self._states[0] = (0, -1, 0, -1)
         self._edges = np.zeros((512, 4), np.int32)
@@ -97,6 +96,11 @@ class SuffixAutomaton:
         self._extended: Call | None = None
         self._room = 0
         self._drafted: Call | None = None
+
+    @property
+    def tokens(self) -> int:
+        """Of the text, borders among them: those that its last state ends behind, even if adding them was interrupted."""
+        return int(self._states[self._marks[_LAST], 0])
 
     def extend(self, tokens: Many[int]) -> None:
         """Add to the end of the text; BORDER begins another text."""
@@ -112,19 +116,21 @@ class SuffixAutomaton:
             self._added[: len(tokens)] = tokens
             call.record.count = len(tokens)
             call()
-        self.tokens += len(tokens)
 
     def _reserve(self, tokens: int) -> None:
         """Make room: a text of n tokens has at most 2 n states and 3 n edges."""
         if 2 * tokens + 1 <= len(self._states) and 3 * tokens <= len(self._edges):
             return
+        states, edges, table = self._states, self._edges, self._table
+        if 2 * tokens + 1 > len(states):
+            states = _longer(states, 2 * tokens + 1)
+        if 3 * tokens > len(edges):
+            edges = _longer(edges, 3 * tokens)
+            table = np.zeros(1 << (2 * len(edges) - 1).bit_length(), np.int32)
+            _FILLED(edges, table, self._marks[EDGES])
+        # together, and no call holds the addresses of those before: whoever is interrupted has all of them, or none
         self._extended = self._drafted = None
-        if 2 * tokens + 1 > len(self._states):
-            self._states = _longer(self._states, 2 * tokens + 1)
-        if 3 * tokens > len(self._edges):
-            self._edges = _longer(self._edges, 3 * tokens)
-            self._table = np.zeros(1 << (2 * len(self._edges) - 1).bit_length(), np.int32)
-            _FILLED(self._edges, self._table, self._marks[EDGES])
+        self._states, self._edges, self._table = states, edges, table
 
     def draft(self, bounds: Bounds, context: Many[int] | None = None) -> Continuation:
         """What follows the longest suffixes of `context`, or of the text itself where they stood before."""
