@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import itertools
 
+import numpy as np
 import pytest
 
 from paceline.engine.llm import LLM
 from paceline.params import SamplingParams
+from paceline.sequence import Sequence
 
 EXTREMES = {
     "temperature": (1e-6, 100.0),
@@ -37,6 +39,57 @@ def test_extremes_in_pairs(llm: LLM, pair: tuple[str, str]) -> None:
     for answer in llm.generate(["Once upon a time"] * len(asked), asked):
         assert len(answer.token_ids) <= 6
         assert answer.finish_reason in ("length", "stop")
+
+
+DRAWN = [
+    ("model", "rejection"),
+    ("model", "block"),
+    ("model:width=2", "spechub"),
+    ("model:width=2", "multi-round"),
+    ("model:width=3", "multi-round:replacement=with"),
+    ("model:tree=static", "multi-round"),
+    ("model:samples=3", "k-seq"),
+]
+SHARP = [
+    *({"temperature": temperature} for temperature in (1e-6, 1e-4, 0.01, 0.02, 0.05, 0.07, 100.0)),
+    {"logit_bias": {5: 100.0}},
+    {"logit_bias": {5: 30.0}, "temperature": 0.3},
+    {"repetition_penalty": 0.01},
+    {"top_p": 1e-300},
+    {"min_p": 1.0},
+]
+"""Where one token has nearly everything: what is left for its siblings must still be what they are said to be drawn from."""
+
+
+@pytest.mark.parametrize(("draft", "rule"), DRAWN)
+def test_what_is_drawn_has_a_probability_however_sharp_the_row(draft: str, rule: str) -> None:
+    asked = [
+        SamplingParams(**{"temperature": 1.0, "max_tokens": 24, "seed": seed, **sharp}) for sharp in SHARP for seed in (0, 1)
+    ]
+    answers = LLM(draft=draft, verify=rule, batch=8).generate(["1 2 3", "Lily and Tom saw a"] * len(SHARP), asked)
+    assert all(answer.finish_reason in ("length", "stop") for answer in answers)
+
+
+def test_the_likeliest_is_that_of_what_is_drawn_from_and_not_of_the_logits() -> None:
+    """Where two logits differ and their shares at a high temperature do not, the first of them is the hub for both sides."""
+    llm = LLM(draft="model:width=2", verify="spechub")
+    prompt, (part,) = llm.encode("Once upon a time"), llm.engine.speculative.drafter.parts
+    sequence = Sequence(10**9, tuple(prompt), SamplingParams(), 0)
+    row = part.model.logits_after([(sequence, tuple(prompt))], part.model.new_cache())[0].numpy()
+    level = np.float32(20.0)
+    first, second = sorted(np.argsort(-row)[:2].tolist())
+    bias = {first: lifted(row[first], level), second: lifted(row[second], np.nextafter(level, np.float32(99)))}
+    for seed in range(6):
+        llm.generate([prompt], SamplingParams(temperature=100.0, max_tokens=4, seed=seed, logit_bias=bias))
+
+
+def lifted(value: np.float32, to: np.float32) -> float:
+    """What is to be added to a float32 for the sum to be just this one."""
+    for step in range(-50, 51):
+        added = np.float32(to - value) + np.float32(step) * np.spacing(np.float32(to - value))
+        if value + added == to:
+            return float(added)
+    raise AssertionError("no float32 lifts it there")
 
 
 def test_what_would_overflow_is_refused() -> None:

@@ -15,6 +15,7 @@ from paceline.drafters.base import Surroundings
 from paceline.engine.engine import Engine
 from paceline.engine.llm import LLM
 from paceline.engine.scheduler import Limits
+from paceline.kernels.choices.tellings import told as told_of_all
 from paceline.logprobs import told
 from paceline.models.probe import Identity, probed
 from paceline.params import SamplingParams
@@ -86,6 +87,17 @@ def test_told_counts_ties_by_id() -> None:
     assert one.logprob == pytest.approx(2 - total)
     assert [token for token, _ in one.top] == [1, 2, 0, 3]
     assert told(np.zeros(3, np.float32), 0, 0).top == ()
+
+
+@pytest.mark.parametrize(
+    "tells", [told, lambda row, token, count: told_of_all(row[None], [token], count)[0]], ids=["numpy", "compiled"]
+)
+def test_of_many_equals_the_first_are_told(tells: Any) -> None:
+    row = np.zeros(1000, np.float32)
+    row[7] = 1.0
+    assert [token for token, _ in tells(row, 7, 5).top] == [7, 0, 1, 2, 3]
+    zeros = np.array([-0.0, 0.0, -1.0, -0.0, 0.0], np.float32)
+    assert [token for token, _ in tells(zeros, 0, 4).top] == [0, 1, 3, 4]
 
 
 def no_models(path: str) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence as Many
 
 import pytest
+import torch
 
 from fakes import ChainDrafter, TableModel, WrongDrafter, coupled
 from paceline.budget import Budget, Part
@@ -15,8 +16,9 @@ from paceline.policies.fixed import FixedPolicy
 from paceline.sequence import Sequence
 from paceline.speculative import Speculative, Work
 from paceline.step import Verdict
-from paceline.tree import DraftTree
+from paceline.tree import DraftTree, Proposal
 from paceline.verifiers.match import Match
+from paceline.verifiers.multi_round import MultiRound, Options
 
 
 class Right(ChainDrafter):
@@ -67,6 +69,40 @@ def test_nobody_decides_on_a_sequence_that_may_draft_nothing() -> None:
         outcomes = speculative.step(work, NeverEnds())
         assert [outcome.tree is not None and len(outcome.tree) > 1 for outcome in outcomes] == [room > 0 for room in rooms]
     assert asked == [[0, 2], [0, 2], [0, 1, 2], [0, 1, 2]]
+
+
+@pytest.mark.parametrize("drawn", [True, False])
+def test_drawn_trees_share_the_room_and_are_not_cut(drawn: bool) -> None:
+    """Which nodes of both went would depend on what was drawn; of others the likelier stay."""
+
+    class Drawing(ChainDrafter):
+        def __init__(self, model: TableModel, name: str) -> None:
+            super().__init__(model)
+            self.name = name
+
+        def propose(self, sequences: Many[Sequence], budgets: Many[Budget]) -> list[DraftTree]:
+            asked.append([budget.nodes for budget in budgets])
+            kind = Proposal.IID if drawn else Proposal.POINT
+            row = torch.full((6,), 1 / 6)
+            return [
+                DraftTree.chain(
+                    sequence.root,
+                    [1] * min(budget.nodes, 3),
+                    self.name,
+                    kind,
+                    proposals={(node, self.name): row for node in range(min(budget.nodes, 3))} if drawn else None,
+                )
+                for sequence, budget in zip(sequences, budgets, strict=True)
+            ]
+
+    model, asked, sequence = TableModel(6), list[list[int]](), Sequence(0, (1, 2, 3), SamplingParams(temperature=1.0), 0)
+    merged = MergedDrafter([Drawing(model, "one"), Drawing(model, "other")])
+    (tree,) = merged.propose([sequence], [Budget(5, 5)])
+    assert asked == [[5], [2 if drawn else 5]]
+    assert len(tree) == (6 if drawn else 4)
+    speculative = Speculative(model, merged, MultiRound(Options()) if drawn else Match(), FixedPolicy())
+    speculative.step([Work(sequence, 0, 3, Budget(5, 5))], NeverEnds())
+    assert asked[2:] == [[5], [2 if drawn else 5]]
 
 
 def test_a_model_whose_context_is_full_is_not_asked() -> None:

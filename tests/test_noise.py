@@ -235,6 +235,14 @@ def test_fewer_tokens_come_where_fewer_may_be_chosen() -> None:
         assert sorted(noise.noised_best(scores, 0, 0, 3)) == [7, size - 2]
 
 
+@pytest.mark.parametrize("size", [50, 40_003])
+@pytest.mark.parametrize("place", [0, -1])
+def test_where_one_is_no_number_none_is_chosen(size: int, place: int) -> None:
+    scores = torch.zeros(size)
+    scores[place] = torch.nan
+    assert noise.noised_best(scores, 0, 0) == []
+
+
 def test_noise_at_a_large_vocabulary_is_cheap() -> None:
     """Loose, for shared machines: the shortcut alone keeps a row of 152,000 tokens within a few milliseconds."""
     scores = torch.randn(152_000, generator=torch.Generator().manual_seed(0)) * 3

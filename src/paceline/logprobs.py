@@ -28,8 +28,8 @@ def told(row: np.ndarray, token: int, count: int) -> TokenLogprobs:
     total = best + math.log(float(np.exp(row - best, dtype=np.float64).sum()))
     value = row[token]
     size = min(count, len(row))
-    likeliest = np.argpartition(-row, size - 1)[:size] if size else np.empty(0, np.int64)
-    # equal ones in the order of their ids, whatever the partition made of them
-    ordered = sorted(likeliest.tolist(), key=lambda one: (-row[one], one))
+    # of equal ones the first, whatever a partition would make of them
+    among = np.flatnonzero(row >= np.partition(row, -size)[-size]) if size else np.empty(0, np.int64)
+    ordered = among[np.argsort(-row[among], kind="stable")][:size].tolist()
     rank = int((row > value).sum()) + 1
     return TokenLogprobs(token, float(value) - total, rank, tuple((one, float(row[one]) - total) for one in ordered))

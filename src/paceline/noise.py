@@ -109,7 +109,8 @@ def _gumbel_of(words: Array) -> Array:
 
 
 def noised_best(scores: torch.Tensor, seed: int, position: int, count: int = 1) -> list[int]:
-    """The `count` token ids with the largest score + noise, best first; fewer where fewer scores are finite.
+    """The `count` token ids with the largest score + noise, best first; fewer where fewer scores are finite, none where one is no
+    number.
 
     scores: float32 [V], log-probabilities up to a constant, -inf for what cannot be chosen.
     """
@@ -117,8 +118,14 @@ def noised_best(scores: torch.Tensor, seed: int, position: int, count: int = 1) 
         # a device noises a whole vocabulary sooner than it answers which tokens need it
         noised = scores.double() + gumbel(seed, position, torch.arange(scores.shape[0], device=scores.device))
         best = noised.topk(min(count, scores.shape[0]))
-        return [t for t, v in zip(best.indices.tolist(), best.values.tolist(), strict=True) if v > -torch.inf]
+        tokens, values = best.indices.tolist(), best.values.tolist()
+        if not values[0] > -torch.inf:
+            # what is no number comes first
+            return []
+        return [token for token, value in zip(tokens, values, strict=True) if value > -torch.inf]
     row = scores.numpy()
+    if not row.max() > -np.inf:
+        return []
     tokens = np.arange(len(row), dtype=np.int32) if len(row) <= _SMALL else _contenders(row, seed, position, count)
     noised = row[tokens] + gumbel(seed, position, tokens).astype(np.float64)
     if count == 1:

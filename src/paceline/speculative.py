@@ -12,6 +12,7 @@ import torch
 from paceline.budget import NOTHING, Budget
 from paceline.cache.base import Branching, KVCache
 from paceline.drafters.base import Drafter
+from paceline.drafters.merge import left_beside
 from paceline.kernels.choices.tellings import told
 from paceline.kernels.compiled import available
 from paceline.kernels.usual import CHOICES
@@ -156,7 +157,7 @@ class Speculative:
             asked = []
             for at, budget in zip(served, granted, strict=True):
                 # most steps of a policy that drafts nothing for anyone end here
-                if budget is not NOTHING and (room := budget.within(drafting[at].room)).some:
+                if budget is not NOTHING and (room := budget.within(left_beside(drafts[at].tree, drafting[at].room))).some:
                     asked.append((drafts[at], drafting[at], room))
             if not asked:
                 continue

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence as Many
-from functools import reduce
+from dataclasses import replace
 
 from paceline.budget import Budget
 from paceline.drafters.base import Drafter
@@ -43,8 +43,11 @@ class MergedDrafter(Drafter):
         return self._parts
 
     def propose(self, sequences: Many[Sequence], budgets: Many[Budget]) -> list[DraftTree]:
-        forests = [part.propose(sequences, [b.within(part.budget) for b in budgets]) for part in self._parts]
-        return [reduce(DraftTree.merged, trees).first(budget.nodes) for budget, *trees in zip(budgets, *forests, strict=True)]
+        merged = [DraftTree.root(sequence.root) for sequence in sequences]
+        for part in self._parts:
+            rooms = [left_beside(tree, budget).within(part.budget) for tree, budget in zip(merged, budgets, strict=True)]
+            merged = list(map(DraftTree.merged, merged, part.propose(sequences, rooms)))
+        return [tree.first(budget.nodes) for tree, budget in zip(merged, budgets, strict=True)]
 
     def observe(self, sequences: Many[Sequence], trees: Many[DraftTree], verdicts: Many[Verdict], scores: Scores) -> None:
         for part in self._parts:
@@ -73,6 +76,12 @@ class MergedDrafter(Drafter):
     @property
     def held_bytes(self) -> int:
         return sum(part.held_bytes for part in self._parts)
+
+
+def left_beside(tree: DraftTree, room: Budget) -> Budget:
+    """What is left of a room for who drafts next. Drawn trees share it: which nodes go where both together are too large would
+    depend on what was drawn, and rules of the law are exact only for what was settled before."""
+    return replace(room, nodes=max(room.nodes - (len(tree) - 1), 0)) if tree.kind.drawn else room
 
 
 def _named_apart(parts: Many[Drafter]) -> list[Drafter]:

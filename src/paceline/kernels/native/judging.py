@@ -18,8 +18,9 @@ _shifted = helper(shifted)
 _inline = numba.njit(**HELPER, inline="always")
 # scores are divisions to the last bit, as where they are compared with
 _sums = numba.njit(**HELPER, fastmath={"reassoc", "contract", "nsz"})
-_LEAST_POWER = _f(-87)
-"""What is less likely than the likeliest by more than e to this counts as nothing."""
+LEAST_POWER = _f(-69)
+"""What is less likely than the likeliest by more than e to this is not drawn: what it is drawn from, a float32, says how likely
+everything is that may be, after all of a vocabulary was summed."""
 
 
 @_inline
@@ -66,7 +67,7 @@ def _weighed(row, begin, end, temperature, least, top, probs):
     for token in range(begin, end):
         score = logits[token] / temperature
         weight = exponential(score - top)
-        weight = weight if (score >= least) & (score - top > _LEAST_POWER) else _f(0)
+        weight = weight if score >= least else _f(0)
         put(found, token, weight)
         total += weight
     return total
@@ -74,8 +75,8 @@ def _weighed(row, begin, end, temperature, least, top, probs):
 
 @helper
 def recorded(row, count, temperature, least, top, probs, size):
-    """Write what a token is drawn from: the softmax of the scores that are `least` or more. top: the largest score, a number.
-    probs: address of float32 [size], of which the row knows `count`."""
+    """Write what a token is drawn from: the softmax of the scores that are `least` or more. top: the largest score, a number,
+    LEAST_POWER above `least` at most. probs: address of float32 [size], of which the row knows `count`."""
     total = 0.0
     for begin in range(0, count, SUMMED_TOGETHER):
         total += np.float64(_weighed(row, begin, min(begin + SUMMED_TOGETHER, count), temperature, least, top, probs))

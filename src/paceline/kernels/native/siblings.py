@@ -11,7 +11,7 @@ import numpy as np
 from paceline.kernels.native.best import largest_kept, largest_noised
 from paceline.kernels.native.choosing import drawn, key_of, likeliest
 from paceline.kernels.native.cutting import least_kept
-from paceline.kernels.native.judging import recorded, share, share_noised
+from paceline.kernels.native.judging import LEAST_POWER, recorded, share, share_noised
 from paceline.kernels.native.layout import COUPLED, LIKELIEST, PAIRED, REPLACED
 from paceline.kernels.native.memory import floats, helper
 
@@ -71,13 +71,17 @@ def siblings(line, count, owner, level, choice, wanted, streams, held, values, t
         return 0
     if owner.top_k != 0 or owner.top_p < 1 or owner.log_min_p > -np.inf:
         least = least_kept(line, count, temperature, owner.top_k, owner.top_p, _f(owner.log_min_p), top, held)
+    if probs != 0:
+        # what is drawn is drawn from what is told, to the last bit: so is what counts as the likeliest
+        least = max(least, top + LEAST_POWER)
+        recorded(line, count, temperature, least, top, probs, size)
+        best = likeliest(probs, count)
     found = _chosen(
         line, count, temperature, choice, wanted, best, least, noise, streams, length, held, values, tokens, seeds
     )  # fmt: skip
     if found == 0:
         return 0
     if probs != 0:
-        recorded(line, count, temperature, least, top, probs, size)
         for at in range(found):
             shares[at] = floats(probs)[tokens[at]]
         return found
