@@ -255,6 +255,22 @@ def test_whoever_is_interrupted_on_its_way_in_can_be_left(monkeypatch: pytest.Mo
     assert idle(engine)
 
 
+@pytest.mark.parametrize("where", ["end", "_show", "_free"])
+def test_whoever_is_interrupted_on_its_way_out_leaves_nothing_behind(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = engine_of(TableModel(6), NgramDrafter(NgramOptions(max=3, min=1)), Limits(shortest_prefix=4))
+    prompt = [n * n % 5 for n in range(30)] if where != "_free" else [1]
+    sequence = engine.add(prompt, PARAMS.model_copy(update={"max_tokens": 2}))
+    failing_once(monkeypatch, engine.prefixes, where, lambda: sequence.finish_reason is not None)
+    last, interrupted = stepped(engine)
+    assert interrupted == 1
+    assert last[sequence].finished
+    assert idle(engine)
+    engine.forget()
+    assert engine.speculative.cache.held_bytes == 0
+    assert not engine.prefixes._trees
+    assert not engine.prefixes._running
+
+
 def test_of_two_that_end_in_a_step_that_fails_both_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = engine_of(TableModel(6))
     short = PARAMS.model_copy(update={"max_tokens": 3})

@@ -115,6 +115,14 @@ def test_each_of_several_beside_a_draft_is_a_part() -> None:
     assert [part.name for part in drafter.parts] == ["suffix", "recycle", "ngram"]
 
 
+@pytest.mark.parametrize(("spec", "beside"), [("model:x", ["model:y"]), ("ngram", ["model:x", "model:y"])])
+def test_of_two_of_one_name_none_is_dropped_in_silence(spec: str, beside: list[str]) -> None:
+    with pytest.raises(SpecError, match="'model:y' cannot draft beside: there is another drafter of the name 'model'"):
+        build_drafters(spec, beside, (), surroundings())
+    drafter, _ = build_drafters("ngram+model:x", ["ngram", *map(IfItFits, beside)], (), surroundings())
+    assert [part.name for part in drafter.parts] == ["ngram", "model"]
+
+
 def test_only_what_nobody_asked_for_is_left_out() -> None:
     around = surroundings(Branching.CHAIN)
     drafter, offered = build_drafters("ngram", [IfItFits("grammar")], [IfItFits("lookahead"), "recycle"], around)

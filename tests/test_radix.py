@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
-from itertools import takewhile
+import sys
+from collections.abc import Callable
+from functools import partial
+from itertools import count, takewhile
+from types import FrameType
+from typing import Any
 
 from hypothesis import given, settings, strategies as st
 
+from paceline.engine import radix
 from paceline.engine.radix import RadixTree
 
 TEXTS = st.lists(st.integers(0, 2), max_size=7)
@@ -39,3 +45,51 @@ def test_any_life_of_the_tree_is_that_of_a_list_of_texts(actions: list[tuple[int
         assert set(keys) == {key for key, text in texts.items() if common(text, asked) >= length}
     longest = {key: common(text, asked) for key, text in texts.items()}
     assert (found[0][0] if found else 0) == max(longest.values(), default=0)
+
+
+def interrupted(action: Callable[[], object], line: int) -> bool:
+    """Interrupt an action at the `line`-th line of the tree's code that it comes to; whether it came so far."""
+    left = [line]
+
+    def trace(frame: FrameType, event: str, argument: Any) -> Any:
+        if frame.f_code.co_filename != radix.__file__:
+            return None
+        if event == "line":
+            left[0] -= 1
+            if left[0] == 0:
+                raise KeyboardInterrupt
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        action()
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.settrace(before)
+    return False
+
+
+def shape(tree: RadixTree) -> tuple[int, int, object]:
+    """How many texts and tokens it holds, and who begins as one text does, and how far; a stretch may be in two parts."""
+    found = tree.alike([1, 2, 3, 4, 5])
+    return len(tree), sum(map(len, tree.spans())), {frozenset(keys): length for length, keys in reversed(found)}
+
+
+def test_whatever_is_interrupted_a_text_can_be_taken_out() -> None:
+    others = {0: [1, 2, 3, 4], 1: [1, 2, 5], 2: [1, 2, 3, 4, 4]}
+    for text in ([1, 2, 3, 4], [1, 2, 3, 1], [1, 9], [2], [1, 2, 3, 4, 4, 4]):
+        for action in ("put", "remove"):
+            for line in count(1):
+                tree = RadixTree()
+                for key, other in others.items():
+                    tree.put(key, other)
+                wanted = shape(tree)
+                if action == "remove":
+                    tree.put(7, text)
+                act = partial(tree.put, 7, text) if action == "put" else partial(tree.remove, 7)
+                if not interrupted(act, line):
+                    break
+                tree.remove(7)
+                assert shape(tree) == wanted, (text, action, line)

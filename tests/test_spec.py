@@ -85,6 +85,8 @@ def test_any_text_is_a_spec_or_one_sentence(text: str) -> None:
         ("ngram:max=3,5", "behind an option"),
         (":5", "no name"),
         ("model:a,,b", "empty argument"),
+        ("ngram:4,", "empty argument"),
+        ("ngram:max=3, ", "empty argument"),
         ("model:a,depth=1,depth=2", "twice"),
     ],
 )

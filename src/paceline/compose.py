@@ -110,12 +110,18 @@ def build_drafters(spec: str, beside: Many[str], offer: Many[str], surroundings:
     """
     drafter = build_drafter(spec, surroundings)
     _check_trees(drafter, surroundings.target)
-    besides = [part for _, drafter in _fitting(beside, surroundings) for part in drafter.parts]
+    besides, named = dict[str, Drafter](), {part.name for part in drafter.parts}
+    for said, built in _fitting(beside, surroundings):
+        for part in built.parts:
+            if part.name not in named and part.name not in besides:
+                besides[part.name] = part
+            elif not isinstance(said, IfItFits) and said not in (part.name, *spec.split("+")):
+                raise SpecError(f"'{said}' cannot draft beside: there is another drafter of the name '{part.name}'")
     offers = _fitting(offer, surroundings)
     if not besides and not offers:
         return drafter, frozenset()
     # what drafts beside it knows more, and is asked first
-    parts = {part.name: part for part in (*besides, *drafter.parts)}
+    parts = besides | {part.name: part for part in drafter.parts}
     offered: dict[str, Drafter] = {}
     for said, part in offers:
         if part.name not in parts and part.name not in offered:

@@ -92,7 +92,7 @@ class Sequence:
     nodes: int | None = None
     """At most so many drafted tokens a step; None for whatever the policy chooses."""
     streamed: bool = True
-    """Whether its text is read as it grows; where it is not, nothing of it is told before its end."""
+    """Whether its text is read as it grows; if not, nothing of it is told before its end, unless it may stop at a string."""
     constraint: Constraint | None = None
     """What its answer must keep to, as `params.grammar` says."""
     logprobs: list[TokenLogprobs] = field(default_factory=list)

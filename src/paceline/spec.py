@@ -82,7 +82,8 @@ def _method(text: str) -> Method:
     arguments: list[str] = []
     options: dict[str, str] = {}
     # the pattern also matches the nothing behind the last part
-    for part in _ARGUMENT.findall(rest)[:-1] if rest.strip() else ():
+    parts = _ARGUMENT.findall(rest) if rest.strip() else [""]
+    for part in [*parts[:-1], *([""] if rest.rstrip().endswith(",") else [])]:
         option, equals, value = part.partition("=")
         option = option.strip()
         if not part.strip():

@@ -39,7 +39,8 @@ class Progress:
 
     outcome: Outcome
     text: str
-    """Everything that may be shown so far; it only grows. Of a sequence that is not streamed, nothing before its end."""
+    """Everything that may be shown so far; it only grows. Of a sequence that is not streamed, nothing before its end, unless it
+    may stop at a string."""
     error: LogitsError | None = None
     """Why the engine gave the sequence up, where it did; the finish reason is "abort" then."""
 
@@ -187,7 +188,7 @@ class Engine:
                 known = len(sequence.prompt_logprobs) if sequence.tells_prompt else len(sequence.tokens)
                 if cache.length(sequence.key) >= known:
                     cache.truncate(sequence.key, known - 1)
-            elif sequence in self.scheduler.running:
+            elif sequence in self.scheduler.running or self.prefixes.runs(sequence):
                 if sequence not in self._owed:
                     self._owed[sequence] = self._progress(_nothing_more(sequence, sequence.finish_reason))
                 self._leave(sequence)

@@ -182,7 +182,7 @@ class LLM:
     def encode(self, prompt: Prompt) -> list[int]:
         """Token ids of a prompt: text is tokenised with special tokens added once, ids are taken as they are.
 
-        Raises RequestError for what is neither.
+        Raises RequestError for what is neither, ModelError for text that is not valid Unicode.
         """
         return self.tokenizer.encode(prompt) if isinstance(prompt, str) else _ids(prompt, "prompt")
 
@@ -227,7 +227,8 @@ class LLM:
         """Complete prompts, batched, in the order given. params: one for all, or one each; greedy by default.
 
         reference: text or token ids that the answers are expected to resemble, one for all or one each; `reference` drafts
-        from it, and it changes nothing but the time. Raises RequestError, and LogitsError where a row to sample from holds no
+        from it, and it changes nothing but the time. Raises RequestError, ModelError for text that is not valid Unicode, and
+        LogitsError where a row to sample from holds no
         number; then none of these prompts goes on.
         """
         asked = _listed(prompts, "prompt")

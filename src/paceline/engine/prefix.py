@@ -115,27 +115,32 @@ class Prefixes:
 
     def end(self, sequence: Sequence) -> None:
         """Keep what an ended sequence holds, in place of ended ones whose text it goes on from."""
-        del self._running[sequence.key]
         held = self.length(sequence.key)
         if held < self._shortest:
-            self._free(sequence.key, sequence.tenant)
+            self.release(sequence)
             return
         self._show(sequence)
         for common, keys in self._trees[sequence.tenant].alike(sequence.tokens[:held]):
             for key in keys:
                 if key in self._ended and _contained(self.length(key), common):
                     self._drop(key)
+        # until then it counts as one that runs: whoever is interrupted finds it there
         self._ended[sequence.key] = sequence.tenant
         self.kept_tokens += held
+        del self._running[sequence.key]
         self._speculative.drafter.settle(sequence.key)
         while self._ended and self._speculative.cache.held_bytes > self._most_bytes:
             self._drop(next(iter(self._ended)))
 
+    def runs(self, sequence: Sequence) -> bool:
+        """Whether it was begun, and neither ended nor released."""
+        return sequence.key in self._running
+
     def release(self, sequence: Sequence) -> None:
         """Hold nothing more for a sequence that has not ended: it was preempted, or nobody waits for it any longer."""
         self._awaited.pop(sequence.key, None)
-        self._running.pop(sequence.key, None)
         self._free(sequence.key, sequence.tenant)
+        self._running.pop(sequence.key, None)
 
     def make_room(self, tokens: int) -> None:
         """Hold no more than so many tokens for ended sequences."""

@@ -32,7 +32,7 @@ class _Node:
 
 
 class RadixTree:
-    """Texts under their keys. Takes memory in proportion to the tokens that differ."""
+    """Texts under their keys. Takes memory in proportion to all of their tokens."""
 
     def __init__(self) -> None:
         self._top = _Node(())
@@ -60,23 +60,23 @@ class RadixTree:
 
     def remove(self, key: int) -> None:
         """Forget a text; a no-op for a key that holds none."""
-        text = self._texts.pop(key, None)
+        text = self._texts.get(key)
         if text is None:
             return
         path, at = [self._top], 0
-        while at < len(text):
-            path.append(path[-1].children[text[at]])
-            at += len(path[-1].span)
-        for above, node in pairwise(path):
+        # whoever was interrupted on the way may have gone only so far
+        while at < len(text) and (node := path[-1].children.get(text[at])) is not None and key in node.keys:
+            path.append(node)
+            at += len(node.span)
+        for above, node in reversed([*pairwise(path)]):
             if len(node.keys) == 1:
                 # nobody else comes through here, nor anywhere below
                 del above.children[node.span[0]]
-                break
-            del node.keys[key]
-        del self._top.keys[key]
-        for node in reversed(path[1:]):
-            if key not in node.keys:
+            else:
+                del node.keys[key]
                 node.join()
+        self._top.keys.pop(key, None)
+        del self._texts[key]
 
     def alike(self, tokens: Many[int]) -> list[tuple[int, Collection[int]]]:
         """How far texts begin as `tokens` do: (tokens in common, keys of the texts with as many or more), most first."""

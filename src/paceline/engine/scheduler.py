@@ -69,9 +69,11 @@ class Scheduler:
 
     def remove(self, sequence: Sequence) -> None:
         """Take a sequence out, wherever it stands; a no-op for one that is gone."""
+        for among in (self.running, self.waiting):
+            if sequence in among:
+                among.remove(sequence)
         if self._came.pop(sequence.key, None) is None:
             return
-        (self.running if sequence in self.running else self.waiting).remove(sequence)
         self._shares.leave(sequence.tenant)
         self._reached.pop(sequence.key, None)
         self._waited.pop(sequence.key, None)
@@ -167,12 +169,20 @@ class Scheduler:
             self._admissions += 1
             try:
                 self._prefixes.begin(sequence, max(free - wished.nodes * (len(self.running) + 1), 0))
+                self.running.append(sequence)
+                self.waiting.remove(sequence)
             except BaseException:
                 # it waits on, and what was copied of another's text is gone
                 self._prefixes.release(sequence)
+                self._wait_again(sequence)
                 raise
-            self.waiting.remove(sequence)
-            self.running.append(sequence)
+
+    def _wait_again(self, sequence: Sequence) -> None:
+        """Take it out of those in flight, if it is among them, and put it among those that wait, if it is not."""
+        if sequence in self.running:
+            self.running.remove(sequence)
+        if sequence not in self.waiting:
+            insort(self.waiting, sequence, key=lambda one: one.key)
 
     def _in_turn(self) -> Iterator[Sequence]:
         """Those that wait, in the order in which they may come in."""
