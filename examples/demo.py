@@ -40,6 +40,8 @@ def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", type=Path, help="write the numbers as JSON")
     out = parser.parse_args().out
+    if out and not out.absolute().parent.is_dir():
+        parser.error(f"there is no folder {out.absolute().parent}")
     torch.set_num_threads(min(torch.get_num_threads(), 2))
     # one for each, so that both are as they would be in use: what was learnt of earlier texts stays; but every answer is timed
     # from nothing, and none finds its prompt read by an earlier turn

@@ -214,6 +214,7 @@ _LONELY_AUTO = "'auto' stands alone, or names a smaller model as in 'auto:PATH';
         (["-p", "x", "--draft", "ngram", "--verify", "contrastive", "--lossy"], "contrasts the target"),
         (["-p", "x", "--draft", "ngram", "--verify", "typical"], "lossy"),
         (["-p", "x", "--draft", "ngram+"], "lacks a method"),
+        (["-p", "x", "--draft", "auto:"], "'auto:' names no smaller model behind its ':'"),
         (["-p", "x", "--verify", "mach"], "there is no verifier 'mach'; the nearest is 'match'"),
         (["-p", "x", "--temperature", "-1"], "--temperature"),
         (["-p", "x", "--temperature", "nan"], "--temperature"),
@@ -255,6 +256,58 @@ def test_a_bad_prompt_file_gets_one_sentence_and_exit_code_2(monkeypatch, capsys
     file.write_text(content)
     assert run(monkeypatch, "check", models[0], "--prompts", str(file)) == 2
     assert len(capsys.readouterr().err.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize("wrong", [("--temperature", "nan"), ("--temperature", "-3"), ("--temperature", "0", "--top-p", "7")])
+def test_nothing_is_checked_at_a_temperature_that_is_none(monkeypatch, capsys, models, wrong: tuple[str, ...]) -> None:
+    assert run(monkeypatch, "check", models[0], "--max-tokens", "2", *wrong) == 2
+    assert len(capsys.readouterr().err.strip().splitlines()) == 1
+
+
+def test_a_row_of_prompts_ends_where_its_line_does(monkeypatch, capsys, models, tmp_path: Path) -> None:
+    """JSON strings, and texts, may hold what other ideas of a line would part them at."""
+    file = tmp_path / "prompts.jsonl"
+    file.write_text('\ufeff{"prompt": "the\u2028thin"}\r\nthe\x0cthin\n', encoding="utf-8")
+    run(
+        monkeypatch,
+        "check",
+        models[0],
+        "--draft",
+        "none",
+        "--prompts",
+        str(file),
+        "--max-tokens",
+        "2",
+        "--temperature",
+        "0",
+        "--json",
+    )
+    assert json.loads(capsys.readouterr().out)["runs"] == 2
+
+
+@pytest.mark.skipif(not Path("/dev/zero").exists(), reason="this system has no device without an end")
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("check", "--prompts", "/dev/zero"),
+        ("bench", "--tasks", "/dev/zero"),
+        ("bench", "serve", "--trace", "/dev/zero"),
+        ("serve", "--config", "/dev/zero"),
+        ("serve", "--api-key-file", "/dev/zero"),
+    ],
+    ids=" ".join,
+)
+def test_what_has_no_end_is_not_read_on_and_on(monkeypatch, capsys, command: tuple[str, ...]) -> None:
+    assert run(monkeypatch, *command) == 2
+    said = capsys.readouterr().err
+    assert "/dev/zero" in said
+    assert len(said.strip().splitlines()) == 1
+
+
+def test_chat_without_an_input_says_so(monkeypatch, capsys, models) -> None:
+    monkeypatch.setattr("sys.stdin", None)
+    assert run(monkeypatch, "chat", models[0]) == 2
+    assert "standard input is closed" in capsys.readouterr().err
 
 
 def test_chat_keeps_the_cache_between_turns(monkeypatch, capsys, models) -> None:

@@ -41,6 +41,32 @@ def test_a_reader_who_has_gone_is_told_nothing(target: str, kind: str) -> None:
     os.close(end)
     ended = subprocess.run([*PACELINE, *commands(target)[kind]], stdout=pipe, stderr=subprocess.PIPE, text=True, check=False)
     os.close(pipe)
-    assert ended.returncode in (0, 1)
+    assert ended.returncode in (0, 141)
     assert "Error" not in ended.stderr
     assert "Exception" not in ended.stderr
+
+
+def test_a_verdict_is_not_taken_for_a_reader_who_has_gone(target: str) -> None:
+    end, pipe = os.pipe()
+    os.close(end)
+    command = [*PACELINE, "check", target, "--draft", "ngram", "--max-tokens", "4", "--temperature", "0"]
+    ended = subprocess.run(command, stdout=pipe, stderr=subprocess.DEVNULL, check=False)
+    os.close(pipe)
+    assert ended.returncode not in (0, 1, 2, 3)
+
+
+@pytest.mark.skipif(not FULL.exists(), reason="this system has no device that is always full")
+def test_a_mistake_is_one_though_nobody_can_be_told() -> None:
+    command = [*PACELINE, "generate", "/no/such/folder", "-p", "x"]
+    with FULL.open("w") as full:
+        assert subprocess.run(command, stdout=subprocess.DEVNULL, stderr=full, check=False).returncode == 2
+    assert subprocess.run(["sh", "-c", '"$@" 2>&-', "sh", *command], stdout=subprocess.DEVNULL, check=False).returncode == 2
+
+
+@pytest.mark.parametrize("kind", ["long", "typed", "answer"])
+def test_characters_that_the_output_has_not_are_written_by_their_number(target: str, kind: str) -> None:
+    here = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    ended = subprocess.run([*PACELINE, *commands(target)[kind]], capture_output=True, env=here, check=False)
+    assert ended.returncode == 0
+    assert ended.stdout.isascii()
+    assert b"Traceback" not in ended.stderr

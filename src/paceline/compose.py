@@ -48,6 +48,9 @@ def is_automatic(draft: str) -> bool:
 def _smaller(draft: str) -> str | None:
     """The path of the smaller model that an `auto` names, "" for none; None for any other draft."""
     spec = parse(draft)
+    if isinstance(spec, Method) and spec.name == AUTO and draft.rstrip().endswith(":"):
+        # as of a variable that is not set
+        raise SpecError(f"'{draft}' names no smaller model behind its ':'")
     if not isinstance(spec, Method) or spec.name != AUTO or spec.options or len(spec.arguments) > 1:
         return None
     return spec.arguments[0] if spec.arguments else ""

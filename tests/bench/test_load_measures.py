@@ -18,7 +18,7 @@ from paceline.bench.load.measures import measured
 from paceline.bench.load.objective import Objective
 from paceline.bench.load.outcome import Outcome
 from paceline.bench.load.prompts import ROOM, lengthened, repeated, scale_to, texts
-from paceline.bench.load.rate_search import PRECISION, highest_rate
+from paceline.bench.load.rate_search import PRECISION, Found, highest_rate
 from paceline.bench.tasks import Item, Task
 
 
@@ -143,6 +143,13 @@ def test_a_trace_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert [traced.due_s for traced in read_trace(file, 9)] == pytest.approx([0.0, 0.00996, 0.06196])
 
 
+def test_moments_of_a_trace_may_say_where_they_are_and_not(tmp_path: Path) -> None:
+    file = tmp_path / "trace.csv"
+    head = "\ufeffTIMESTAMP,ContextTokens,GeneratedTokens\n"
+    file.write_text(head + "2024-05-10 00:00:03.5000000+00:00,1,2\n2024-05-10 00:00:05+00:00,1,2\n", encoding="utf-8")
+    assert [traced.due_s for traced in read_trace(file, 9)] == [0.0, 1.5]
+
+
 @pytest.mark.parametrize(
     ("content", "said"),
     [
@@ -152,6 +159,7 @@ def test_a_trace_is_read_as_it_was_written(tmp_path: Path) -> None:
         ("TIMESTAMP,ContextTokens,GeneratedTokens\nnever,1,2\n", "line 2"),
         (TRACE + "2023-11-16 18:17:05,1\n", "line 5"),
         (TRACE + "2023-11-16 18:17:05,-1,3\n", "less than no tokens"),
+        (TRACE + f"2023-11-16 18:17:05,{'9' * 400},3\n", "more tokens"),
         ("\x00\xff", "no columns"),
     ],
 )
@@ -209,6 +217,8 @@ def test_the_search_ends_where_nothing_or_everything_holds() -> None:
         return 1.0
 
     assert asyncio.run(highest_rate(never, 1.0, 0.99, 100.0)).held is None
+    # what fails alone fails at any rate
+    assert asyncio.run(highest_rate(never, 1.0, 0.99, 100.0, lambda rate: rate < 0.2)) == Found(None, 0.125, 4)
     found = asyncio.run(highest_rate(always, 1.0, 0.99, 100.0))
     assert (found.held, found.failed) == (100.0, None)
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from pathlib import Path
 
 import pytest
 
 from paceline import LLM
-from paceline.bench import files, runner
+from paceline.bench import files, runner, table
 from paceline.bench.errors import BenchError
 from paceline.bench.files import writable
 from paceline.bench.page import main as write_page
@@ -127,6 +129,24 @@ def test_tables_name_what_is_grown_and_what_is_not_installed(monkeypatch, capsys
     assert "ngram" in said
     assert "peak resident" in said
     assert "of weights are read in" in said
+
+
+def test_what_was_measured_is_kept_though_nobody_reads_the_tables(monkeypatch, models, tmp_path: Path) -> None:
+    """And names are names, whatever they look like to what prints them."""
+    tasks, shown = tmp_path / "tasks.jsonl", []
+    tasks.write_text(json.dumps({"prompt": "the thin", "task": "a[/b]x[red]"}))
+
+    def gone(console, record) -> None:
+        show(console, record)
+        shown.append(record["rows"][0]["task"])
+        raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
+
+    show = table.show
+    monkeypatch.setattr(table, "show", gone)
+    ended = run(monkeypatch, models[0], *FEW, "--draft", "ngram", "--tasks", str(tasks), "--out", str(tmp_path / "out"))
+    assert (ended, shown) == (141, ["a[/b]x[red]"])
+    (file,) = (tmp_path / "out").glob("*.json")
+    assert json.loads(file.read_text())["rows"]
 
 
 def test_transformers_runs_beside_and_says_the_same(monkeypatch, capsys, models, tasks) -> None:

@@ -70,10 +70,13 @@ def read_tasks(file: Path) -> list[Task]:
     if not file.suffix and not file.exists():
         raise BenchError(f"there is no task '{file}': choose from {', '.join(BUILT_IN)}, or name a JSONL file")
     try:
-        if file.stat().st_size > LARGEST_FILE_BYTES:
+        with file.open("rb") as stream:
+            # not by its size, which a device has not
+            read = stream.read(LARGEST_FILE_BYTES + 1)
+        if len(read) > LARGEST_FILE_BYTES:
             raise BenchError(f"{file} is larger than {LARGEST_FILE_BYTES >> 20} MiB")
         # not splitlines(): JSON strings may hold U+2028 and its like
-        lines = [line for line in file.read_text(encoding="utf-8").split("\n") if line.strip()]
+        lines = [line for line in read.decode("utf-8-sig").split("\n") if line.strip()]
     except (OSError, UnicodeDecodeError) as error:
         raise BenchError(f"cannot read {file}: {getattr(error, 'strerror', None) or 'it is not UTF-8 text'}") from error
     if not lines or len(lines) > MOST_ROWS:

@@ -11,18 +11,30 @@ import errno
 import os
 import sys
 from contextlib import suppress
+from io import TextIOWrapper
 
 from paceline.cli.app import app
+from paceline.cli.terminal import say
 
 _UNWRITABLE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}
 """What a write fails with where the output is a file or a device that takes no more."""
 
 
+_PIPE_CLOSED = 128 + 13
+"""As a shell tells of a program that a closed pipe ended."""
+
+
 def main() -> None:
     """Entry point: turns every error a user can cause into one sentence and exit code 2."""
+    _write_what_there_is()
     try:
         try:
             app(standalone_mode=True)
+        except SystemExit as ended:
+            # typer's 1 for a reader who has left is what some commands say of what they found
+            if isinstance(ended.__context__, BrokenPipeError):
+                raise SystemExit(_PIPE_CLOSED) from None
+            raise
         finally:
             _flush()
     except KeyboardInterrupt:
@@ -31,12 +43,19 @@ def main() -> None:
         # files that are read or written by their name have sentences of their own, which name them
         if isinstance(error, OSError) and error.filename is None and error.errno in _UNWRITABLE:
             _give_up_output()
-            sys.stderr.write(f"paceline: the output cannot be written: {error.strerror}\n")
+            say(f"the output cannot be written: {error.strerror}")
             raise SystemExit(2) from None
         if not isinstance(error, _user_errors()):
             raise
-        sys.stderr.write(f"paceline: {error}\n")
+        say(str(error))
         raise SystemExit(2) from None
+
+
+def _write_what_there_is() -> None:
+    """Have characters that a stream's encoding lacks written by their number, and not end the program."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
 
 
 def _flush() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
@@ -11,7 +10,7 @@ import typer
 from paceline.cli.bench_serve import bench_serve
 from paceline.cli.groups import DefaultGroup
 from paceline.cli.options import Json, KVCache, Lossy, MaxTokens, Model, Weights
-from paceline.cli.terminal import err, out
+from paceline.cli.terminal import err, out, tell_json
 
 bench = typer.Typer(cls=DefaultGroup, invoke_without_command=True, subcommand_metavar="| COMMAND [ARGS]...")
 bench.command("serve")(bench_serve)
@@ -79,11 +78,13 @@ def bench_drafts(
     if out_dir is not None:
         writable(out_dir)
     record = run(settings, watched(err, quiet=as_json))
+    # first, since whoever reads the tables may have left
+    file = written(record, out_dir) if out_dir is not None else None
     if as_json:
-        print(json.dumps(record, ensure_ascii=False))
+        tell_json(record)
     else:
         show(out, record)
-    if out_dir is not None:
+    if file is not None:
         # last, since plots need a package that may be missing
-        plot(record, written(record, out_dir).with_suffix(""))
+        plot(record, file.with_suffix(""))
     raise typer.Exit(0 if record["equal"] else 1)

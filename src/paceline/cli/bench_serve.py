@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -10,7 +9,7 @@ from typing import Annotated
 import typer
 
 from paceline.cli.options import Json, MaxTokens, Temperature
-from paceline.cli.terminal import err, fail, out
+from paceline.cli.terminal import err, fail, out, tell_json
 
 
 def bench_serve(
@@ -101,7 +100,7 @@ def bench_serve(
         record = run(settings, ["paceline", *sys.argv[1:]], watched(err, quiet=as_json))
         file = written(record, out_dir) if out_dir is not None else None
         if as_json:
-            print(json.dumps(record, ensure_ascii=False))
+            tell_json(record)
         else:
             show(out, record)
         if file is not None:

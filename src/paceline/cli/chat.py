@@ -22,6 +22,9 @@ from paceline.cli.options import (
 )
 from paceline.cli.terminal import err, fail, out
 
+_LONGEST = 1 << 24
+"""Characters of a line that are read at once: what has no end, such as a device, is not read on and on."""
+
 
 def chat(
     model: Model = None,
@@ -40,12 +43,14 @@ def chat(
     from paceline.display import summary
     from paceline.engine.llm import completed
 
+    if sys.stdin is None:
+        fail("cannot read what is said: standard input is closed")
     params = sampling_params(max_tokens=max_tokens, temperature=temperature, top_p=top_p, seed=seed)
     llm = loaded(model, draft, verify, lossy, policy, weights, kv_cache)
     messages: list[dict[str, str]] = []
     while True:
         try:
-            said = (out.input("[bold]> [/bold]") if sys.stdin.isatty() else sys.stdin.readline()).strip()
+            said = (out.input("[bold]> [/bold]") if sys.stdin.isatty() else sys.stdin.readline(_LONGEST)).strip()
         except EOFError:
             said = ""
         except UnicodeDecodeError:

@@ -25,7 +25,10 @@ from paceline.cli.options import (
     Weights,
     sampling_params,
 )
-from paceline.cli.terminal import err, fail, out
+from paceline.cli.terminal import err, fail, out, tell_json
+
+_LARGEST_BYTES = 64 << 20
+"""Of a file of prompts: what has no end, such as a device, is not read on and on."""
 
 if TYPE_CHECKING:
     from paceline.engine.check import Row
@@ -60,9 +63,8 @@ def check(
 
     asked = _read_prompts(prompts) if prompts else all_prompts()
     greedy = sampling_params(max_tokens=max_tokens, seed=seed)
-    settings = [greedy]
-    if temperature > 0:
-        settings.append(sampling_params(max_tokens=max_tokens, temperature=temperature, top_p=top_p, seed=seed))
+    heated = sampling_params(max_tokens=max_tokens, temperature=temperature, top_p=top_p, seed=seed)
+    settings = [greedy, heated] if heated.temperature > 0 else [greedy]
     llm = loaded(model, draft, verify, lossy, "fixed" if policy is None else policy, weights, kv_cache, quiet=as_json)
     rows = []
     with Progress(console=err, transient=True, disable=as_json or not err.is_terminal) as bar:
@@ -73,7 +75,7 @@ def check(
                 bar.advance(task, 1 if isinstance(row, Comparison) else len(row.ranks) / (TURNS * max_tokens))
     answer = verdict(rows)
     if as_json:
-        print(json.dumps(_check_json(llm, rows, answer), ensure_ascii=False))
+        tell_json(_check_json(llm, rows, answer))
     else:
         _show_check(llm, rows, answer)
     raise typer.Exit({"lossless": 0, "not lossless": 1, "inconclusive": 3}[answer])
@@ -81,7 +83,12 @@ def check(
 
 def _read_prompts(path: Path) -> list[str]:
     try:
-        lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+        with path.open("rb") as file:
+            read = file.read(_LARGEST_BYTES + 1)
+        if len(read) > _LARGEST_BYTES:
+            fail(f"{path} is larger than {_LARGEST_BYTES >> 20} MiB")
+        # not splitlines(): JSON strings may hold U+2028 and its like
+        lines = [line.removesuffix("\r") for line in read.decode("utf-8-sig").split("\n") if line.strip()]
         prompts = [_prompt_of(json.loads(line)) if line.lstrip().startswith("{") else line for line in lines]
     except (OSError, UnicodeDecodeError) as error:
         fail(f"cannot read {path}: {getattr(error, 'strerror', None) or 'it is not UTF-8 text'}")

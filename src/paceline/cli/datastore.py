@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from time import perf_counter
 from typing import Annotated
@@ -11,7 +10,7 @@ import typer
 from rich.progress import Progress
 
 from paceline.cli.options import Json
-from paceline.cli.terminal import err, out
+from paceline.cli.terminal import err, out, tell_json
 
 datastore = typer.Typer(no_args_is_help=True, help="Texts to draft from, for the drafter 'datastore'.")
 
@@ -50,7 +49,7 @@ def build_datastore(
         "wall_s": round(perf_counter() - began, 3),
     }
     if as_json:
-        print(json.dumps(built, ensure_ascii=False))
+        tell_json(built)
     else:
         out.print(
             f"{header.documents} documents, {header.suffixes} tokens, {built['size_bytes'] / 1e6:.1f} MB in '{out_dir}'",

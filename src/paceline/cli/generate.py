@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from time import perf_counter
@@ -26,7 +25,7 @@ from paceline.cli.options import (
     Weights,
     sampling_params,
 )
-from paceline.cli.terminal import err, fail, out
+from paceline.cli.terminal import err, fail, out, tell_json
 
 if TYPE_CHECKING:
     from typing import BinaryIO
@@ -103,7 +102,7 @@ def generate(
         answer = _answer_json(llm, completion, params, wall_s)
         if profile:
             answer["speculation"]["profile"] = _profile_json(costs, wall_s)
-        print(json.dumps(answer, ensure_ascii=False))
+        tell_json(answer)
         return
     if tracer:
         tracer.legend()

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
-
 from paceline.cli.options import Json
-from paceline.cli.terminal import out
+from paceline.cli.terminal import out, tell_json
 
 
 def methods(as_json: Json = False) -> None:
@@ -15,7 +13,7 @@ def methods(as_json: Json = False) -> None:
 
     together = {"compositions": compositions()}
     if as_json:
-        print(json.dumps({family: listed(family) for family in FAMILIES} | together, ensure_ascii=False))
+        tell_json({family: listed(family) for family in FAMILIES} | together)
         return
     found = {family: described(registry) for family, registry in FAMILIES.items()} | together
     for family, rows in found.items():
@@ -35,7 +33,7 @@ def models(as_json: Json = False) -> None:
             {"name": m.name, "role": m.role, "parameters": m.parameters, "size_bytes": m.size_bytes, "draft": m.draft}
             for m in found
         ]
-        print(json.dumps({"models": rows}))
+        tell_json({"models": rows})
         return
     table = Table(header_style="dim")
     for column in ("name", "role", "parameters", "size", "draft"):

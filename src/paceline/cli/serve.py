@@ -134,10 +134,12 @@ def serve(
     def started(url: str, service: EngineService) -> None:
         waiting.__exit__(None, None, None)
         drafters = "+".join(service.default_drafters) or "nobody"
-        out.print(f"{service.model} at {url}: the API at {url}/v1, a page at {url}/", highlight=False, soft_wrap=True)
+        told = f"{service.model} at {url}: the API at {url}/v1, a page at {url}/"
+        out.print(told, markup=False, highlight=False, soft_wrap=True)
         err.print(
             f"{service.target}, {drafters} drafting, {service.verifier} verifying, {service.policy} deciding; Ctrl-C ends it",
             style="dim",
+            markup=False,
             highlight=False,
             soft_wrap=True,
         )

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import sys
-from typing import Annotated, NoReturn
+from contextlib import suppress
+from typing import Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console
@@ -32,7 +34,21 @@ def tell(
         log.addHandler(logging.StreamHandler())
 
 
+def tell_json(value: Any) -> None:
+    """One line on stdout, in characters that it has."""
+    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
+    print(json.dumps(value, ensure_ascii=not encoding.lower().startswith("utf")))
+
+
 def fail(message: str) -> NoReturn:
     """One sentence on stderr and exit code 2."""
-    sys.stderr.write(f"paceline: {message}\n")
+    say(message)
     raise typer.Exit(2)
+
+
+def say(message: str) -> None:
+    """One sentence on stderr, if there is anybody to read it."""
+    # closed, or a disk or a pipe that takes no more: the exit code says that something is wrong
+    with suppress(OSError, AttributeError):
+        sys.stderr.write(f"paceline: {message}\n")
+        sys.stderr.flush()

@@ -117,6 +117,9 @@ class LLM:
         for name, size in sizes.items():
             if (name, size) != ("prefill_chunk", None) and (not isinstance(size, int) or size < 1):
                 raise ValueError(f"{name} is a whole number from 1, not {size!r}")
+        for name, named in (("beside", beside), ("offer", offer)):
+            if isinstance(named, str) or not isinstance(named, Many):
+                raise ValueError(f"{name} is a list of drafters, not {named!r}")
         self.path = str(resolve(model if model is not None else DEFAULT))
         if weights is not None and weights not in WEIGHTS:
             raise ModelError(f"weights can be held as {', '.join(WEIGHTS)}, not as '{weights}'")

@@ -128,6 +128,8 @@ async def _serve_at(sockets: Sequence[socket.socket], settings: Settings, starte
             loop.add_signal_handler(number, stop)
         listen(sockets, settings.host, settings.port)
         port = sockets[0].getsockname()[1]
+        # whoever interrupted all this is heard now, and not once something runs that tells at length of being interrupted
+        await asyncio.sleep(0)
         serving = asyncio.create_task(server.serve([*sockets]))
         while not server.started and not serving.done():
             await asyncio.sleep(0.01)

@@ -238,9 +238,12 @@ def _keys_of_file(path: Path) -> list[str]:
 
 def _text(path: Path) -> str:
     try:
-        if path.stat().st_size > _LARGEST_FILE_BYTES:
+        with path.open("rb") as file:
+            # not by its size, which a device has not
+            read = file.read(_LARGEST_FILE_BYTES + 1)
+        if len(read) > _LARGEST_FILE_BYTES:
             raise SettingsError(f"'{path}' is larger than {_LARGEST_FILE_BYTES >> 20} MiB")
-        return path.read_bytes().decode("utf-8-sig")
+        return read.decode("utf-8-sig")
     except OSError as error:
         raise SettingsError(f"'{path}' cannot be read: {error.strerror}") from None
     except UnicodeDecodeError as error:

@@ -18,6 +18,7 @@ import numpy as np
 from paceline.bench.errors import BenchError
 
 LARGEST_FILE_BYTES = 1 << 30
+_MOST_TOKENS = 1 << 31
 _COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 
 
@@ -44,7 +45,10 @@ def read_trace(file: Path, count: int) -> list[Traced]:
     try:
         if file.stat().st_size > LARGEST_FILE_BYTES:
             raise BenchError(f"{file} is larger than {LARGEST_FILE_BYTES >> 30} GiB")
-        with file.open(encoding="utf-8", newline="") as lines:
+        if file.exists() and not file.is_file():
+            # a device may have no end
+            raise BenchError(f"{file} is no file")
+        with file.open(encoding="utf-8-sig", newline="") as lines:
             rows = list(islice(_rows(file, csv.DictReader(lines)), count))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise BenchError(f"cannot read {file}: {getattr(error, 'strerror', None) or 'it is not CSV in UTF-8'}") from error
@@ -61,10 +65,12 @@ def _rows(file: Path, reader: csv.DictReader[str]) -> Iterator[tuple[datetime, i
     for number, row in enumerate(reader, 2):
         try:
             # seven digits of a second's fraction are one more than datetime reads
-            moment = datetime.fromisoformat(row["TIMESTAMP"].strip()[:26])
+            moment = datetime.fromisoformat(row["TIMESTAMP"].strip()[:26]).replace(tzinfo=None)
             prompt, answer = int(row["ContextTokens"]), int(row["GeneratedTokens"])
         except (ValueError, AttributeError, TypeError) as error:
             raise BenchError(f"{file} line {number} is no time with two numbers of tokens") from error
         if prompt < 0 or answer < 0:
             raise BenchError(f"{file} line {number} has less than no tokens")
+        if max(prompt, answer) > _MOST_TOKENS:
+            raise BenchError(f"{file} line {number} has more tokens than the {_MOST_TOKENS} that a request may have")
         yield moment, prompt, answer

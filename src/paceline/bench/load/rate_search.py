@@ -20,10 +20,17 @@ class Found:
     runs: int
 
 
-async def highest_rate(share_at: Callable[[float], Awaitable[float]], first: float, needed_share: float, highest: float) -> Found:
+async def highest_rate(
+    share_at: Callable[[float], Awaitable[float]],
+    first: float,
+    needed_share: float,
+    highest: float,
+    alone: Callable[[float], bool] = lambda rate: False,
+) -> Found:
     """Double or halve from `first` until one rate holds and another fails, then halve the ratio between them.
 
-    share_at: the share of requests that met the objective at a rate.
+    share_at: the share of requests that met the objective at a rate. alone: whether hardly a request met another at the rate that
+    was tried last: what fails then fails at every lower one.
     """
     held = failed = None
     rate = first
@@ -32,6 +39,8 @@ async def highest_rate(share_at: Callable[[float], Awaitable[float]], first: flo
             held = rate
         else:
             failed = rate
+            if alone(rate):
+                return Found(held, failed, run)
         if (held and failed and failed <= held * (1 + PRECISION)) or held == highest:
             return Found(held, failed, run)
         halfway = float(f"{sqrt(held * failed):.4g}") if held and failed else None

@@ -23,6 +23,8 @@ from paceline.bench.origin import origin
 
 Watch = Callable[[str, int], AbstractContextManager[Callable[[], None]]]
 """Shows that something of so many requests is under way; what it gives is called as each ends."""
+_ALONE = 0.5
+"""Requests in flight on average, if all took as long as the slowest, below which each is as good as alone."""
 _CHARACTERS = 4.0
 """Per token, where no server tells better: English, roughly."""
 
@@ -150,7 +152,11 @@ class _Run:
         async def share_at(rate: float) -> float:
             return (await measure(Load("rate", rate)))["goodput"]["share"]
 
-        found = await highest_rate(share_at, settings.loads[0].value, settings.needed_share, HIGHEST_RATE)
+        def alone(rate: float) -> bool:
+            slowest = levels[-1]["bodies"][BODIES[0]]["e2e_s"]
+            return slowest is None or rate * slowest["max"] < _ALONE
+
+        found = await highest_rate(share_at, settings.loads[0].value, settings.needed_share, HIGHEST_RATE, alone)
         return levels, {
             "objective": str(settings.objective),
             "needed_share": settings.needed_share,
