@@ -48,11 +48,11 @@ def is_automatic(draft: str) -> bool:
 def _smaller(draft: str) -> str | None:
     """The path of the smaller model that an `auto` names, "" for none; None for any other draft."""
     spec = parse(draft)
-    if isinstance(spec, Method) and spec.name == AUTO and draft.rstrip().endswith(":"):
-        # as of a variable that is not set
-        raise SpecError(f"'{draft}' names no smaller model behind its ':'")
     if not isinstance(spec, Method) or spec.name != AUTO or spec.options or len(spec.arguments) > 1:
         return None
+    if draft.rstrip().endswith(":"):
+        # as of a variable that is not set
+        raise SpecError(f"'{draft}' names no smaller model behind its ':'")
     return spec.arguments[0] if spec.arguments else ""
 
 
@@ -118,7 +118,7 @@ def build_drafters(spec: str, beside: Many[str], offer: Many[str], surroundings:
         for part in built.parts:
             if part.name not in named and part.name not in besides:
                 besides[part.name] = part
-            elif not isinstance(said, IfItFits) and said not in (part.name, *spec.split("+")):
+            elif _is_another(said, part, spec):
                 raise SpecError(f"'{said}' cannot draft beside: there is another drafter of the name '{part.name}'")
     offers = _fitting(offer, surroundings)
     if not besides and not offers:
@@ -129,11 +129,16 @@ def build_drafters(spec: str, beside: Many[str], offer: Many[str], surroundings:
     for said, part in offers:
         if part.name not in parts and part.name not in offered:
             offered[part.name] = part
-        elif not isinstance(said, IfItFits) and said not in (part.name, *spec.split("+")):
+        elif _is_another(said, part, spec):
             raise SpecError(f"'{said}' cannot be offered: there is another drafter of the name '{part.name}'")
     merged = MergedDrafter([*parts.values(), *offered.values()])
     merged.name = drafter.name
     return merged, frozenset(offered)
+
+
+def _is_another(said: str, part: Drafter, spec: str) -> bool:
+    """Whether whoever said `said`, which is this part, means another drafter than the one of its name that is there."""
+    return not isinstance(said, IfItFits) and said not in (part.name, *spec.split("+"))
 
 
 def _fitting(specs: Many[str], surroundings: Surroundings) -> list[tuple[str, Drafter]]:

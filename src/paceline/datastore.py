@@ -28,8 +28,9 @@ _WORD = np.dtype("<i4")
 _MOST_TOKENS = 2**31 - 2
 _PIECE_TOKENS = 1 << 18
 _LOOKED_AT = 1024
-_ZEROS_BYTES = 1 << 20
 """Suffixes whose order is checked when a datastore is opened."""
+_ZEROS_BYTES = 1 << 20
+"""Written at once where room for a file cannot be reserved."""
 
 Report = Callable[[str, int, int], None]
 """Called with what is being done, how much of it is done, and how much there is."""

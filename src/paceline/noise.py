@@ -128,10 +128,7 @@ def noised_best(scores: torch.Tensor, seed: int, position: int, count: int = 1) 
         return []
     tokens = np.arange(len(row), dtype=np.int32) if len(row) <= _SMALL else _contenders(row, seed, position, count)
     noised = row[tokens] + gumbel(seed, position, tokens).astype(np.float64)
-    if count == 1:
-        places = [noised.argmax()] if len(noised) else []
-    else:
-        places = torch.from_numpy(noised).topk(min(count, len(noised))).indices.tolist()
+    places = [noised.argmax()] if count == 1 else torch.from_numpy(noised).topk(min(count, len(noised))).indices.tolist()
     return [int(tokens[place]) for place in places if noised[place] > -np.inf]
 
 

@@ -81,9 +81,8 @@ def _method(text: str) -> Method:
         raise SpecError(f"the spec '{text}' has no name before its ':'")
     arguments: list[str] = []
     options: dict[str, str] = {}
-    # the pattern also matches the nothing behind the last part
-    parts = _ARGUMENT.findall(rest) if rest.strip() else [""]
-    for part in [*parts[:-1], *([""] if rest.rstrip().endswith(",") else [])]:
+    # with a comma behind each part, the pattern also matches the nothing behind the last of them
+    for part in _ARGUMENT.findall(rest + ",")[:-1] if rest.strip() else ():
         option, equals, value = part.partition("=")
         option = option.strip()
         if not part.strip():

@@ -43,15 +43,15 @@ def show(console: Console, record: dict[str, Any]) -> None:
     size = f"{model['name']}, {model['parameters'] / 1e6:.1f}M parameters, weights {model['weights']}"
     if grown:
         size += f"; GROWN from {grown['from']}: the same function in {_grown(grown)}, not a better model"
-    console.print(size, markup=False, highlight=False, soft_wrap=True)
+    console.print(size, highlight=False, soft_wrap=True)
     _print(console, _speeds(record))
     for failed, why in record["failed"].items():
-        console.print(f"{failed} failed: {why}", markup=False, highlight=False, soft_wrap=True)
+        console.print(f"{failed} failed: {why}", highlight=False, soft_wrap=True)
     for row in record["rows"]:
         if "error" in row:
-            console.print(f"{row['mode']} failed in {row['task']}: {row['error']}", markup=False, highlight=False, soft_wrap=True)
+            console.print(f"{row['mode']} failed in {row['task']}: {row['error']}", highlight=False, soft_wrap=True)
     if absent := record["not_installed"]:
-        console.print(f"not installed, so not run: {', '.join(absent)}", markup=False, highlight=False, soft_wrap=True)
+        console.print(f"not installed, so not run: {', '.join(absent)}", highlight=False, soft_wrap=True)
     if record["against_peers"]:
         _print(console, _against(record))
     if record["batches"]:
@@ -60,12 +60,12 @@ def show(console: Console, record: dict[str, Any]) -> None:
         _print(console, _acceptance(record))
     _print(console, _verify(record))
     if record["verify_cost"]["floor"] is not None:
-        console.print(_floor(record["verify_cost"]["floor"]), markup=False, highlight=False, soft_wrap=True)
-    console.print(_first_tokens(record), markup=False, highlight=False, soft_wrap=True)
+        console.print(_floor(record["verify_cost"]["floor"]), highlight=False, soft_wrap=True)
+    console.print(_first_tokens(record), highlight=False, soft_wrap=True)
     _print(console, _steps(record))
     if times := record["contended"]:
-        console.print(contended(times), style="yellow", markup=False, highlight=False, soft_wrap=True)
-    console.print(_footing(record), style="dim", markup=False, highlight=False, soft_wrap=True)
+        console.print(contended(times), style="yellow", highlight=False, soft_wrap=True)
+    console.print(_footing(record), style="dim", highlight=False, soft_wrap=True)
 
 
 def _grown(grown: dict[str, Any]) -> str:
@@ -75,7 +75,7 @@ def _grown(grown: dict[str, Any]) -> str:
 def _print(console: Console, table: Table) -> None:
     """A table under its title, which may be wider than it."""
     title, table.title = table.title, None
-    console.print(title, style="bold", markup=False, highlight=False, soft_wrap=True)
+    console.print(title, style="bold", highlight=False, soft_wrap=True)
     _fit(console, table)
     console.print(table, soft_wrap=True)
 

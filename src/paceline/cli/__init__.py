@@ -18,8 +18,6 @@ from paceline.cli.terminal import say
 
 _UNWRITABLE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}
 """What a write fails with where the output is a file or a device that takes no more."""
-
-
 _PIPE_CLOSED = 128 + 13
 """As a shell tells of a program that a closed pipe ended."""
 

@@ -148,7 +148,6 @@ def _show_check(llm: LLM, rows: list[Row], answer: str) -> None:
                 f"temperature {row.temperature:g}, token {parted.position}: plain {names[0]}, speculative {names[1]},"
                 f" logit gap {parted.logit_gap:.2g}{tie}   in {row.prompt[:60]!r}",
                 highlight=False,
-                markup=False,
             )
     law = law_of(rows)
     if law is not None:

@@ -54,6 +54,5 @@ def build_datastore(
         out.print(
             f"{header.documents} documents, {header.suffixes} tokens, {built['size_bytes'] / 1e6:.1f} MB in '{out_dir}'",
             highlight=False,
-            markup=False,
             soft_wrap=True,
         )

@@ -135,11 +135,10 @@ def serve(
         waiting.__exit__(None, None, None)
         drafters = "+".join(service.default_drafters) or "nobody"
         told = f"{service.model} at {url}: the API at {url}/v1, a page at {url}/"
-        out.print(told, markup=False, highlight=False, soft_wrap=True)
+        out.print(told, highlight=False, soft_wrap=True)
         err.print(
             f"{service.target}, {drafters} drafting, {service.verifier} verifying, {service.policy} deciding; Ctrl-C ends it",
             style="dim",
-            markup=False,
             highlight=False,
             soft_wrap=True,
         )

@@ -13,7 +13,8 @@ from rich.console import Console
 
 from paceline.version import __version__
 
-out, err = Console(), Console(stderr=True)
+# names are names, whatever they look like to what prints them
+out, err = Console(markup=False), Console(stderr=True, markup=False)
 
 
 def _say_version(asked: bool) -> None:

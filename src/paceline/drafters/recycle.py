@@ -70,7 +70,7 @@ class _Table:
     def take(self, seen: list[int], logits: torch.Tensor) -> None:
         """Note what follows each of `seen`; where a token was seen twice the later row counts. logits: float32 [n, V]."""
         # room first: a row that is named and not there would fail whoever asks for it
-        self.successors.grow(len(self.rows.keys() | seen))
+        self.successors.grow(len(self.rows) + len({token for token in seen if token not in self.rows}))
         self.successors.note(logits, [self.rows.setdefault(token, len(self.rows)) for token in seen])
 
     @property

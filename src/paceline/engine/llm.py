@@ -231,8 +231,7 @@ class LLM:
 
         reference: text or token ids that the answers are expected to resemble, one for all or one each; `reference` drafts
         from it, and it changes nothing but the time. Raises RequestError, ModelError for text that is not valid Unicode, and
-        LogitsError where a row to sample from holds no
-        number; then none of these prompts goes on.
+        LogitsError where a row to sample from holds no number; then none of these prompts goes on.
         """
         asked = _listed(prompts, "prompt")
         if isinstance(params, Many) and not isinstance(params, str) and len(params) > 0:

@@ -126,7 +126,7 @@ def _compiled(kernels: list[Kernel]) -> dict[Kernel, bytes]:
                 # whoever is interrupted keeps what is there by then
                 for kernel in kernels:
                     found[kernel] = code = _read(kernel, [Path(own)])
-                    kept = (not code or _is_kept(kernel, code)) and kept
+                    kept = (not code or _keep(kernel, code)) and kept
     except CompileError:
         raise
     # no folder, no process, no thread
@@ -171,7 +171,7 @@ def _read(kernel: Kernel, places: Iterable[Path]) -> bytes:
     return b""
 
 
-def _is_kept(kernel: Kernel, code: bytes) -> bool:
+def _keep(kernel: Kernel, code: bytes) -> bool:
     """Keep a kernel's code in the first folder that takes it; whether one does."""
     for folder in folders():
         with suppress(OSError):

@@ -38,7 +38,7 @@ _NO_NORM = (layout.NO_NORM, 0, 0, 0.0)
 _Linear = tuple[torch.Tensor, torch.Tensor | None]
 """Weight and bias."""
 _FIRST_POSITIONS = 1024
-_IGNORED = ("rotary_emb.inv_freq",)
+_IGNORED = "rotary_emb.inv_freq"
 
 
 class Weights:
@@ -140,12 +140,12 @@ class Weights:
     def _head(self) -> _Linear:
         if not self.form.tied:
             return self._linear("lm_head", self.form.vocabulary, self.form.hidden)
-        embedding = self._embedding, None
-        if "lm_head.weight" not in self._tensors.kinds:
-            return embedding
-        # transformers ties them only where they are alike, whatever the configuration says
-        head = self._read("lm_head.weight", self.form.vocabulary, self.form.hidden)
-        return embedding if torch.equal(head.to(embedding[0].dtype), embedding[0]) else (head, None)
+        if "lm_head.weight" in self._tensors.kinds:
+            # transformers ties them only where they are alike, whatever the configuration says
+            head = self._read("lm_head.weight", self.form.vocabulary, self.form.hidden)
+            if not torch.equal(head.to(self._embedding.dtype), self._embedding):
+                return head, None
+        return self._embedding, None
 
     def _model(self, layers: int) -> np.ndarray:
         form = self.form

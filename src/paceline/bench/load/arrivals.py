@@ -45,7 +45,7 @@ def read_trace(file: Path, count: int) -> list[Traced]:
     try:
         if file.stat().st_size > LARGEST_FILE_BYTES:
             raise BenchError(f"{file} is larger than {LARGEST_FILE_BYTES >> 30} GiB")
-        if file.exists() and not file.is_file():
+        if not file.is_file():
             # a device may have no end
             raise BenchError(f"{file} is no file")
         with file.open(encoding="utf-8-sig", newline="") as lines:

@@ -36,18 +36,18 @@ def watched(console: Console, quiet: bool) -> Watch:
 def show(console: Console, record: dict[str, Any]) -> None:
     """Print the record of a run."""
     server, settings = record["server"], record["settings"]
-    console.print(f"{server['model']} at {server['url']}, {settings['endpoint']}", highlight=False, markup=False, soft_wrap=True)
+    console.print(f"{server['model']} at {server['url']}, {settings['endpoint']}", highlight=False, soft_wrap=True)
     for name in ("body", "against"):
         if settings[name] is not None and (settings["against"] is not None or settings[name]):
             said = json.dumps(settings[name], ensure_ascii=False) if settings[name] else "as the server does it"
-            console.print(f"{name}: {said}", highlight=False, markup=False, soft_wrap=True)
+            console.print(f"{name}: {said}", highlight=False, soft_wrap=True)
     console.print(_throughput(record))
     console.print(_latencies(record))
     if settings["against"] is not None:
         console.print(_comparison(record))
     for line in _notes(record):
-        console.print(line, highlight=False, markup=False, soft_wrap=True)
-    console.print(_footing(record), style="dim", highlight=False, markup=False, soft_wrap=True)
+        console.print(line, highlight=False, soft_wrap=True)
+    console.print(_footing(record), style="dim", highlight=False, soft_wrap=True)
 
 
 def _table(left: int, *columns: str) -> Table:

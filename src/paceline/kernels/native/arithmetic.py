@@ -15,6 +15,8 @@ from numba import types  # isort: skip
 
 _loops = numba.njit(**HELPER, fastmath={"reassoc", "contract", "nsz", "arcp"})
 _f = np.float32
+_MINUS_ZERO = np.int32(-(2**31))
+"""The bits of it."""
 
 
 @intrinsic
@@ -89,6 +91,12 @@ def in_order(bits):
     """int32 in the order of the float32 of these bits, and back: below zero they are turned about. What is no number is the
     largest or, with the sign bit, the least."""
     return np.int32(bits ^ np.int32(np.int32(bits >> np.int32(31)) & np.int32(0x7FFFFFFF)))
+
+
+@numba.njit(**HELPER, inline="always")
+def placed(bits):
+    """The same but for minus zero, which is as large as zero."""
+    return in_order(bits) if bits != _MINUS_ZERO else np.int32(0)
 
 
 @_loops

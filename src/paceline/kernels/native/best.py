@@ -10,19 +10,13 @@ from __future__ import annotations
 import numpy as np
 
 from paceline.kernels.native import choosing
-from paceline.kernels.native.arithmetic import in_order
+from paceline.kernels.native.arithmetic import placed
 from paceline.kernels.native.layout import MOST_KEPT
 from paceline.kernels.native.memory import bits_of, carray, floats, helper, pointer
 
 _f = np.float32
 _NOTHING = np.int32(-0x7F800001)
 """What minus infinity comes to in order."""
-
-
-@helper
-def _placed(value):
-    """A logit as a whole number of the same order; both zeros are the same."""
-    return in_order(bits_of(value)) if value != 0 else np.int32(0)
 
 
 @helper
@@ -49,7 +43,7 @@ def largest(row, count, wanted, held, tokens):
         if size == wanted and choosing.largest_of(row, begin, end) <= keys[wanted - 1]:
             continue
         for token in range(begin, end):
-            place = _placed(logits[token])
+            place = placed(bits_of(logits[token]))
             if place <= _NOTHING or (size == wanted and place <= keys[wanted - 1]):
                 continue
             size = min(size + 1, wanted)

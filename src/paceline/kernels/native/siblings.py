@@ -75,7 +75,8 @@ def siblings(line, count, owner, level, choice, wanted, streams, held, values, t
         # what is drawn is drawn from what is told, to the last bit: so is what counts as the likeliest
         least = max(least, top + LEAST_POWER)
         recorded(line, count, temperature, least, top, probs, size)
-        best = likeliest(probs, count)
+        if choice == PAIRED:
+            best = likeliest(probs, count)
     found = _chosen(
         line, count, temperature, choice, wanted, best, least, noise, streams, length, held, values, tokens, seeds
     )  # fmt: skip

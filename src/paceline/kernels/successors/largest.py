@@ -6,19 +6,12 @@ from math import exp
 
 import numpy as np
 
-from paceline.kernels.native.arithmetic import in_order
+from paceline.kernels.native.arithmetic import placed
 from paceline.kernels.native.best import put_in_order
 from paceline.kernels.native.memory import carray, floats, helper, pointer
 
-_NEGATIVE_ZERO = np.int32(-(2**31))
 _BLOCK = 64
 """Numbers of which only the largest is compared with what is held; hardly any block of a large vocabulary has one to take."""
-
-
-@helper
-def _placed(bits):
-    """The bits of a float32 as a whole number of the same order; both zeros are the same."""
-    return in_order(bits) if bits != _NEGATIVE_ZERO else np.int32(0)
 
 
 @helper
@@ -29,11 +22,11 @@ def largest_of(row, keys, places):
         end = min(begin + _BLOCK, len(row))
         top = np.int32(-(2**31))
         for at in range(begin, end):
-            top = max(top, _placed(row[at]))
+            top = max(top, placed(row[at]))
         if held == count and top <= keys[count - 1]:
             continue
         for at in range(begin, end):
-            key = _placed(row[at])
+            key = placed(row[at])
             if held == count and key <= keys[count - 1]:
                 continue
             held = min(held + 1, count)
