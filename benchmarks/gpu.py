@@ -1,10 +1,10 @@
 """The GPU path on the device at hand: share of the memory roofline, cost of verifying, equal bits of verify and decode.
 
-    python benchmarks/gpu.py [--layers 32] [--split 512] [--out benchmarks/gpu.json]
+    python benchmarks/gpu.py [--layers 32] [--out benchmarks/gpu.json]
 
-A decoder in the shape of Llama-3-8B with random bf16 weights runs over the paged cache, one CUDA graph per bucket of rows, and
-the embedded model answers through the engine. What is measured is written after every part. Without a GPU it says so and exits 2;
-where verify and decode differ in a single bit of attention it exits 1. `MEANING` explains the JSON.
+The engine's own model for GPUs in the shape of Llama-3-8B, with random bf16 weights, runs over the paged cache, one CUDA graph
+per bucket of rows, and the embedded model answers through the engine. What is measured is written after every part. Without a
+GPU it says so and exits 2; where verify and decode differ in a single bit it exits 1. `MEANING` explains the JSON.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ import platform
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from copy import copy
+from dataclasses import asdict, replace
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -24,7 +25,7 @@ from time import perf_counter
 from typing import Any
 
 import torch
-from torch.nn.functional import linear, rms_norm, silu
+from transformers import LlamaConfig
 
 from paceline import __version__
 from paceline.cache.paged import PagedCache
@@ -37,67 +38,51 @@ from paceline.tree import DraftTree
 
 HIDDEN, HEADS, KV_HEADS, DIM, MLP, VOCABULARY = 4096, 32, 8, 128, 14336, 128256
 PAGE, REPEATS = 64, 30
+LAYERS_COMPARED, TOKENS_COMPARED = 4, 700
 ROWS, CONTEXTS, BATCHES = (1, 4, 8, 16, 64), (1024, 32768), (1, 2, 4, 8, 16, 32, 64)
 MEANING = {
     "copy_bytes_per_s": "read plus written by a device-to-device copy of 4 GiB: the bandwidth that shares refer to",
     "forward[]": "one captured forward of the whole step, logits included: rows per sequence (1: decoding; n: a tree of a root"
     " and n - 1 nodes), batch, context (committed tokens per sequence), bucket (rows of the recording: the next power of two, and"
     " the smallest that the engine records), seconds (median), same_bits (whether the root's logits have the bits that they have"
-    " in the recording of one row, padded by the same rule),"
-    " floor_s ((bytes of weights + bytes of keys and values read once) / copy_bytes_per_s), share_of_roofline (floor_s /"
-    " seconds), cost (seconds over those of one row at the same batch and context and padded alike, which are one_row_s)",
+    " in the step of one row), floor_s ((bytes of weights + bytes of keys and values read once) / copy_bytes_per_s), share_of_roofline (floor_s /"
+    " seconds), cost (seconds over those of one row at the same batch and context, which are one_row_s)",
     "attention[]": "one layer's tree attention alone, captured; kv_bytes are its keys and values read once",
     "sampling[]": "choose_on_device alone at temperature 1, with and without top-p 0.9; refused: rows it left to the host",
-    "bits": "rows whose attention in a tree, and in a prefill chunk, has the very bits of decoding them alone, of rows compared;"
-    " attention only: what cuBLAS makes of a row may depend on the number of rows",
+    "bits": "rows whose attention in a tree, and in a prefill chunk, has the very bits of decoding them alone, of rows compared",
+    "model_bits": "logits of tokens in a prompt's chunk and in drafts of up to 32 sequences at once, against those of the same"
+    " tokens decoded one by one, of the first layers of the model and its head: rows that are equal in all bits, of those compared",
     "engine": "the embedded model through the engine: the road it takes, whether its steps are recorded, and answers with drafts"
     " beside those without: equal ones, tokens per step, seconds of both (median of 5, in turns)",
     "left_out": "what did not fit the device's memory",
 }
 
 
-class Decoder:
-    """Random weights in Llama-3-8B's shape; attention over the paged cache."""
+class RandomTensors:
+    """A checkpoint in Llama-3-8B's shape that no file holds: every tensor is drawn when it is read."""
 
-    def __init__(self, layers: int, longest: int, device: torch.device) -> None:
-        def weight(*shape: int) -> torch.Tensor:
-            return torch.empty(shape, dtype=torch.bfloat16, device=device).normal_(std=0.02)
+    def __init__(self, layers: int, device: torch.device) -> None:
+        self.config = LlamaConfig(
+            hidden_size=HIDDEN, num_attention_heads=HEADS, num_key_value_heads=KV_HEADS, head_dim=DIM, intermediate_size=MLP,
+            vocab_size=VOCABULARY, num_hidden_layers=layers, rms_norm_eps=1e-5, max_position_embeddings=max(CONTEXTS) + 1024,
+            rope_parameters={"rope_type": "default", "rope_theta": 500000.0},
+        )  # fmt: skip
+        self.kinds = {"model.embed_tokens.weight": "BF16"}
+        self.unread = frozenset[str]()
+        self._device = device
+        heads, keys = HEADS * DIM, KV_HEADS * DIM
+        self._shapes = {
+            "embed_tokens": (VOCABULARY, HIDDEN), "lm_head": (VOCABULARY, HIDDEN), "q_proj": (heads, HIDDEN),
+            "k_proj": (keys, HIDDEN), "v_proj": (keys, HIDDEN), "o_proj": (HIDDEN, heads), "gate_proj": (MLP, HIDDEN),
+            "up_proj": (MLP, HIDDEN), "down_proj": (HIDDEN, MLP),
+        }  # fmt: skip
 
-        self.embedding, self.head, self.norm = weight(VOCABULARY, HIDDEN), weight(VOCABULARY, HIDDEN), weight(HIDDEN)
-        self.layers = [
-            {
-                "in": weight((HEADS + 2 * KV_HEADS) * DIM, HIDDEN),
-                "out": weight(HIDDEN, HEADS * DIM),
-                "up": weight(2 * MLP, HIDDEN),
-                "down": weight(HIDDEN, MLP),
-                "norms": weight(2, HIDDEN),
-            }
-            for _ in range(layers)
-        ]
-        angles = torch.outer(torch.arange(longest), 500000.0 ** (-torch.arange(0, DIM, 2) / DIM))
-        self.cosine = torch.cat([angles.cos()] * 2, 1).to(device, torch.bfloat16)[:, None]
-        self.sine = torch.cat([-angles.sin(), angles.sin()], 1).to(device, torch.bfloat16)[:, None]
-
-    @property
-    def read_bytes(self) -> int:
-        """Of one forward, the embedding's few rows left out."""
-        return self.head.nbytes + sum(weight.nbytes for layer in self.layers for weight in layer.values())
-
-    def forward(self, tokens: torch.Tensor, tables: Any, cache: PagedCache, attend: Callable[..., torch.Tensor]) -> torch.Tensor:
-        """tokens: int64 [T]. Returns float32 [T, V]."""
-        hidden = self.embedding[tokens]
-        places = tables.positions.clamp(min=0)
-        cosine, sine = self.cosine[places], self.sine[places]
-        for number, layer in enumerate(self.layers):
-            fused = linear(rms_norm(hidden, (HIDDEN,), layer["norms"][0]), layer["in"]).view(len(tokens), -1, DIM)
-            turned = fused[:, : HEADS + KV_HEADS]
-            turned = turned * cosine + turned.roll(DIM // 2, 2) * sine
-            cache.write(number, tables.destinations, turned[:, HEADS:], fused[:, HEADS + KV_HEADS :])
-            mixed = attend(turned[:, :HEADS], cache, number, tables)
-            hidden = hidden + linear(mixed.flatten(1), layer["out"])
-            gate, up = linear(rms_norm(hidden, (HIDDEN,), layer["norms"][1]), layer["up"]).chunk(2, 1)
-            hidden = hidden + linear(silu(gate) * up, layer["down"])
-        return linear(rms_norm(hidden, (HIDDEN,), self.norm), self.head).float()
+    def find(self, name: str) -> torch.Tensor:
+        module = name.split(".")[-2]
+        if module not in self._shapes:
+            return torch.ones(HIDDEN, dtype=torch.bfloat16, device=self._device)
+        weight = torch.empty(self._shapes[module], dtype=torch.bfloat16, device=self._device)
+        return weight.normal_(std=1.0 if module == "embed_tokens" else weight.shape[1] ** -0.5)
 
 
 def seconds(call: Callable[[], Any]) -> float:
@@ -139,18 +124,29 @@ def held(cache: PagedCache, batch: int, context: int) -> list[Sequence]:
 class Bench:
     """One device: what it is made to measure."""
 
-    def __init__(self, layers: int, split: int, device: torch.device) -> None:
+    def __init__(self, layers: int, device: torch.device) -> None:
         # Triton is imported here, where a device is known to be there
         from paceline.kernels.step_tables import SMALLEST, Extent, StepTables
         from paceline.kernels.tree_attention import Tiling, tree_attention
+        from paceline.models.device_weights import DeviceWeights
+        from paceline.models.forms import form_of
+        from paceline.models.fused import FusedModel
+        from paceline.models.rotation import Rotation
 
         self.extents, self.tables, self.kernel = Extent, StepTables, tree_attention
-        self.recorded, self.close = SMALLEST, replace(SMALLEST, rows=1)
-        self.tiling, self.device, self.layers = Tiling(split=split), device, layers
+        self.close = replace(SMALLEST, rows=1)
+        self.tiling, self.device, self.layers = Tiling.of(HEADS, KV_HEADS, DIM, 2), device, layers
         self.share = self.tiling.rows_per_tile(HEADS, KV_HEADS)
         self.left_out: list[str] = []
         self.bandwidth = copied_bytes_per_s(device)
-        self.model = Decoder(layers, max(CONTEXTS) + 128, device)
+        tensors: Any = RandomTensors(layers, device)
+        form, longest = form_of(tensors.config), tensors.config.max_position_embeddings
+        self.weights = DeviceWeights(form, tensors, Rotation(tensors.config, form.rotary), None, longest, device)
+        self.model = FusedModel(self.weights, "llama-3-8b-shape", longest)
+        rows_read = self.weights.embedding.nbytes + sum(
+            table.nbytes for pair in self.weights.rotations.values() for table in pair
+        )
+        self.read_bytes = self.weights.held_bytes - rows_read
 
     def attend(self, query: torch.Tensor, cache: PagedCache, layer: int, tables: Any) -> torch.Tensor:
         pages = cache.layer(layer)
@@ -189,17 +185,19 @@ class Bench:
             return []
         cache, found = self.cache_of(batch, context, self.layers), []
         owners = held(cache, batch, context)
-        alone = dict[Any, tuple[float, torch.Tensor]]()
-        for count, least in product(rows, (self.close, self.recorded)):
-            step, tables = self.staged(cache, [Feed(o, context, (0,), tree_of(count)) for o in owners], least)
-            tokens, kept = torch.zeros(tables.extent.rows, dtype=torch.int64, device=self.device), list[torch.Tensor]()
-            tokens[: len(step.token_ids)] = step.token_ids.to(self.device)
-            graph = captured(lambda: kept.append(self.model.forward(tokens, tables, cache, self.attend)))  # noqa: B023
+        alone: tuple[float, torch.Tensor] | None = None
+        for count in rows:
+            step, tables = self.staged(cache, [Feed(o, context, (0,), tree_of(count)) for o in owners], self.model.smallest)
+            numbers, kept = torch.zeros(2, 1, tables.extent.rows, dtype=torch.int64, device=self.device), list[torch.Tensor]()
+            numbers[0, 0, : len(step.tokens)] = step.token_ids.to(self.device)
+            numbers[1, 0, : len(step.tokens)] = step.positions.to(self.device)
+            forward = self.model._over(cache, lambda _: tables)  # noqa: B023
+            graph = captured(lambda: kept.append(self.model.run(numbers[0], numbers[1], forward)[0]))  # noqa: B023
             took = seconds(graph.replay)
             root = kept[-1][0].clone()
-            one_s, decoded = alone.setdefault(least, (took, root))
+            one_s, decoded = alone = alone or (took, root)
             kv_bytes = batch * (context + count) * self.layers * 4 * KV_HEADS * DIM
-            floor = (self.model.read_bytes + kv_bytes) / self.bandwidth
+            floor = (self.read_bytes + kv_bytes) / self.bandwidth
             found.append(
                 {
                     "rows": count, "batch": batch, "context": context, "bucket": tables.extent.rows, "seconds": took,
@@ -278,36 +276,86 @@ class Bench:
                 cache.release(1)
         return {"compared": compared, "equal": equal}
 
+    def model_bits(self) -> dict[str, int]:
+        """Logits of the first layers of the model: of every token of a text decoded alone, against the same token in a draft, in
+        chunks of a prompt of many sizes, and beside others."""
+        from paceline.models.fused import FusedModel
+
+        weights = copy(self.weights)
+        weights.layers = weights.layers[:LAYERS_COMPARED]
+        model, text = FusedModel(weights, "some layers", 4096), torch.randint(VOCABULARY, (TOKENS_COMPARED,)).tolist()
+        compared = equal = 0
+
+        def compare(name: str, found: torch.Tensor, first: int) -> None:
+            nonlocal compared, equal
+            wanted = alone[first : first + len(found)]
+            same = int((found == wanted).all(1).sum())
+            compared, equal = compared + len(found), equal + same
+            if same < len(found):
+                print(f"{name}: {same} of {len(found)} rows from {first}, off by {(found - wanted).abs().max():.1e}")
+
+        def fed(cache: PagedCache, feeds: list[Feed]) -> torch.Tensor:
+            step = Step.of(feeds)
+            cache.stage(step)
+            return model.score(step, cache).logits
+
+        cache, owner, rows = model.new_cache(), Sequence(0, text, SamplingParams(), 0), []
+        for place, token in enumerate(text):
+            rows.append(fed(cache, [Feed(owner, place, (token,), DraftTree.root(token))])[0])
+            cache.commit([Verdict()])
+        alone = torch.stack(rows)
+        for size in (2, 7, 33, 64, 100, 300, 600):
+            for begin in (0, 1, 500):
+                if begin + size < len(text):
+                    other = model.new_cache()
+                    if begin:
+                        fed(other, [Feed(owner, 0, tuple(text[:begin]))])
+                        other.commit([Verdict()])
+                    chunk = tuple(text[begin : begin + size])
+                    found = fed(other, [Feed(owner, begin, chunk, DraftTree.root(chunk[-1]), told=True)])
+                    compare(f"a prompt's {size}", torch.cat([found[1:], found[:1]]), begin)
+        for batch, drafted in product((1, 2, 5, 16, 32), (1, 4, 8)):
+            lengths = [length for length in range(60, 60 + 17 * batch, 17) if length + drafted < len(text)]
+            owners = [Sequence(1 + key, text[:length], SamplingParams(), 0) for key, length in enumerate(lengths)]
+            for one in owners:
+                cache.fork(0, one.key, len(one.tokens) - 1)
+            trees = [DraftTree.chain(one.root, text[len(one.tokens) :][:drafted], "draft") for one in owners]
+            logits = fed(cache, [Feed(o, len(o.tokens) - 1, (o.root,), tree) for o, tree in zip(owners, trees, strict=True)])
+            for one, found in zip(owners, logits.split(drafted + 1), strict=True):
+                compare(f"a draft of {drafted} beside {batch - 1}", found, len(one.tokens) - 1)
+                cache.release(one.key)
+        return {"compared": compared, "equal": equal, "layers": LAYERS_COMPARED}
+
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--layers", type=int, default=32)
-    parser.add_argument("--split", type=int, default=512, help="key positions per program of the attention kernel")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/gpu.json"))
     arguments = parser.parse_args()
     if not torch.cuda.is_available():
         print("benchmarks/gpu.py measures the GPU path, and torch sees no CUDA device here", file=sys.stderr)
         return 2
-    report = measured(arguments.layers, arguments.split, arguments.out)
-    bits = report["bits"]
-    print(f"{bits['equal']} of {bits['compared']} rows have the bits of decoding; written to {arguments.out}")
-    return 0 if bits["equal"] == bits["compared"] else 1
+    report = measured(arguments.layers, arguments.out)
+    bits = [report[part] for part in ("bits", "model_bits")]
+    equal, compared = (sum(part[name] for part in bits) for name in ("equal", "compared"))
+    print(f"{equal} of {compared} rows have the bits of decoding; written to {arguments.out}")
+    return 0 if equal == compared else 1
 
 
 @torch.inference_mode()
-def measured(layers: int, split: int, out: Path) -> dict[str, Any]:
+def measured(layers: int, out: Path) -> dict[str, Any]:
     """All of it, written to `out` after every part."""
     import triton
 
     device = torch.device("cuda")
-    bench = Bench(layers, split, device)
+    bench = Bench(layers, device)
     report: dict[str, Any] = {
-        "what": "tree attention over a paged cache and a Llama-3-8B-shaped decoder, random bf16 weights, CUDA graphs",
+        "what": "a model in the shape of Llama-3-8B, random bf16 weights, in fused kernels over pages, recorded as CUDA graphs",
         "meaning": MEANING,
         "argv": sys.argv[1:],
         "machine": torch.cuda.get_device_name(device),
         "layers": layers,
-        "split": split,
+        "tiling": asdict(bench.tiling),
         "page_size": PAGE,
         "commit": commit(),
         "versions": {
@@ -315,7 +363,7 @@ def measured(layers: int, split: int, out: Path) -> dict[str, Any]:
             "python": platform.python_version(),
         },
         "copy_bytes_per_s": bench.bandwidth,
-        "weight_bytes": bench.model.read_bytes,
+        "weight_bytes": bench.read_bytes,
         "left_out": bench.left_out,
         "attention": [],
         "forward": [],
@@ -334,6 +382,7 @@ def measured(layers: int, split: int, out: Path) -> dict[str, Any]:
 def parts(bench: Bench) -> Iterator[tuple[str, Callable[[], Any]]]:
     """What is measured, the shortest and most telling first."""
     yield "bits", bench.bits
+    yield "model_bits", bench.model_bits
     yield "engine", through_the_engine
     for context in CONTEXTS:
         yield "attention", partial(bench.attention, 1, context)

@@ -84,7 +84,7 @@ class PagedCache(KVCache):
         return [self.blocks(segment.sequence.key) for segment in step.segments]
 
     def layer(self, layer: int) -> LayerPages:
-        """A layer's pages, for a kernel to read. Raises KeyError before the first write."""
+        """A layer's pages, for a kernel to read. Raises KeyError before they were reserved."""
         return self._layers[layer]
 
     @property
@@ -162,7 +162,7 @@ class PagedCache(KVCache):
 
         destinations: int32 or int64 [T], page * page_size + place. keys: [T, K, D]; values: [T, K, D'].
         """
-        pages = self._layers.get(layer) or self._reserve(layer, keys, values)
+        pages = self.reserve(layer, keys, values)
         if pages.key_scales is None or pages.value_scales is None:
             parts = [(pages.keys, keys), (pages.values, values)]
         else:
@@ -177,8 +177,10 @@ class PagedCache(KVCache):
         for store, rows in parts:
             store.flatten(0, 1)[destinations] = rows
 
-    def _reserve(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> LayerPages:
-        """The pool of one layer, in the shape of its first rows [T, K, D]."""
+    def reserve(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> LayerPages:
+        """The pages of one layer, which are made when first asked for, for rows [T, K, D] like these."""
+        if layer in self._layers:
+            return self._layers[layer]
 
         def pool(rows: torch.Tensor, *, scale: bool = False) -> torch.Tensor:
             shape = (self._pool.count + 1, self.page_size, *(rows.shape[1:2] if scale else rows.shape[1:]))

@@ -41,12 +41,13 @@ class Tiling:
     """Part of what the target *is*: two tilings differ in the last bits, so one serves a model for its life.
 
     rows: lines of a tile, each a query head of a row; a power of two, at least 16 and the query heads of a kv head. keys:
-    positions per block. split: positions per program, a multiple of `keys`.
+    positions per block. split: positions per program, a multiple of `keys`. stages: blocks on their way at once.
     """
 
     rows: int = 32
     keys: int = 64
     split: int = 512
+    stages: int = 5
 
     @classmethod
     def of(cls, heads: int, kv_heads: int, key_dim: int, number_bytes: int) -> Tiling:
@@ -67,6 +68,51 @@ class Tiling:
 def _capped(scores, cap):
     # tanh from exp2, exact at both ends: Triton's interpreter has no tanh
     return cap * (1.0 - 2.0 / (tl.exp2(scores * (2.0 * 1.4426950408889634 / cap)) + 1.0))
+
+
+@triton.jit
+def _taken_in(
+    mix, mass, peak, asked, keys, values, key_scales, value_scales, place, live, seen, scale, cap,
+    key_dim: tl.constexpr, value_dim: tl.constexpr, key_line, value_line, capped: tl.constexpr, scaled: tl.constexpr,
+    wide: tl.constexpr,
+):  # fmt: skip
+    """One block of keys more. place: of each key, counted in heads; live: whether it is there; seen: by which lines."""
+    found = tl.load(
+        keys + place[:, None] * key_dim + key_line[None, :], mask=live[:, None] & (key_line < key_dim)[None, :], other=0.0
+    )
+    if wide:
+        scores = tl.dot(asked.to(tl.float32), tl.trans(found.to(tl.float32)), input_precision="ieee")
+    else:
+        scores = tl.dot(asked, tl.trans(found.to(asked.dtype)), input_precision="ieee")
+    if scaled:
+        scores *= tl.load(key_scales + place, mask=live, other=0.0)[None, :]
+    scores *= scale
+    if capped:
+        scores = _capped(scores, cap)
+    scores *= 1.4426950408889634
+    scores = tl.where(seen, scores, float("-inf"))
+
+    grown = tl.maximum(peak, tl.max(scores, 1))
+    base = tl.where(grown == float("-inf"), 0.0, grown)
+    weights = tl.exp2(scores - base[:, None])
+    fade = tl.exp2(peak - base)
+    held = tl.load(
+        values + place[:, None] * value_dim + value_line[None, :],
+        mask=live[:, None] & (value_line < value_dim)[None, :],
+        other=0.0,
+    )
+    if scaled:
+        held = (held.to(tl.float32) * tl.load(value_scales + place, mask=live, other=0.0)[:, None]).to(asked.dtype)
+    held = held.to(asked.dtype)
+    if wide:
+        more = tl.dot(weights.to(asked.dtype).to(tl.float32), held.to(tl.float32), input_precision="ieee")
+    else:
+        more = tl.dot(weights.to(asked.dtype), held, input_precision="ieee")
+    # a line that sees none of them keeps its very bits, even where another's values have overflowed
+    touched = tl.max(seen.to(tl.int32), 1) > 0
+    mix = tl.where(touched[:, None], mix * fade[:, None] + more, mix)
+    mass = tl.where(touched, mass * fade + tl.sum(weights, 1), mass)
+    return mix, mass, grown
 
 
 @triton.jit(do_not_specialize=["query_row", "query_head", "splits", "table_width", "tail_width", "window"])
@@ -110,58 +156,40 @@ def _attend_split(
     peak = tl.full([tile_lines], float("-inf"), tl.float32)
     mass = tl.zeros([tile_lines], tl.float32)
     mix = tl.zeros([tile_lines, value_lines], tl.float32)
-    for at in range(tl.maximum(begin, lowest // block_keys * block_keys), end, block_keys):
+    at_first = tl.maximum(begin, lowest // block_keys * block_keys)
+    # from this block on the paths of a draft part; before it slots are positions for all rows of the tile
+    border = tl.where(last >= straight, tl.minimum(straight // block_keys * block_keys, end), end)
+    for at in range(at_first, border, block_keys):
         key_position = at + tl.arange(0, block_keys)
-        parted = (last >= straight) & (at + block_keys > straight)
-        for turn in range(tl.where(parted, rows, 1)):
-            reach = tl.where(parted, tl.load(positions + first + turn), last)
-            live = key_position <= reach
-            below = key_position - straight
+        live = key_position <= last
+        if page_size % block_keys == 0:
+            page = tl.load(blocks + sequence * table_width + at // page_size)
+            place = page.to(tl.int64) * page_size + at % page_size + tl.arange(0, block_keys)
+        else:
+            page = tl.load(blocks + sequence * table_width + key_position // page_size, mask=live, other=0)
+            place = page.to(tl.int64) * page_size + key_position % page_size
+        seen = (key_position[None, :] <= position[:, None]) & (key_position[None, :] >= edge[:, None])
+        place = place * kv_heads + kv_head
+        mix, mass, peak = _taken_in(
+            mix, mass, peak, asked, keys, values, key_scales, value_scales, place, live, seen, scale, cap,
+            key_dim, value_dim, key_line, value_line, capped, scaled, wide,
+        )  # fmt: skip
+    for at in range(tl.maximum(at_first, border), end, block_keys):
+        key_position = at + tl.arange(0, block_keys)
+        below = key_position - straight
+        for turn in range(rows):
+            live = key_position <= tl.load(positions + first + turn)
             staged = live & (below >= 0)
             slot = tl.where(staged, tl.load(tail + (first + turn) * tail_width + below, mask=staged, other=0), key_position)
             page = tl.load(blocks + sequence * table_width + slot // page_size, mask=live, other=0)
-            place = (page.to(tl.int64) * page_size + slot % page_size) * kv_heads + kv_head
-
-            found = tl.load(
-                keys + place[:, None] * key_dim + key_line[None, :],
-                mask=live[:, None] & (key_line < key_dim)[None, :],
-                other=0.0,
-            )
-            if wide:
-                scores = tl.dot(asked.to(tl.float32), tl.trans(found.to(tl.float32)), input_precision="ieee")
-            else:
-                scores = tl.dot(asked, tl.trans(found.to(asked.dtype)), input_precision="ieee")
-            if scaled:
-                scores *= tl.load(key_scales + place, mask=live, other=0.0)[None, :]
-            scores *= scale
-            if capped:
-                scores = _capped(scores, cap)
-            scores *= 1.4426950408889634
+            place = page.to(tl.int64) * page_size + slot % page_size
             seen = (key_position[None, :] <= position[:, None]) & (key_position[None, :] >= edge[:, None])
-            seen &= (tl.where(parted, member, turn) == turn)[:, None]
-            scores = tl.where(seen, scores, float("-inf"))
-
-            grown = tl.maximum(peak, tl.max(scores, 1))
-            base = tl.where(grown == float("-inf"), 0.0, grown)
-            weights = tl.exp2(scores - base[:, None])
-            fade = tl.exp2(peak - base)
-            held = tl.load(
-                values + place[:, None] * value_dim + value_line[None, :],
-                mask=live[:, None] & (value_line < value_dim)[None, :],
-                other=0.0,
-            )
-            if scaled:
-                held = (held.to(tl.float32) * tl.load(value_scales + place, mask=live, other=0.0)[:, None]).to(asked.dtype)
-            held = held.to(asked.dtype)
-            if wide:
-                more = tl.dot(weights.to(asked.dtype).to(tl.float32), held.to(tl.float32), input_precision="ieee")
-            else:
-                more = tl.dot(weights.to(asked.dtype), held, input_precision="ieee")
-            # a line whose turn it is not keeps its very bits, even where another's values have overflowed
-            touched = tl.max(seen.to(tl.int32), 1) > 0
-            mix = tl.where(touched[:, None], mix * fade[:, None] + more, mix)
-            mass = tl.where(touched, mass * fade + tl.sum(weights, 1), mass)
-            peak = grown
+            seen &= (member == turn)[:, None]
+            place = place * kv_heads + kv_head
+            mix, mass, peak = _taken_in(
+                mix, mass, peak, asked, keys, values, key_scales, value_scales, place, live, seen, scale, cap,
+                key_dim, value_dim, key_line, value_line, capped, scaled, wide,
+            )  # fmt: skip
 
     cell = (row.to(tl.int64) * (kv_heads * group) + head) * splits + split
     tl.store(peaks + cell, peak, mask=used)
@@ -255,7 +283,7 @@ def tree_attention(
         block_keys=tiling.keys, split_keys=tiling.split, capped=softcap is not None, scaled=key_scales is not None,
         # the interpreter keeps bfloat16 as raw bits and cannot multiply it; float32 holds its products exactly
         wide=not query.is_cuda and query.dtype is torch.bfloat16,
-        num_warps=4, num_stages=2, enable_fp_fusion=True,
+        num_warps=4, num_stages=tiling.stages, enable_fp_fusion=True,
     )  # fmt: skip
     _merge_splits[(rows, heads)](
         mixed, peaks, masses, sinks, tables.positions, out, splits, window,

@@ -7,7 +7,6 @@ sequences side by side, keys and values in the engine's own slabs (`attention.py
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable
 from contextlib import nullcontext
 from typing import Any
 
@@ -17,12 +16,13 @@ from paceline.cache.base import Branching, KVCache
 from paceline.cache.dense import DenseCache
 from paceline.kernels.prepacked import held_bytes
 from paceline.models.attention import FORWARD, Forward, InFlight, PassThrough
-from paceline.models.base import LanguageModel, Scores, weights_name
+from paceline.models.base import weights_name
+from paceline.models.flat import FlatModel
 from paceline.models.taps import decoder_layers, tapped
 from paceline.step import Step
 
 
-class HubModel(LanguageModel):
+class HubModel(FlatModel):
     """model: a causal LM in eval mode, switched to the attention named `attention.NAME` by whoever loads it."""
 
     def __init__(self, model: Any, name: str, context_length: int, eos_token_ids: frozenset[int] = frozenset()) -> None:
@@ -45,19 +45,6 @@ class HubModel(LanguageModel):
     def _forward(self, step: Step, cache: DenseCache) -> InFlight:
         return Forward(step, cache)
 
-    @torch.inference_mode()
-    def score(self, step: Step, cache: DenseCache, taps: Iterable[int] = ()) -> Scores:  # pyright: ignore[reportIncompatibleMethodOverride]
-        device = self._device
-        wants = sent(step.wants, device)
-        everything = step.wants_all
-        keep = wants if self._keeps_rows and not everything else None
-        forward = self._forward(step, cache)
-        token_ids, positions = sent(step.token_ids[None], device), sent(step.positions[None], device)
-        logits, captured = self.run(token_ids, positions, forward, tuple(taps), keep)
-        if keep is None and not everything:
-            logits = logits[wants]
-        return Scores(logits.float(), {layer: hidden[0, wants] for layer, hidden in captured.items()})
-
     def run(
         self,
         token_ids: torch.Tensor,
@@ -66,12 +53,8 @@ class HubModel(LanguageModel):
         taps: tuple[int, ...] = (),
         keep: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
-        """The model itself. token_ids, positions: int64 [1, T]. keep: the rows whose logits are wanted, of a model that can tell.
-
-        Returns logits [T or rows kept, V] in its own dtype, and the taps, layer -> [1, T, hidden].
-        """
         arguments: dict[str, Any] = {"past_key_values": self._nothing, "use_cache": True}
-        if keep is not None:
+        if keep is not None and self._keeps_rows:
             arguments["logits_to_keep"] = keep
         token = FORWARD.set(forward)
         try:
@@ -80,9 +63,5 @@ class HubModel(LanguageModel):
         finally:
             FORWARD.reset(token)
         self.attention_calls = forward.attention_calls
-        return logits, captured
+        return logits if keep is None or self._keeps_rows else logits[keep], captured
 
-
-def sent(numbers: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Numbers of the host on a device, which nobody waits for."""
-    return numbers.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else numbers.to(device)

@@ -85,11 +85,11 @@ def load_model(
     if kv_cache == "fp8" and torch.cuda.is_available() and torch.cuda.get_device_capability() < _FP8_FROM:
         raise ModelError(f"'{torch.cuda.get_device_name()}' cannot read fp8: keep keys and values as int8")
     checkpoint = inspected(resolve(str(path)))
-    reason = "packed weights are for processors only"
+    reason = "compiled kernels are switched off"
     config = stated(checkpoint.config) or _configuration(checkpoint)
-    if native and kv_cache is None and not torch.cuda.is_available():
+    if native:
         try:
-            return native_model(checkpoint, config, context_length(config), weights)
+            return _of_the_llama_form(checkpoint, config, weights, kv_cache)
         except Unsuited as refusal:
             reason = str(refusal)
     with quiet():
@@ -109,6 +109,20 @@ def load_model(
         # what configurations from strangers ask for may fail in any way once it runs
         except Exception as error:
             raise ModelError(f"'{checkpoint.path}' does not run: {sentence(error)}") from error
+
+
+def _of_the_llama_form(checkpoint: Checkpoint, config: Any, weights: str | None, kv_cache: str | None) -> LanguageModel:
+    """The model in kernels of our own for this device. Raises Unsuited where it must go by transformers."""
+    if not torch.cuda.is_available():
+        if kv_cache is not None:
+            raise Unsuited("packed weights keep keys and values in the precision that suits them")
+        return native_model(checkpoint, config, context_length(config), weights)
+    if not served(_device()):
+        raise Unsuited("packed weights are for processors only")
+    # imports Triton
+    from paceline.models.fused import fused_model
+
+    return fused_model(checkpoint, config, context_length(config), _device(), weights, kv_cache)
 
 
 def _device() -> torch.device:

@@ -1,13 +1,14 @@
-"""PagedModel: a transformers model on a GPU, its attention over pages in our own kernels.
+"""Models over pages: keys and values of all sequences lie in one pool, and a layer attends for the whole flat step in two launches,
+whatever its segments. Nothing in between waits for the device.
 
-Of the dense road it differs in two things: keys and values of all sequences lie in one pool of pages, and a layer attends for the
-whole flat step in two launches, whatever its segments. Nothing in between waits for the device.
+`OverPages` records small steps and replays them; `PagedModel` is a transformers model on this road, untouched but for its attention.
 """
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from array import array
-from collections.abc import Iterable, Sequence as Many
+from collections.abc import Callable, Iterable, Sequence as Many
 from dataclasses import dataclass, field
 from logging import getLogger
 from typing import Any
@@ -15,10 +16,12 @@ from weakref import WeakKeyDictionary, ref
 
 import torch
 
+from paceline.cache.base import Branching
 from paceline.cache.paged import PagedCache
 from paceline.kernels.step_tables import SMALLEST, Extent, StepTables
 from paceline.models.base import KV_CACHES, Scores
-from paceline.models.hub import HubModel, sent
+from paceline.models.flat import FlatModel, sent
+from paceline.models.hub import HubModel
 from paceline.models.paged_attention import Layers, PagedForward
 from paceline.models.quiet import sentence
 from paceline.models.recording import Outputs, Recording, Result, Run, shared_pool
@@ -39,37 +42,49 @@ class _Recordings:
     """Extent and taps -> recording; the one used last stands last."""
 
 
-class PagedModel(HubModel):
+class OverPages(FlatModel):
     """Small steps of which anything is wanted are recorded and replayed, if the model can be; those that read prompts are not.
 
-    Raises NotImplementedError from `score` where a layer's rule is neither causal nor a sliding window: the probe then takes the
-    dense road. Keys and values are kept as `kv_cache` says when a cache is made.
+    Keys and values are kept as `kv_cache` says when a cache is made.
     """
 
-    def __init__(self, model: Any, name: str, context_length: int, eos_token_ids: frozenset[int] = frozenset()) -> None:
-        super().__init__(model, name, context_length, eos_token_ids)
-        self._layers = Layers(context_length)
+    smallest = SMALLEST
+    """What a step is recorded for at least."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self.returns_early = device.type == "cuda"
+        self.branching = Branching.TREE
         self._recordable = True
         # several drafters may run one model, each over a cache of its own
         self._recordings = WeakKeyDictionary[PagedCache, _Recordings]()
-        self._pool, self._outputs = shared_pool(self._device), Outputs()
+        self._pool, self._outputs = shared_pool(device), Outputs()
+
+    @property
+    @abstractmethod
+    def share(self) -> int | None:
+        """Rows that share a tile of the attention kernel; None where layers differ in it, or none has run yet."""
+
+    @abstractmethod
+    def _over(self, cache: PagedCache, tables: Callable[[int], StepTables]) -> Any:
+        """What a forward needs to know of a cache and of a step. tables: rows that share a tile -> those of the step."""
 
     def new_cache(self) -> PagedCache:
         return PagedCache(_PAGES, _PAGE, KV_CACHES.get(self.kv_cache or ""), grows=True)
 
-    def _forward(self, step: Step, cache: PagedCache) -> PagedForward:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def _forward(self, step: Step, cache: PagedCache) -> Any:
         blocks = cache.blocks_of(step)
-        return PagedForward(cache, self._layers, lambda share: StepTables.of(step, blocks, cache.page_size, share, self._device))
+        return self._over(cache, lambda share: StepTables.of(step, blocks, cache.page_size, share, self._device))
 
     @torch.inference_mode()
     def score(self, step: Step, cache: PagedCache, taps: Iterable[int] = ()) -> Scores:  # pyright: ignore[reportIncompatibleMethodOverride]
         wanted, rows = tuple(taps), len(step.tokens)
         decoding = rows <= _RECORDED_ROWS and bool(step.wanted_rows)
-        if not self._recordable or not decoding or len(self._layers.shares) != 1:
-            return super().score(step, cache, wanted)  # pyright: ignore[reportArgumentType]
+        if not self._recordable or not decoding or self.share is None:
+            return super().score(step, cache, wanted)
         replayed = self._replayed(step, cache, wanted)
         if replayed is None:
-            return super().score(step, cache, wanted)  # pyright: ignore[reportArgumentType]
+            return super().score(step, cache, wanted)
         logits, captured = replayed
         if step.wants_all:
             found = {layer: hidden[0, :rows].clone() for layer, hidden in captured.items()}
@@ -97,8 +112,9 @@ class PagedModel(HubModel):
             if not any(others.held for others in self._recordings.values()):
                 # one whose graphs are all gone is gone with them
                 self._pool = shared_pool(self._device)
-        (share,) = self._layers.shares
-        place = Extent.of(step, blocks, share).bucketed(SMALLEST), taps
+        share = self.share
+        assert share is not None
+        place = Extent.of(step, blocks, share).bucketed(self.smallest), taps
         recording = recordings.held.pop(place, None)
         if recording is None:
             if len(recordings.held) == _RECORDINGS:
@@ -115,6 +131,27 @@ class PagedModel(HubModel):
         def run(token_ids: torch.Tensor, positions: torch.Tensor, tables: StepTables) -> Result:
             pages = kept()
             assert pages is not None
-            return self.run(token_ids, positions, PagedForward(pages, self._layers, lambda _: tables), taps)
+            return self.run(token_ids, positions, self._over(pages, lambda _: tables), taps)
 
         return run
+
+
+class PagedModel(OverPages, HubModel):
+    """model: a causal LM in eval mode, switched to the attention named `attention.NAME` by whoever loads it.
+
+    Raises NotImplementedError from `score` where a layer's rule is neither causal nor a sliding window: the probe then takes the
+    dense road.
+    """
+
+    def __init__(self, model: Any, name: str, context_length: int, eos_token_ids: frozenset[int] = frozenset()) -> None:
+        HubModel.__init__(self, model, name, context_length, eos_token_ids)
+        OverPages.__init__(self, model.device)
+        self._layers = Layers(context_length)
+
+    @property
+    def share(self) -> int | None:
+        shares = self._layers.shares
+        return next(iter(shares)) if len(shares) == 1 else None
+
+    def _over(self, cache: PagedCache, tables: Callable[[int], StepTables]) -> PagedForward:
+        return PagedForward(cache, self._layers, tables)

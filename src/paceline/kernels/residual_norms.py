@@ -1,0 +1,89 @@
+"""Residual norms, in Triton: what a block says is added to the residual stream, and the next block's input is normalised.
+
+One program takes one row, so a row's bits do not depend on the rows beside it. It adds up the parts that a row product has left.
+
+Source: RMSNorm, Zhang and Sennrich (arXiv:1910.07467); norms behind a block as in Gemma 2 (arXiv:2408.00118, section 2).
+"""
+
+# pyright: reportMissingImports=false, reportOperatorIssue=false, reportCallIssue=false, reportIndexIssue=false
+# ... for Triton is optional, and its stubs know neither the values of a kernel nor the options of a launch
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+
+@dataclass(frozen=True)
+class Norm:
+    """weight: float32 [D]. bias: float32 [D] of a LayerNorm, None for an RMSNorm."""
+
+    weight: torch.Tensor
+    bias: torch.Tensor | None
+    epsilon: float
+
+
+@triton.jit
+def _normalised(numbers, weight, bias, epsilon, line, there, width: tl.constexpr, centred: tl.constexpr):
+    if centred:
+        numbers = tl.where(there, numbers - tl.sum(numbers, 0) / width, 0.0)
+    share = tl.rsqrt(tl.sum(numbers * numbers, 0) / width + epsilon)
+    result = numbers * share * tl.load(weight + line, mask=there, other=0.0)
+    if centred:
+        result += tl.load(bias + line, mask=there, other=0.0)
+    return result
+
+
+@triton.jit(do_not_specialize=["count"])
+def _joined(
+    residual, parts, part_bias, behind_weight, behind_bias, weight, bias, out, count, epsilon,
+    width: tl.constexpr, lines: tl.constexpr, part_count: tl.constexpr, biased: tl.constexpr, behind: tl.constexpr,
+    centred: tl.constexpr,
+):  # fmt: skip
+    """One row: residual += [norm behind](sum of parts + bias); out = norm(residual)."""
+    row = tl.program_id(0).to(tl.int64)
+    line = tl.arange(0, lines)
+    there = line < width
+    numbers = tl.load(residual + row * width + line, mask=there, other=0.0)
+    if part_count > 0:
+        branch = tl.zeros([lines], tl.float32)
+        for part in tl.static_range(part_count):
+            branch += tl.load(parts + (part * count + row) * width + line, mask=there, other=0.0)
+        if biased:
+            branch += tl.load(part_bias + line, mask=there, other=0.0)
+        if behind:
+            branch = _normalised(branch, behind_weight, behind_bias, epsilon, line, there, width, centred)
+        numbers += branch
+        tl.store(residual + row * width + line, numbers, mask=there)
+    result = _normalised(numbers, weight, bias, epsilon, line, there, width, centred)
+    tl.store(out + row * width + line, result.to(out.dtype.element_ty), mask=there)
+
+
+def joined(
+    residual: torch.Tensor,
+    norm: Norm,
+    dtype: torch.dtype,
+    parts: torch.Tensor | None = None,
+    part_bias: torch.Tensor | None = None,
+    behind: Norm | None = None,
+) -> torch.Tensor:
+    """The normalised residual stream, [T, D] in `dtype`, after what a block says was added to it in place.
+
+    residual: float32 [T, D], contiguous. parts: float32 [P, T, D], added up in order; None where no block came before. part_bias:
+    float32 [D]. behind: a norm that what is said passes first; all norms of a model have one epsilon.
+    """
+    count, width = residual.shape
+    out = torch.empty(count, width, dtype=dtype, device=residual.device)
+    lines = triton.next_power_of_2(width)
+    behind_weight, behind_bias = (behind.weight, behind.bias) if behind else (None, None)
+    # with sums of parts of unlike number nothing is fused with what follows them
+    _joined[(count,)](
+        residual, parts, part_bias, behind_weight, behind_bias, norm.weight, norm.bias, out, count, norm.epsilon,
+        width=width, lines=lines, part_count=0 if parts is None else parts.shape[0], biased=part_bias is not None,
+        behind=behind is not None, centred=norm.bias is not None, num_warps=min(max(lines // 512, 1), 16),
+        enable_fp_fusion=False,
+    )  # fmt: skip
+    return out

@@ -1,0 +1,105 @@
+"""Rotary positions, in Triton: what the first product of a layer leaves becomes queries, keys and values, each in its place.
+
+One program takes one head of one row: it adds up the product's parts, normalises the head where a model does so, turns it, and
+writes a query beside the others, a key or value into its page.
+
+Source: RoFormer, Su et al. (arXiv:2104.09864), with the halves of a head as pairs; norms of heads as in Qwen 3 and Gemma 3.
+"""
+
+# pyright: reportMissingImports=false, reportOperatorIssue=false, reportCallIssue=false, reportIndexIssue=false
+# ... for Triton is optional, and its stubs know neither the values of a kernel nor the options of a launch
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+from paceline.kernels.residual_norms import Norm
+
+
+@triton.jit(do_not_specialize=["count"])
+def _turned(
+    parts, bias, query_norm, key_norm, cosines, sines, positions, destinations, queries, keys, values, count, epsilon,
+    heads: tl.constexpr, kv_heads: tl.constexpr, size: tl.constexpr, lines: tl.constexpr, rotary: tl.constexpr,
+    part_count: tl.constexpr, biased: tl.constexpr, normed: tl.constexpr,
+):  # fmt: skip
+    """One row and head of queries, keys or values, in this order."""
+    row = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1)
+    line = tl.arange(0, lines)
+    there = line < size
+    half: tl.constexpr = rotary // 2
+    # who a number is turned with; itself, where none
+    other = tl.where(line < half, line + half, tl.where(line < rotary, line - half, line))
+    width: tl.constexpr = (heads + 2 * kv_heads) * size
+    numbers = tl.zeros([lines], tl.float32)
+    partners = tl.zeros([lines], tl.float32)
+    for part in tl.static_range(part_count):
+        start = parts + (part * count + row) * width + head * size
+        numbers += tl.load(start + line, mask=there, other=0.0)
+        partners += tl.load(start + other, mask=there, other=0.0)
+    if biased:
+        numbers += tl.load(bias + head * size + line, mask=there, other=0.0)
+        partners += tl.load(bias + head * size + other, mask=there, other=0.0)
+    place = tl.load(destinations + row).to(tl.int64) * kv_heads
+    if head >= heads + kv_heads:
+        tl.store(values + (place + head - heads - kv_heads) * size + line, numbers.to(values.dtype.element_ty), mask=there)
+    else:
+        if normed:
+            share = tl.rsqrt(tl.sum(numbers * numbers, 0) / size + epsilon)
+            weight = query_norm if head < heads else key_norm
+            numbers = numbers * share * tl.load(weight + line, mask=there, other=0.0)
+            partners = partners * share * tl.load(weight + other, mask=there, other=0.0)
+        position = tl.maximum(tl.load(positions + row), 0).to(tl.int64)
+        turning = line < rotary
+        angle = position * half + tl.where(line < half, line, line - half)
+        cosine = tl.load(cosines + angle, mask=turning, other=1.0)
+        sine = tl.load(sines + angle, mask=turning, other=0.0)
+        turned = numbers * cosine + tl.where(line < half, -partners, partners) * sine
+        if head < heads:
+            tl.store(queries + (row * heads + head) * size + line, turned.to(queries.dtype.element_ty), mask=there)
+        else:
+            tl.store(keys + (place + head - heads) * size + line, turned.to(keys.dtype.element_ty), mask=there)
+
+
+@dataclass(frozen=True)
+class Heads:
+    """queries, keys: how many heads there are of each. size: numbers of a head, of which the first `rotary` are turned."""
+
+    queries: int
+    keys: int
+    size: int
+    rotary: int
+
+
+def turned(
+    parts: torch.Tensor,
+    heads: Heads,
+    tables: tuple[torch.Tensor, torch.Tensor],
+    positions: torch.Tensor,
+    destinations: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    norms: tuple[Norm, Norm] | None = None,
+) -> torch.Tensor:
+    """The queries of a step, [T, H, D] in the dtype of `keys`; its keys and values are written where `destinations` says.
+
+    parts: float32 [P, T, (H + 2 K) D], added up in order: queries, keys, values. tables: cosines and sines, float32 [positions,
+    rotary / 2]. positions, destinations: int32 [T]; a negative position is none and counts as 0. keys, values: [slots, K, D],
+    contiguous. bias: float32 [(H + 2 K) D]. norms: RMSNorms of every query's and every key's head.
+    """
+    part_count, count, _ = parts.shape
+    queries = keys.new_empty(count, heads.queries, heads.size)
+    query_norm, key_norm = norms or (None, None)
+    _turned[(count, heads.queries + 2 * heads.keys)](
+        parts, bias, query_norm.weight if query_norm else None, key_norm.weight if key_norm else None, *tables, positions,
+        destinations, queries, keys, values, count, query_norm.epsilon if query_norm else 0.0,
+        heads=heads.queries, kv_heads=heads.keys, size=heads.size, lines=triton.next_power_of_2(heads.size), rotary=heads.rotary,
+        part_count=part_count, biased=bias is not None, normed=norms is not None, num_warps=1 if heads.size <= 128 else 2,
+        enable_fp_fusion=False,
+    )  # fmt: skip
+    return queries

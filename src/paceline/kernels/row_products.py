@@ -1,0 +1,204 @@
+"""Row products, in Triton: rows of activations times a matrix, where a row's bits never depend on which rows ride beside it.
+
+A library chooses how to multiply by the number of rows, and ways differ in the last bits: a token verified beside others would
+not be the token that is decoded alone. Here every output is summed in one order, whatever the tiles: inputs in parts that follow
+from the matrix alone, each part from its first input to its last, the parts in order. Few rows are bound by reading weights, so
+the parts of an output are computed side by side and left for whoever reads them to add up (`residual_norms`, `rotary`); many rows
+are bound by arithmetic, so one program does all parts of its outputs and adds them up itself.
+
+Matrices are [outputs, inputs], as checkpoints store them. The larger side of a tensor core's product takes outputs, the smaller
+one rows: sixteen rows are then no more work than they are. An element of such a product depends neither on its place in the tile
+nor on the tile's size (`benchmarks/gpu.py` checks this on the device at hand).
+
+Source: split-K products and Stream-K (arXiv:2301.03598) for parts side by side; invariance to the batch after "Defeating
+Nondeterminism in LLM Inference" (He et al., Thinking Machines Lab, 2025).
+"""
+
+# pyright: reportMissingImports=false, reportOperatorIssue=false, reportCallIssue=false, reportIndexIssue=false
+# ... for Triton is optional, and its stubs know neither the values of a kernel nor the options of a launch
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+_SIDE_BY_SIDE = 64
+"""Up to so many rows the parts of an output are computed side by side."""
+_PROGRAMS, _LEAST_INPUTS, _MOST_PARTS = 264, 512, 8
+"""Parts are made until there are about so many programs, two for each multiprocessor of large devices, but no shorter and no more
+than this."""
+
+
+@dataclass(frozen=True)
+class Tile:
+    """outputs, rows, inputs: sides of a tile, powers of two from 16 on. The last bits depend on none of them."""
+
+    outputs: int
+    rows: int
+    inputs: int
+    warps: int
+    stages: int
+
+    @classmethod
+    def of(cls, rows: int, number_bytes: int) -> Tile:
+        if rows <= _SIDE_BY_SIDE:
+            side = max(16, triton.next_power_of_2(rows))
+            return cls(64, side, 256 // number_bytes, 4, 4 if side < 64 else 3)
+        return cls(128, 128, 128 // number_bytes, 8, 3)
+
+
+def parts_of(outputs: int, inputs: int) -> int:
+    """Into how many parts the inputs of each output are divided. Part of what the target is: another number has other bits."""
+    parts = 1
+    while parts < _MOST_PARTS and inputs // (2 * parts) >= _LEAST_INPUTS and -(-outputs // 64) * 2 * parts <= _PROGRAMS:
+        parts *= 2
+    return parts
+
+
+def part_length(inputs: int, parts: int) -> int:
+    """Inputs of each part but the last, a multiple of every tile's."""
+    return -(-inputs // (parts * 128)) * 128
+
+
+@triton.jit
+def _multiplied(weights, rows, sums, wide: tl.constexpr):
+    """sums + weights [outputs, inputs] x rows [R, inputs] transposed."""
+    if wide:
+        return tl.dot(weights.to(tl.float32), tl.trans(rows.to(tl.float32)), sums, input_precision="ieee")
+    return tl.dot(weights, tl.trans(rows), sums, input_precision="ieee")
+
+
+@triton.jit(do_not_specialize=["count"])
+def _product(
+    rows, weights, sums, count, row_stride,
+    outputs: tl.constexpr, inputs: tl.constexpr, length: tl.constexpr, parts: tl.constexpr, together: tl.constexpr,
+    tile_outputs: tl.constexpr, tile_rows: tl.constexpr, tile_inputs: tl.constexpr, wide: tl.constexpr,
+):  # fmt: skip
+    """One tile of rows, of outputs and one part of the inputs; all parts where `together`. sums: float32 [parts, count, outputs],
+    [1, count, outputs] where together."""
+    row = tl.program_id(0) * tile_rows + tl.arange(0, tile_rows)
+    output = tl.program_id(1) * tile_outputs + tl.arange(0, tile_outputs)
+    part = tl.program_id(2)
+    input_line = tl.arange(0, tile_inputs)
+    row_start = rows + row[:, None].to(tl.int64) * row_stride
+    output_start = weights + output[:, None].to(tl.int64) * inputs
+    row_there = (row < count)[:, None]
+    output_there = (output < outputs)[:, None]
+    total = tl.zeros([tile_outputs, tile_rows], tl.float32)
+    for turn in range(parts if together else 1):
+        begin = (turn if together else part) * length
+        end = tl.minimum(begin + length, inputs)
+        sum_of_part = tl.zeros([tile_outputs, tile_rows], tl.float32)
+        for at in range(begin, end, tile_inputs):
+            place = at + input_line[None, :]
+            # of a part only the last one's end may lie within a tile
+            there = place < inputs
+            held = tl.load(output_start + place, mask=output_there & there, other=0.0, eviction_policy="evict_first")
+            asked = tl.load(row_start + place, mask=row_there & there, other=0.0, eviction_policy="evict_last")
+            sum_of_part = _multiplied(held, asked, sum_of_part, wide)
+        total += sum_of_part
+    cell = (part.to(tl.int64) * count + row[None, :]) * outputs + output[:, None]
+    tl.store(sums + cell, total, mask=output_there & (row < count)[None, :])
+
+
+@triton.jit
+def _gelu_tanh(number):
+    # tanh from exp2, exact at both ends: Triton's interpreter has no tanh
+    inner = 0.7978845608028654 * (number + 0.044715 * number * number * number)
+    return 0.5 * number * (2.0 - 2.0 / (tl.exp2(inner * (2.0 * 1.4426950408889634)) + 1.0))
+
+
+@triton.jit
+def _silu(number):
+    return number / (1.0 + tl.exp2(number * -1.4426950408889634))
+
+
+@triton.jit(do_not_specialize=["count"])
+def _gated_product(
+    rows, weights, bias, out, count, row_stride,
+    outputs: tl.constexpr, inputs: tl.constexpr, silu: tl.constexpr, biased: tl.constexpr,
+    tile_outputs: tl.constexpr, tile_rows: tl.constexpr, tile_inputs: tl.constexpr, wide: tl.constexpr,
+):  # fmt: skip
+    """One tile of rows and of outputs. weights: gates [outputs, inputs], then what they gate. out: [count, outputs]."""
+    row = tl.program_id(0) * tile_rows + tl.arange(0, tile_rows)
+    output = tl.program_id(1) * tile_outputs + tl.arange(0, tile_outputs)
+    input_line = tl.arange(0, tile_inputs)
+    row_start = rows + row[:, None].to(tl.int64) * row_stride
+    gate_start = weights + output[:, None].to(tl.int64) * inputs
+    gated_start = gate_start + tl.full([], outputs, tl.int64) * inputs
+    row_there = (row < count)[:, None]
+    output_there = (output < outputs)[:, None]
+    gate = tl.zeros([tile_outputs, tile_rows], tl.float32)
+    gated = tl.zeros([tile_outputs, tile_rows], tl.float32)
+    for at in range(0, inputs, tile_inputs):
+        place = at + input_line[None, :]
+        there = place < inputs
+        asked = tl.load(row_start + place, mask=row_there & there, other=0.0, eviction_policy="evict_last")
+        held = tl.load(gate_start + place, mask=output_there & there, other=0.0, eviction_policy="evict_first")
+        gate = _multiplied(held, asked, gate, wide)
+        held = tl.load(gated_start + place, mask=output_there & there, other=0.0, eviction_policy="evict_first")
+        gated = _multiplied(held, asked, gated, wide)
+    if biased:
+        gate += tl.load(bias + output, mask=output < outputs, other=0.0)[:, None]
+        gated += tl.load(bias + outputs + output, mask=output < outputs, other=0.0)[:, None]
+    result = (_silu(gate) if silu else _gelu_tanh(gate)) * gated
+    cell = row[None, :].to(tl.int64) * outputs + output[:, None]
+    tl.store(out + cell, result.to(out.dtype.element_ty), mask=output_there & (row < count)[None, :])
+
+
+def _wide(rows: torch.Tensor) -> bool:
+    """The interpreter keeps bfloat16 as raw bits and cannot multiply it; float32 holds its products exactly."""
+    return not rows.is_cuda and rows.dtype is torch.bfloat16
+
+
+def row_product(rows: torch.Tensor, weights: torch.Tensor, parts: int, tile: Tile | None = None) -> torch.Tensor:
+    """Rows times a matrix: float32 [P, T, outputs], which are to be added up in order; P is `parts` for few rows, else 1.
+
+    rows: float32, float16 or bfloat16 [T, inputs], numbers of a row contiguous. weights: [outputs, inputs], contiguous, in the
+    same dtype. parts: of the inputs, `parts_of` the matrix. Raises ValueError where the shapes do not agree.
+    """
+    count, inputs = _checked(rows, weights)
+    outputs = weights.shape[0]
+    tile = tile or Tile.of(count, rows.element_size())
+    together = count > _SIDE_BY_SIDE or parts == 1
+    held = 1 if together else parts
+    sums = torch.empty(held, count, outputs, dtype=torch.float32, device=rows.device)
+    grid = (triton.cdiv(count, tile.rows), triton.cdiv(outputs, tile.outputs), held)
+    _product[grid](
+        rows, weights, sums, count, rows.stride(0), outputs=outputs, inputs=inputs,
+        length=part_length(inputs, parts), parts=parts, together=together, tile_outputs=tile.outputs, tile_rows=tile.rows,
+        tile_inputs=tile.inputs, wide=_wide(rows), num_warps=tile.warps, num_stages=tile.stages,
+    )  # fmt: skip
+    return sums
+
+
+def gated_product(
+    rows: torch.Tensor, weights: torch.Tensor, activation: str, bias: torch.Tensor | None = None, tile: Tile | None = None
+) -> torch.Tensor:
+    """activation(rows x gates) * (rows x gated), in the dtype of rows: [T, outputs].
+
+    rows: as in `row_product`. weights: [2 outputs, inputs], gates first. bias: float32 [2 outputs]. activation: "silu" or
+    "gelu_tanh". Raises ValueError where the shapes do not agree.
+    """
+    count, inputs = _checked(rows, weights)
+    outputs = weights.shape[0] // 2
+    tile = tile or Tile.of(count, rows.element_size())
+    out = rows.new_empty(count, outputs)
+    _gated_product[(triton.cdiv(count, tile.rows), triton.cdiv(outputs, tile.outputs))](
+        rows, weights, bias, out, count, rows.stride(0), outputs=outputs, inputs=inputs, silu=activation == "silu",
+        biased=bias is not None, tile_outputs=tile.outputs, tile_rows=tile.rows, tile_inputs=tile.inputs, wide=_wide(rows),
+        num_warps=tile.warps, num_stages=tile.stages,
+    )  # fmt: skip
+    return out
+
+
+def _checked(rows: torch.Tensor, weights: torch.Tensor) -> tuple[int, int]:
+    count, inputs = rows.shape
+    if weights.shape[1] != inputs or rows.dtype is not weights.dtype:
+        raise ValueError("rows and weights do not belong together")
+    if rows.stride(1) != 1 or not weights.is_contiguous():
+        raise ValueError("the numbers of a row and the weights have to be contiguous")
+    return count, inputs

@@ -1,0 +1,115 @@
+"""DeviceWeights: a Llama-form checkpoint on a GPU, what reads the same rows stored as one matrix."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from paceline.kernels.residual_norms import Norm
+from paceline.kernels.row_products import parts_of
+from paceline.models.base import DTYPES
+from paceline.models.forms import Form, Unsuited
+from paceline.models.llama_tensors import Linear, LlamaTensors, Weighted, joined
+from paceline.models.rotation import Rotation
+from paceline.models.tensors import Tensors
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """weight: [outputs, inputs] in the model's dtype. bias: float32 [outputs]. parts: of the inputs, summed by themselves."""
+
+    weight: torch.Tensor
+    bias: torch.Tensor | None
+    parts: int
+
+
+@dataclass(frozen=True)
+class Layer:
+    """heads: norms of every query's and every key's head."""
+
+    query_key_value: Matrix
+    out: Matrix
+    gate_up: Matrix
+    down: Matrix
+    before_attention: Norm
+    after_attention: Norm | None
+    before_mlp: Norm
+    after_mlp: Norm | None
+    heads: tuple[Norm, Norm] | None
+
+
+class DeviceWeights:
+    """format: one of `DTYPES`, or None for the precision of the checkpoint. positions: of the longest text.
+
+    rotations: layer type -> cosines and sines, float32 [positions, rotary / 2]. Raises Unsuited where the checkpoint does not hold
+    what its form asks for.
+    """
+
+    def __init__(
+        self, form: Form, tensors: Tensors, rotation: Rotation, format: str | None, positions: int, device: torch.device
+    ) -> None:
+        source = LlamaTensors(form, tensors)
+        self.form, self.format = form, format or source.kind
+        self._device, self._dtype = device, DTYPES[self.format]
+        self._held_bytes = 0
+        self.embedding = self._held(source.embedding)
+        self.layers = [self._layer(source, index) for index in range(len(form.layers))]
+        self.last_norm = self._norm(source.last_norm())
+        weight, bias = source.head()
+        # what reads few rows of many outputs has programs enough, and is wanted in one piece
+        tied = weight is source.embedding
+        self.head = Matrix(self.embedding, None, 1) if tied else self._matrix((weight, bias), parts=1)
+        source.all_read()
+        self.rotations = {kind: self._turns(rotation, positions, kind) for kind in form.rotations}
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self._dtype
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of all weights and tables."""
+        return self._held_bytes
+
+    def _layer(self, source: LlamaTensors, index: int) -> Layer:
+        norms = source.norms(index)
+        before_attention, after_attention, before_mlp, after_mlp, query, key = map(self._norm_or_none, norms.in_order())
+        assert before_attention is not None
+        assert before_mlp is not None
+        return Layer(
+            self._matrix(joined(source.query_key_value(index))),
+            self._matrix(source.out(index)),
+            self._matrix(joined(source.gate_up(index)), parts=1),
+            self._matrix(source.down(index)),
+            before_attention,
+            after_attention,
+            before_mlp,
+            after_mlp,
+            (query, key) if query and key else None,
+        )
+
+    def _matrix(self, linear: Linear, parts: int = 0) -> Matrix:
+        weight, bias = linear
+        outputs, inputs = weight.shape
+        return Matrix(
+            self._held(weight), None if bias is None else self._held(bias, torch.float32), parts or parts_of(outputs, inputs)
+        )
+
+    def _norm(self, norm: Weighted) -> Norm:
+        weight, bias = norm
+        return Norm(self._held(weight, torch.float32), None if bias is None else self._held(bias, torch.float32), self.form.epsilon)
+
+    def _norm_or_none(self, norm: Weighted | None) -> Norm | None:
+        return None if norm is None else self._norm(norm)
+
+    def _turns(self, rotation: Rotation, positions: int, kind: str) -> tuple[torch.Tensor, torch.Tensor]:
+        cosines, sines = rotation.tables(positions, kind)
+        if cosines.shape[1] != self.form.rotary // 2:
+            raise Unsuited("its rotation table does not fit its heads")
+        return self._held(cosines, torch.float32), self._held(sines, torch.float32)
+
+    def _held(self, tensor: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
+        held = tensor.to(self._device, dtype or self._dtype).contiguous()
+        self._held_bytes += held.nbytes
+        return held

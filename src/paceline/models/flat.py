@@ -1,0 +1,51 @@
+"""FlatModel: a model that scores a step in one forward over all of its rows, side by side."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from paceline.cache.base import KVCache
+from paceline.models.base import LanguageModel, Scores
+from paceline.step import Step
+
+
+class FlatModel(LanguageModel):
+    """Prefill chunks, plain decodes and draft trees of many sequences are rows of one forward."""
+
+    _device: torch.device
+
+    @abstractmethod
+    def _forward(self, step: Step, cache: Any) -> Any:
+        """What the forward of a staged step needs to know of where keys and values lie."""
+
+    @abstractmethod
+    def run(
+        self,
+        token_ids: torch.Tensor,
+        positions: torch.Tensor,
+        forward: Any,
+        taps: tuple[int, ...] = (),
+        keep: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
+        """The forward itself. token_ids, positions: int64 [1, T]. keep: int64 [W], the rows whose logits are wanted; None for all.
+
+        Returns logits [W, V] in a dtype of its own, and the taps, layer -> [1, T, hidden].
+        """
+
+    @torch.inference_mode()
+    def score(self, step: Step, cache: KVCache, taps: Iterable[int] = ()) -> Scores:
+        device = self._device
+        wants = sent(step.wants, device)
+        forward = self._forward(step, cache)
+        token_ids, positions = sent(step.token_ids[None], device), sent(step.positions[None], device)
+        logits, captured = self.run(token_ids, positions, forward, tuple(taps), None if step.wants_all else wants)
+        return Scores(logits.float(), {layer: hidden[0, wants] for layer, hidden in captured.items()})
+
+
+def sent(numbers: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Numbers of the host on a device, which nobody waits for."""
+    return numbers.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else numbers.to(device)

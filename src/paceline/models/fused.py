@@ -1,0 +1,176 @@
+"""FusedModel: a Llama-form model on a GPU, nine launches of our own kernels to a layer, over pages.
+
+A third road beside the transformers adapter and the packed weights of processors. Every kernel computes a row from that row alone,
+in one order, whatever rides beside it: verifying, decoding and reading a prompt in any chunking give the same bits. The residual
+stream and all sums are float32; what meets a matrix, keys and values have the precision of the weights.
+
+Source: the form is that of Llama (arXiv:2302.13971) and the families after it; see `forms.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from functools import cached_property
+from logging import getLogger
+
+import torch
+
+from paceline.cache.paged import PagedCache
+from paceline.kernels.residual_norms import joined
+from paceline.kernels.rotary import Heads, turned
+from paceline.kernels.row_products import gated_product, row_product
+from paceline.kernels.step_tables import SMALLEST, StepTables
+from paceline.kernels.tree_attention import Tiling, tree_attention
+from paceline.models.base import DTYPES, ModelError, Scores
+from paceline.models.checkpoint import Checkpoint
+from paceline.models.device_weights import DeviceWeights, Layer
+from paceline.models.forms import Unsuited, form_of
+from paceline.models.paged import OverPages
+from paceline.models.quiet import sentence
+from paceline.models.rotation import Rotation
+from paceline.models.taps import check_tap
+from paceline.models.tensors import Tensors
+from paceline.params import SamplingParams
+from paceline.sequence import Sequence
+from paceline.step import Step
+
+
+@dataclass(frozen=True)
+class _Staged:
+    """One forward in flight: where the keys and values of its rows go, and where each row finds those that it sees."""
+
+    cache: PagedCache
+    tables: StepTables
+
+
+class FusedModel(OverPages):
+    """A row's logits have the same bits in every step that holds it."""
+
+    # a tensor core multiplies sixteen rows at once, however few there are
+    smallest = replace(SMALLEST, rows=16)
+
+    def __init__(
+        self,
+        weights: DeviceWeights,
+        name: str,
+        context_length: int,
+        eos_token_ids: frozenset[int] = frozenset(),
+        kv_cache: str | None = None,
+    ) -> None:
+        form = weights.form
+        super().__init__(weights.embedding.device)
+        self.name, self.weights, self.weights_bytes = name, weights.format, weights.held_bytes
+        self.context_length, self.vocab_size, self.kv_cache = context_length, form.vocabulary, kv_cache
+        self.eos_token_ids = frozenset(token for token in eos_token_ids if token < form.vocabulary)
+        self._held = weights
+        self._heads = Heads(form.heads, form.key_heads, form.head_size, form.rotary)
+        self._tiling = Tiling.of(form.heads, form.key_heads, form.head_size, weights.dtype.itemsize)
+        # keys and values of one row, for a cache to see their shape
+        self._sample = torch.empty(1, form.key_heads, form.head_size, dtype=weights.dtype, device=self._device)
+
+    @cached_property
+    def share(self) -> int:
+        return self._tiling.rows_per_tile(self._held.form.heads, self._held.form.key_heads)
+
+    def _over(self, cache: PagedCache, tables: Callable[[int], StepTables]) -> _Staged:
+        return _Staged(cache, tables(self.share))
+
+    def score(self, step: Step, cache: PagedCache, taps: Iterable[int] = ()) -> Scores:  # pyright: ignore[reportIncompatibleMethodOverride]
+        tapped = tuple(taps)
+        for layer in tapped:
+            check_tap(layer, len(self._held.layers))
+        # a device that reads past a table is lost to the whole process
+        if not 0 <= min(step.tokens) <= max(step.tokens) < self.vocab_size:
+            raise ValueError(f"a step holds a token outside of the vocabulary of {self.vocab_size}")
+        return super().score(step, cache, tapped)
+
+    def run(
+        self,
+        token_ids: torch.Tensor,
+        positions: torch.Tensor,
+        forward: _Staged,
+        taps: tuple[int, ...] = (),
+        keep: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
+        held, dtype = self._held, self._held.dtype
+        residual = held.embedding[token_ids[0]].float() * held.form.embedding_scale
+        captured: dict[int, torch.Tensor] = {}
+        parts = bias = behind = None
+        for index, layer in enumerate(held.layers):
+            rows = joined(residual, layer.before_attention, dtype, parts, bias, behind)
+            if index in taps:
+                captured[index] = residual.to(dtype, copy=True)[None]
+            parts = row_product(self._attended(index, layer, rows, forward), layer.out.weight, layer.out.parts)
+            rows = joined(residual, layer.before_mlp, dtype, parts, layer.out.bias, layer.after_attention)
+            rows = gated_product(rows, layer.gate_up.weight, held.form.activation, layer.gate_up.bias)
+            parts = row_product(rows, layer.down.weight, layer.down.parts)
+            bias, behind = layer.down.bias, layer.after_mlp
+        rows = joined(residual, held.last_norm, dtype, parts, bias, behind)
+        if len(held.layers) in taps:
+            captured[len(held.layers)] = residual.to(dtype, copy=True)[None]
+        (logits,) = row_product(rows if keep is None else rows[keep], held.head.weight, held.head.parts)
+        if held.head.bias is not None:
+            logits += held.head.bias
+        if cap := held.form.logit_cap:
+            logits = cap * torch.tanh(logits / cap)
+        return logits, captured
+
+    def _attended(self, index: int, layer: Layer, rows: torch.Tensor, forward: _Staged) -> torch.Tensor:
+        """What the heads of one layer say to rows [T, hidden]: [T, H D]."""
+        cache, tables, form = forward.cache, forward.tables, self._held.form
+        kind = form.layers[index]
+        pages = cache.reserve(index, self._sample, self._sample)
+        parts = row_product(rows, layer.query_key_value.weight, layer.query_key_value.parts)
+        common = parts, self._heads, self._held.rotations[kind.rotary], tables.positions
+        last = layer.query_key_value.bias, layer.heads
+        if pages.key_scales is None:
+            queries = turned(*common, tables.destinations, pages.keys, pages.values, *last)
+        else:
+            keys, values = rows.new_empty(2, len(rows), form.key_heads, form.head_size)
+            places = torch.arange(len(rows), dtype=torch.int32, device=self._device)
+            queries = turned(*common, places, keys, values, *last)
+            cache.write(index, tables.destinations.long(), keys, values)
+        attended = tree_attention(
+            queries,
+            pages.keys,
+            pages.values,
+            tables,
+            scale=form.score_scale,
+            tiling=self._tiling,
+            window=kind.window,
+            softcap=form.score_cap or None,
+            key_scales=pages.key_scales,
+            value_scales=pages.value_scales,
+        )
+        return attended.flatten(1)
+
+
+def fused_model(
+    checkpoint: Checkpoint,
+    config: object,
+    context_length: int,
+    device: torch.device,
+    weights: str | None = None,
+    kv_cache: str | None = None,
+) -> FusedModel:
+    """The model of a checkpoint on this road. config: transformers' own. Raises Unsuited where it must go by the other one, and
+    ModelError where it cannot go by any.
+    """
+    form = form_of(config)
+    if weights not in (None, *DTYPES):
+        raise Unsuited("packed weights are for processors only")
+    try:
+        held = DeviceWeights(form, Tensors(checkpoint), Rotation(config, form.rotary), weights, context_length, device)
+        model = FusedModel(held, checkpoint.path.name, context_length, checkpoint.eos_token_ids, kv_cache)
+        text = Sequence(0, tuple(range(min(3, form.vocabulary))), SamplingParams(), seed=0)
+        finite = bool(model.logits_after([(text, tuple(text.tokens))], model.new_cache()).isfinite().all())
+    except Unsuited:
+        raise
+    # a checkpoint from a stranger may hold anything, and Triton's compiler has no class of error that it could be known by
+    except Exception as error:
+        getLogger("paceline").warning("'%s' does not run on the fused kernels: %s", checkpoint.path.name, sentence(error))
+        raise Unsuited(f"it fails with '{sentence(error)}'") from error
+    if not finite:
+        raise ModelError(f"the weights of '{checkpoint.path}' give logits that are not finite numbers")
+    return model

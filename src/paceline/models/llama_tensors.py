@@ -1,0 +1,143 @@
+"""LlamaTensors: the matrices and norms of a Llama-form checkpoint by what they are for, whatever a family calls or how it stores
+them; each is read when it is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+
+import torch
+
+from paceline.models.forms import Form, Unsuited
+from paceline.models.tensors import Tensors
+
+Linear = tuple[torch.Tensor, torch.Tensor | None]
+"""Weight [outputs, inputs] and bias."""
+Weighted = tuple[torch.Tensor, torch.Tensor | None]
+"""A norm's weight and, of a LayerNorm, its bias; float32."""
+_KINDS = {"F32": "fp32", "F16": "fp16", "BF16": "bf16"}
+_IGNORED = "rotary_emb.inv_freq"
+
+
+@dataclass(frozen=True)
+class LayerNorms:
+    """Those that a layer has, in the order in which rows meet them but for those of heads."""
+
+    before_attention: Weighted | None
+    after_attention: Weighted | None
+    before_mlp: Weighted | None
+    after_mlp: Weighted | None
+    query: Weighted | None
+    key: Weighted | None
+
+    def in_order(self) -> list[Weighted | None]:
+        return [getattr(self, field.name) for field in fields(self)]
+
+
+class LlamaTensors:
+    """Raises Unsuited where a tensor is missing, is of another type than a float, or is there without a meaning known here.
+
+    kind: the precision of the checkpoint; float32 where there are several, for what is stored so is in none of the halves.
+    """
+
+    def __init__(self, form: Form, tensors: Tensors) -> None:
+        self._form, self._tensors = form, tensors
+        # a rotation's frequencies are computed anew, whatever some files hold of them
+        kinds = {kind for name, kind in tensors.kinds.items() if not name.endswith(_IGNORED)}
+        if not kinds <= _KINDS.keys():
+            raise Unsuited(f"it holds tensors of the type {min(kinds - _KINDS.keys())}")
+        self.kind = _KINDS[kinds.pop()] if len(kinds) == 1 else "fp32"
+        self.embedding = self._read("model.embed_tokens.weight", form.vocabulary, form.hidden)
+
+    def query_key_value(self, layer: int) -> list[Linear]:
+        form, prefix = self._form, f"model.layers.{layer}.self_attn."
+        heads, key_heads = form.heads * form.head_size, form.key_heads * form.head_size
+        parts = {prefix + "q_proj": heads, prefix + "k_proj": key_heads, prefix + "v_proj": key_heads}
+        return self._parts(parts, prefix + "qkv_proj")
+
+    def out(self, layer: int) -> Linear:
+        return self._linear(f"model.layers.{layer}.self_attn.o_proj", self._form.hidden, self._form.heads * self._form.head_size)
+
+    def gate_up(self, layer: int) -> list[Linear]:
+        prefix = f"model.layers.{layer}.mlp."
+        return self._parts(dict.fromkeys((prefix + "gate_proj", prefix + "up_proj"), self._form.inner), prefix + "gate_up_proj")
+
+    def down(self, layer: int) -> Linear:
+        return self._linear(f"model.layers.{layer}.mlp.down_proj", self._form.hidden, self._form.inner)
+
+    def norms(self, layer: int) -> LayerNorms:
+        prefix, hidden, size = f"model.layers.{layer}.", self._form.hidden, self._form.head_size
+        names = dict.fromkeys((field.name for field in fields(LayerNorms)), "")
+        names["before_attention"] = "input_layernorm"
+        if self._has(prefix + "pre_feedforward_layernorm.weight"):
+            names["after_attention"], names["before_mlp"] = "post_attention_layernorm", "pre_feedforward_layernorm"
+            names["after_mlp"] = "post_feedforward_layernorm"
+        else:
+            # the name means the norm before the MLP where there is only that one
+            names["before_mlp"] = "post_attention_layernorm"
+        if self._has(prefix + "self_attn.q_norm.weight"):
+            names["query"], names["key"] = "self_attn.q_norm", "self_attn.k_norm"
+        sizes = {"query": size, "key": size}
+        return LayerNorms(
+            **{place: self._norm(prefix + name, sizes.get(place, hidden)) if name else None for place, name in names.items()}
+        )
+
+    def last_norm(self) -> Weighted:
+        return self._norm("model.norm", self._form.hidden)
+
+    def head(self) -> Linear:
+        """Its weight is `embedding` itself where it is tied."""
+        form = self._form
+        if not form.tied:
+            return self._linear("lm_head", form.vocabulary, form.hidden)
+        if "lm_head.weight" in self._tensors.kinds:
+            # transformers ties them only where they are alike, whatever the configuration says
+            head = self._read("lm_head.weight", form.vocabulary, form.hidden)
+            if not torch.equal(head.to(self.embedding.dtype), self.embedding):
+                return head, None
+        return self.embedding, None
+
+    def all_read(self) -> None:
+        """Raises Unsuited where something was never asked for."""
+        left = sorted(name for name in self._tensors.unread if not name.endswith(_IGNORED))
+        if left:
+            raise Unsuited(f"its tensor '{left[0]}' has no place in the Llama form")
+
+    def _parts(self, parts: dict[str, int], whole: str) -> list[Linear]:
+        """Several linears that read the hidden state; some families store them one under another. parts: their outputs."""
+        hidden, outputs = self._form.hidden, list(parts.values())
+        if not self._form.fused:
+            return [self._linear(part, count, hidden) for part, count in parts.items()]
+        weight, bias = self._linear(whole, sum(outputs), hidden)
+        biases = [None] * len(outputs) if bias is None else bias.split(outputs)
+        return list(zip(weight.split(outputs), biases, strict=True))
+
+    def _linear(self, name: str, outputs: int, inputs: int) -> Linear:
+        bias = name + ".bias"
+        return self._read(name + ".weight", outputs, inputs), self._read(bias, outputs) if self._has(bias) else None
+
+    def _norm(self, name: str, size: int) -> Weighted:
+        weight = self._read(name + ".weight", size).float() + self._form.offset
+        return weight, None if self._form.norm == "rms" else self._read(name + ".bias", size).float()
+
+    def _has(self, name: str) -> bool:
+        """Whether the form gives its layers this bias or norm. What a checkpoint happens to hold does not decide it."""
+        return name.split(".", 3)[-1] in self._form.extras
+
+    def _read(self, name: str, *shape: int) -> torch.Tensor:
+        tensor = self._tensors.find(name)
+        if tensor is None or tensor.shape != shape:
+            raise Unsuited(f"it has no tensor '{name}' of shape {shape}")
+        return tensor
+
+
+def joined(linears: list[Linear]) -> Linear:
+    """Linears one under another."""
+    return torch.cat([weight for weight, _ in linears]), biases(linears, torch.cat)
+
+
+def biases(linears: list[Linear], together: Callable[[list[torch.Tensor]], torch.Tensor]) -> torch.Tensor | None:
+    """The biases of several linears as one, zeros where one has none; None where none has."""
+    if all(bias is None for _, bias in linears):
+        return None
+    return together([torch.zeros(weight.shape[0]) if bias is None else bias for weight, bias in linears])
