@@ -409,7 +409,7 @@ def through_the_engine() -> dict[str, Any]:
         llm = LLM(draft="none")
         road = type(llm.target).__name__
         params = SamplingParams(max_tokens=64)
-        prompts, answers, times = list(PROMPTS[:4]), dict[str, list[Any]](), dict[str, list[float]]()
+        prompts, answers, times = PROMPTS["e2e"][:4], dict[str, list[Any]](), dict[str, list[float]]()
         for _ in range(5):
             for draft in ("none", "auto"):
                 llm.use(draft)

@@ -39,7 +39,8 @@ text = compiled(tree_attention._attend_split, sizes | tile | flags, **types)
 assert query == "fp32" or "mma" in text, "no tensor cores"
 compiled(tree_attention._merge_splits, sizes | dict(heads=32, sunk=True), **types)
 types |= dict(numbers="*fp64", values="*fp64")
-compiled(fused_sampling._best_of_chunk, dict(chunk=8192, block=1024), **types)
+compiled(fused_sampling._best_of_block, dict(block=1024, cutting=True), **types)
+compiled(fused_sampling._best_of_row, dict(lines=128, cutting=True), **types, doubts="*i1", chosen="*i32")
 """
 
 

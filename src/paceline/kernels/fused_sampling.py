@@ -31,9 +31,9 @@ _SORTED = 1024
 """Scores sorted per row to find a cut; a top-p that needs more of them is refused."""
 _DOUBT = 1e-9
 """Masses are sums of up to V float64 terms in any order: further than this from top-p, every order agrees."""
-_CHUNK, _BLOCK = 8192, 1024
+_BLOCK = 1024
+"""Logits of one program: as many programs as a device likes to run at once look at a large vocabulary."""
 _NO_TOKEN = tl.constexpr(2**31 - 1)
-_LARGEST_GUMBEL = tl.constexpr(noise.LARGEST_GUMBEL)
 
 
 def fits(params: SamplingParams, vocab_size: int) -> bool:
@@ -93,44 +93,49 @@ def _gumbel(tokens, low, high):
 
 
 @triton.jit(do_not_specialize=["logits_row"])
-def _best_of_chunk(
-    logits, numbers, cuts, values, tokens, counts, vocab_size, logits_row, chunk: tl.constexpr, block: tl.constexpr,
+def _best_of_block(
+    logits, numbers, cuts, values, tokens, counts, vocab_size, logits_row, block: tl.constexpr, cutting: tl.constexpr,
 ):  # fmt: skip
-    """One row and chunk of the vocabulary: its largest score + noise (float64), the lowest token that has it, and how many
+    """One row and block of the vocabulary: its largest score + noise (float64), the lowest token that has it, and how many
     have; a count of -1 says that a logit was not a number."""
     row = tl.program_id(0)
     low = tl.load(numbers + row * 6).to(tl.int32).to(tl.uint32, bitcast=True)
     high = tl.load(numbers + row * 6 + 1).to(tl.int32).to(tl.uint32, bitcast=True)
     temperature = tl.load(numbers + row * 6 + 2).to(tl.float32)
-    cut = tl.load(cuts + row)
-    divisor = tl.where(temperature > 0.0, temperature, 1.0)
-    begin = tl.program_id(1) * chunk
-    best = tl.full([], float("-inf"), tl.float64)
-    chosen = tl.full([], _NO_TOKEN, tl.int32)
-    count = tl.full([], 0, tl.int32)
-    sick = tl.full([], 0, tl.int32)
-    for at in range(begin, tl.minimum(begin + chunk, vocab_size), block):
-        token = at + tl.arange(0, block)
-        inside = token < vocab_size
-        logit = tl.load(logits + row.to(tl.int64) * logits_row + token, mask=inside, other=float("-inf")).to(tl.float32)
-        sick = tl.maximum(sick, tl.max((logit != logit).to(tl.int32), 0))
-        score = tl.div_rn(logit, divisor)
-        score = tl.where(score < cut, float("-inf"), score)
-        # noise is bounded: a block whose best score is further behind cannot win
-        if tl.max(score, 0).to(tl.float64) + _LARGEST_GUMBEL >= best:
-            noised = score.to(tl.float64)
-            if temperature > 0.0:
-                noised += _gumbel(token, low, high).to(tl.float64)
-            top = tl.max(noised, 0)
-            first = tl.min(tl.where(noised == top, token, _NO_TOKEN), 0)
-            equals = tl.sum((noised == top).to(tl.int32), 0)
-            chosen = tl.where(top > best, first, tl.where(top == best, tl.minimum(chosen, first), chosen))
-            count = tl.where(top > best, equals, tl.where(top == best, count + equals, count))
-            best = tl.maximum(best, top)
+    token = tl.program_id(1) * block + tl.arange(0, block)
+    inside = token < vocab_size
+    logit = tl.load(logits + row.to(tl.int64) * logits_row + token, mask=inside, other=float("-inf")).to(tl.float32)
+    score = tl.div_rn(logit, tl.where(temperature > 0.0, temperature, 1.0))
+    if cutting:
+        score = tl.where(score < tl.load(cuts + row), float("-inf"), score)
+    noised = score.to(tl.float64)
+    if temperature > 0.0:
+        noised += _gumbel(token, low, high).to(tl.float64)
+    best = tl.max(noised, 0)
+    sick = tl.max((logit != logit).to(tl.int32), 0)
     cell = row * tl.num_programs(1) + tl.program_id(1)
     tl.store(values + cell, best)
-    tl.store(tokens + cell, chosen)
-    tl.store(counts + cell, tl.where(sick > 0, -1, count))
+    tl.store(tokens + cell, tl.min(tl.where(noised == best, token, _NO_TOKEN), 0))
+    tl.store(counts + cell, tl.where(sick > 0, -1, tl.sum((noised == best).to(tl.int32), 0)))
+
+
+@triton.jit(do_not_specialize=["blocks"])
+def _best_of_row(values, tokens, counts, numbers, doubts, chosen, blocks, lines: tl.constexpr, cutting: tl.constexpr):
+    """The token of one row, or -1 where the device cannot be sure of it."""
+    row = tl.program_id(0)
+    line = tl.arange(0, lines)
+    there = line < blocks
+    value = tl.load(values + row * blocks + line, mask=there, other=float("-inf"))
+    count = tl.load(counts + row * blocks + line, mask=there, other=0)
+    best = tl.max(value, 0)
+    leads = there & (value == best)
+    token = tl.min(tl.where(leads, tl.load(tokens + row * blocks + line, mask=there, other=_NO_TOKEN), _NO_TOKEN), 0)
+    certain = (best > float("-inf")) & (tl.min(count, 0) >= 0)
+    # of equal logits a greedy choice is the lowest token; where there is noise the order of a sum might decide
+    certain &= (tl.load(numbers + row * 6 + 2) == 0.0) | (tl.sum(tl.where(leads, count, 0), 0) == 1)
+    if cutting:
+        certain &= tl.load(doubts + row) == 0
+    tl.store(chosen + row, tl.where(certain, token, -1))
 
 
 def _cuts(logits: torch.Tensor, numbers: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -162,25 +167,19 @@ def choose_on_device(logits: torch.Tensor, rows: SamplingRows) -> torch.Tensor:
     logits: float32 [W, V], a row's logits contiguous. Never waits for the device.
     """
     count, vocab_size = logits.shape
-    if rows.cuts:
-        cuts, doubtful = _cuts(logits, rows.numbers)
-    else:
-        cuts = logits.new_full((count,), -torch.inf)
-        doubtful = torch.zeros(count, dtype=torch.bool, device=logits.device)
-    chunks = -(-vocab_size // _CHUNK)
-    values = logits.new_empty(count, chunks, dtype=torch.float64)
-    tokens, counts = torch.empty(2, count, chunks, dtype=torch.int32, device=logits.device)
-    _best_of_chunk[(count, chunks)](
-        logits, rows.numbers, cuts, values, tokens, counts, vocab_size, logits.stride(0), chunk=_CHUNK, block=_BLOCK,
+    cuts, doubtful = _cuts(logits, rows.numbers) if rows.cuts else (None, None)
+    blocks = triton.cdiv(vocab_size, _BLOCK)
+    values = logits.new_empty(count, blocks, dtype=torch.float64)
+    tokens, counts = torch.empty(2, count, blocks, dtype=torch.int32, device=logits.device)
+    _best_of_block[(count, blocks)](
+        logits, rows.numbers, cuts, values, tokens, counts, vocab_size, logits.stride(0), block=_BLOCK, cutting=rows.cuts,
         num_warps=4, enable_fp_fusion=False,
     )  # fmt: skip
-    best = values.amax(1, keepdim=True)
-    leads = values == best
-    token = torch.where(leads, tokens, 2**31 - 1).amin(1)
-    alone = torch.where(leads, counts, 0).sum(1) == 1
-    greedy = rows.numbers[:, 2] == 0
-    certain = (best[:, 0] > -torch.inf) & (counts >= 0).all(1) & ~doubtful & (greedy | alone)
-    return torch.where(certain, token, -1)
+    chosen = torch.empty(count, dtype=torch.int32, device=logits.device)
+    _best_of_row[(count,)](
+        values, tokens, counts, rows.numbers, doubtful, chosen, blocks, lines=triton.next_power_of_2(blocks), cutting=rows.cuts,
+    )  # fmt: skip
+    return chosen
 
 
 class Choices:

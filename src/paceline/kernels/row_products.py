@@ -19,6 +19,7 @@ Nondeterminism in LLM Inference" (He et al., Thinking Machines Lab, 2025).
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 import torch
@@ -27,14 +28,17 @@ import triton.language as tl
 
 _SIDE_BY_SIDE = 64
 """Up to so many rows the parts of an output are computed side by side."""
-_PROGRAMS, _LEAST_INPUTS, _MOST_PARTS = 264, 512, 8
-"""Parts are made until there are about so many programs, two for each multiprocessor of large devices, but no shorter and no more
-than this."""
+_PROGRAMS, _LEAST_INPUTS = 64, 512
+"""A large device reads weights as fast as it can where so many programs read them, each far ahead; a matrix with fewer outputs is
+divided into parts, no shorter than this."""
+_FEWEST_BYTES = 96 << 10
+"""Of shared memory, where it is not known how much there is."""
 
 
 @dataclass(frozen=True)
 class Tile:
-    """outputs, rows, inputs: sides of a tile, powers of two from 16 on. The last bits depend on none of them."""
+    """outputs, rows, inputs: sides of a tile, powers of two from 16 on. The last bits depend on none of them. stages: how many of
+    them are on their way at once."""
 
     outputs: int
     rows: int
@@ -43,17 +47,28 @@ class Tile:
     stages: int
 
     @classmethod
-    def of(cls, rows: int, number_bytes: int) -> Tile:
-        if rows <= _SIDE_BY_SIDE:
-            side = max(16, triton.next_power_of_2(rows))
-            return cls(64, side, 256 // number_bytes, 4, 4 if side < 64 else 3)
-        return cls(128, 128, 128 // number_bytes, 8, 3)
+    def of(cls, rows: torch.Tensor, matrices: int = 1) -> Tile:
+        """What suits so many rows and this device. matrices: that one program multiplies them by."""
+        number_bytes, shared = rows.element_size(), _shared_bytes(rows.device)
+        if len(rows) <= _SIDE_BY_SIDE:
+            side, inputs = max(16, triton.next_power_of_2(len(rows))), 256 // number_bytes
+            tile_bytes = (64 * matrices + side) * inputs * number_bytes
+            return cls(64, side, inputs, 4, max(2, min(6 if matrices == 1 else 4, shared // tile_bytes)))
+        inputs = 128 // number_bytes
+        return cls(128, 128, inputs, 8, max(2, min(3, shared // (128 * (matrices + 1) * inputs * number_bytes))))
+
+
+@functools.cache
+def _shared_bytes(device: torch.device) -> int:
+    if device.type != "cuda":
+        return _FEWEST_BYTES
+    return getattr(torch.cuda.get_device_properties(device), "shared_memory_per_block_optin", _FEWEST_BYTES)
 
 
 def parts_of(outputs: int, inputs: int) -> int:
     """Into how many parts the inputs of each output are divided. Part of what the target is: another number has other bits."""
     parts = 1
-    while parts < _MOST_PARTS and inputs // (2 * parts) >= _LEAST_INPUTS and -(-outputs // 64) * 2 * parts <= _PROGRAMS:
+    while inputs // (2 * parts) >= _LEAST_INPUTS and triton.cdiv(outputs, 64) * parts < _PROGRAMS:
         parts *= 2
     return parts
 
@@ -162,7 +177,7 @@ def row_product(rows: torch.Tensor, weights: torch.Tensor, parts: int, tile: Til
     """
     count, inputs = _checked(rows, weights)
     outputs = weights.shape[0]
-    tile = tile or Tile.of(count, rows.element_size())
+    tile = tile or Tile.of(rows)
     together = count > _SIDE_BY_SIDE or parts == 1
     held = 1 if together else parts
     sums = torch.empty(held, count, outputs, dtype=torch.float32, device=rows.device)
@@ -185,7 +200,7 @@ def gated_product(
     """
     count, inputs = _checked(rows, weights)
     outputs = weights.shape[0] // 2
-    tile = tile or Tile.of(count, rows.element_size())
+    tile = tile or Tile.of(rows, matrices=2)
     out = rows.new_empty(count, outputs)
     _gated_product[(triton.cdiv(count, tile.rows), triton.cdiv(outputs, tile.outputs))](
         rows, weights, bias, out, count, rows.stride(0), outputs=outputs, inputs=inputs, silu=activation == "silu",

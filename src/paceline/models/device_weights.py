@@ -98,7 +98,9 @@ class DeviceWeights:
 
     def _norm(self, norm: Weighted) -> Norm:
         weight, bias = norm
-        return Norm(self._held(weight, torch.float32), None if bias is None else self._held(bias, torch.float32), self.form.epsilon)
+        return Norm(
+            self._held(weight, torch.float32), None if bias is None else self._held(bias, torch.float32), self.form.epsilon
+        )
 
     def _norm_or_none(self, norm: Weighted | None) -> Norm | None:
         return None if norm is None else self._norm(norm)

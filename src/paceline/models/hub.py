@@ -64,4 +64,3 @@ class HubModel(FlatModel):
             FORWARD.reset(token)
         self.attention_calls = forward.attention_calls
         return logits if keep is None or self._keeps_rows else logits[keep], captured
-
