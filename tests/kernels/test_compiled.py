@@ -27,7 +27,7 @@ def compiled(kernel, constants, **types):
 
 capability, head, page = map(int, sys.argv[1:4])
 query, pages = sys.argv[4:]
-sizes = dict(value_dim=head, value_lines=head, split_keys=512)
+sizes = dict(value_dim=head, value_lines=head, split_keys=512, near_keys=128, near_splits=16)
 tiling = tree_attention.Tiling.of(32, 8, head, 4 if query == "fp32" else 2)
 tile = dict(kv_heads=8, group=4, key_dim=head, key_lines=head, page_size=page, tile_lines=tiling.rows, block_keys=tiling.keys)
 scaled = query != pages

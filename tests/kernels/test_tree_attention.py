@@ -47,7 +47,7 @@ class Shape:
     window: int = 0
     softcap: float | None = None
     sinks: bool = False
-    tiling: Tiling = field(default=Tiling(16, 16, 32))
+    tiling: Tiling = field(default=Tiling(16, 16, 32, near=16, near_splits=3))
     error: float = 2e-6
 
     @property

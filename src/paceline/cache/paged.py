@@ -11,7 +11,7 @@ Source: PagedAttention, Kwon et al. (arXiv:2309.06180), sections 4.1 to 4.4.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Sequence as Many
+from collections.abc import Callable, Iterable, Sequence as Many
 from dataclasses import dataclass, field, replace
 from itertools import islice
 
@@ -21,6 +21,11 @@ from paceline.cache.base import Branching, KVCache, check_starts, kept_slots
 from paceline.cache.pages import PagePool
 from paceline.cache.scaled import NARROW, narrowed, widened
 from paceline.step import Segment, Step, Verdict
+
+
+Mover = Callable[[Many[torch.Tensor], Many[int], Many[int]], None]
+"""Copies slots within every store: stores [pages, page_size, ...], and where slots come from and go to, as places in pages that are
+joined end to end."""
 
 
 @dataclass(frozen=True)
@@ -54,18 +59,27 @@ class PagedCache(KVCache):
     pages: how many there are; the pool of a layer is reserved at its first write. page_size: slots, a power of two. narrow:
     float8_e4m3fn or int8 to keep keys and values in, with a scale per token and head; None keeps them as they come. grows:
     whether a pool that is too small is replaced by a larger one; its pages then move, which a captured graph would not notice.
+    mover: what moves slots of all layers at once on this device; layer by layer without one.
     `stage` raises OutOfPages, and changes nothing, where the step needs more pages than are free and there shall be no more.
     """
 
     branching = Branching.TREE
 
-    def __init__(self, pages: int, page_size: int = 16, narrow: torch.dtype | None = None, *, grows: bool = False) -> None:
+    def __init__(
+        self,
+        pages: int,
+        page_size: int = 16,
+        narrow: torch.dtype | None = None,
+        *,
+        grows: bool = False,
+        mover: Mover | None = None,
+    ) -> None:
         if page_size < 1 or page_size & (page_size - 1):
             raise ValueError("a page holds a power of two of slots")
         if narrow is not None and narrow not in NARROW:
             raise ValueError("a narrow cache is in float8_e4m3fn or int8")
         self.page_size, self.moves = page_size, 0
-        self._pool, self._narrow, self._grows = PagePool(pages), narrow, grows
+        self._pool, self._narrow, self._grows, self._mover = PagePool(pages), narrow, grows, mover
         self._layers: dict[int, LayerPages] = {}
         self._held: dict[int, _Held] = {}
         self._places: dict[int, torch.Tensor] = {}
@@ -224,7 +238,11 @@ class PagedCache(KVCache):
         self._forget_staged()
 
     def _move(self, sources: list[int], destinations: list[int]) -> None:
-        """Copy rows within the flat pool, all layers; what is read is read before anything is written."""
+        """Copy rows within the flat pool, all layers. A path moves forward, its slots in order, so that no row is written over
+        before it is read."""
+        if self._mover is not None:
+            self._mover([store for layer in self._layers.values() for store in layer.stores], sources, destinations)
+            return
         device = next((layer.keys.device for layer in self._layers.values()), torch.device("cpu"))
         come, go = _on(device, sources), _on(device, destinations)
         for layer in self._layers.values():

@@ -1,9 +1,9 @@
 """StepTables: where on the device each row of a step finds its keys, built once per step and read by every layer.
 
 A row sees one key per position, from its window's edge up to its own position, and a position's key lies in one slot. For the
-committed prefix and the chain slot and position agree; below the root they part, because siblings share a position. So a row
-carries a short list, its `tail`: the slots of its ancestors below the root and of itself, by depth. That list replaces the
-mask. It is N x depth at most, chains need none, and a kernel that walks positions reads the same keys in the same order
+committed prefix and a chain slot and position agree; below the root of a tree that forks they part, because siblings share a
+position. So a row carries a short list, its `tail`: the slots of its ancestors below the root and of itself, by depth. That list
+replaces the mask. It is N x depth at most, chains need none, and a kernel that walks positions reads the same keys in the same order
 whether they are committed or staged: only the address differs.
 
 Everything is int32 in one buffer, so that a step costs one copy to the device, which does not wait; a captured graph keeps its
@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence as Many
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -43,20 +43,24 @@ class Extent:
     def of(cls, step: Step, blocks: Many[array[int]], rows_per_tile: int) -> Extent:
         """The smallest that holds this step. blocks: per segment the pages of its sequence, in order of slots."""
         return cls(
-            step.segments[-1].high,
-            sum(len(_tiles(segment, rows_per_tile)) for segment in step.segments),
+            len(step.tokens),
+            sum([len(_tiles(segment, rows_per_tile)) for segment in step.segments]),
             len(step.segments),
-            max(len(pages) for pages in blocks),
-            max(max(segment.tree.depth) if segment.tree else 0 for segment in step.segments) or 1,
+            max([len(pages) for pages in blocks]),
+            max([_depth(segment) for segment in step.segments]),
         )
 
     def bucketed(self, least: Extent) -> Extent:
         """Every number rounded up to a power of two, and no less than `least` has: few graphs serve all steps."""
-        pairs = zip(astuple(self), astuple(least), strict=True)
-        return Extent(*(max(1 << (number - 1).bit_length(), smallest) for number, smallest in pairs))
+        pairs = zip(self._numbers, least._numbers, strict=True)
+        return Extent(*[max(1 << (number - 1).bit_length(), smallest) for number, smallest in pairs])
 
     def holds(self, other: Extent) -> bool:
-        return all(mine >= its for mine, its in zip(astuple(self), astuple(other), strict=True))
+        return all([mine >= its for mine, its in zip(self._numbers, other._numbers, strict=True)])
+
+    @property
+    def _numbers(self) -> tuple[int, ...]:
+        return self.rows, self.tiles, self.sequences, self.blocks, self.depth
 
 
 SMALLEST = Extent(rows=64, tiles=1, sequences=8, blocks=1, depth=16)
@@ -67,27 +71,32 @@ so many rows and fewer are all multiplied alike, and a verified row is what it i
 class StepTables:
     """positions: [T], -1 for padding. tiles: [tiles, 4]: sequence, first row, rows, straight (slots below it are positions).
 
-    blocks: [S, blocks], page ids. tail: [T, depth]. destinations: [T], page * page_size + place of the row's own key. All of
-    them int32 views of one buffer on the device.
+    blocks: [S, blocks], page ids. tail: [T, depth]. destinations: [T], page * page_size + place of the row's own key. token_ids:
+    [T]. All of them int32 views of one buffer on the device.
     """
 
     def __init__(self, extent: Extent, page_size: int, rows_per_tile: int, device: torch.device) -> None:
         self.extent, self.page_size, self.rows_per_tile = extent, page_size, rows_per_tile
-        self._shapes = (
+        shapes = (
             (extent.rows,),
             (extent.tiles, 4),
             (extent.sequences, extent.blocks),
             (extent.rows, extent.depth),
             (extent.rows,),
+            (extent.rows,),
         )
         # every table begins at a multiple of 16 bytes: Triton compiles a kernel of its own for pointers that do not
-        self._ends = np.cumsum([-(-int(np.prod(shape)) // 4) * 4 for shape in self._shapes])
-        self._buffer = torch.zeros(self._ends[-1], dtype=torch.int32, device=device)
-        self.positions, self.tiles, self.blocks, self.tail, self.destinations = self._views(self._buffer)
+        ends = np.cumsum([-(-int(np.prod(shape)) // 4) * 4 for shape in shapes])
 
-    def _views(self, buffer: torch.Tensor) -> list[torch.Tensor]:
-        parts = zip(buffer.tensor_split(self._ends[:-1].tolist()), self._shapes, strict=True)
-        return [part[: int(np.prod(shape))].view(shape) for part, shape in parts]
+        def views(buffer: torch.Tensor) -> list[torch.Tensor]:
+            parts = zip(buffer.tensor_split(ends[:-1].tolist()), shapes, strict=True)
+            return [part[: int(np.prod(shape))].view(shape) for part, shape in parts]
+
+        self._buffer = torch.zeros(ends[-1], dtype=torch.int32, device=device)
+        self._host = torch.zeros(ends[-1], dtype=torch.int32, pin_memory=device.type == "cuda")
+        self._copied = torch.cuda.Event() if device.type == "cuda" else None
+        self.positions, self.tiles, self.blocks, self.tail, self.destinations, self.token_ids = views(self._buffer)
+        self._written = [view.numpy() for view in views(self._host)]
 
     @classmethod
     def of(cls, step: Step, blocks: Many[array[int]], page_size: int, rows_per_tile: int, device: torch.device) -> StepTables:
@@ -97,33 +106,43 @@ class StepTables:
         return tables
 
     def load(self, step: Step, blocks: Many[array[int]]) -> None:
-        """Describe this staged step. Raises ValueError where it does not fit. Does not wait for the device."""
+        """Describe this staged step. Raises ValueError where it does not fit. Does not wait for the device, but for the copy of
+        what was loaded before."""
         if not self.extent.holds(Extent.of(step, blocks, self.rows_per_tile)):
             raise ValueError("the step is larger than the tables it is loaded into")
-        # pinned memory comes from torch's caching allocator, which reuses it only after the copy is done
-        host = torch.zeros(self._buffer.shape, dtype=torch.int32, pin_memory=self._buffer.is_cuda)
-        positions, tiles, pages, tail, destinations = (view.numpy() for view in self._views(host))
-        positions[:] = -1
-        destinations[:] = NOWHERE * self.page_size
-        tile = 0
+        if self._copied is not None:
+            self._copied.synchronize()
+        positions, tiles, pages, tail, destinations, token_ids = self._written
+        rows, size = len(step.tokens), self.page_size
+        token_ids[:rows] = step.tokens
+        positions[:rows], positions[rows:] = step.row_positions, -1
+        destinations[rows:] = NOWHERE * size
+        found: list[tuple[int, ...]] = []
         for number, (segment, held) in enumerate(zip(step.segments, blocks, strict=True)):
-            positions[segment.low : segment.high] = segment.positions.numpy()
-            pages[number, : len(held)] = np.frombuffer(held, dtype=np.int32)
-            slots = np.arange(segment.start, segment.end)
-            destinations[segment.low : segment.high] = (
-                pages[number, slots // self.page_size] * self.page_size + slots % self.page_size
-            )
-            for first, rows in _tiles(segment, self.rows_per_tile):
-                tiles[tile] = number, first, rows, segment.start + segment.chain
-                tile += 1
-            _fill_tail(tail, segment)
-        self._buffer.copy_(host, non_blocking=True)
+            pages[number, : len(held)] = held
+            destinations[segment.low : segment.high] = [
+                held[slot // size] * size + slot % size for slot in range(segment.start, segment.end)
+            ]
+            straight = segment.end if segment.is_chain else segment.start + segment.chain
+            found += [(number, first, count, straight) for first, count in _tiles(segment, self.rows_per_tile)]
+            if not segment.is_chain:
+                _fill_tail(tail, segment)
+        tiles[: len(found)], tiles[len(found) :] = found, 0
+        self._buffer.copy_(self._host, non_blocking=True)
+        if self._copied is not None:
+            self._copied.record()
+
+
+def _depth(segment: Segment) -> int:
+    """Levels below the root whose slots have to be told, at least 1: those of a chain lie in order."""
+    return 1 if segment.tree is None or segment.is_chain else max(segment.tree.depth)
 
 
 def _tiles(segment: Segment, rows_per_tile: int) -> list[tuple[int, int]]:
-    """(first row, rows) of each tile; rows of the chain and nodes below it never share one, for their keys are found unlike."""
+    """(first row, rows) of each tile; rows of the chain and nodes of a tree below it never share one, for their keys are found
+    unlike."""
+    border = segment.high if segment.is_chain else segment.low + segment.chain
     tiles = []
-    border = segment.low + segment.chain
     for low, high in ((segment.low, border), (border, segment.high)):
         tiles += [(first, min(rows_per_tile, high - first)) for first in range(low, high, rows_per_tile)]
     return tiles
@@ -132,8 +151,7 @@ def _tiles(segment: Segment, rows_per_tile: int) -> list[tuple[int, int]]:
 def _fill_tail(tail: np.ndarray, segment: Segment) -> None:
     """Write the tails of the segment's nodes: a node's is its parent's and its own slot."""
     tree = segment.tree
-    if tree is None:
-        return
+    assert tree is not None
     root = segment.low + segment.chain - 1
     for node in range(1, len(tree)):
         depth = tree.depth[node]

@@ -41,13 +41,17 @@ class Tiling:
     """Part of what the target *is*: two tilings differ in the last bits, so one serves a model for its life.
 
     rows: lines of a tile, each a query head of a row; a power of two, at least 16 and the query heads of a kv head. keys:
-    positions per block. split: positions per program, a multiple of `keys`. stages: blocks on their way at once.
+    positions per block. stages: blocks on their way at once. near, near_splits: positions per program, and how many programs
+    there are of these; split: those of a program further on. Both are multiples of `keys`: a short text is for many programs, a
+    long one would leave them too much to merge.
     """
 
     rows: int = 32
     keys: int = 64
     split: int = 512
     stages: int = 5
+    near: int = 128
+    near_splits: int = 16
 
     @classmethod
     def of(cls, heads: int, kv_heads: int, key_dim: int, number_bytes: int) -> Tiling:
@@ -56,6 +60,11 @@ class Tiling:
         lines = max(16, triton.next_power_of_2(key_dim))
         keys = max(16, min(cls.keys, _BLOCK_BYTES // (lines * number_bytes)))
         return cls(rows=max(cls.rows, triton.next_power_of_2(heads // kv_heads)), keys=keys)
+
+    def splits(self, positions: int) -> int:
+        """Programs that so many positions are divided among."""
+        far = positions - self.near * self.near_splits
+        return -(-positions // self.near) if far <= 0 else self.near_splits - (-far // self.split)
 
     def rows_per_tile(self, heads: int, kv_heads: int) -> int:
         """Rows of a step that share a tile. Raises ValueError where not even one fits."""
@@ -121,7 +130,8 @@ def _attend_split(
     query_row, query_head, splits, table_width, tail_width, window, scale, cap,
     kv_heads: tl.constexpr, group: tl.constexpr, key_dim: tl.constexpr, value_dim: tl.constexpr, key_lines: tl.constexpr,
     value_lines: tl.constexpr, page_size: tl.constexpr, tile_lines: tl.constexpr, block_keys: tl.constexpr,
-    split_keys: tl.constexpr, capped: tl.constexpr, scaled: tl.constexpr, wide: tl.constexpr,
+    split_keys: tl.constexpr, near_keys: tl.constexpr, near_splits: tl.constexpr, capped: tl.constexpr, scaled: tl.constexpr,
+    wide: tl.constexpr,
 ):  # fmt: skip
     """One tile, kv head and split. Scores are kept in base 2. Writes per row, head and split: the unnormalised mix of values
     [T, H, splits, D'], the largest score and the sum of weights [T, H, splits], all float32."""
@@ -140,10 +150,12 @@ def _attend_split(
     position = tl.load(positions + row, mask=used, other=-1)
     edge = tl.where(window > 0, tl.maximum(position - window + 1, 0), 0)
     last = tl.max(position, 0)
-    begin = split * split_keys
-    end = tl.minimum(begin + split_keys, last + 1)
+    is_near = split < near_splits
+    begin = tl.where(is_near, split * near_keys, near_splits * near_keys + (split - near_splits) * split_keys)
+    behind = begin + tl.where(is_near, near_keys, split_keys)
+    end = tl.minimum(behind, last + 1)
     lowest = tl.min(tl.where(used, edge, last), 0)
-    if (begin > last) | (begin + split_keys <= lowest):
+    if (begin > last) | (behind <= lowest):
         return
 
     key_line = tl.arange(0, key_lines)
@@ -201,10 +213,17 @@ def _attend_split(
     )
 
 
+@triton.jit
+def _split_of(position, split_keys: tl.constexpr, near_keys: tl.constexpr, near_splits: tl.constexpr):
+    far = position - near_splits * near_keys
+    return tl.where(far < 0, position // near_keys, near_splits + far // split_keys)
+
+
 @triton.jit(do_not_specialize=["splits", "window"])
 def _merge_splits(
     mixed, peaks, masses, sinks, positions, out, splits, window,
-    heads: tl.constexpr, value_dim: tl.constexpr, value_lines: tl.constexpr, split_keys: tl.constexpr, sunk: tl.constexpr,
+    heads: tl.constexpr, value_dim: tl.constexpr, value_lines: tl.constexpr, split_keys: tl.constexpr, near_keys: tl.constexpr,
+    near_splits: tl.constexpr, sunk: tl.constexpr,
 ):  # fmt: skip
     """One row and head: add up its own splits, lowest positions first, then the sink, and divide by the sum of weights."""
     row = tl.program_id(0)
@@ -217,7 +236,8 @@ def _merge_splits(
     mass = tl.zeros([1], tl.float32)
     mix = tl.zeros([value_lines], tl.float32)
     # padding has position -1 and merges nothing
-    for split in range(edge // split_keys, tl.where(position < 0, 0, position // split_keys + 1)):
+    begin = _split_of(edge, split_keys, near_keys, near_splits)
+    for split in range(begin, tl.where(position < 0, 0, _split_of(position, split_keys, near_keys, near_splits) + 1)):
         its_peak = tl.load(peaks + cell * splits + split)
         grown = tl.maximum(peak, its_peak)
         fade = tl.exp2(peak - grown)
@@ -263,13 +283,18 @@ def tree_attention(
     _, page_size, kv_heads, value_dim = values.shape
     if rows != tables.extent.rows or keys.shape != (*values.shape[:3], key_dim) or page_size != tables.page_size:
         raise ValueError("query, pages and tables do not describe the same step")
-    if heads % kv_heads or tables.rows_per_tile != tiling.rows_per_tile(heads, kv_heads) or tiling.split % tiling.keys:
+    if (
+        heads % kv_heads
+        or tables.rows_per_tile != tiling.rows_per_tile(heads, kv_heads)
+        or tiling.split % tiling.keys
+        or tiling.near % tiling.keys
+    ):
         raise ValueError("the tiling does not fit the heads, the tables or itself")
     if query.stride(2) != 1 or not keys.is_contiguous() or not values.is_contiguous():
         raise ValueError("head dimensions and pages have to be contiguous")
     if (key_scales is None) != (value_scales is None):
         raise ValueError("keys and values are scaled together or not at all")
-    splits = -(-tables.extent.blocks * page_size // tiling.split)
+    splits = tiling.splits(tables.extent.blocks * page_size)
     mixed = query.new_empty(rows, heads, splits, value_dim, dtype=torch.float32)
     peaks, masses = mixed.new_empty(rows, heads, splits), mixed.new_empty(rows, heads, splits)
     out = query.new_empty(rows, heads, value_dim)
@@ -280,14 +305,15 @@ def tree_attention(
         float(scale), float(softcap or 0.0),
         kv_heads=kv_heads, group=heads // kv_heads, key_dim=key_dim, value_dim=value_dim,
         key_lines=max(16, triton.next_power_of_2(key_dim)), value_lines=value_lines, page_size=page_size, tile_lines=tiling.rows,
-        block_keys=tiling.keys, split_keys=tiling.split, capped=softcap is not None, scaled=key_scales is not None,
+        block_keys=tiling.keys, split_keys=tiling.split, near_keys=tiling.near, near_splits=tiling.near_splits, capped=softcap is not None, scaled=key_scales is not None,
         # the interpreter keeps bfloat16 as raw bits and cannot multiply it; float32 holds its products exactly
         wide=not query.is_cuda and query.dtype is torch.bfloat16,
         num_warps=4, num_stages=tiling.stages, enable_fp_fusion=True,
     )  # fmt: skip
     _merge_splits[(rows, heads)](
         mixed, peaks, masses, sinks, tables.positions, out, splits, window,
-        heads=heads, value_dim=value_dim, value_lines=value_lines, split_keys=tiling.split, sunk=sinks is not None, num_warps=4,
+        heads=heads, value_dim=value_dim, value_lines=value_lines, split_keys=tiling.split, near_keys=tiling.near,
+        near_splits=tiling.near_splits, sunk=sinks is not None, num_warps=4,
         enable_fp_fusion=True,
     )  # fmt: skip
     return out

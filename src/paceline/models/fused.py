@@ -26,7 +26,7 @@ from paceline.models.base import DTYPES, ModelError, Scores
 from paceline.models.checkpoint import Checkpoint
 from paceline.models.device_weights import DeviceWeights, Layer
 from paceline.models.forms import Unsuited, form_of
-from paceline.models.paged import OverPages
+from paceline.models.paged import PAGE, OverPages
 from paceline.models.quiet import sentence
 from paceline.models.rotation import Rotation
 from paceline.models.taps import check_tap
@@ -34,6 +34,10 @@ from paceline.models.tensors import Tensors
 from paceline.params import SamplingParams
 from paceline.sequence import Sequence
 from paceline.step import Step
+
+
+_MOST_PAGES = 1024
+"""Of a new cache: as many tokens as an engine keeps of what it has read, unless told otherwise."""
 
 
 @dataclass(frozen=True)
@@ -72,6 +76,14 @@ class FusedModel(OverPages):
     @cached_property
     def share(self) -> int:
         return self._tiling.rows_per_tile(self._held.form.heads, self._held.form.key_heads)
+
+    @property
+    def first_pages(self) -> int:
+        """An eighth of the memory that is free, but no more than some requests come to need."""
+        form = self._held.form
+        page = PAGE * len(form.layers) * 2 * form.key_heads * form.head_size * self._held.dtype.itemsize
+        free = torch.cuda.mem_get_info(self._device)[0] if self._device.type == "cuda" else 0
+        return max(min(free // (8 * page), _MOST_PAGES), super().first_pages)
 
     def _over(self, cache: PagedCache, tables: Callable[[int], StepTables]) -> _Staged:
         return _Staged(cache, tables(self.share))

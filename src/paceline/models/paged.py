@@ -18,6 +18,7 @@ import torch
 
 from paceline.cache.base import Branching
 from paceline.cache.paged import PagedCache
+from paceline.kernels.slot_moves import move_slots
 from paceline.kernels.step_tables import SMALLEST, Extent, StepTables
 from paceline.models.base import KV_CACHES, Scores
 from paceline.models.flat import FlatModel, sent
@@ -27,8 +28,10 @@ from paceline.models.quiet import sentence
 from paceline.models.recording import Outputs, Recording, Result, Run, shared_pool
 from paceline.step import Step
 
-_PAGE, _PAGES = 64, 64
-"""Slots of a page, as many as the kernel's block of keys; pages of a pool at first, which grows."""
+PAGE = 64
+"""Slots of a page, as many as the kernel's block of keys."""
+_PAGES = 64
+"""Of a pool at first, where it is not known how large they are."""
 _RECORDED_ROWS, _RECORDINGS = 256, 64
 """Rows of the largest step that is recorded, and how many recordings of a cache are kept."""
 
@@ -69,8 +72,13 @@ class OverPages(FlatModel):
     def _over(self, cache: PagedCache, tables: Callable[[int], StepTables]) -> Any:
         """What a forward needs to know of a cache and of a step. tables: rows that share a tile -> those of the step."""
 
+    @property
+    def first_pages(self) -> int:
+        """Pages of a new cache, which grows; what was recorded over it is lost whenever it does."""
+        return _PAGES
+
     def new_cache(self) -> PagedCache:
-        return PagedCache(_PAGES, _PAGE, KV_CACHES.get(self.kv_cache or ""), grows=True)
+        return PagedCache(self.first_pages, PAGE, KV_CACHES.get(self.kv_cache or ""), grows=True, mover=move_slots)
 
     def _forward(self, step: Step, cache: PagedCache) -> Any:
         blocks = cache.blocks_of(step)
@@ -128,10 +136,12 @@ class OverPages(FlatModel):
         """The forward over a cache, which is not kept alive by it."""
         kept = ref(cache)
 
-        def run(token_ids: torch.Tensor, positions: torch.Tensor, tables: StepTables) -> Result:
+        def run(tables: StepTables) -> Result:
             pages = kept()
             assert pages is not None
-            return self.run(token_ids, positions, self._over(pages, lambda _: tables), taps)
+            # what pads a bucket has no position, and a model may look one up
+            positions = tables.positions.clamp(min=0).long()
+            return self.run(tables.token_ids.long()[None], positions[None], self._over(pages, lambda _: tables), taps)
 
         return run
 

@@ -21,8 +21,8 @@ from paceline.step import Step
 
 Result = tuple[torch.Tensor, dict[int, torch.Tensor]]
 """Logits [T, V] and taps, layer -> [1, T, hidden]."""
-Run = Callable[[torch.Tensor, torch.Tensor, StepTables], Result]
-"""The forward: token ids and positions, int64 [1, T] each, and the tables of the step."""
+Run = Callable[[StepTables], Result]
+"""The forward, by the tables of the step."""
 Pool = Any
 """Memory that recordings share for what passes between their kernels, as torch names it."""
 
@@ -68,14 +68,13 @@ class Recording:
         pool: Pool | None = None,
     ) -> None:
         self._run, self._device, self._outputs, self._pool = run, device, outputs, pool
-        self._inputs = torch.zeros(2, 1, extent.rows, dtype=torch.int64, device=device)
         self._tables = StepTables(extent, page_size, rows_per_tile, device)
         self._graph: torch.cuda.CUDAGraph | None = None
         self._result: Result | None = None
 
     def __call__(self, step: Step, blocks: Many[array[int]]) -> Result:
         """All rows of the bucket, those of the step first. blocks: per segment the pages of its sequence."""
-        self._load(step, blocks)
+        self._tables.load(step, blocks)
         if self._device.type != "cuda":
             return self._forward()
         if self._graph is None:
@@ -84,18 +83,11 @@ class Recording:
         assert self._result is not None
         return self._result
 
-    def _load(self, step: Step, blocks: Many[array[int]]) -> None:
-        self._tables.load(step, blocks)
-        host = torch.zeros(self._inputs.shape, dtype=torch.int64, pin_memory=self._inputs.is_cuda)
-        host[0, 0, : len(step.tokens)] = step.token_ids
-        host[1, 0, : len(step.tokens)] = step.positions
-        self._inputs.copy_(host, non_blocking=True)
-
     def _keep(self) -> None:
         self._result = self._forward()
 
     def _forward(self) -> Result:
-        return self._outputs.filled(self._run(self._inputs[0], self._inputs[1], self._tables))
+        return self._outputs.filled(self._run(self._tables))
 
 
 def _without_waiting(call: Callable[[], object]) -> None:

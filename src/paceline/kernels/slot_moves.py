@@ -1,0 +1,48 @@
+"""Slot moves, in Triton: keys and values of accepted nodes move to where committed ones lie, in all layers with one launch.
+
+A path that a draft forked away from lies scattered; behind a verdict its slots are brought together. By layer that would be four
+launches each, which take the host longer than many a forward.
+"""
+
+# pyright: reportMissingImports=false, reportOperatorIssue=false, reportCallIssue=false, reportIndexIssue=false
+# ... for Triton is optional, and its stubs know neither the values of a kernel nor the options of a launch
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Many
+
+import torch
+import triton
+import triton.language as tl
+
+_BLOCK = 1024
+"""Words of a slot that one program moves."""
+
+
+@triton.jit(do_not_specialize=["count"])
+def _moved(addresses, places, count, words: tl.constexpr, block: tl.constexpr):
+    """One store and part of its slots: they move one after another, for a slot may be left before another one comes to it."""
+    store = tl.load(addresses + tl.program_id(0)).to(tl.pointer_type(tl.int32))
+    word = tl.program_id(1) * block + tl.arange(0, block)
+    for turn in range(count):
+        source = tl.load(places + turn)
+        destination = tl.load(places + count + turn)
+        held = tl.load(store + source * words + word, mask=word < words)
+        tl.store(store + destination * words + word, held, mask=word < words)
+
+
+def move_slots(stores: Many[torch.Tensor], sources: Many[int], destinations: Many[int]) -> None:
+    """Copy slots within each store. Does not wait for the device.
+
+    stores: of any shape [pages, page_size, ...], contiguous, a multiple of four bytes to a slot. sources, destinations: places in
+    pages that are joined end to end, in such an order that none is read behind the one that is written over it.
+    """
+    device = stores[0].device
+    by_words: dict[int, list[int]] = {}
+    for store in stores:
+        by_words.setdefault(store[0, 0].nbytes // 4, []).append(store.data_ptr())
+    flat = [*sources, *destinations, *(address for group in by_words.values() for address in group)]
+    sent = torch.tensor(flat, pin_memory=device.type == "cuda").to(device, non_blocking=True)
+    places, addresses = sent[: 2 * len(sources)], sent[2 * len(sources) :]
+    for (words, group), part in zip(by_words.items(), addresses.split([*map(len, by_words.values())]), strict=True):
+        _moved[(len(group), triton.cdiv(words, _BLOCK))](part, places, len(sources), words=words, block=_BLOCK, num_warps=4)
