@@ -16,7 +16,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from copy import copy
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -134,7 +134,7 @@ class Bench:
         from paceline.models.rotation import Rotation
 
         self.extents, self.tables, self.kernel = Extent, StepTables, tree_attention
-        self.close = replace(SMALLEST, rows=1)
+        self.close = SMALLEST._replace(rows=1)
         self.tiling, self.device, self.layers = Tiling.of(HEADS, KV_HEADS, DIM, 2), device, layers
         self.share = self.tiling.rows_per_tile(HEADS, KV_HEADS)
         self.left_out: list[str] = []

@@ -1,10 +1,12 @@
-"""Llama-form models in kernels for a GPU, under Triton's interpreter: every family is what transformers computes, and a row is what
-it is alone, however it is fed and whatever rides beside it."""
+"""Llama-form models in kernels for a GPU, under Triton's interpreter: every family is what transformers computes, and a row is
+what it is alone, however it is fed and whatever rides beside it."""
 
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,18 +14,21 @@ import torch
 pytest.importorskip("triton", reason="the GPU kernels are written in Triton, which is not installed: pip install triton==3.7.1")
 
 from models.test_families import largest_error
-from models.test_native import CASES, checkpoint
-from paceline.kernels import row_products
+from models.test_native import CASES
+from native import checkpoint
+from paceline import SamplingParams
+from paceline.budget import Budget
+from paceline.growth import Growth
 from paceline.models import fused
 from paceline.models.base import KV_CACHES, ModelError
 from paceline.models.checkpoint import inspected
 from paceline.models.forms import Unsuited
 from paceline.models.fused import FusedModel, fused_model
 from paceline.models.load import _configuration, context_length
-from paceline.step import Verdict
+from paceline.models.taps import decoder_layers, tapped
+from paceline.sequence import Sequence
 from paceline.tree import DraftTree
-from stepping import missing, score, sequence
-from tiny import tiny_model
+from stepping import alone, missing, score, sequence
 
 pytestmark = pytest.mark.skipif(
     os.environ["TRITON_INTERPRET"] == "0", reason="these compare tiny float32 models on a processor; benchmarks/gpu.py has bits"
@@ -43,3 +48,72 @@ def test_a_family_computes_what_transformers_computes(tmp_path: Path, case: str)
     kind, over = CASES[case]
     folder, reference = checkpoint(tmp_path, kind, **over)
     assert largest_error(road(folder), reference) < TOLERANCE
+
+
+def drafting(model: FusedModel, budget: Budget, **params: Any) -> list[DraftTree]:
+    """Drafts of two texts that grow by a part of what was drafted, and a token that was not."""
+    cache, found = model.new_cache(), []
+    texts = (5, 7), (6, 7, 9)
+    owners = [Sequence(key, text, SamplingParams(**params), seed=3) for key, text in enumerate(texts)]
+    for turn in range(4):
+        budgets = [budget, replace(budget, depth=budget.depth - turn)]
+        trees = model.extend(owners, budgets, cache, growth=Growth(shape=(-1, 0, 1, 2, 3)), vocab_size=90, source="draft")
+        found += trees
+        for owner, tree in zip(owners, trees, strict=True):
+            held = len(owner.tokens)
+            assert cache.length(owner.key) == (held + max(len(tree) - 2, 0) if len(tree) > 1 else cache.length(owner.key))
+            true = tree.tokens[1 : 1 + turn]
+            owner.commit((*true, 20 + turn), ())
+            cache.truncate(owner.key, held + len(true))
+    return found
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("budget", [Budget(4, 4), Budget(3, 9), Budget(4, 4, floor=0.05)])
+def test_a_chain_drafted_in_one_call_is_the_one_drafted_level_by_level(
+    tmp_path: Path, budget: Budget, temperature: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, _ = checkpoint(tmp_path, "llama")
+    model, waits = road(folder), []
+    whole = drafting(model, budget, temperature=temperature)
+    monkeypatch.setattr(fused, "is_fused", lambda *_: waits.append(1))
+    for one, other in zip(whole, drafting(model, budget, temperature=temperature), strict=True):
+        assert (one.tokens, one.parents, one.sources) == (other.tokens, other.parents, other.sources)
+        assert one.confidences == pytest.approx(other.confidences, rel=1e-4)
+        assert len(one) == 1 or one.kind is other.kind
+    assert waits
+    assert max(map(len, whole)) > 2
+
+
+@pytest.mark.parametrize("kind", KV_CACHES)
+def test_narrow_keys_and_values_are_near_the_models_own(tmp_path: Path, kind: str) -> None:
+    folder, reference = checkpoint(tmp_path, "qwen2")
+    model, owner = road(folder, kv_cache=kind), sequence(0, range(5, 60))
+    got = score(model, cache := model.new_cache(), [missing(cache, owner, DraftTree.root(owner.root))]).logits[-1]
+    wanted = alone(reference, owner.tokens)[-1]
+    assert 0.0 < (got - wanted).std() / wanted.std() < 0.1
+
+
+def test_taps_are_the_hidden_states_of_transformers(tmp_path: Path) -> None:
+    folder, reference = checkpoint(tmp_path, "llama")
+    model, owner = road(folder), sequence(0, range(5, 12))
+    taps = range(reference.config.num_hidden_layers + 1)
+    found = score(model, cache := model.new_cache(), [missing(cache, owner, DraftTree.root(owner.root))], taps).taps
+    with torch.inference_mode(), tapped(decoder_layers(reference), taps) as wanted:
+        reference(input_ids=torch.tensor([owner.tokens]))
+    for layer in taps:
+        assert (found[layer][-1] - wanted[layer][0, -1]).abs().max() < TOLERANCE
+    with pytest.raises(ModelError, match="cannot be tapped"):
+        score(model, cache, [missing(cache, owner, DraftTree.root(owner.root))], [99])
+
+
+def test_what_this_road_has_no_words_for_goes_by_another(tmp_path: Path) -> None:
+    folder, _ = checkpoint(tmp_path / "other", "gpt2")
+    with pytest.raises(Unsuited, match="'gpt2' is not of the Llama form"):
+        road(folder)
+    folder, _ = checkpoint(tmp_path / "own", "llama")
+    with pytest.raises(Unsuited, match="for processors only"):
+        road(folder, weights="int8")
+    model = road(folder)
+    with pytest.raises(ValueError, match="outside of the vocabulary"):
+        score(model, cache := model.new_cache(), [missing(cache, sequence(0, [10**6]))])

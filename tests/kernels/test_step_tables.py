@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
 
@@ -37,7 +35,7 @@ def test_tables_say_where_the_keys_lie() -> None:
     places = [blocks[owner][slot // 4] * 4 + slot % 4 for owner, slot in zip(owners_of_rows, slots, strict=True)]
     assert tables.destinations.tolist() == places
     with pytest.raises(ValueError, match="larger than the tables"):
-        StepTables(replace(tables.extent, depth=1), 4, 2, torch.device("cpu")).load(step, blocks)
+        StepTables(tables.extent._replace(depth=1), 4, 2, torch.device("cpu")).load(step, blocks)
 
 
 def test_larger_tables_pad_with_rows_that_see_nothing() -> None:

@@ -22,10 +22,9 @@ from paceline.cache.pages import PagePool
 from paceline.cache.scaled import NARROW, narrowed, widened
 from paceline.step import Segment, Step, Verdict
 
-
 Mover = Callable[[Many[torch.Tensor], Many[int], Many[int]], None]
-"""Copies slots within every store: stores [pages, page_size, ...], and where slots come from and go to, as places in pages that are
-joined end to end."""
+"""Copies slots within every store: stores [pages, page_size, ...], and where slots come from and go to, as places in pages that
+are joined end to end."""
 
 
 @dataclass(frozen=True)

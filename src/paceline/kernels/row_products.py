@@ -86,14 +86,13 @@ def _multiplied(weights, rows, sums, wide: tl.constexpr):
     return tl.dot(weights, tl.trans(rows), sums, input_precision="ieee")
 
 
-@triton.jit(do_not_specialize=["count"])
+@triton.jit(do_not_specialize=["count", "parts"])
 def _product(
-    rows, weights, sums, count, row_stride,
-    outputs: tl.constexpr, inputs: tl.constexpr, length: tl.constexpr, parts: tl.constexpr, together: tl.constexpr,
-    tile_outputs: tl.constexpr, tile_rows: tl.constexpr, tile_inputs: tl.constexpr, wide: tl.constexpr,
+    rows, weights, sums, count, row_stride, outputs, inputs, length, parts,
+    together: tl.constexpr, tile_outputs: tl.constexpr, tile_rows: tl.constexpr, tile_inputs: tl.constexpr, wide: tl.constexpr,
 ):  # fmt: skip
     """One tile of rows, of outputs and one part of the inputs; all parts where `together`. sums: float32 [parts, count, outputs],
-    [1, count, outputs] where together."""
+    [1, count, outputs] where together. One compiled kernel serves matrices of all sizes."""
     row = tl.program_id(0) * tile_rows + tl.arange(0, tile_rows)
     output = tl.program_id(1) * tile_outputs + tl.arange(0, tile_outputs)
     part = tl.program_id(2)
@@ -133,9 +132,9 @@ def _silu(number):
 
 @triton.jit(do_not_specialize=["count"])
 def _gated_product(
-    rows, weights, bias, out, count, row_stride,
-    outputs: tl.constexpr, inputs: tl.constexpr, silu: tl.constexpr, biased: tl.constexpr,
-    tile_outputs: tl.constexpr, tile_rows: tl.constexpr, tile_inputs: tl.constexpr, wide: tl.constexpr,
+    rows, weights, bias, out, count, row_stride, outputs, inputs,
+    silu: tl.constexpr, biased: tl.constexpr, tile_outputs: tl.constexpr, tile_rows: tl.constexpr, tile_inputs: tl.constexpr,
+    wide: tl.constexpr,
 ):  # fmt: skip
     """One tile of rows and of outputs. weights: gates [outputs, inputs], then what they gate. out: [count, outputs]."""
     row = tl.program_id(0) * tile_rows + tl.arange(0, tile_rows)
@@ -143,7 +142,7 @@ def _gated_product(
     input_line = tl.arange(0, tile_inputs)
     row_start = rows + row[:, None].to(tl.int64) * row_stride
     gate_start = weights + output[:, None].to(tl.int64) * inputs
-    gated_start = gate_start + tl.full([], outputs, tl.int64) * inputs
+    gated_start = gate_start + outputs.to(tl.int64) * inputs
     row_there = (row < count)[:, None]
     output_there = (output < outputs)[:, None]
     gate = tl.zeros([tile_outputs, tile_rows], tl.float32)
@@ -183,9 +182,9 @@ def row_product(rows: torch.Tensor, weights: torch.Tensor, parts: int, tile: Til
     sums = torch.empty(held, count, outputs, dtype=torch.float32, device=rows.device)
     grid = (triton.cdiv(count, tile.rows), triton.cdiv(outputs, tile.outputs), held)
     _product[grid](
-        rows, weights, sums, count, rows.stride(0), outputs=outputs, inputs=inputs,
-        length=part_length(inputs, parts), parts=parts, together=together, tile_outputs=tile.outputs, tile_rows=tile.rows,
-        tile_inputs=tile.inputs, wide=_wide(rows), num_warps=tile.warps, num_stages=tile.stages,
+        rows, weights, sums, count, rows.stride(0), outputs, inputs, part_length(inputs, parts), parts,
+        together=together, tile_outputs=tile.outputs, tile_rows=tile.rows, tile_inputs=tile.inputs, wide=_wide(rows),
+        num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
     return sums
 
@@ -203,7 +202,7 @@ def gated_product(
     tile = tile or Tile.of(rows, matrices=2)
     out = rows.new_empty(count, outputs)
     _gated_product[(triton.cdiv(count, tile.rows), triton.cdiv(outputs, tile.outputs))](
-        rows, weights, bias, out, count, rows.stride(0), outputs=outputs, inputs=inputs, silu=activation == "silu",
+        rows, weights, bias, out, count, rows.stride(0), outputs, inputs, silu=activation == "silu",
         biased=bias is not None, tile_outputs=tile.outputs, tile_rows=tile.rows, tile_inputs=tile.inputs, wide=_wide(rows),
         num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip

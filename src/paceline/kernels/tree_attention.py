@@ -30,7 +30,7 @@ import torch
 import triton
 import triton.language as tl
 
-from paceline.kernels.step_tables import StepTables
+from paceline.kernels.step_tables import RowTables
 
 _BLOCK_BYTES = 16 << 10
 """Of a block of keys."""
@@ -260,7 +260,7 @@ def tree_attention(
     query: torch.Tensor,
     keys: torch.Tensor,
     values: torch.Tensor,
-    tables: StepTables,
+    tables: RowTables,
     *,
     scale: float,
     tiling: Tiling,
@@ -305,7 +305,8 @@ def tree_attention(
         float(scale), float(softcap or 0.0),
         kv_heads=kv_heads, group=heads // kv_heads, key_dim=key_dim, value_dim=value_dim,
         key_lines=max(16, triton.next_power_of_2(key_dim)), value_lines=value_lines, page_size=page_size, tile_lines=tiling.rows,
-        block_keys=tiling.keys, split_keys=tiling.split, near_keys=tiling.near, near_splits=tiling.near_splits, capped=softcap is not None, scaled=key_scales is not None,
+        block_keys=tiling.keys, split_keys=tiling.split, near_keys=tiling.near, near_splits=tiling.near_splits,
+        capped=softcap is not None, scaled=key_scales is not None,
         # the interpreter keeps bfloat16 as raw bits and cannot multiply it; float32 holds its products exactly
         wide=not query.is_cuda and query.dtype is torch.bfloat16,
         num_warps=4, num_stages=tiling.stages, enable_fp_fusion=True,

@@ -42,8 +42,8 @@ class Layer:
 class DeviceWeights:
     """format: one of `DTYPES`, or None for the precision of the checkpoint. positions: of the longest text.
 
-    rotations: layer type -> cosines and sines, float32 [positions, rotary / 2]. Raises Unsuited where the checkpoint does not hold
-    what its form asks for.
+    rotations: layer type -> cosines and sines, float32 [positions, rotary / 2]. Raises Unsuited where the checkpoint does not
+    hold what its form asks for.
     """
 
     def __init__(

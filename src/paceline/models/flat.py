@@ -31,7 +31,7 @@ class FlatModel(LanguageModel):
         taps: tuple[int, ...] = (),
         keep: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
-        """The forward itself. token_ids, positions: int64 [1, T]. keep: int64 [W], the rows whose logits are wanted; None for all.
+        """The forward itself. token_ids, positions: int64 [1, T]. keep: int64 [W], rows whose logits are wanted; None for all.
 
         Returns logits [W, V] in a dtype of its own, and the taps, layer -> [1, T, hidden].
         """

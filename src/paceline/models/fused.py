@@ -1,40 +1,44 @@
 """FusedModel: a Llama-form model on a GPU, nine launches of our own kernels to a layer, over pages.
 
-A third road beside the transformers adapter and the packed weights of processors. Every kernel computes a row from that row alone,
-in one order, whatever rides beside it: verifying, decoding and reading a prompt in any chunking give the same bits. The residual
-stream and all sums are float32; what meets a matrix, keys and values have the precision of the weights.
+A third road beside the transformers adapter and the packed weights of processors. Every kernel computes a row from that row
+alone, in one order, whatever rides beside it: verifying, decoding and reading a prompt in any chunking give the same bits. The
+residual stream and all sums are float32; what meets a matrix, keys and values have the precision of the weights.
 
 Source: the form is that of Llama (arXiv:2302.13971) and the families after it; see `forms.py`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
-from functools import cached_property
+from collections.abc import Callable, Iterable, Sequence as Many
+from dataclasses import dataclass
 from logging import getLogger
 
 import torch
 
+from paceline.budget import Budget
 from paceline.cache.paged import PagedCache
+from paceline.growth import Growth
+from paceline.kernels.chain_tables import ChainTables
 from paceline.kernels.residual_norms import joined
 from paceline.kernels.rotary import Heads, turned
 from paceline.kernels.row_products import gated_product, row_product
-from paceline.kernels.step_tables import SMALLEST, StepTables
+from paceline.kernels.step_tables import SMALLEST, Extent, RowTables, StepTables
 from paceline.kernels.tree_attention import Tiling, tree_attention
 from paceline.models.base import DTYPES, ModelError, Scores
 from paceline.models.checkpoint import Checkpoint
 from paceline.models.device_weights import DeviceWeights, Layer
 from paceline.models.forms import Unsuited, form_of
-from paceline.models.paged import PAGE, OverPages
+from paceline.models.fused_drafts import ChainDraft, drafted, is_fused
+from paceline.models.paged import PAGE, RECORDED_ROWS, OverPages
 from paceline.models.quiet import sentence
+from paceline.models.recording import Recording
 from paceline.models.rotation import Rotation
 from paceline.models.taps import check_tap
 from paceline.models.tensors import Tensors
 from paceline.params import SamplingParams
 from paceline.sequence import Sequence
 from paceline.step import Step
-
+from paceline.tree import DraftTree
 
 _MOST_PAGES = 1024
 """Of a new cache: as many tokens as an engine keeps of what it has read, unless told otherwise."""
@@ -45,14 +49,15 @@ class _Staged:
     """One forward in flight: where the keys and values of its rows go, and where each row finds those that it sees."""
 
     cache: PagedCache
-    tables: StepTables
+    tables: RowTables
 
 
 class FusedModel(OverPages):
     """A row's logits have the same bits in every step that holds it."""
 
     # a tensor core multiplies sixteen rows at once, however few there are
-    smallest = replace(SMALLEST, rows=16)
+    smallest = SMALLEST._replace(rows=16)
+    never_waits = True
 
     def __init__(
         self,
@@ -70,12 +75,13 @@ class FusedModel(OverPages):
         self._held = weights
         self._heads = Heads(form.heads, form.key_heads, form.head_size, form.rotary)
         self._tiling = Tiling.of(form.heads, form.key_heads, form.head_size, weights.dtype.itemsize)
+        self._share = self._tiling.rows_per_tile(form.heads, form.key_heads)
         # keys and values of one row, for a cache to see their shape
         self._sample = torch.empty(1, form.key_heads, form.head_size, dtype=weights.dtype, device=self._device)
 
-    @cached_property
+    @property
     def share(self) -> int:
-        return self._tiling.rows_per_tile(self._held.form.heads, self._held.form.key_heads)
+        return self._share
 
     @property
     def first_pages(self) -> int:
@@ -92,10 +98,76 @@ class FusedModel(OverPages):
         tapped = tuple(taps)
         for layer in tapped:
             check_tap(layer, len(self._held.layers))
-        # a device that reads past a table is lost to the whole process
+        self._check(step)
+        return super().score(step, cache, tapped)
+
+    def _check(self, step: Step) -> None:
+        """A device that reads past a table is lost to the whole process. Raises ValueError."""
         if not 0 <= min(step.tokens) <= max(step.tokens) < self.vocab_size:
             raise ValueError(f"a step holds a token outside of the vocabulary of {self.vocab_size}")
-        return super().score(step, cache, tapped)
+
+    def extend(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self,
+        sequences: Many[Sequence],
+        budgets: Many[Budget],
+        cache: PagedCache,
+        *,
+        growth: Growth,
+        vocab_size: int,
+        source: str,
+    ) -> list[DraftTree]:
+        """As `LanguageModel.extend`; chains of its own choices with all their levels in one recording."""
+        work = []
+        for sequence, budget in zip(sequences, budgets, strict=True):
+            depth = min(budget.depth, budget.nodes, growth.chain or 0, self.room(sequence, cache))
+            if depth > 0:
+                work.append((sequence, budget, depth))
+        trees = None
+        if work and self._recordable and all(is_fused(sequence, growth) for sequence, *_ in work):
+            self._catch_up([sequence for sequence, *_ in work], cache)
+            trees = self._drafted(work, cache, min(vocab_size, self.vocab_size), source)
+        if trees is None:
+            options = {"growth": growth, "vocab_size": vocab_size, "source": source}
+            return super().extend(sequences, budgets, cache, **options)
+        found = {sequence.key: tree for (sequence, *_), tree in zip(work, trees, strict=True)}
+        return [found.get(sequence.key) or DraftTree.root(sequence.root) for sequence in sequences]
+
+    def _drafted(
+        self, work: Many[tuple[Sequence, Budget, int]], cache: PagedCache, vocab_size: int, source: str
+    ) -> list[DraftTree] | None:
+        """A chain for each sequence; None where too much is missing for a recording, or there can be none."""
+        draft = ChainDraft(work, cache)
+        cache.stage(draft.step)
+        extent = draft.extent(cache, self.share)
+        self._check(draft.step)
+        if extent.rows > RECORDED_ROWS:
+            return None
+        place = extent.bucketed(self.smallest._replace(sequences=1, depth=1))
+        found = self._or_none(lambda: self._chains(draft, cache, place, vocab_size))
+        if found is None:
+            return None
+        trees = draft.trees(found, source)
+        cache.commit(draft.verdicts(trees))
+        return trees
+
+    @torch.inference_mode()
+    def _chains(self, draft: ChainDraft, cache: PagedCache, extent: Extent, vocab_size: int) -> torch.Tensor:
+        """The tokens of a staged draft and their shares, on the host."""
+
+        def made(pages: Callable[[], PagedCache]) -> Recording[ChainTables, torch.Tensor]:
+            buffer = torch.zeros(2, draft.levels, extent.sequences, dtype=torch.int32, device=self._device)
+
+            def forward(tables: RowTables, keep: torch.Tensor | None) -> torch.Tensor:
+                return self.run(tables.token_ids[None], tables.positions[None], _Staged(pages(), tables), (), keep)[0]
+
+            def run(tables: ChainTables) -> torch.Tensor:
+                return drafted(forward, tables, vocab_size, buffer)
+
+            return self._recorded(ChainTables(extent, draft.levels, cache.page_size, self.share, self._device), run)
+
+        recording = self._recording(cache, ("chains", extent, draft.levels, vocab_size), made)
+        recording.tables.load(draft.step, cache.blocks_of(draft.step))
+        return recording().cpu()
 
     def run(
         self,
@@ -158,6 +230,16 @@ class FusedModel(OverPages):
         return attended.flatten(1)
 
 
+_SIZES = (3, 17, 33, 65)
+"""Rows for which kernels are compiled, one each: a model that has seen all of them compiles nothing in the midst of an answer."""
+
+
+def _tried(model: FusedModel, rows: int) -> torch.Tensor:
+    """The logits behind a text of so many tokens."""
+    text = Sequence(0, tuple(token % model.vocab_size for token in range(rows)), SamplingParams(), seed=0)
+    return model.logits_after([(text, tuple(text.tokens))], model.new_cache())
+
+
 def fused_model(
     checkpoint: Checkpoint,
     config: object,
@@ -175,8 +257,7 @@ def fused_model(
     try:
         held = DeviceWeights(form, Tensors(checkpoint), Rotation(config, form.rotary), weights, context_length, device)
         model = FusedModel(held, checkpoint.path.name, context_length, checkpoint.eos_token_ids, kv_cache)
-        text = Sequence(0, tuple(range(min(3, form.vocabulary))), SamplingParams(), seed=0)
-        finite = bool(model.logits_after([(text, tuple(text.tokens))], model.new_cache()).isfinite().all())
+        finite = all(bool(_tried(model, rows).isfinite().all()) for rows in (_SIZES if device.type == "cuda" else _SIZES[:1]))
     except Unsuited:
         raise
     # a checkpoint from a stranger may hold anything, and Triton's compiler has no class of error that it could be known by

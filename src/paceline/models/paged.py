@@ -1,14 +1,13 @@
-"""Models over pages: keys and values of all sequences lie in one pool, and a layer attends for the whole flat step in two launches,
-whatever its segments. Nothing in between waits for the device.
+"""Models over pages: keys and values of all sequences lie in one pool, and a layer attends for a whole flat step in two launches.
 
-`OverPages` records small steps and replays them; `PagedModel` is a transformers model on this road, untouched but for its attention.
+Nothing in between waits for the device. `OverPages` records small steps and replays them; `PagedModel` is a transformers model on
+this road, untouched but for its attention.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from array import array
-from collections.abc import Callable, Iterable, Sequence as Many
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, field
 from logging import getLogger
 from typing import Any
@@ -25,14 +24,14 @@ from paceline.models.flat import FlatModel, sent
 from paceline.models.hub import HubModel
 from paceline.models.paged_attention import Layers, PagedForward
 from paceline.models.quiet import sentence
-from paceline.models.recording import Outputs, Recording, Result, Run, shared_pool
+from paceline.models.recording import Found, Outputs, Recording, Result, Tables, shared_pool
 from paceline.step import Step
 
 PAGE = 64
 """Slots of a page, as many as the kernel's block of keys."""
 _PAGES = 64
 """Of a pool at first, where it is not known how large they are."""
-_RECORDED_ROWS, _RECORDINGS = 256, 64
+RECORDED_ROWS, _RECORDINGS = 256, 64
 """Rows of the largest step that is recorded, and how many recordings of a cache are kept."""
 
 
@@ -41,8 +40,8 @@ class _Recordings:
     """Those of one cache. moves: how often its pages had moved when they were made."""
 
     moves: int
-    held: dict[tuple[Extent, tuple[int, ...]], Recording] = field(default_factory=dict)
-    """Extent and taps -> recording; the one used last stands last."""
+    held: dict[Hashable, Recording[Any, Any]] = field(default_factory=dict)
+    """What is recorded, and of what extent -> recording; the one used last stands last."""
 
 
 class OverPages(FlatModel):
@@ -53,6 +52,8 @@ class OverPages(FlatModel):
 
     smallest = SMALLEST
     """What a step is recorded for at least."""
+    never_waits = False
+    """Whether its forward is known not to wait for the device."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -87,7 +88,7 @@ class OverPages(FlatModel):
     @torch.inference_mode()
     def score(self, step: Step, cache: PagedCache, taps: Iterable[int] = ()) -> Scores:  # pyright: ignore[reportIncompatibleMethodOverride]
         wanted, rows = tuple(taps), len(step.tokens)
-        decoding = rows <= _RECORDED_ROWS and bool(step.wanted_rows)
+        decoding = rows <= RECORDED_ROWS and bool(step.wanted_rows)
         if not self._recordable or not decoding or self.share is None:
             return super().score(step, cache, wanted)
         replayed = self._replayed(step, cache, wanted)
@@ -101,10 +102,32 @@ class OverPages(FlatModel):
         return Scores(logits[wants].float(), {layer: hidden[0, wants] for layer, hidden in captured.items()})
 
     def _replayed(self, step: Step, cache: PagedCache, taps: tuple[int, ...]) -> Result | None:
-        """What a recording says of a step; None where there can be none, and nothing is held by then of what was tried."""
-        blocks = cache.blocks_of(step)
+        """What a recording says of a step: all rows of its bucket, those of the step first. None where there can be none, and
+        nothing is held by then of what was tried."""
+        blocks, share = cache.blocks_of(step), self.share
+        assert share is not None
+        extent = Extent.of(step, blocks, share).bucketed(self.smallest)
+
+        def made(pages: Callable[[], PagedCache]) -> Recording[StepTables, Result]:
+            def run(tables: StepTables) -> Result:
+                # what pads a bucket has no position, and a model may look one up
+                positions = tables.positions.clamp(min=0).long()[None]
+                forward = self._over(pages(), lambda _: tables)
+                return self._outputs.filled(self.run(tables.token_ids.long()[None], positions, forward, taps))
+
+            return self._recorded(StepTables(extent, cache.page_size, share, self._device), run)
+
+        def replayed() -> Result:
+            recording = self._recording(cache, ("step", extent, taps), made)
+            recording.tables.load(step, blocks)
+            return recording()
+
+        return self._or_none(replayed)
+
+    def _or_none(self, replayed: Callable[[], Found]) -> Found | None:
+        """What a recording says; None where it cannot be made."""
         try:
-            return self._recording(step, cache, blocks, taps)(step, blocks)
+            return replayed()
         except RuntimeError as error:
             self._recordings.clear()
             if not isinstance(error, torch.OutOfMemoryError):
@@ -113,40 +136,36 @@ class OverPages(FlatModel):
                 getLogger("paceline").warning("steps are not recorded as CUDA graphs: %s", sentence(error))
             return None
 
-    def _recording(self, step: Step, cache: PagedCache, blocks: Many[array[int]], taps: tuple[int, ...]) -> Recording:
+    def _recorded(self, tables: Tables, run: Callable[[Tables], Found]) -> Recording[Tables, Found]:
+        return Recording(tables, run, self._device, self._pool, self.never_waits)
+
+    def _recording(
+        self, cache: PagedCache, place: Hashable, made: Callable[[Callable[[], PagedCache]], Recording[Tables, Found]]
+    ) -> Recording[Tables, Found]:
+        """The recording over a cache of what `place` names. made: makes one, of the cache, which is not kept alive by it."""
         recordings = self._recordings.get(cache)
         if recordings is None or recordings.moves != cache.moves:
             recordings = self._recordings[cache] = _Recordings(cache.moves)
             if not any(others.held for others in self._recordings.values()):
                 # one whose graphs are all gone is gone with them
                 self._pool = shared_pool(self._device)
-        share = self.share
-        assert share is not None
-        place = Extent.of(step, blocks, share).bucketed(self.smallest), taps
         recording = recordings.held.pop(place, None)
         if recording is None:
             if len(recordings.held) == _RECORDINGS:
                 del recordings.held[next(iter(recordings.held))]
-            run = self._run_over(cache, taps)
-            recording = Recording(run, place[0], cache.page_size, share, self._device, self._outputs, self._pool)
+            kept = ref(cache)
+
+            def pages() -> PagedCache:
+                held = kept()
+                assert held is not None
+                return held
+
+            recording = made(pages)
         recordings.held[place] = recording
         return recording
 
-    def _run_over(self, cache: PagedCache, taps: tuple[int, ...]) -> Run:
-        """The forward over a cache, which is not kept alive by it."""
-        kept = ref(cache)
 
-        def run(tables: StepTables) -> Result:
-            pages = kept()
-            assert pages is not None
-            # what pads a bucket has no position, and a model may look one up
-            positions = tables.positions.clamp(min=0).long()
-            return self.run(tables.token_ids.long()[None], positions[None], self._over(pages, lambda _: tables), taps)
-
-        return run
-
-
-class PagedModel(OverPages, HubModel):
+class PagedModel(OverPages, HubModel):  # pyright: ignore[reportIncompatibleMethodOverride]
     """model: a causal LM in eval mode, switched to the attention named `attention.NAME` by whoever loads it.
 
     Raises NotImplementedError from `score` where a layer's rule is neither causal nor a sliding window: the probe then takes the

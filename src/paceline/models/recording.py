@@ -10,19 +10,15 @@ Source: CUDA graphs for decoding in fixed buckets of rows, as in gpt-fast and na
 
 from __future__ import annotations
 
-from array import array
-from collections.abc import Callable, Sequence as Many
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
 
 import torch
 
-from paceline.kernels.step_tables import Extent, StepTables
-from paceline.step import Step
-
+Tables = TypeVar("Tables")
+Found = TypeVar("Found")
 Result = tuple[torch.Tensor, dict[int, torch.Tensor]]
 """Logits [T, V] and taps, layer -> [1, T, hidden]."""
-Run = Callable[[StepTables], Result]
-"""The forward, by the tables of the step."""
 Pool = Any
 """Memory that recordings share for what passes between their kernels, as torch names it."""
 
@@ -51,43 +47,33 @@ class Outputs:
         return self._held[place].copy_(found)
 
 
-class Recording:
-    """Of steps within one extent. Calling it raises RuntimeError where the forward cannot be recorded.
+class Recording(Generic[Tables, Found]):
+    """One forward over buffers that stay. Calling it raises RuntimeError where the forward cannot be recorded.
 
-    What it returns is overwritten by its next call, and by that of any other with the same `outputs` or of the same pool.
+    tables: those buffers, which are loaded before each call. run: the forward over them. never_waits: whether it is known not to
+    wait for the device. What is returned is overwritten by the next call, and by that of any other of the same pool.
     """
 
     def __init__(
-        self,
-        run: Run,
-        extent: Extent,
-        page_size: int,
-        rows_per_tile: int,
-        device: torch.device,
-        outputs: Outputs,
-        pool: Pool | None = None,
+        self, tables: Tables, run: Callable[[Tables], Found], device: torch.device, pool: Pool | None, never_waits: bool = False
     ) -> None:
-        self._run, self._device, self._outputs, self._pool = run, device, outputs, pool
-        self._tables = StepTables(extent, page_size, rows_per_tile, device)
+        self.tables = tables
+        self._run, self._device, self._pool, self._never_waits = run, device, pool, never_waits
         self._graph: torch.cuda.CUDAGraph | None = None
-        self._result: Result | None = None
+        self._result: Found | None = None
 
-    def __call__(self, step: Step, blocks: Many[array[int]]) -> Result:
-        """All rows of the bucket, those of the step first. blocks: per segment the pages of its sequence."""
-        self._tables.load(step, blocks)
+    def __call__(self) -> Found:
+        """What the forward returns."""
         if self._device.type != "cuda":
-            return self._forward()
+            return self._run(self.tables)
         if self._graph is None:
-            self._graph = captured(self._keep, self._pool)
+            self._graph = captured(self._keep, self._pool, self._never_waits)
         self._graph.replay()
         assert self._result is not None
         return self._result
 
     def _keep(self) -> None:
-        self._result = self._forward()
-
-    def _forward(self) -> Result:
-        return self._outputs.filled(self._run(self._tables))
+        self._result = self._run(self.tables)
 
 
 def _without_waiting(call: Callable[[], object]) -> None:
@@ -101,9 +87,10 @@ def _without_waiting(call: Callable[[], object]) -> None:
         torch.cuda.set_sync_debug_mode(before)
 
 
-def captured(call: Callable[[], object], pool: Pool | None = None) -> torch.cuda.CUDAGraph:
+def captured(call: Callable[[], object], pool: Pool | None = None, never_waits: bool = False) -> torch.cuda.CUDAGraph:
     """`call` as a graph; it runs by itself first, which compiles its kernels and makes what they write to. Raises RuntimeError
     where it cannot be recorded. What other threads ask of the device while it is recorded is no part of it and no error.
+    never_waits: whether it is known not to wait for the device.
 
     What cuBLAS works in is made anew for the graph, in its own pool, and for whatever comes behind it: torch would else have all
     graphs of a stream share it, and free it with the first of them that goes (pytorch/pytorch#193402).
@@ -112,7 +99,8 @@ def captured(call: Callable[[], object], pool: Pool | None = None) -> torch.cuda
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         call()
-        _without_waiting(call)
+        if not never_waits:
+            _without_waiting(call)
     torch.cuda.current_stream().wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
     torch._C._cuda_clearCublasWorkspaces()

@@ -1,0 +1,99 @@
+"""Fused drafts: a model on a GPU drafts chains in one call: every level is chosen where the next one reads it, and the host waits
+once for all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence as Many
+
+import torch
+
+from paceline.budget import Budget
+from paceline.cache.paged import PagedCache
+from paceline.growth import Growth
+from paceline.kernels.chain_tables import ChainTables
+from paceline.kernels.draft_choices import choose_drafts
+from paceline.kernels.step_tables import Extent, RowTables
+from paceline.sequence import Sequence
+from paceline.step import Feed, Step, Verdict
+from paceline.tree import DraftTree, Proposal
+
+Forward = Callable[[RowTables, torch.Tensor | None], torch.Tensor]
+"""Tables, and the rows whose logits are wanted, int64 [W], or None for all -> logits, float32 [W, V]."""
+
+
+def is_fused(sequence: Sequence, growth: Growth) -> bool:
+    """Whether the tokens of a draft can be chosen level by level without the host: chains of a model's own choices, where nothing
+    but temperature and noise shapes them."""
+    params = sequence.params
+    settled = params.temperature == 0.0 or (growth.kind is Proposal.COUPLED and not params.cuts)
+    return growth.chain is not None and not growth.amateur and settled and not params.shapes_logits and params.grammar is None
+
+
+class ChainDraft:
+    """A draft of several sequences in flight. work: per sequence its budget, and how many levels it is drafted. step: what the
+    cache is to stage: what it lacks, and room for all drafted tokens but the last."""
+
+    def __init__(self, work: Many[tuple[Sequence, Budget, int]], cache: PagedCache) -> None:
+        self._work, self.levels = work, max(depth for *_, depth in work)
+        feeds = []
+        for sequence, _, depth in work:
+            held = cache.length(sequence.key)
+            room = DraftTree.chain(sequence.root, [sequence.root] * (depth - 1), "")
+            feeds.append(Feed(sequence, held, tuple(sequence.tokens[held:]), room))
+        self.step = Step.of(feeds)
+
+    def extent(self, cache: PagedCache, rows_per_tile: int) -> Extent:
+        """Of the first level, once it is staged."""
+        segments = self.step.segments
+        chains = [segment.chain for segment in segments]
+        tiles = sum(-(-chain // rows_per_tile) for chain in chains)
+        blocks = max(len(cache.blocks(segment.sequence.key)) for segment in segments)
+        return Extent(rows=sum(chains), tiles=tiles, sequences=len(segments), blocks=blocks, depth=1)
+
+    def trees(self, found: torch.Tensor, source: str) -> list[DraftTree]:
+        """found: as `drafted` returns it, on the host."""
+        tokens, confidences = found[0].T.tolist(), found[1].view(torch.float32).T.tolist()
+        # behind them lies what pads the bucket
+        told = zip(self._work, tokens, confidences, strict=False)
+        return [_tree(*one, chosen, shares, source) for one, chosen, shares in told]
+
+    def verdicts(self, trees: Many[DraftTree]) -> list[Verdict]:
+        """What a cache keeps: of each draft all that was fed."""
+        kept = []
+        for segment, tree in zip(self.step.segments, trees, strict=True):
+            fed = min(len(tree) - 1, segment.nodes - 1)
+            # a cache keeps all but the last token that was emitted, and here none was
+            kept.append(Verdict(tuple(range(1, fed + 1)), (*tree.tokens[1 : fed + 1], 0), fed))
+        return kept
+
+
+def _tree(sequence: Sequence, budget: Budget, depth: int, tokens: Many[int], confidences: Many[float], source: str) -> DraftTree:
+    """As much of what was chosen as a draft that waits for each level would have: it stops behind a token that ends the text or
+    that the budget holds too unlikely."""
+    kept, reach, stopping = 0, 1.0, budget.stopping
+    for token, confidence in zip(tokens[:depth], confidences, strict=False):
+        # where there is no number, no share is one
+        if not confidence > 0.0:
+            break
+        kept += 1
+        if confidence < budget.floor or token in sequence.stop_ids:
+            break
+        if stopping is not None:
+            reach = stopping.reach(reach, kept, confidence)
+            if not stopping.goes_on(kept, reach):
+                break
+    kind = Proposal.POINT if sequence.params.temperature == 0.0 else Proposal.COUPLED
+    return DraftTree.chain(sequence.root, tokens[:kept], source, kind, confidences[:kept])
+
+
+def drafted(forward: Forward, tables: ChainTables, vocab_size: int, buffer: torch.Tensor) -> torch.Tensor:
+    """All levels, one behind the other. Returns `buffer`: int32 [2, levels, S], tokens, and their shares as bits of float32."""
+    found, shares = buffer[0], buffer[1].view(torch.float32)
+    keep: torch.Tensor | None = tables.wanted.long()
+    following = [level.tables.token_ids for level in tables.levels[1:]]
+    for place, level in enumerate(tables.levels):
+        logits = forward(level.tables, keep)
+        after = following[place] if place < len(following) else None
+        choose_drafts(logits, level.choices, vocab_size, found[place], shares[place], after)
+        keep = None
+    return buffer
