@@ -16,6 +16,8 @@ import torch
 import triton
 import triton.language as tl
 
+from paceline.kernels.overlap import begin, overlapped
+
 
 @dataclass(frozen=True)
 class Norm:
@@ -41,12 +43,13 @@ def _normalised(numbers, weight, bias, epsilon, line, there, width: tl.constexpr
 def _joined(
     residual, parts, part_bias, behind_weight, behind_bias, weight, bias, out, count, epsilon,
     width: tl.constexpr, lines: tl.constexpr, part_count: tl.constexpr, biased: tl.constexpr, behind: tl.constexpr,
-    centred: tl.constexpr,
+    centred: tl.constexpr, early: tl.constexpr,
 ):  # fmt: skip
     """One row: residual += [norm behind](sum of parts + bias); out = norm(residual)."""
     row = tl.program_id(0).to(tl.int64)
     line = tl.arange(0, lines)
     there = line < width
+    begin(early)
     numbers = tl.load(residual + row * width + line, mask=there, other=0.0)
     if part_count > 0:
         branch = tl.zeros([lines], tl.float32)
@@ -84,6 +87,6 @@ def joined(
         residual, parts, part_bias, behind_weight, behind_bias, norm.weight, norm.bias, out, count, norm.epsilon,
         width=width, lines=lines, part_count=0 if parts is None else parts.shape[0], biased=part_bias is not None,
         behind=behind is not None, centred=norm.bias is not None, num_warps=min(max(lines // 512, 1), 16),
-        enable_fp_fusion=False,
+        enable_fp_fusion=False, **overlapped(residual.device),
     )  # fmt: skip
     return out

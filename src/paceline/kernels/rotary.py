@@ -17,6 +17,7 @@ import torch
 import triton
 import triton.language as tl
 
+from paceline.kernels.overlap import begin, overlapped
 from paceline.kernels.residual_norms import Norm
 
 
@@ -24,7 +25,7 @@ from paceline.kernels.residual_norms import Norm
 def _turned(
     parts, bias, query_norm, key_norm, cosines, sines, positions, destinations, queries, keys, values, count, epsilon,
     heads: tl.constexpr, kv_heads: tl.constexpr, size: tl.constexpr, lines: tl.constexpr, rotary: tl.constexpr,
-    part_count: tl.constexpr, biased: tl.constexpr, normed: tl.constexpr,
+    part_count: tl.constexpr, biased: tl.constexpr, normed: tl.constexpr, early: tl.constexpr,
 ):  # fmt: skip
     """One row and head of queries, keys or values, in this order."""
     row = tl.program_id(0).to(tl.int64)
@@ -35,6 +36,7 @@ def _turned(
     # who a number is turned with; itself, where none
     other = tl.where(line < half, line + half, tl.where(line < rotary, line - half, line))
     width: tl.constexpr = (heads + 2 * kv_heads) * size
+    begin(early)
     numbers = tl.zeros([lines], tl.float32)
     partners = tl.zeros([lines], tl.float32)
     for part in tl.static_range(part_count):
@@ -100,6 +102,6 @@ def turned(
         destinations, queries, keys, values, count, query_norm.epsilon if query_norm else 0.0,
         heads=heads.queries, kv_heads=heads.keys, size=heads.size, lines=triton.next_power_of_2(heads.size), rotary=heads.rotary,
         part_count=part_count, biased=bias is not None, normed=norms is not None, num_warps=1 if heads.size <= 128 else 2,
-        enable_fp_fusion=False,
+        enable_fp_fusion=False, **overlapped(parts.device),
     )  # fmt: skip
     return queries

@@ -26,11 +26,15 @@ import torch
 import triton
 import triton.language as tl
 
+from paceline.kernels.overlap import begin, fetched, overlapped
+
 _SIDE_BY_SIDE = 64
 """Up to so many rows the parts of an output are computed side by side."""
 _PROGRAMS, _LEAST_INPUTS = 64, 512
 """A large device reads weights as fast as it can where so many programs read them, each far ahead; a matrix with fewer outputs is
 divided into parts, no shorter than this."""
+import os
+_FETCHED_LINES, _LINE = tl.constexpr(int(os.environ.get("PF", "8"))), tl.constexpr(64)
 _FEWEST_BYTES = 96 << 10
 """Of shared memory, where it is not known how much there is."""
 
@@ -86,10 +90,21 @@ def _multiplied(weights, rows, sums, wide: tl.constexpr):
     return tl.dot(weights, tl.trans(rows), sums, input_precision="ieee")
 
 
+@triton.jit
+def _fetched_ahead(weights, output, outputs, first, inputs):
+    """Ask for the first cache lines of some outputs' weights, which are on their way while the rows are still being written."""
+    if _FETCHED_LINES > 0:
+        line = first + tl.arange(0, _FETCHED_LINES) * _LINE
+        fetched(
+            weights + tl.minimum(output, outputs - 1)[:, None].to(tl.int64) * inputs + tl.minimum(line, inputs - 1)[None, :]
+        )
+
+
 @triton.jit(do_not_specialize=["count", "parts"])
 def _product(
     rows, weights, sums, count, row_stride, outputs, inputs, length, parts,
     together: tl.constexpr, tile_outputs: tl.constexpr, tile_rows: tl.constexpr, tile_inputs: tl.constexpr, wide: tl.constexpr,
+    early: tl.constexpr,
 ):  # fmt: skip
     """One tile of rows, of outputs and one part of the inputs; all parts where `together`. sums: float32 [parts, count, outputs],
     [1, count, outputs] where together. One compiled kernel serves matrices of all sizes."""
@@ -101,12 +116,15 @@ def _product(
     output_start = weights + output[:, None].to(tl.int64) * inputs
     row_there = (row < count)[:, None]
     output_there = (output < outputs)[:, None]
+    if early:
+        _fetched_ahead(weights, output, outputs, part * length, inputs)
+    begin(early)
     total = tl.zeros([tile_outputs, tile_rows], tl.float32)
     for turn in range(parts if together else 1):
-        begin = (turn if together else part) * length
-        end = tl.minimum(begin + length, inputs)
+        first = (turn if together else part) * length
+        end = tl.minimum(first + length, inputs)
         sum_of_part = tl.zeros([tile_outputs, tile_rows], tl.float32)
-        for at in range(begin, end, tile_inputs):
+        for at in range(first, end, tile_inputs):
             place = at + input_line[None, :]
             # of a part only the last one's end may lie within a tile
             there = place < inputs
@@ -134,7 +152,7 @@ def _silu(number):
 def _gated_product(
     rows, weights, bias, out, count, row_stride, outputs, inputs,
     silu: tl.constexpr, biased: tl.constexpr, tile_outputs: tl.constexpr, tile_rows: tl.constexpr, tile_inputs: tl.constexpr,
-    wide: tl.constexpr,
+    wide: tl.constexpr, early: tl.constexpr,
 ):  # fmt: skip
     """One tile of rows and of outputs. weights: gates [outputs, inputs], then what they gate. out: [count, outputs]."""
     row = tl.program_id(0) * tile_rows + tl.arange(0, tile_rows)
@@ -145,6 +163,10 @@ def _gated_product(
     gated_start = gate_start + outputs.to(tl.int64) * inputs
     row_there = (row < count)[:, None]
     output_there = (output < outputs)[:, None]
+    if early:
+        _fetched_ahead(weights, output, 2 * outputs, 0, inputs)
+        _fetched_ahead(weights, output + outputs, 2 * outputs, 0, inputs)
+    begin(early)
     gate = tl.zeros([tile_outputs, tile_rows], tl.float32)
     gated = tl.zeros([tile_outputs, tile_rows], tl.float32)
     for at in range(0, inputs, tile_inputs):
@@ -184,7 +206,7 @@ def row_product(rows: torch.Tensor, weights: torch.Tensor, parts: int, tile: Til
     _product[grid](
         rows, weights, sums, count, rows.stride(0), outputs, inputs, part_length(inputs, parts), parts,
         together=together, tile_outputs=tile.outputs, tile_rows=tile.rows, tile_inputs=tile.inputs, wide=_wide(rows),
-        num_warps=tile.warps, num_stages=tile.stages,
+        num_warps=tile.warps, num_stages=tile.stages, **overlapped(rows.device),
     )  # fmt: skip
     return sums
 
@@ -204,7 +226,7 @@ def gated_product(
     _gated_product[(triton.cdiv(count, tile.rows), triton.cdiv(outputs, tile.outputs))](
         rows, weights, bias, out, count, rows.stride(0), outputs, inputs, silu=activation == "silu",
         biased=bias is not None, tile_outputs=tile.outputs, tile_rows=tile.rows, tile_inputs=tile.inputs, wide=_wide(rows),
-        num_warps=tile.warps, num_stages=tile.stages,
+        num_warps=tile.warps, num_stages=tile.stages, **overlapped(rows.device),
     )  # fmt: skip
     return out
 

@@ -30,6 +30,7 @@ import torch
 import triton
 import triton.language as tl
 
+from paceline.kernels.overlap import begin, overlapped
 from paceline.kernels.step_tables import RowTables
 
 _BLOCK_BYTES = 16 << 10
@@ -131,10 +132,11 @@ def _attend_split(
     kv_heads: tl.constexpr, group: tl.constexpr, key_dim: tl.constexpr, value_dim: tl.constexpr, key_lines: tl.constexpr,
     value_lines: tl.constexpr, page_size: tl.constexpr, tile_lines: tl.constexpr, block_keys: tl.constexpr,
     split_keys: tl.constexpr, near_keys: tl.constexpr, near_splits: tl.constexpr, capped: tl.constexpr, scaled: tl.constexpr,
-    wide: tl.constexpr,
+    wide: tl.constexpr, early: tl.constexpr,
 ):  # fmt: skip
     """One tile, kv head and split. Scores are kept in base 2. Writes per row, head and split: the unnormalised mix of values
     [T, H, splits, D'], the largest score and the sum of weights [T, H, splits], all float32."""
+    begin(early)
     sequence = tl.load(tiles + tl.program_id(0) * 4)
     first = tl.load(tiles + tl.program_id(0) * 4 + 1)
     rows = tl.load(tiles + tl.program_id(0) * 4 + 2)
@@ -151,11 +153,11 @@ def _attend_split(
     edge = tl.where(window > 0, tl.maximum(position - window + 1, 0), 0)
     last = tl.max(position, 0)
     is_near = split < near_splits
-    begin = tl.where(is_near, split * near_keys, near_splits * near_keys + (split - near_splits) * split_keys)
-    behind = begin + tl.where(is_near, near_keys, split_keys)
+    low = tl.where(is_near, split * near_keys, near_splits * near_keys + (split - near_splits) * split_keys)
+    behind = low + tl.where(is_near, near_keys, split_keys)
     end = tl.minimum(behind, last + 1)
     lowest = tl.min(tl.where(used, edge, last), 0)
-    if (begin > last) | (behind <= lowest):
+    if (low > last) | (behind <= lowest):
         return
 
     key_line = tl.arange(0, key_lines)
@@ -168,7 +170,7 @@ def _attend_split(
     peak = tl.full([tile_lines], float("-inf"), tl.float32)
     mass = tl.zeros([tile_lines], tl.float32)
     mix = tl.zeros([tile_lines, value_lines], tl.float32)
-    at_first = tl.maximum(begin, lowest // block_keys * block_keys)
+    at_first = tl.maximum(low, lowest // block_keys * block_keys)
     # from this block on the paths of a draft part; before it slots are positions for all rows of the tile
     border = tl.where(last >= straight, tl.minimum(straight // block_keys * block_keys, end), end)
     for at in range(at_first, border, block_keys):
@@ -223,9 +225,10 @@ def _split_of(position, split_keys: tl.constexpr, near_keys: tl.constexpr, near_
 def _merge_splits(
     mixed, peaks, masses, sinks, positions, out, splits, window,
     heads: tl.constexpr, value_dim: tl.constexpr, value_lines: tl.constexpr, split_keys: tl.constexpr, near_keys: tl.constexpr,
-    near_splits: tl.constexpr, sunk: tl.constexpr,
+    near_splits: tl.constexpr, sunk: tl.constexpr, early: tl.constexpr,
 ):  # fmt: skip
     """One row and head: add up its own splits, lowest positions first, then the sink, and divide by the sum of weights."""
+    begin(early)
     row = tl.program_id(0)
     head = tl.program_id(1)
     value_line = tl.arange(0, value_lines)
@@ -236,8 +239,8 @@ def _merge_splits(
     mass = tl.zeros([1], tl.float32)
     mix = tl.zeros([value_lines], tl.float32)
     # padding has position -1 and merges nothing
-    begin = _split_of(edge, split_keys, near_keys, near_splits)
-    for split in range(begin, tl.where(position < 0, 0, _split_of(position, split_keys, near_keys, near_splits) + 1)):
+    first = _split_of(edge, split_keys, near_keys, near_splits)
+    for split in range(first, tl.where(position < 0, 0, _split_of(position, split_keys, near_keys, near_splits) + 1)):
         its_peak = tl.load(peaks + cell * splits + split)
         grown = tl.maximum(peak, its_peak)
         fade = tl.exp2(peak - grown)
@@ -309,12 +312,12 @@ def tree_attention(
         capped=softcap is not None, scaled=key_scales is not None,
         # the interpreter keeps bfloat16 as raw bits and cannot multiply it; float32 holds its products exactly
         wide=not query.is_cuda and query.dtype is torch.bfloat16,
-        num_warps=4, num_stages=tiling.stages, enable_fp_fusion=True,
+        num_warps=4, num_stages=tiling.stages, enable_fp_fusion=True, **overlapped(query.device),
     )  # fmt: skip
     _merge_splits[(rows, heads)](
         mixed, peaks, masses, sinks, tables.positions, out, splits, window,
         heads=heads, value_dim=value_dim, value_lines=value_lines, split_keys=tiling.split, near_keys=tiling.near,
         near_splits=tiling.near_splits, sunk=sinks is not None, num_warps=4,
-        enable_fp_fusion=True,
+        enable_fp_fusion=True, **overlapped(query.device),
     )  # fmt: skip
     return out

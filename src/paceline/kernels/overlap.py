@@ -1,0 +1,48 @@
+"""Overlap: on devices that can, a kernel begins while the one before it ends.
+
+A model's step is some hundred launches, and where each waits for the last program of the one before, the device idles a microsecond
+or two every time. Kernels that are launched dependent begin early and wait by themselves before they touch what others wrote;
+what no kernel writes, weights above all, they may fetch before. Every kernel here waits for the one before it, so that whatever was
+launched earlier still is over by then.
+
+Source: programmatic dependent launch, CUDA C++ Programming Guide; devices from compute capability 9.0 on.
+"""
+
+# pyright: reportMissingImports=false, reportOperatorIssue=false, reportCallIssue=false, reportAttributeAccessIssue=false
+# ... for Triton is optional, and its stubs know neither the values of a kernel nor the options of a launch
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+
+@triton.jit
+def begin(early: tl.constexpr):
+    """Let the next kernel begin, and wait for what the one before wrote."""
+    if early:
+        gdc_launch_dependents()
+        gdc_wait()
+
+
+@triton.jit
+def fetched(lines):
+    """Ask for cache lines ahead of the wait. lines: pointers, one to a line."""
+    tl.inline_asm_elementwise("prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [lines], dtype=tl.int32, is_pure=False, pack=1)
+
+
+def overlapped(device: torch.device) -> dict[str, Any]:
+    """Options of a launch: whether the kernel is to begin early, told to it and to its launch."""
+    return {"early": True, "launch_pdl": True} if _can(device) else {"early": False}
+
+
+@functools.cache
+def _can(device: torch.device) -> bool:
+    import os
+    if os.environ.get("NOPDL"): return False
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
