@@ -21,11 +21,12 @@ from functools import partial
 from itertools import product
 from pathlib import Path
 from statistics import median
-from time import perf_counter
 from typing import Any
 
 import torch
-from transformers import LlamaConfig
+from gpu_answers import through_the_engine
+from gpu_model import DIM, HEADS, HIDDEN, KV_HEADS, MLP, VOCABULARY, RandomTensors
+from torch.nn.functional import linear
 
 from paceline import __version__
 from paceline.cache.paged import PagedCache
@@ -36,53 +37,28 @@ from paceline.sequence import Sequence
 from paceline.step import Feed, Step, Verdict
 from paceline.tree import DraftTree
 
-HIDDEN, HEADS, KV_HEADS, DIM, MLP, VOCABULARY = 4096, 32, 8, 128, 14336, 128256
 PAGE, REPEATS = 64, 30
 LAYERS_COMPARED, TOKENS_COMPARED = 4, 700
+PROMPT_TOKENS = (512, 2048)
 ROWS, CONTEXTS, BATCHES = (1, 4, 8, 16, 64), (1024, 32768), (1, 2, 4, 8, 16, 32, 64)
 MEANING = {
     "copy_bytes_per_s": "read plus written by a device-to-device copy of 4 GiB: the bandwidth that shares refer to",
     "forward[]": "one captured forward of the whole step, logits included: rows per sequence (1: decoding; n: a tree of a root"
     " and n - 1 nodes), batch, context (committed tokens per sequence), bucket (rows of the recording: the next power of two, and"
     " the smallest that the engine records), seconds (median), same_bits (whether the root's logits have the bits that they have"
-    " in the step of one row), floor_s ((bytes of weights + bytes of keys and values read once) / copy_bytes_per_s), share_of_roofline (floor_s /"
-    " seconds), cost (seconds over those of one row at the same batch and context, which are one_row_s)",
+    " in the step of one row), floor_s ((bytes of weights + bytes of keys and values read once) / copy_bytes_per_s),"
+    " share_of_roofline (floor_s / seconds), cost (seconds over those of one row at the same batch and context, one_row_s)",
     "attention[]": "one layer's tree attention alone, captured; kv_bytes are its keys and values read once",
+    "prefill[]": "a prompt read in one step, seconds (median); library_products_s: cuBLAS's products of the same matrices alone",
     "sampling[]": "choose_on_device alone at temperature 1, with and without top-p 0.9; refused: rows it left to the host",
     "bits": "rows whose attention in a tree, and in a prefill chunk, has the very bits of decoding them alone, of rows compared",
     "model_bits": "logits of tokens in a prompt's chunk and in drafts of up to 32 sequences at once, against those of the same"
-    " tokens decoded one by one, of the first layers of the model and its head: rows that are equal in all bits, of those compared",
-    "engine": "the embedded model through the engine: the road it takes, whether its steps are recorded, and answers with drafts"
-    " beside those without: equal ones, tokens per step, seconds of both (median of 5, in turns)",
+    " tokens decoded one by one, of the first layers of the model and its head: rows equal in all bits, of those compared",
+    "engine[]": "whole answers of 128 tokens through the engine, one at a time: the road the model takes, whether its steps are"
+    " recorded, how many answers equal those without drafts, tokens per step (tau), tokens_per_s (median of the turns), over_none"
+    " (the same over those without drafts, in turns). Every draft has answered all prompts once before it is timed",
     "left_out": "what did not fit the device's memory",
 }
-
-
-class RandomTensors:
-    """A checkpoint in Llama-3-8B's shape that no file holds: every tensor is drawn when it is read."""
-
-    def __init__(self, layers: int, device: torch.device) -> None:
-        self.config = LlamaConfig(
-            hidden_size=HIDDEN, num_attention_heads=HEADS, num_key_value_heads=KV_HEADS, head_dim=DIM, intermediate_size=MLP,
-            vocab_size=VOCABULARY, num_hidden_layers=layers, rms_norm_eps=1e-5, max_position_embeddings=max(CONTEXTS) + 1024,
-            rope_parameters={"rope_type": "default", "rope_theta": 500000.0},
-        )  # fmt: skip
-        self.kinds = {"model.embed_tokens.weight": "BF16"}
-        self.unread = frozenset[str]()
-        self._device = device
-        heads, keys = HEADS * DIM, KV_HEADS * DIM
-        self._shapes = {
-            "embed_tokens": (VOCABULARY, HIDDEN), "lm_head": (VOCABULARY, HIDDEN), "q_proj": (heads, HIDDEN),
-            "k_proj": (keys, HIDDEN), "v_proj": (keys, HIDDEN), "o_proj": (HIDDEN, heads), "gate_proj": (MLP, HIDDEN),
-            "up_proj": (MLP, HIDDEN), "down_proj": (HIDDEN, MLP),
-        }  # fmt: skip
-
-    def find(self, name: str) -> torch.Tensor:
-        module = name.split(".")[-2]
-        if module not in self._shapes:
-            return torch.ones(HIDDEN, dtype=torch.bfloat16, device=self._device)
-        weight = torch.empty(self._shapes[module], dtype=torch.bfloat16, device=self._device)
-        return weight.normal_(std=1.0 if module == "embed_tokens" else weight.shape[1] ** -0.5)
 
 
 def seconds(call: Callable[[], Any]) -> float:
@@ -139,7 +115,7 @@ class Bench:
         self.share = self.tiling.rows_per_tile(HEADS, KV_HEADS)
         self.left_out: list[str] = []
         self.bandwidth = copied_bytes_per_s(device)
-        tensors: Any = RandomTensors(layers, device)
+        tensors: Any = RandomTensors(layers, max(CONTEXTS) + 1024, device)
         form, longest = form_of(tensors.config), tensors.config.max_position_embeddings
         self.weights = DeviceWeights(form, tensors, Rotation(tensors.config, form.rotary), None, longest, device)
         self.model = FusedModel(self.weights, "llama-3-8b-shape", longest)
@@ -228,6 +204,29 @@ class Bench:
             )  # fmt: skip
             print(json.dumps(found[-1]))
         return found
+
+    def prefill(self) -> list[dict[str, Any]]:
+        """A prompt in one forward, launch by launch, and what a library's products alone would take."""
+        cache, found = self.cache_of(1, 64, self.layers), []
+        owner = Sequence(0, tuple(range(1, 2 * max(PROMPT_TOKENS))), SamplingParams(), 0)
+        cache.release(0)
+        for count in PROMPT_TOKENS:
+            feed = [Feed(owner, 0, owner.tokens[:count], DraftTree.root(owner.tokens[count - 1]))]
+            took = seconds(lambda: self.fed(cache, feed))  # noqa: B023
+            rows = torch.randn(count, HIDDEN, dtype=torch.bfloat16, device=self.device)
+            wide = torch.randn(count, MLP, dtype=torch.bfloat16, device=self.device)
+            layer = self.weights.layers[0]
+            ours = (layer.query_key_value, rows), (layer.out, rows), (layer.gate_up, rows), (layer.down, wide)
+            library = sum(seconds(lambda: linear(given, one.weight)) for one, given in ours)  # noqa: B023
+            found.append({"tokens": count, "seconds": took, "library_products_s": library * self.layers})
+            print(json.dumps(found[-1]))
+        return found
+
+    def fed(self, cache: PagedCache, feeds: list[Feed]) -> torch.Tensor:
+        """The logits of a step, which is not committed."""
+        step = Step.of(feeds)
+        cache.stage(step)
+        return self.model.score(step, cache).logits
 
     def sampling(self) -> list[dict[str, Any]]:
         """The choice of tokens alone."""
@@ -383,13 +382,14 @@ def parts(bench: Bench) -> Iterator[tuple[str, Callable[[], Any]]]:
     """What is measured, the shortest and most telling first."""
     yield "bits", bench.bits
     yield "model_bits", bench.model_bits
-    yield "engine", through_the_engine
     for context in CONTEXTS:
         yield "attention", partial(bench.attention, 1, context)
         yield "forward", partial(bench.forwards, 1, context, ROWS)
     yield "sampling", bench.sampling
     for batch in BATCHES[1:]:
         yield "forward", partial(bench.forwards, batch, 1024, (1, 8))
+    yield "prefill", bench.prefill
+    yield "engine", through_the_engine
 
 
 def commit() -> str | None:
@@ -398,36 +398,6 @@ def commit() -> str | None:
         return subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True).stdout.strip() or None
     except OSError:
         return None
-
-
-def through_the_engine() -> dict[str, Any]:
-    """The embedded model, with `auto` and without drafts; what failed, where it does."""
-    try:
-        from paceline import LLM
-        from paceline.engine.prompts import PROMPTS
-
-        llm = LLM(draft="none")
-        road = type(llm.target).__name__
-        params = SamplingParams(max_tokens=64)
-        prompts, answers, times = PROMPTS["e2e"][:4], dict[str, list[Any]](), dict[str, list[float]]()
-        for _ in range(5):
-            for draft in ("none", "auto"):
-                llm.use(draft)
-                began = perf_counter()
-                answers[draft] = [llm.generate(prompt, params)[0] for prompt in prompts]
-                times.setdefault(draft, []).append(perf_counter() - began)
-        pairs = zip(answers["none"], answers["auto"], strict=True)
-        return {
-            "road": road,
-            "recorded": getattr(llm.target, "_recordable", False),
-            "answers": len(prompts),
-            "equal": sum(plain.token_ids == drafted.token_ids for plain, drafted in pairs),
-            "tau": [answer.speculation.tau for answer in answers["auto"]],
-            "seconds": {draft: median(taken) for draft, taken in times.items()},
-        }
-    # whatever it is, what was measured before is not lost
-    except Exception as error:
-        return {"failed": f"{type(error).__name__}: {error}"}
 
 
 if __name__ == "__main__":

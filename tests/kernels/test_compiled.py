@@ -12,35 +12,55 @@ pytest.importorskip("triton", reason="the GPU kernels are written in Triton, whi
 
 PROGRAM = """
 import sys
+import torch
 from triton import compile
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from paceline.kernels import fused_sampling, tree_attention
+from paceline.kernels import draft_choices, fused_sampling, residual_norms, rotary, row_products, slot_moves, tree_attention
+from paceline.models.base import DTYPES
 
-def compiled(kernel, constants, **types):
+def compiled(kernel, constants, warps=4, stages=3, **types):
     names = kernel.arg_names
     signature = {name: "constexpr" if name in constants else types.get(name, "i32") for name in names}
     source = ASTSource(kernel, signature, {(names.index(name),): value for name, value in constants.items()})
-    done = compile(source, target=GPUTarget("cuda", capability, 32), options={"enable_fp_fusion": True})
+    done = compile(source, target=GPUTarget("cuda", capability, 32), options={"num_warps": warps, "num_stages": stages})
     assert done.metadata.shared <= 99 << 10, f"{done.metadata.shared} bytes of shared memory"
     return done.asm["ptx"]
 
 capability, head, page = map(int, sys.argv[1:4])
+early = capability >= 90
 query, pages = sys.argv[4:]
 sizes = dict(value_dim=head, value_lines=head, split_keys=512, near_keys=128, near_splits=16)
 tiling = tree_attention.Tiling.of(32, 8, head, 4 if query == "fp32" else 2)
 tile = dict(kv_heads=8, group=4, key_dim=head, key_lines=head, page_size=page, tile_lines=tiling.rows, block_keys=tiling.keys)
 scaled = query != pages
-flags = dict(capped=True, scaled=scaled, wide=False, early=capability >= 90) | ({} if scaled else dict(key_scales=None, value_scales=None))
+flags = dict(capped=True, scaled=scaled, wide=False, early=early) | ({} if scaled else dict(key_scales=None, value_scales=None))
 floats = dict.fromkeys(("key_scales", "value_scales", "mixed", "peaks", "masses", "sinks", "logits", "cuts"), "*fp32")
 words = dict.fromkeys(("positions", "tiles", "blocks", "tail", "tokens", "counts"), "*i32")
 types = floats | words | dict(query="*" + query, keys="*" + pages, values="*" + pages, out="*" + query, scale="fp32", cap="fp32")
 text = compiled(tree_attention._attend_split, sizes | tile | flags, **types)
 assert query == "fp32" or "mma" in text, "no tensor cores"
-compiled(tree_attention._merge_splits, sizes | dict(heads=32, sunk=True, early=capability >= 90), **types)
-types |= dict(numbers="*fp64", values="*fp64")
+compiled(tree_attention._merge_splits, sizes | dict(heads=32, sunk=True, early=early), **types)
+types |= dict(numbers="*fp64", values="*fp64", blocks="i32")
 compiled(fused_sampling._best_of_block, dict(block=1024, cutting=True), **types)
 compiled(fused_sampling._best_of_row, dict(lines=128, cutting=True), **types, doubts="*i1", chosen="*i32")
+compiled(draft_choices._best_and_mass, dict(block=1024), **types)
+compiled(draft_choices._chosen, dict(lines=128, follows=True), **types, found="*i32", shares="*fp32", following="*i32")
+compiled(slot_moves._moved, dict(words=head, block=1024), addresses="*i64", places="*i64")
+own = dict.fromkeys(("rows", "weights", "out", "queries", "keys", "values"), "*" + query)
+own |= dict.fromkeys(("sums", "bias", "parts", "part_bias", "residual", "weight", "epsilon", "query_norm", "key_norm"), "*fp32")
+own |= dict(cosines="*fp32", sines="*fp32", positions="*i32", destinations="*i32", behind_weight="*fp32", epsilon="fp32")
+for rows in (16, 64, 128, 1024):
+    for kernel, matrices in ((row_products._product, 1), (row_products._gated_product, 2)):
+        tile = row_products.Tile.of(torch.empty(rows, 64, dtype=DTYPES[query], device="meta"), matrices)
+        sides = dict(tile_outputs=tile.outputs, tile_rows=tile.rows, tile_inputs=tile.inputs, wide=False, early=early)
+        flags = dict(together=rows > 64) if matrices == 1 else dict(silu=rows > 64, biased=True)
+        text = compiled(kernel, sides | flags, tile.warps, tile.stages, **own | dict(parts="i32"))
+        assert query == "fp32" or "mma" in text, "no tensor cores"
+norm = dict(width=head * 32, lines=head * 32, part_count=2, biased=True, behind=True, centred=False, early=early)
+compiled(residual_norms._joined, norm | dict(behind_bias=None, bias=None), **own)
+heads = dict(heads=32, kv_heads=8, size=head, lines=head, rotary=head // 2, part_count=1)
+compiled(rotary._turned, heads | dict(biased=True, normed=True, early=early), **own)
 """
 
 

@@ -1,9 +1,8 @@
 """Overlap: on devices that can, a kernel begins while the one before it ends.
 
-A model's step is some hundred launches, and where each waits for the last program of the one before, the device idles a microsecond
-or two every time. Kernels that are launched dependent begin early and wait by themselves before they touch what others wrote;
-what no kernel writes, weights above all, they may fetch before. Every kernel here waits for the one before it, so that whatever was
-launched earlier still is over by then.
+A model's step is some hundred launches, and where each waits for the last program of the one before, the device idles every
+time. Kernels that are launched dependent begin early and wait by themselves before they touch what others wrote. Every kernel
+here waits for the one before it, so that whatever was launched earlier still is over by then.
 
 Source: programmatic dependent launch, CUDA C++ Programming Guide; devices from compute capability 9.0 on.
 """
@@ -30,12 +29,6 @@ def begin(early: tl.constexpr):
         gdc_wait()
 
 
-@triton.jit
-def fetched(lines):
-    """Ask for cache lines ahead of the wait. lines: pointers, one to a line."""
-    tl.inline_asm_elementwise("prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [lines], dtype=tl.int32, is_pure=False, pack=1)
-
-
 def overlapped(device: torch.device) -> dict[str, Any]:
     """Options of a launch: whether the kernel is to begin early, told to it and to its launch."""
     return {"early": True, "launch_pdl": True} if _can(device) else {"early": False}
@@ -43,6 +36,4 @@ def overlapped(device: torch.device) -> dict[str, Any]:
 
 @functools.cache
 def _can(device: torch.device) -> bool:
-    import os
-    if os.environ.get("NOPDL"): return False
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)

@@ -26,15 +26,15 @@ import torch
 import triton
 import triton.language as tl
 
-from paceline.kernels.overlap import begin, fetched, overlapped
+from paceline.kernels.overlap import begin, overlapped
 
 _SIDE_BY_SIDE = 64
 """Up to so many rows the parts of an output are computed side by side."""
+_HALF_TILES = 256
+"""Up to so many rows tiles are half as tall, so that there are programs enough."""
 _PROGRAMS, _LEAST_INPUTS = 64, 512
 """A large device reads weights as fast as it can where so many programs read them, each far ahead; a matrix with fewer outputs is
 divided into parts, no shorter than this."""
-import os
-_FETCHED_LINES, _LINE = tl.constexpr(int(os.environ.get("PF", "8"))), tl.constexpr(64)
 _FEWEST_BYTES = 96 << 10
 """Of shared memory, where it is not known how much there is."""
 
@@ -59,6 +59,8 @@ class Tile:
             tile_bytes = (64 * matrices + side) * inputs * number_bytes
             return cls(64, side, inputs, 4, max(2, min(6 if matrices == 1 else 4, shared // tile_bytes)))
         inputs = 128 // number_bytes
+        if matrices == 1 and len(rows) <= _HALF_TILES:
+            return cls(128, 64, inputs, 4, max(2, min(4, shared // (192 * inputs * number_bytes))))
         return cls(128, 128, inputs, 8, max(2, min(3, shared // (128 * (matrices + 1) * inputs * number_bytes))))
 
 
@@ -90,16 +92,6 @@ def _multiplied(weights, rows, sums, wide: tl.constexpr):
     return tl.dot(weights, tl.trans(rows), sums, input_precision="ieee")
 
 
-@triton.jit
-def _fetched_ahead(weights, output, outputs, first, inputs):
-    """Ask for the first cache lines of some outputs' weights, which are on their way while the rows are still being written."""
-    if _FETCHED_LINES > 0:
-        line = first + tl.arange(0, _FETCHED_LINES) * _LINE
-        fetched(
-            weights + tl.minimum(output, outputs - 1)[:, None].to(tl.int64) * inputs + tl.minimum(line, inputs - 1)[None, :]
-        )
-
-
 @triton.jit(do_not_specialize=["count", "parts"])
 def _product(
     rows, weights, sums, count, row_stride, outputs, inputs, length, parts,
@@ -116,22 +108,19 @@ def _product(
     output_start = weights + output[:, None].to(tl.int64) * inputs
     row_there = (row < count)[:, None]
     output_there = (output < outputs)[:, None]
-    if early:
-        _fetched_ahead(weights, output, outputs, part * length, inputs)
     begin(early)
     total = tl.zeros([tile_outputs, tile_rows], tl.float32)
     for turn in range(parts if together else 1):
         first = (turn if together else part) * length
-        end = tl.minimum(first + length, inputs)
         sum_of_part = tl.zeros([tile_outputs, tile_rows], tl.float32)
-        for at in range(first, end, tile_inputs):
+        for at in range(first, tl.minimum(first + length, inputs), tile_inputs):
             place = at + input_line[None, :]
             # of a part only the last one's end may lie within a tile
             there = place < inputs
             held = tl.load(output_start + place, mask=output_there & there, other=0.0, eviction_policy="evict_first")
             asked = tl.load(row_start + place, mask=row_there & there, other=0.0, eviction_policy="evict_last")
             sum_of_part = _multiplied(held, asked, sum_of_part, wide)
-        total += sum_of_part
+        total = total + sum_of_part if together else sum_of_part
     cell = (part.to(tl.int64) * count + row[None, :]) * outputs + output[:, None]
     tl.store(sums + cell, total, mask=output_there & (row < count)[None, :])
 
@@ -163,9 +152,6 @@ def _gated_product(
     gated_start = gate_start + outputs.to(tl.int64) * inputs
     row_there = (row < count)[:, None]
     output_there = (output < outputs)[:, None]
-    if early:
-        _fetched_ahead(weights, output, 2 * outputs, 0, inputs)
-        _fetched_ahead(weights, output + outputs, 2 * outputs, 0, inputs)
     begin(early)
     gate = tl.zeros([tile_outputs, tile_rows], tl.float32)
     gated = tl.zeros([tile_outputs, tile_rows], tl.float32)
@@ -199,7 +185,7 @@ def row_product(rows: torch.Tensor, weights: torch.Tensor, parts: int, tile: Til
     count, inputs = _checked(rows, weights)
     outputs = weights.shape[0]
     tile = tile or Tile.of(rows)
-    together = count > _SIDE_BY_SIDE or parts == 1
+    together = count > _SIDE_BY_SIDE and parts > 1
     held = 1 if together else parts
     sums = torch.empty(held, count, outputs, dtype=torch.float32, device=rows.device)
     grid = (triton.cdiv(count, tile.rows), triton.cdiv(outputs, tile.outputs), held)
