@@ -44,7 +44,7 @@ compiled(tree_attention._merge_splits, sizes | dict(heads=32, sunk=True, early=e
 types |= dict(numbers="*fp64", values="*fp64", blocks="i32")
 compiled(fused_sampling._best_of_block, dict(block=1024, cutting=True), **types)
 compiled(fused_sampling._best_of_row, dict(lines=128, cutting=True), **types, doubts="*i1", chosen="*i32")
-compiled(draft_choices._best_and_mass, dict(block=1024), **types)
+compiled(draft_choices._best_and_mass, dict(block=1024), **types, choices="*i32")
 compiled(draft_choices._chosen, dict(lines=128, follows=True), **types, found="*i32", shares="*fp32", following="*i32")
 compiled(slot_moves._moved, dict(words=head, block=1024), addresses="*i64", places="*i64")
 own = dict.fromkeys(("rows", "weights", "out", "queries", "keys", "values"), "*" + query)
