@@ -12,6 +12,7 @@ from paceline.bench import page as benchmarks_page
 from paceline.bench.circumstances import circumstances
 from paceline.bench.errors import BenchError
 from paceline.bench.files import title
+from paceline.bench.gpu_page import plot_gpu
 from paceline.bench.load.plots import body_label
 from paceline.bench.page import page
 from paceline.bench.plots import _acceptance, _shown, _speedup
@@ -192,3 +193,14 @@ def test_what_a_run_was_made_with_is_said_where_it_is_known() -> None:
     assert "- `auto` is `ngram` under `adaptive`" in lines
     assert "- Peer: other 1, weights int8; draft: 5 tokens" in lines
     assert not any("stopped" in line for line in lines)
+
+
+def test_what_a_gpu_was_measured_at_stands_on_the_page(tmp_path: Path) -> None:
+    gpu = json.loads((RECORDS / "gpu.json").read_text(encoding="utf-8"))
+    text = page({}, {"gpu.json": ["images/gpu-rows.png"]}, gpu=gpu)
+    first = gpu["forward"][0]
+    assert f"| 1 | {first['seconds'] * 1e3:.2f} | 1.00 |" in text
+    bits = [gpu[part] for part in ("bits", "model_bits")]
+    assert f": {sum(part['equal'] for part in bits)} of {sum(part['compared'] for part in bits)}" in text
+    assert f"{first['share_of_roofline']:.2f} of the memory's speed" in text
+    assert plot_gpu(gpu, tmp_path / "gpu").stat().st_size > 10_000

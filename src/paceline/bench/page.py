@@ -14,6 +14,7 @@ from typing import Any
 
 from paceline.bench.circumstances import circumstances
 from paceline.bench.files import records, title
+from paceline.bench.gpu_page import gpu_section, plot_gpu
 from paceline.bench.load.plots import body_label, plot as plot_load
 from paceline.bench.markdown import anchor, table
 from paceline.bench.ours import PLAIN
@@ -21,6 +22,7 @@ from paceline.bench.plots import plot
 from paceline.bench.report import same_text
 from paceline.bench.step_page import step_section
 
+_GPU = "gpu.json"
 _ALTS = {
     "speedup": "decoding speed over plain decoding by task",
     "acceptance": "acceptance by depth of the draft",
@@ -36,9 +38,11 @@ def page(
     plots: dict[str, list[str]],
     loads: dict[str, dict[str, Any]] | None = None,
     steps: dict[str, Any] | None = None,
+    gpu: dict[str, Any] | None = None,
 ) -> str:
     """The page as Markdown. runs: by file, relative to the folder of records. plots: per file, its pictures as links relative to
-    the page. loads: records of `paceline bench serve`, by file. steps: what a step costs beside the model.
+    the page. loads: records of `paceline bench serve`, by file. steps: what a step costs beside the model. gpu: what was measured
+    on a device.
     """
     lines = [
         "# Benchmarks",
@@ -76,6 +80,8 @@ def page(
         lines += _served(record, file, plots.get(file, []))
     if steps is not None:
         lines += step_section(steps)
+    if gpu is not None:
+        lines += gpu_section(gpu, *plots[_GPU])
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -364,12 +370,16 @@ def main(source: Path, docs: Path) -> None:
     loads = {str(file.relative_to(source)): record for file, record in _loads(source).items()}
     for file, record in loads.items():
         plots[file] = [os.path.relpath(png, docs) for png in plot_load(record, (docs / "images" / file).with_suffix(""))]
-    (docs / "benchmarks.md").write_text(page(runs, plots, loads, _steps(source)), encoding="utf-8")
+    gpu = _one(source / _GPU)
+    if gpu is not None:
+        plots[_GPU] = [os.path.relpath(plot_gpu(gpu, docs / "images" / "gpu"), docs)]
+    # the plots of what a step costs beside the model are made with its record
+    text = page(runs, plots, loads, _one(source / "step_overhead.json"), gpu)
+    (docs / "benchmarks.md").write_text(text, encoding="utf-8")
 
 
-def _steps(folder: Path) -> dict[str, Any] | None:
-    """The record of what a step costs beside the model, where there is one; its plots are made with it."""
-    file = folder / "step_overhead.json"
+def _one(file: Path) -> dict[str, Any] | None:
+    """A record, where there is one."""
     return json.loads(file.read_text(encoding="utf-8")) if file.exists() else None
 
 

@@ -1,0 +1,87 @@
+"""GPU page: what `benchmarks/gpu.py` measured on a device, as a section of the page of benchmarks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Many
+from pathlib import Path
+from typing import Any
+
+from paceline.bench.markdown import table
+from paceline.bench.pictures import pyplot_for_files, saved
+
+_Forwards = Many[dict[str, Any]]
+
+
+def gpu_section(record: dict[str, Any], picture: str) -> list[str]:
+    """The lines of the section. picture: its plot, as a link relative to the page."""
+    alone, beside = _alone(record["forward"]), [one for one in record["forward"] if one["batch"] > 1]
+    versions = ", ".join(f"{name} {version}" for name, version in record["versions"].items())
+    bits = [record["bits"], record["model_bits"]]
+    equal, compared = (sum(part[name] for part in bits) for name in ("equal", "compared"))
+    contexts: dict[int, dict[int, dict[str, Any]]] = {}
+    for one in alone:
+        contexts.setdefault(one["context"], {})[one["rows"]] = one
+    by_rows = [
+        (rows, *(cell for of in contexts.values() for cell in (_ms(of[rows]), f"{of[rows]['cost']:.2f}")))
+        for rows in next(iter(contexts.values()))
+    ]
+    batches: dict[int, dict[int, dict[str, Any]]] = {}
+    for one in beside:
+        batches.setdefault(one["batch"], {})[one["rows"]] = one
+    by_batch = [
+        (batch, _ms(of[1]), f"{of[1]['share_of_roofline']:.2f}", _ms(of[8]), f"{of[8]['cost']:.2f}")
+        for batch, of in batches.items()
+    ]
+    first = alone[0]
+    return [
+        "## A GPU",
+        "",
+        f"- Machine: {record['machine']}; {versions}; commit {record['commit']}",
+        "- Command: `python benchmarks/gpu.py` ([record](../benchmarks/gpu.json))",
+        f"- Rows whose bits are those of decoding them alone, in drafts, prompts and batches: {equal} of {compared}",
+        f"- Shares refer to what a copy within the device's memory moves, read and written:"
+        f" {record['copy_bytes_per_s'] / 1e12:.2f} TB/s",
+        "",
+        "The engine's own road for Llama-form models in the shape of Llama-3-8B, random bf16 weights"
+        f" ({record['weight_bytes'] / 1e9:.1f} GB read by a forward). One row behind {first['context']} tokens takes"
+        f" {_ms(first)} ms, {first['share_of_roofline']:.2f} of the memory's speed. Whole forwards, recorded as CUDA graphs,"
+        " medians; a tree of so many rows, two below each, at batch 1, over one row:",
+        "",
+        *table(("rows", *(cell for context in contexts for cell in (f"ms behind {context} tokens", "over one row"))), by_rows),
+        f"![cost of verifying by rows, and share of the memory's speed by batch]({picture})",
+        "",
+        f"Several requests at once, {beside[0]['context']} tokens each, one row of each and a tree of eight:",
+        "",
+        *table(("requests", "one row, ms", "share of the memory's speed", "eight rows, ms", "over one row"), by_batch),
+    ]
+
+
+def plot_gpu(record: dict[str, Any], stem: Path) -> Path:
+    """Draw what verifying costs by rows, and how near the memory's speed a row of every request is."""
+    pyplot = pyplot_for_files()
+    figure, (left, right) = pyplot.subplots(1, 2, figsize=(10, 4), layout="constrained")
+    alone = _alone(record["forward"])
+    for context in dict.fromkeys(one["context"] for one in alone):
+        mine = [one for one in alone if one["context"] == context]
+        left.plot([one["rows"] for one in mine], [one["cost"] for one in mine], marker="o", label=f"behind {context} tokens")
+    left.set(xscale="log", xlabel="rows of a draft tree", ylabel="time over one row", title="Verifying")
+    left.set_ylim(bottom=0)
+    left.legend()
+    single = [one for one in record["forward"] if one["rows"] == 1 and one["context"] == alone[0]["context"]]
+    right.plot([one["batch"] for one in single], [one["share_of_roofline"] for one in single], marker="o")
+    right.set(xscale="log", xlabel="requests, one row each", ylabel="share of the memory's speed", title="Decoding", ylim=(0, 1))
+    for axes in (left, right):
+        axes.set_xticks(ticks := [1, 2, 4, 8, 16, 32, 64], [str(tick) for tick in ticks])
+        axes.minorticks_off()
+    figure.suptitle(f"Llama-3-8B's shape in bf16 on an {record['machine']}")
+    file = saved(figure, stem, "rows")
+    pyplot.close(figure)
+    return file
+
+
+def _alone(forwards: _Forwards) -> _Forwards:
+    return [one for one in forwards if one["batch"] == 1]
+
+
+def _ms(one: dict[str, Any]) -> str:
+    return f"{one['seconds'] * 1e3:.2f}"
