@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import gzip
 import json
+import math
 import random
 import re
+import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
 
@@ -18,7 +22,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from typer.testing import CliRunner
 
-from paceline.zoo import checkpoint
+from paceline.zoo import checkpoint, stages
 from paceline.zoo.chat import CHAT_TEMPLATE, END_OF_TEXT, render
 from paceline.zoo.errors import RecipeError
 from paceline.zoo.measure import measure
@@ -343,6 +347,127 @@ def test_a_damaged_archive_is_named(tmp_path: Path) -> None:
         from_files([path])
 
 
+def command(text: Path, out: Path, *more: str) -> list[str]:
+    """The recipe with the options of these tests."""
+    given = [
+        f"--{name.replace('_', '-')}={value}"
+        for name, value in asdict(OPTIONS).items()
+        if value is not None and name != "compiled"
+    ]
+    return ["--text", str(text), "--out", str(out), "--weights", str(out / "w"), "--curve", str(out / "c.png"), *given, *more]
+
+
+def test_what_is_paused_is_neither_distilled_nor_shipped(trained: Workshop, text_file: Path, tmp_path: Path) -> None:
+    runner = CliRunner()
+    paused = runner.invoke(app, command(text_file, tmp_path, "--pause-at", "3"))
+    assert paused.exit_code == 0
+    assert f"the target has 3 of {OPTIONS.steps} steps" in paused.stderr
+    assert not (tmp_path / "draft").exists()
+    assert not (tmp_path / "w").exists()
+    assert runner.invoke(app, command(text_file, tmp_path)).exit_code == 0
+    for stage in ("target", "draft"):
+        place = checkpoint.latest(tmp_path / stage)
+        assert place is not None
+        found, expected = load_file(place / "model.safetensors"), weights(trained, stage)
+        assert all(torch.equal(expected[name], found[name]) for name in expected)
+    # nothing is left to train, and what was shipped says what it was trained on, whatever the command that ships it says
+    shipped = json.loads((tmp_path / "w" / "paceline-14m" / "recipe.json").read_text())["data"]["packed_tokens"]
+    assert runner.invoke(app, [*command(text_file, tmp_path, "--what", "export"), "--tokens", "9000"]).exit_code == 0
+    assert json.loads((tmp_path / "w" / "paceline-14m" / "recipe.json").read_text())["data"]["packed_tokens"] == shipped
+    for more, message in (
+        (("--matrix-rate", "0.5"), "made with other --matrix-rate"),
+        (("--what", "draft", "--seed", "9"), "made with other --seed"),
+        (("--steps", "4"), "steps already, more than the 4"),
+        (("--steps", "400"), "another length is a new run"),
+    ):
+        refused = runner.invoke(app, command(text_file, tmp_path, *more))
+        assert refused.exit_code == 2
+        assert message in refused.stderr
+    assert runner.invoke(app, command(text_file, tmp_path, "--what", "export")).exit_code == 0
+
+
+def test_an_interrupt_waits_for_the_end_of_a_step(
+    trained: Workshop, text_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the midst of one a part of the weights has moved, which no checkpoint could tell."""
+    halting, stepped = workshop(text_file, tmp_path), torch.optim.AdamW.step
+    calls = iter(range(100))
+
+    def step(self: torch.optim.AdamW, *arguments: object) -> None:
+        if next(calls) == 2:
+            signal.raise_signal(signal.SIGINT)
+        stepped(self)
+
+    monkeypatch.setattr(torch.optim.AdamW, "step", step)
+    with pytest.raises(KeyboardInterrupt):
+        make_target(halting, None, 1e9)
+    place = checkpoint.latest(tmp_path / "target")
+    assert place is not None
+    assert place.name == "step-000003"
+    monkeypatch.setattr(torch.optim.AdamW, "step", stepped)
+    make_target(workshop(text_file, tmp_path), None, 1e9)
+    expected, found = weights(trained, "target"), weights(halting, "target")
+    assert all(torch.equal(expected[name], found[name]) for name in expected)
+
+
+def test_a_loss_that_is_no_number_ends_the_run_before_it_is_learned(
+    text_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = workshop(text_file, tmp_path)
+    make_target(made, 2, 1e9)
+    monkeypatch.setattr(stages, "next_token_loss", lambda model: lambda inputs, targets: model(inputs).logits.sum() * math.nan)
+    with pytest.raises(RecipeError, match="target step 3 is no number"):
+        make_target(workshop(text_file, tmp_path), None, 1e9)
+    place = checkpoint.latest(tmp_path / "target")
+    assert place is not None
+    assert place.name == "step-000002"
+
+
+def test_a_checkpoint_in_the_place_of_another_is_never_missing(
+    trained: Workshop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever is stopped while one is replaced finds the old one or the new one."""
+    shutil.copytree(trained.out / "target", tmp_path / "target")
+    model, seen, renamed = trained.trained_model("target"), [], Path.rename
+    progress = checkpoint.read_progress(checkpoint.latest(tmp_path / "target") or Path())
+
+    def rename(self: Path, target: Path) -> Path:
+        seen.append(self.name)
+        assert any((tmp_path / "target").glob("*/progress.json"))
+        return renamed(self, target)
+
+    monkeypatch.setattr(Path, "rename", rename)
+    checkpoint.save(tmp_path / "target", model, {}, progress)
+    assert len(seen) == 2
+    assert sorted(path.name for path in (tmp_path / "target").iterdir()) == ["options.json", f"step-{OPTIONS.steps:06d}"]
+
+
+def test_a_domain_without_documents_is_named(trained: Workshop) -> None:
+    corpus = Corpus({"some": ["one"], "none": []}, {}, {"some": 0.5, "none": 0.5}, {})
+    with pytest.raises(RecipeError, match="no document of 'none'"):
+        build_pool(corpus, trained.tokenizer, 0, 100, 8, 16, 0)
+
+
+def test_what_is_held_out_is_never_trained_on(tmp_path: Path) -> None:
+    for count in (1, 2, 25):
+        path = tmp_path / f"{count}.jsonl"
+        path.write_text("\n".join(json.dumps({"text": f"document {number}"}) for number in range(count)))
+        corpus = from_files([path])
+        assert len(corpus.held_out["text"]) == (0 if count == 1 else max(len(corpus.held_out["text"]), 1))
+        assert corpus.train["text"]
+        assert not {*corpus.train["text"]} & {*corpus.held_out["text"]}
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "2.jsonl").write_text(json.dumps({"text": "another"}))
+    assert len(from_files([tmp_path / "2.jsonl", tmp_path / "other" / "2.jsonl"]).files) == 2
+
+
+def test_half_a_character_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "half.jsonl"
+    path.write_text('{"text": "caf\\u00e9 \\ud83d\\ude00"}\n{"text": "a\\ud800b"}\n')
+    with pytest.raises(RecipeError, match="line 2 holds half of a surrogate pair"):
+        from_files([path])
+
+
 def test_damaged_checkpoint_is_named(trained: Workshop, tmp_path: Path) -> None:
     place = tmp_path / "target" / "step-000001"
     place.mkdir(parents=True)
@@ -364,6 +489,11 @@ def test_damaged_checkpoint_is_named(trained: Workshop, tmp_path: Path) -> None:
         (["--draft-layers", "0"], "--draft-layers must be at least 1"),
         (["--threads", "0"], "--threads must be at least 1"),
         (["--what", "draft", "--text", __file__], "no tokenizer|no target"),
+        (["--text", __file__, "--vocab-size", "280"], "name a folder with --weights"),
+        (["--hidden", "30", "--heads", "2"], "an even number of channels"),
+        (["--seed", "99999999999999999999999"], "--seed must lie between"),
+        (["--matrix-rate", "nan"], "--matrix-rate must be a number"),
+        (["--draft-data-share", "-3"], "--draft-data-share must lie between 0 and 1"),
     ],
 )
 def test_bad_input_is_one_sentence_and_exit_code_2(tmp_path: Path, arguments: list[str], message: str) -> None:

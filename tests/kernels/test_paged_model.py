@@ -16,6 +16,7 @@ from models.test_families import ROUTED, TOLERANCE, largest_error
 from paceline import LLM, SamplingParams, sampling
 from paceline.cache.paged import PagedCache
 from paceline.kernels import device, fused_sampling
+from paceline.kernels.step_tables import Extent
 from paceline.models import paged, paged_attention, probe
 from paceline.models.attention import NAME
 from paceline.models.base import KV_CACHES, ModelError, Scores
@@ -224,6 +225,7 @@ def test_what_cannot_be_recorded_runs_as_it_is(monkeypatch: pytest.MonkeyPatch) 
 
 def test_recordings_are_few_and_go_when_pages_move(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(paged, "_RECORDINGS", 2)
+    monkeypatch.setattr(PagedModel, "smallest", Extent(1, 1, 1, 1, 1))
     road, cache = road_over("llama"), PagedCache(1, 4, grows=True)
     made = []
     for key in range(5):

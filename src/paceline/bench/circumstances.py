@@ -16,8 +16,9 @@ def circumstances(record: dict[str, Any], file: str) -> list[str]:
     machine, family = record["machine"], record["machine"].get("family")
     versions = ", ".join(f"{name} {version}" for name, version in record["versions"].items())
     kind = f" (family {family[0]}, model {family[1]})" if family and len(family) > 1 else ""
+    gpu = f"{machine['gpu']}; " if "gpu" in machine else ""
     lines = [
-        f"- Machine: {machine['processor']}{kind}, {machine['cores']} cores, {machine['system']}; {threads(record)}",
+        f"- Machine: {gpu}{machine['processor']}{kind}, {machine['cores']} cores, {machine['system']}; {threads(record)}",
         f"- Versions: {versions}; commit {record['commit']}; {record['date']}",
         f"- Command: `paceline {shlex.join(record['argv'])}` ([record](../benchmarks/{file}))",
         f"- Text equal to plain decoding in every drafted run{_promised(record)}: {'yes' if record['equal'] else '**no**'}",

@@ -11,6 +11,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from paceline.machine import core, processor
 from paceline.version import __version__
 
@@ -28,6 +30,7 @@ def origin() -> dict[str, Any]:
             "cores": os.cpu_count(),
             "system": f"{platform.system()} {platform.machine()}",
             **_details(),
+            **({"gpu": torch.cuda.get_device_name()} if torch.cuda.is_available() else {}),
         },
         "versions": {
             "paceline": __version__,

@@ -57,7 +57,10 @@ DRAFT = (*(f"draft_{name}" for name in TARGET), "draft_data_share")
 
 def commands(recipe: dict[str, Any], name: str) -> str:
     """The command lines that make the models again."""
-    lines = ["python -m paceline.zoo.train --data FOLDER --what tokenizer"]
+    made = recipe["stages"]["target"]["options"]
+    lines = [
+        f"python -m paceline.zoo.train --data FOLDER --what tokenizer {options_line(made, ('seed', 'vocab_size', 'context'))}"
+    ]
     for stage, sizes in (("target", TARGET), ("draft", DRAFT)):
         record = recipe["stages"][stage]
         options = record["options"]
@@ -93,7 +96,7 @@ def data_section(recipe: dict[str, Any]) -> str:
             *lines,
             "",
             f"Shares of the training tokens: {shares}. The dev files of E2E and WikiSQL, about 2 % of the",
-            "other documents and the last novels were held out. The chat turns are made from the same tasks.",
+            "other documents and the end of the novels' text were held out. The chat turns are made from the same tasks.",
             "Hashes, token counts and versions are in `recipe.json`.",
         ]
     )

@@ -6,6 +6,7 @@ A checkpoint is written beside its place and renamed, so that what has the name 
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -29,6 +30,8 @@ class Progress:
     seconds: float = 0.0
     losses: list[float] = field(default_factory=list)
     """Mean training loss of every step, nats per token."""
+    made_from: dict[str, str] = field(default_factory=dict)
+    """What the run depends on, by name: options, and hashes of tokenizer, data and teacher. Empty in older checkpoints."""
 
 
 def latest(folder: Path) -> Path | None:
@@ -46,13 +49,30 @@ def save(folder: Path, model: nn.Module, optimizers: dict[str, Optimizer], progr
     save_model(model, str(part / "model.safetensors"))
     save_file(optimizer_tensors(model, optimizers), part / "optimizer.safetensors")
     (part / "progress.json").write_text(json.dumps(asdict(progress)))
+    for path in part.iterdir():
+        # on the disk before the name is: a name without its bytes would be taken for a whole checkpoint
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+    replaced = folder / "replaced"
+    shutil.rmtree(replaced, ignore_errors=True)
     if place.exists():
-        shutil.rmtree(place)
+        place.rename(replaced)
     part.rename(place)
-    for path in folder.glob("step-*"):
+    for path in (replaced, *folder.glob("step-*")):
         if path != place:
-            shutil.rmtree(path)
+            shutil.rmtree(path, ignore_errors=True)
     return place
+
+
+def check_same_run(folder: Path, made_from: dict[str, str]) -> None:
+    """Raise RecipeError where the newest checkpoint depends on other things: what it learned from would not be what is told."""
+    place = latest(folder)
+    held = read_progress(place).made_from if place is not None else {}
+    other = [name for name, value in made_from.items() if held and held.get(name) != value]
+    if other:
+        raise RecipeError(
+            f"the checkpoint {place} was made with other {', '.join(other)}: name another --out, or remove {folder}"
+        )
 
 
 def load_weights(place: Path, model: nn.Module) -> None:
@@ -73,4 +93,7 @@ def load(place: Path, model: nn.Module, optimizers: dict[str, Optimizer]) -> Pro
 
 
 def read_progress(place: Path) -> Progress:
-    return Progress(**json.loads((place / "progress.json").read_text()))
+    try:
+        return Progress(**json.loads((place / "progress.json").read_text()))
+    except (ValueError, TypeError) as error:
+        raise RecipeError(f"the checkpoint {place} is damaged: {error}") from None

@@ -91,6 +91,8 @@ def recipe(workshop: Workshop, models: dict[str, LlamaForCausalLM], measured: di
 
 def export(workshop: Workshop, weights: Path, curve: Path, name: str) -> None:
     """Write `weights/NAME` and `weights/NAME-draft`, and the loss curves to `curve`."""
+    # what was trained says what it was trained on, not the command that ships it
+    workshop.options = recorded(workshop.out / "target")
     models = {stage: workshop.trained_model(stage) for stage in ("target", "draft")}
     folders = {"target": weights / name, "draft": weights / f"{name}-draft"}
     for stage, model in models.items():
@@ -100,6 +102,7 @@ def export(workshop: Workshop, weights: Path, curve: Path, name: str) -> None:
     measured = {
         domain: measure(shipped["target"], shipped["draft"], workshop.tokenizer, documents, workshop.end_token)
         for domain, documents in workshop.corpus.held_out.items()
+        if documents
     }
     made = recipe(workshop, models, measured)
     cards = {"target": target_card(name, made), "draft": draft_card(name, made)}

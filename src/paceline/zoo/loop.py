@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
+import signal
 import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from threading import current_thread, main_thread
 
 import torch
 from rich.console import Console
@@ -14,6 +17,7 @@ from torch import nn
 
 from paceline.zoo import checkpoint
 from paceline.zoo.checkpoint import Progress
+from paceline.zoo.errors import RecipeError
 from paceline.zoo.losses import Loss
 from paceline.zoo.optimizers import Rates, Schedule, build_optimizers, set_rates
 from paceline.zoo.pack import Stream, inputs_and_targets
@@ -47,50 +51,86 @@ def shortened(plan: Plan, progress: Progress) -> int:
     return max(progress.step + 1, int(progress.step / (1 - plan.decay_share)))
 
 
-def train(model: nn.Module, loss: Loss, stream: Stream, plan: Plan, folder: Path, name: str) -> Progress:
-    """Train `model` in place, resuming from `folder` where it holds a checkpoint."""
+class _Interrupts:
+    """Ctrl-C waits for the end of a step, for half an optimiser's step cannot be continued; a second one does not wait."""
+
+    asked = False
+
+    def __enter__(self) -> _Interrupts:
+        # only the main thread hears of it
+        self._before = signal.signal(signal.SIGINT, self._note) if current_thread() is main_thread() else None
+        return self
+
+    def _note(self, *_: object) -> None:
+        if self.asked:
+            raise KeyboardInterrupt
+        self.asked = True
+
+    def __exit__(self, *_: object) -> None:
+        if self._before is not None:
+            signal.signal(signal.SIGINT, self._before)
+
+
+def train(
+    model: nn.Module, loss: Loss, stream: Stream, plan: Plan, folder: Path, name: str, made_from: dict[str, str] | None = None
+) -> Progress:
+    """Train `model` in place, resuming from `folder` where it holds a checkpoint.
+
+    made_from: what the run depends on, kept with it. Raises RecipeError where the checkpoint is longer than the plan, or its
+    length is fixed at another.
+    """
     optimizers = build_optimizers(model, plan.rates)
-    progress = Progress(seed=stream.seed)
+    progress = Progress(seed=stream.seed, made_from=made_from or {})
     place = checkpoint.latest(folder)
     if place is not None:
         progress = checkpoint.load(place, model, optimizers)
+        _check_length(plan, progress, name)
     if progress.steps == 0 or not _decaying(plan, progress):
         progress.steps = plan.steps
+    saved_step = progress.step if place is not None else None
     if plan.compiled:
         loss = torch.compile(loss, dynamic=False)
     tokens_per_step = stream.batch_tokens * stream.batches_per_step
     model.train()
     saved_s = time.monotonic()
-    with _bar() as bar:
+    with _bar() as bar, _Interrupts() as interrupts:
         task = bar.add_task(name, total=progress.steps, completed=progress.step, note="")
-        try:
-            while progress.step < min(progress.steps, plan.pause_at or progress.steps):
-                begun_s = time.monotonic()
-                progress.steps = shortened(plan, progress)
-                schedule = Schedule(progress.steps, plan.decay_share, plan.warmup_steps)
-                set_rates(optimizers, plan.rates, schedule.factor(progress.step))
-                total = 0.0
-                for rows in stream.batches(progress.step):
-                    value = loss(*inputs_and_targets(rows, stream.pool.end_token))
-                    (value / stream.batches_per_step).backward()
-                    total += value.item() / stream.batches_per_step
-                nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-                for optimizer in optimizers.values():
-                    optimizer.step()
-                    optimizer.zero_grad(set_to_none=True)
-                spent_s = time.monotonic() - begun_s
-                progress.step += 1
-                progress.seconds += spent_s
-                progress.losses.append(round(total, 5))
-                _show(bar, task, progress, tokens_per_step / spent_s, name)
-                if time.monotonic() - saved_s > plan.checkpoint_every_s:
-                    checkpoint.save(folder, model, optimizers, progress)
-                    saved_s = time.monotonic()
-        except KeyboardInterrupt:
+        while progress.step < min(progress.steps, plan.pause_at or progress.steps) and not interrupts.asked:
+            begun_s = time.monotonic()
+            progress.steps = shortened(plan, progress)
+            schedule = Schedule(progress.steps, plan.decay_share, plan.warmup_steps)
+            set_rates(optimizers, plan.rates, schedule.factor(progress.step))
+            total = 0.0
+            for rows in stream.batches(progress.step):
+                value = loss(*inputs_and_targets(rows, stream.pool.end_token))
+                (value / stream.batches_per_step).backward()
+                total += value.item() / stream.batches_per_step
+            if not math.isfinite(total):
+                raise RecipeError(f"the loss of {name} step {progress.step + 1} is no number: train with a lower rate")
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            for optimizer in optimizers.values():
+                optimizer.step()
+                optimizer.zero_grad(set_to_none=True)
+            spent_s = time.monotonic() - begun_s
+            progress.step += 1
+            progress.seconds += spent_s
+            progress.losses.append(round(total, 5))
+            _show(bar, task, progress, tokens_per_step / spent_s, name)
+            if time.monotonic() - saved_s > plan.checkpoint_every_s:
+                checkpoint.save(folder, model, optimizers, progress)
+                saved_s, saved_step = time.monotonic(), progress.step
+        if progress.step != saved_step:
             checkpoint.save(folder, model, optimizers, progress)
-            raise
-    checkpoint.save(folder, model, optimizers, progress)
+        if interrupts.asked:
+            raise KeyboardInterrupt
     return progress
+
+
+def _check_length(plan: Plan, progress: Progress, name: str) -> None:
+    if plan.steps < progress.step:
+        raise RecipeError(f"the {name} has {progress.step} steps already, more than the {plan.steps} that are asked for")
+    if plan.minutes is None and plan.steps != progress.steps and _decaying(plan, progress):
+        raise RecipeError(f"the rate of the {name} falls towards step {progress.steps} already: another length is a new run")
 
 
 def _decaying(plan: Plan, progress: Progress) -> bool:

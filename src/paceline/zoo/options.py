@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -18,6 +19,11 @@ _COUNTS = (
     *(f"draft_{size}" for size in _SIZES),
 )
 """Options of which there must be at least one."""
+_SHARED = (
+    *("seed", "tokens", "context", "short_context", "batch_tokens", "batches_per_step", "warmup_steps", "decay_share"),
+    *("matrix_rate", "other_rate"),
+)
+"""Options that shape target and draft alike."""
 
 
 @dataclass(frozen=True)
@@ -52,10 +58,21 @@ class Options:
     draft_intermediate: int
     draft_data_share: float
 
+    def of(self, stage: str) -> dict[str, object]:
+        """What shapes the model of a stage, its length left out, and the vocabulary, which the tokenizer says."""
+        sizes = _SIZES if stage == "target" else (*(f"draft_{size}" for size in _SIZES), "draft_data_share")
+        return {name: value for name, value in asdict(self).items() if name in (*_SHARED, *sizes)}
+
     def check(self) -> None:
         """Raise a RecipeError for sizes that cannot work."""
+        if not 0 <= self.seed < 1 << 63:
+            raise RecipeError("--seed must lie between 0 and 2 ** 63")
+        if not 0 <= self.draft_data_share <= 1:
+            raise RecipeError("--draft-data-share must lie between 0 and 1")
         for name, value in asdict(self).items():
-            if isinstance(value, int | float) and name not in ("seed", "draft_data_share") and value < 0:
+            if isinstance(value, float) and not math.isfinite(value):
+                raise RecipeError(f"--{name.replace('_', '-')} must be a number")
+            if isinstance(value, int | float) and value < 0:
                 raise RecipeError(f"--{name.replace('_', '-')} must not be negative")
         for name in _COUNTS:
             if getattr(self, name) < 1:
@@ -67,6 +84,8 @@ class Options:
         for shape in (self.target_shape, self.draft_shape):
             if shape.hidden % shape.heads or shape.heads % shape.kv_heads:
                 raise RecipeError("heads must divide the hidden size, and kv heads must divide heads")
+            if shape.hidden // shape.heads % 2:
+                raise RecipeError("the hidden size must give every head an even number of channels, which are turned in pairs")
 
     @property
     def target_shape(self) -> Shape:

@@ -89,6 +89,8 @@ def build_pool(
         draw = random.Random(f"pool {domain} {seed}")
         documents = corpus.train[domain]
         wanted = int(total_tokens * share)
+        if not documents:
+            raise RecipeError(f"there is no document of '{domain}' to train on")
         encoded: dict[int, list[int]] = {}
         count = used = 0
         while count < wanted:
@@ -109,8 +111,11 @@ def build_pool(
     short = [document for document in chosen if len(document) <= short_size]
     long = [piece for document in chosen if len(document) > short_size for piece in pieces(document, long_size)]
     # A long document's short last piece is packed with the short ones.
-    short += [piece for piece in long if len(piece) <= short_size]
+    # ... but for one that is its end alone, which holds nothing to foretell.
+    short += [piece for piece in long if len(piece) <= short_size and piece != [end_token]]
     long = [piece for piece in long if len(piece) > short_size]
+    if not short and not long:
+        raise RecipeError("--tokens is too small for a single document")
     random.Random(f"piece order {seed}").shuffle(short)
     return Pool(
         short=fill(short, short_size, end_token),

@@ -6,6 +6,9 @@ from pathlib import Path
 
 from paceline.zoo.checkpoint import Progress
 
+_HIGHEST = 6.0
+"""Losses of the first steps lie above what the rest of a curve is drawn for."""
+
 
 def plot_losses(runs: dict[str, tuple[Progress, int]], path: Path) -> None:
     """One curve per run (name to progress and tokens per step), raw and smoothed, over tokens seen."""
@@ -21,7 +24,8 @@ def plot_losses(runs: dict[str, tuple[Progress, int]], path: Path) -> None:
         axes.plot(seen, smoothed(progress.losses), color=f"C{index}", label=name)
     axes.set_xlabel("tokens seen (millions)")
     axes.set_ylabel("training loss (nats per token)")
-    axes.set_ylim(top=min(axes.get_ylim()[1], 6.0))
+    if min(min(progress.losses) for progress, _ in runs.values()) < _HIGHEST:
+        axes.set_ylim(top=min(axes.get_ylim()[1], _HIGHEST))
     axes.grid(alpha=0.3)
     axes.legend()
     path.parent.mkdir(parents=True, exist_ok=True)

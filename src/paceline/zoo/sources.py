@@ -122,7 +122,17 @@ def read_rows(path: Path) -> Iterator[dict[str, Any]]:
             raise RecipeError(f"{path} line {number} is not JSON") from None
         if not isinstance(row, dict):
             raise RecipeError(f"{path} line {number} is not a JSON object")
+        if "\\u" in line and not _encodable(row):
+            raise RecipeError(f"{path} line {number} holds half of a surrogate pair, which is no character")
         yield row
+
+
+def _encodable(row: dict[str, Any]) -> bool:
+    try:
+        json.dumps(row, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def column(path: Path, *names: str) -> list[tuple[str, ...]]:
@@ -183,7 +193,7 @@ def built_in(data: Path, seed: int) -> Corpus:
     code_train, code_held_out = split([text for (text,) in column(data / FILES[5], "text")])
     stories = [story.strip() for story in read_text(data / FILES[6]).split("<|endoftext|>")]
     stories_train, stories_held_out = split([story for story in stories if story])
-    # Whole books are held out, the last ones: passages of one book are too alike to judge by.
+    # The last books are held out, for passages of one book are too alike to judge by; the first of them begins in training.
     novels = passages(single_blanks(read_text(data / FILES[7])))
     last = int(len(novels) * (1 - HELD_OUT_SHARE))
 
@@ -221,9 +231,11 @@ def from_files(paths: list[Path]) -> Corpus:
     if not documents:
         raise RecipeError(f"there is no text in {', '.join(str(path) for path in paths)}")
     train, held_out = split(documents)
-    return Corpus(
-        train={"text": train or documents},
-        held_out={"text": held_out or documents[:1]},
-        shares={"text": 1.0},
-        files={path.name: sha256(path) for path in paths},
-    )
+    # chance may take all of few documents for one side; of a single one nothing is held out
+    if not held_out and len(train) > 1:
+        held_out = [train.pop()]
+    if not train:
+        train = [held_out.pop()]
+    names = [path.name for path in paths]
+    told = {path.name if names.count(path.name) == 1 else str(path): sha256(path) for path in paths}
+    return Corpus(train={"text": train}, held_out={"text": held_out}, shares={"text": 1.0}, files=told)

@@ -21,7 +21,7 @@ from paceline.zoo.models import build_model
 from paceline.zoo.options import Options, recorded
 from paceline.zoo.pack import Pool, Stream, build_pool, load_pool, save_pool
 from paceline.zoo.plot import plot_losses
-from paceline.zoo.sources import Corpus, built_in, from_files
+from paceline.zoo.sources import Corpus, built_in, from_files, sha256
 from paceline.zoo.tokenizer import load_tokenizer, save_tokenizer, train_tokenizer
 
 
@@ -82,6 +82,15 @@ class Workshop:
         options = self.options
         return Stream(self.pool, seed, options.batch_tokens, options.batches_per_step)
 
+    def made_from(self, stage: str) -> dict[str, str]:
+        """What a stage's model depends on beside its length."""
+        made = {f"--{name.replace('_', '-')}": str(value) for name, value in self.options.of(stage).items()}
+        made["tokenizer"] = hashlib.sha256(self.tokenizer.to_str().encode()).hexdigest()
+        made["data"] = hashlib.sha256(json.dumps(self.corpus.files).encode()).hexdigest()
+        if stage == "draft" and (place := checkpoint.latest(self.out / "target")) is not None:
+            made["target"] = sha256(place / "model.safetensors")
+        return made
+
     def new_model(self, stage: str, options: Options) -> LlamaForCausalLM:
         shape = options.target_shape if stage == "target" else options.draft_shape
         vocab_size = self.tokenizer.get_vocab_size()
@@ -107,10 +116,13 @@ def make_tokenizer(workshop: Workshop) -> None:
 def make_target(workshop: Workshop, pause_at: int | None, checkpoint_every_s: float) -> Progress:
     options, folder = workshop.options, workshop.out / "target"
     stream = workshop.stream(options.seed)
-    options.record(folder)
     model = workshop.new_model("target", options)
+    made_from = workshop.made_from("target")
+    # before anything is written down: a command that is refused leaves a good run as it was
+    checkpoint.check_same_run(folder, made_from)
+    options.record(folder)
     plan = options.plan("target", pause_at, checkpoint_every_s)
-    return train(model, next_token_loss(model), stream, plan, folder, "target")
+    return train(model, next_token_loss(model), stream, plan, folder, "target", made_from)
 
 
 def make_draft(workshop: Workshop, pause_at: int | None, checkpoint_every_s: float) -> Progress:
@@ -118,11 +130,13 @@ def make_draft(workshop: Workshop, pause_at: int | None, checkpoint_every_s: flo
     target = workshop.trained_model("target")
     # Another order than the target's, so that the two do not see the same rows in the same company.
     stream = workshop.stream(options.seed + 1)
-    options.record(folder)
     draft = workshop.new_model("draft", options)
+    made_from = workshop.made_from("draft")
+    checkpoint.check_same_run(folder, made_from)
+    options.record(folder)
     loss = distillation_loss(draft, target, options.draft_data_share)
     plan = options.plan("draft", pause_at, checkpoint_every_s)
-    return train(draft, loss, stream, plan, folder, "draft")
+    return train(draft, loss, stream, plan, folder, "draft", made_from)
 
 
 def stage_progress(workshop: Workshop, stage: str) -> Progress | None:

@@ -64,7 +64,6 @@ def train_tokenizer(corpus: Corpus, vocab_size: int, seed: int) -> Tokenizer:
 def save_tokenizer(tokenizer: Tokenizer, folder: Path, context_tokens: int) -> None:
     """tokenizer.json and tokenizer_config.json, as AutoTokenizer reads them."""
     folder.mkdir(parents=True, exist_ok=True)
-    tokenizer.save(str(folder / "tokenizer.json"))
     settings = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "eos_token": END_OF_TEXT,
@@ -74,10 +73,18 @@ def save_tokenizer(tokenizer: Tokenizer, folder: Path, context_tokens: int) -> N
         "chat_template": CHAT_TEMPLATE,
     }
     (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=2) + "\n")
+    # last and whole: where it is there, the tokenizer counts as made
+    part = folder / "tokenizer.tmp"
+    tokenizer.save(str(part))
+    part.rename(folder / "tokenizer.json")
 
 
 def load_tokenizer(folder: Path) -> Tokenizer:
     path = folder / "tokenizer.json"
     if not path.is_file():
         raise RecipeError(f"there is no tokenizer in {folder}: run --what tokenizer first")
-    return Tokenizer.from_file(str(path))
+    try:
+        return Tokenizer.from_file(str(path))
+    # the library raises plain ones
+    except Exception as error:
+        raise RecipeError(f"{path} is no tokenizer: {error}") from None

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import sys
 from enum import StrEnum
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
 import torch
 import typer
+from safetensors import SafetensorError
 
 from paceline.zoo.errors import RecipeError
 from paceline.zoo.options import Options
@@ -75,7 +77,7 @@ def main(
     draft_kv_heads: int = 1,
     draft_intermediate: int = 512,
     draft_data_share: Annotated[float, typer.Option(help="weight of the data's own tokens")] = 0.1,
-    pause_at: Annotated[int | None, typer.Option(help="save and stop after this step")] = None,
+    pause_at: Annotated[int | None, typer.Option(help="save and stop after this step", min=1)] = None,
     checkpoint_every_s: float = 300.0,
 ) -> None:
     """Train the tokenizer, the target and its draft, and export them."""
@@ -116,16 +118,27 @@ def main(
             torch.set_num_threads(threads)
         if data is None and not text:
             raise RecipeError("there is nothing to train on: name the folder of the mixture with --data, or files with --text")
+        if what != What.tokenizer and find_spec("matplotlib") is None:
+            raise RecipeError("the loss curves need matplotlib: install paceline[train]")
         # files are read instead of the mixture, whose folder then is never looked at
         workshop = Workshop(options, data or Path(), text or [], out)
         if what == What.tokenizer or (what == What.all and not (workshop.tokenizer_folder / "tokenizer.json").is_file()):
             make_tokenizer(workshop)
+        if text and what in (What.export, What.all) and weights == PACKAGE / "weights":
+            raise RecipeError("what is trained on --text would replace the embedded models: name a folder with --weights")
         if what in (What.target, What.all):
-            make_target(workshop, pause_at, checkpoint_every_s)
+            progress = make_target(workshop, pause_at, checkpoint_every_s)
             draw_curves(workshop, out / "loss.png")
+            if progress.step < progress.steps:
+                # what is not finished is neither distilled nor shipped
+                typer.echo(f"paused: the target has {progress.step} of {progress.steps} steps", err=True)
+                return
         if what in (What.draft, What.all):
-            make_draft(workshop, pause_at, checkpoint_every_s)
+            progress = make_draft(workshop, pause_at, checkpoint_every_s)
             draw_curves(workshop, out / "loss.png")
+            if progress.step < progress.steps:
+                typer.echo(f"paused: the draft has {progress.step} of {progress.steps} steps", err=True)
+                return
         if what in (What.export, What.all):
             from paceline.zoo.export import export
 
@@ -133,8 +146,12 @@ def main(
     except RecipeError as error:
         typer.echo(f"error: {error}", err=True)
         sys.exit(2)
+    # a full disk, or a folder that cannot be written
+    except (OSError, SafetensorError) as error:
+        typer.echo(f"error: {error}", err=True)
+        sys.exit(2)
     except KeyboardInterrupt:
-        typer.echo("stopped; the same command continues from the checkpoint", err=True)
+        typer.echo("stopped; the same command continues from the newest checkpoint, where there is one", err=True)
         sys.exit(130)
 
 
