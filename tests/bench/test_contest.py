@@ -49,6 +49,13 @@ def test_decoding_takes_what_each_repeat_took_behind_its_own_first_token() -> No
     assert tally.seconds == {"first_s": [[0.1, 0.6, 0.5]], "total_s": [[1.0, 1.1, 2.0]]}
 
 
+def test_first_tokens_that_reach_past_the_end_take_nothing_from_other_answers() -> None:
+    tally = Tally()
+    tally.add(0, Decoded([5], 0.1, 7, 0.1))
+    tally.add(1, Decoded([1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11], 0.5, 1, 1.5))
+    assert tally.decode_tokens_per_s == pytest.approx(10.0)
+
+
 def test_a_decoder_that_fails_leaves_the_contest_and_the_others_go_on() -> None:
     calls: list[tuple[str, int]] = []
     advanced = []

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from paceline import LLM, SamplingParams
@@ -91,3 +91,17 @@ def test_another_architecture_is_refused(tmp_path: Path) -> None:
     source = save_tiny(tmp_path / "small", 3, kind="gpt_neox")
     with pytest.raises(BenchError, match="gpt_neox"):
         grown(source, tmp_path / "big", Growth(4))
+
+
+def test_a_tensor_without_a_place_is_named(tmp_path: Path) -> None:
+    source = save_tiny(tmp_path / "source", 3)
+    tensors = load_file(source / "model.safetensors")
+    save_file({**tensors, "odd": torch.ones(3)}, source / "model.safetensors")
+    with pytest.raises(BenchError, match="holds 'odd', which has no place"):
+        grown(source, tmp_path / "grown", Growth.parse("3"))
+
+
+def test_norms_of_heads_with_a_large_epsilon_cannot_be_widened(tmp_path: Path) -> None:
+    source = save_tiny(tmp_path / "source", 3, kind="qwen3", rms_norm_eps=1e-5)
+    with pytest.raises(BenchError, match="norms of heads have a larger epsilon"):
+        grown(source, tmp_path / "grown", Growth.parse("3x128"))

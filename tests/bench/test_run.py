@@ -11,8 +11,10 @@ import pytest
 
 from paceline import LLM
 from paceline.bench import files, runner, table
+from paceline.bench.contest import DecoderFailed
 from paceline.bench.errors import BenchError
 from paceline.bench.files import writable
+from paceline.bench.memory import peak_of_answering
 from paceline.bench.page import main as write_page
 from paceline.bench.peers import PEERS
 from paceline.cli import main
@@ -216,7 +218,7 @@ def test_rules_and_policies_run_side_by_side(monkeypatch, capsys, models, tasks)
 
 def test_memory_is_that_of_the_same_draft_rule_policy_and_sampling(monkeypatch, capsys, models, tasks) -> None:
     asked: list[list[str]] = []
-    monkeypatch.setattr(runner, "peak_of_answering", lambda options, threads: asked.append(list(options)) or len(asked))
+    monkeypatch.setattr(runner, "peak_of_answering", lambda prompt, options, threads: asked.append(list(options)) or len(asked))
     under = ("--verify", "typical:epsilon=0.1", "--verify", "match", "--lossy", "--weights", "fp32")
     drafts = ("--draft", "auto", "--draft", "ngram")
     call = (models[0], *drafts, "--tasks", tasks, *under, "--temperature", "0.7", "--seed", "5", "--limit", "1", *FEW, "--json")
@@ -246,7 +248,7 @@ def test_every_request_has_the_seed_that_is_given(monkeypatch, capsys, models, t
         return add(self, prompt, params, *arguments, **options)
 
     monkeypatch.setattr(Engine, "add", noted)
-    monkeypatch.setattr(runner, "peak_of_answering", lambda options, threads: None)
+    monkeypatch.setattr(runner, "peak_of_answering", lambda prompt, options, threads: None)
     call = (
         models[0],
         "--draft",
@@ -349,3 +351,10 @@ def test_mistakes_get_one_sentence_and_exit_code_2(monkeypatch, capsys, models, 
     assert said.out == ""
     assert expected in said.err
     assert len(said.err.strip().splitlines()) == 1
+
+
+def test_a_prompt_that_no_argument_could_hold_is_measured_too(models) -> None:
+    options = (models[0], "--max-tokens=2", "--draft=none")
+    assert peak_of_answering("the thin\0thing", options, 1)
+    with pytest.raises(DecoderFailed, match="tokens"):
+        peak_of_answering("the thin thing in the inn " * 8000, options, 1)

@@ -16,12 +16,12 @@ from models.test_families import ROUTED, TOLERANCE, largest_error
 from paceline import LLM, SamplingParams, sampling
 from paceline.cache.paged import PagedCache
 from paceline.kernels import device, fused_sampling
-from paceline.kernels.step_tables import Extent
+from paceline.kernels.step_tables import SMALLEST, Extent
 from paceline.models import paged, paged_attention, probe
 from paceline.models.attention import NAME
 from paceline.models.base import KV_CACHES, ModelError, Scores
 from paceline.models.hub import HubModel
-from paceline.models.paged import PagedModel
+from paceline.models.paged import OverPages, PagedModel
 from paceline.models.paged_attention import window_of
 from paceline.models.probe import Identity, probed
 from paceline.models.recording import Recording
@@ -37,7 +37,9 @@ pytestmark = pytest.mark.skipif(
 
 @pytest.fixture(autouse=True)
 def processors_are_served(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In small buckets: the interpreter takes as long for a program that has nothing to do as a device for a whole launch."""
     monkeypatch.setattr(device, "SERVED", {"cuda", "cpu"})
+    monkeypatch.setattr(OverPages, "smallest", SMALLEST._replace(tiles=1, blocks=1))
 
 
 @pytest.mark.parametrize("kind", ROUTED)

@@ -75,7 +75,8 @@ class Tally:
     @property
     def decode_tokens_per_s(self) -> float | None:
         """Of what came behind the first tokens; None where nothing did."""
-        later = sum(len(repeats[0].token_ids) - repeats[0].first_tokens for repeats in self.runs.values())
+        # the first tokens of a mode may reach past the end of an answer
+        later = sum(max(len(repeats[0].token_ids) - repeats[0].first_tokens, 0) for repeats in self.runs.values())
         return later / self.decode_s if later > 0 and self.decode_s > 0 else None
 
     @property

@@ -12,6 +12,7 @@ from paceline.models.checkpoint import Checkpoint
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 """Architectures whose blocks have the form that can be grown."""
 MOST_LAYERS = 1024
+_LEAST_EPSILON = 1e-6
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,9 @@ class Shape:
         width = hidden if growth.width is None else growth.width
         # heads are added in whole groups that share their keys, in the model's own proportions
         unit = hidden // gcd(hidden, key_heads)
+        if width > hidden and config["model_type"] == "qwen3" and config.get("rms_norm_eps", 1e-6) > _LEAST_EPSILON:
+            # the norms of heads share the epsilon, and their means do not change
+            raise BenchError(f"'{name}' cannot be grown in width: its norms of heads have a larger epsilon than {_LEAST_EPSILON}")
         if not layers <= growth.layers <= MOST_LAYERS:
             raise BenchError(f"'{name}' has {layers} layers: it can be grown to {layers} up to {MOST_LAYERS} of them")
         if width < hidden or width % unit:

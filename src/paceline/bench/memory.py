@@ -17,14 +17,18 @@ _ALONE = "import runpy, sys; sys.modules['scipy'] = None; runpy.run_module('pace
 """The command line without SciPy, which comes with peers and is no part of Paceline: Numba imports it where it is, 17 MB."""
 
 
-def peak_of_answering(options: Many[str], threads: int) -> int | None:
-    """The peak resident bytes of `paceline generate` with these options; None where the system does not tell.
+def peak_of_answering(prompt: str, options: Many[str], threads: int) -> int | None:
+    """The peak resident bytes of `paceline generate` with this prompt and these options; None where the system does not tell.
 
     Raises DecoderFailed where it fails.
     """
-    call = [sys.executable, "-c", _ALONE, "generate", *options, "--json"]
+    # a prompt may be longer than an argument can be, and hold what none can
+    call = [sys.executable, "-c", _ALONE, "generate", "--prompt=-", *options, "--json"]
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
-    answer = subprocess.run(call, capture_output=True, text=True, env=environment, stdin=subprocess.DEVNULL, check=False)
+    try:
+        answer = subprocess.run(call, capture_output=True, encoding="utf-8", env=environment, input=prompt, check=False)
+    except (OSError, ValueError) as error:
+        raise DecoderFailed(str(error)) from error
     if answer.returncode:
         raise DecoderFailed((answer.stderr.strip().splitlines() or ["it says nothing"])[-1])
     return json.loads(answer.stdout)["memory"]["peak_resident_bytes"]

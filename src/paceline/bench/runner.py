@@ -95,7 +95,12 @@ class _Run:
         self.peers: dict[str, Peer] = {}
         self.failures: dict[str, str] = {}
         self.theirs: dict[str, PeerDecoder] = {}
-        self._load_peers()
+        try:
+            self._load_peers()
+        except BaseException:
+            # nobody else could end those that are loaded
+            self.close()
+            raise
 
     def _add(self, mode: Mode) -> None:
         """One more decoder. Raises RequestError for a lossy rule without leave."""
@@ -249,7 +254,7 @@ class _Run:
         """Of a process of its own that answers the longest prompt, under the draft that takes most. kv_bytes: one request's."""
         settings, peaks = self.settings, []
         text = self.llm.tokenizer.decode(prompt, skip_special=False)
-        shared = [str(self.path), f"--prompt={text}", f"--max-tokens={settings.max_tokens}"]
+        shared = [str(self.path), f"--max-tokens={settings.max_tokens}"]
         shared += [f"--temperature={settings.temperature}", f"--seed={settings.seed}"]
         shared += [f"--weights={settings.weights}"] if settings.weights is not None else []
         shared += [f"--kv-cache={settings.kv_cache}"] if settings.kv_cache is not None else []
@@ -257,7 +262,7 @@ class _Run:
         with self.watch("memory", len(self.ours)) as advance:
             for name, mode in self.modes.items():
                 try:
-                    peaks.append(peak_of_answering([*shared, *mode.options()], self.threads))
+                    peaks.append(peak_of_answering(text, [*shared, *mode.options()], self.threads))
                 except DecoderFailed as error:
                     self.failures[f"memory, {name}"] = str(error)
                 advance()

@@ -70,6 +70,8 @@ def _write(checkpoint: Checkpoint, file: Path, kind: str) -> None:
     if architecture is None or stretched not in ("default", "llama3") or _slides(config):
         known = "Llama, Mistral, Qwen2 and Qwen3 can be, without sliding windows and stretched only as Llama 3 is"
         raise ModelError(f"'{checkpoint.path.name}' cannot be written as GGUF here: {known}")
+    if config.get("hidden_act", "silu") not in ("silu", "swish"):
+        raise ModelError(f"'{checkpoint.path.name}' cannot be written as GGUF here: its activation is '{config['hidden_act']}'")
     writer = gguf.GGUFWriter(file, architecture)
     heads = config["num_attention_heads"]
     key_heads = config.get("num_key_value_heads") or heads
@@ -153,7 +155,9 @@ def _paired(rows: np.ndarray, heads: int) -> np.ndarray:
 
 def _slides(config: Mapping[str, Any]) -> bool:
     """Whether any row sees less than all before it: these architectures of llama.cpp have no window."""
-    window = config.get("sliding_window") if config.get("use_sliding_window", True) else None
+    # what a file leaves out is as transformers has it: Mistral's 4096, and none that Qwen would heed
+    mistral = config["model_type"] == "mistral"
+    window = config.get("sliding_window", 4096 if mistral else None) if config.get("use_sliding_window", mistral) else None
     return window is not None and window < config["max_position_embeddings"]
 
 

@@ -89,7 +89,8 @@ class HostedPeer(Peer):
             line = self._answers.readline()
         except OSError:
             line = ""
-        if not line:
+        # one that ended while it answered leaves a part of a line
+        if not line.endswith("\n"):
             raise DecoderFailed(self._ended())
         self._signal("SIGSTOP")
         answer = json.loads(line)

@@ -107,7 +107,9 @@ class LlamaCpp(Peer):
                 chosen = [int(target.logits(row).argmax()) for row in range(len(tokens) + 1)]
                 right = next((n for n, token in enumerate(tokens) if token != chosen[n]), len(tokens))
                 draft.truncate(len(text) + right)
-                text += chosen[: right + 1]
+                taken = chosen[: right + 1]
+                # a text may end within what was drafted
+                text += taken[: next((n for n, token in enumerate(taken, 1) if token in material.ends), len(taken))]
                 target.truncate(len(text) - 1)
             return Decoded(text[len(prompt) :], first_s, 1, perf_counter() - began)
 

@@ -90,12 +90,12 @@ class _Clock:
 
 
 def _loaded(folder: Path, ends: frozenset[int]) -> Any:
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM, GenerationConfig
 
     with quiet():
         model = AutoModelForCausalLM.from_pretrained(str(folder), dtype=torch.float32, local_files_only=True).eval()
-    model.generation_config.eos_token_id = sorted(ends) or None
-    model.generation_config.pad_token_id = 0
+    # a checkpoint's own may bring penalties, beams and lengths, which nobody else is told of
+    model.generation_config = GenerationConfig(eos_token_id=sorted(ends) or None, pad_token_id=0)
     return model
 
 
