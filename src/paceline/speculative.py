@@ -165,8 +165,10 @@ class Speculative:
             trees = part.propose([item.sequence for _, item, _ in asked], [budget for _, _, budget in asked])
             took_s = perf_counter() - began
             asked_s += took_s
-            # a costly draft takes its time by the levels that it has, a look-up by those that it may have
-            depth = max(tree.deepest for tree in trees) if part.costly else max(budget.depth for _, _, budget in asked)
+            # a costly draft takes its time by the levels that it has, but where it is made whole; a look-up by those it may have
+            depth = max(tree.deepest for tree in trees)
+            if not part.costly or (depth and part.drafts_whole):
+                depth = max(budget.depth for _, _, budget in asked)
             lengths = {item.sequence.key: len(item.sequence.tokens) for _, item, _ in asked}
             if not part.costly:
                 self.costs.looked_up(part.name, depth, lengths, took_s)

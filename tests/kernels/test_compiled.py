@@ -38,7 +38,7 @@ flags = dict(capped=True, scaled=scaled, wide=False, early=early) | ({} if scale
 floats = dict.fromkeys(("key_scales", "value_scales", "mixed", "peaks", "masses", "sinks", "logits", "cuts"), "*fp32")
 words = dict.fromkeys(("positions", "tiles", "blocks", "tail", "tokens", "counts"), "*i32")
 types = floats | words | dict(query="*" + query, keys="*" + pages, values="*" + pages, out="*" + query, scale="fp32", cap="fp32")
-text = compiled(tree_attention._attend_split, sizes | tile | flags, **types)
+text = compiled(tree_attention._attend_split, sizes | tile | flags, stages=tiling.stages, **types)
 assert query == "fp32" or "mma" in text, "no tensor cores"
 compiled(tree_attention._merge_splits, sizes | dict(heads=32, sunk=True, early=early), **types)
 types |= dict(numbers="*fp64", values="*fp64", blocks="i32")

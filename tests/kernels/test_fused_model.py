@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 pytest.importorskip("triton", reason="the GPU kernels are written in Triton, which is not installed: pip install triton==3.7.1")
 
@@ -117,3 +118,34 @@ def test_what_this_road_has_no_words_for_goes_by_another(tmp_path: Path) -> None
     model = road(folder)
     with pytest.raises(ValueError, match="outside of the vocabulary"):
         score(model, cache := model.new_cache(), [missing(cache, sequence(0, [10**6]))])
+
+
+def test_texts_are_tried_within_a_short_context(tmp_path: Path) -> None:
+    folder, _ = checkpoint(tmp_path, "llama", max_position_embeddings=32)
+    model = road(folder)
+    assert all(fused._tried(model, min(rows, model.context_length)).isfinite().all() for rows in (3, 33))
+    owner = sequence(0, range(200))
+    with pytest.raises(ValueError, match="past the context of 32 tokens"):
+        score(model, cache := model.new_cache(), [missing(cache, owner)])
+
+
+def test_narrow_keys_that_spoil_the_logits_are_refused(tmp_path: Path) -> None:
+    """As some of Qwen2's do, whose keys have a bias far beyond all others."""
+    folder, _ = checkpoint(tmp_path, "qwen2")
+    tensors = load_file(folder / "model.safetensors")
+    for name, tensor in tensors.items():
+        if name.endswith("k_proj.bias"):
+            tensor[:2] = 3e3
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    assert road(folder).kv_cache is None
+    with pytest.raises(ModelError, match="cannot keep its keys and values as int8 here: its logits are off by"):
+        road(folder, kv_cache="int8")
+
+
+def test_norms_in_float32_leave_a_model_in_its_matrices_precision(tmp_path: Path) -> None:
+    folder, _ = checkpoint(tmp_path, "llama")
+    tensors = {
+        name: tensor if "norm" in name else tensor.half() for name, tensor in load_file(folder / "model.safetensors").items()
+    }
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    assert road(folder).weights == "fp16"

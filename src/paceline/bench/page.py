@@ -61,7 +61,9 @@ def page(
         " every prompt; records that were made otherwise say so, or their memory includes that of peers. 8 bits of OpenVINO are"
         " what `optimum-cli --weight-format int8` makes, and in older runs Q8_0 read from GGUF, which is slower. It keeps equal"
         " constants once, also the zeros that a grown model is padded with: it reads about a seventh less. llama.cpp has the"
-        " draft model too in newer runs, in a loop of ours that drafts as its server does by default. Our weights lie on large"
+        " draft model too in newer runs, in a loop of ours that drafts as its server does by default; before commit 2681eeb it"
+        " went on behind a text that ended among drafted tokens, and was timed for it, so those rows are too slow (on the small"
+        " model by a third on e2e, and to less than a third of its speed on sql). Our weights lie on large"
         " pages where the system gives them to who asks; peers do not ask.",
         "",
         "On the Xeon llama.cpp was built without AMX, since it crashes with it (ggml-org/llama.cpp#20824). With AMX one row at"

@@ -39,9 +39,9 @@ class Drafter(ABC):
     budget: what it wants per step when no policy knows better. branching: the least a target must be able to do for it; its
     trees are cut to their first chain where the target does no more. trees_by: the option that asks for trees, as a spec says
     it ("width=4"), or "" where nobody asked: such a draft is refused at load rather than cut. costly: whether drafting takes
-    time beside a forward. amateur: whether it shows its own distributions at every node where `Surroundings.amateur` asks for
-    them. watches: whether it learns from requests that it does not draft for. known_tokens: it drafts only behind texts of token
-    ids below this.
+    time beside a forward. drafts_whole: whether a costly draft takes the time of all levels that it may have. amateur: whether it
+    shows its own distributions at every node where `Surroundings.amateur` asks for them. watches: whether it learns from requests
+    that it does not draft for. known_tokens: it drafts only behind texts of token ids below this.
     """
 
     name: str
@@ -51,6 +51,7 @@ class Drafter(ABC):
     branching: Branching = Branching.REPLAY
     trees_by: str = ""
     costly: bool = False
+    drafts_whole: bool = False
     amateur: bool = False
     watches: bool = False
     known_tokens: int = sys.maxsize

@@ -114,6 +114,7 @@ class ModelDrafter(Drafter):
         self._ranks = Ranks() if options.tree == "static" else None
         self._growth = Growth(kind, self._shape(), options.children, amateur)
         self.budget, self.trees_by = options.budget, options.trees_by
+        self.drafts_whole = model.drafts_whole and self._growth.chain is not None
         self._cache = model.new_cache()
         self._cached: dict[int, list[int]] = {}
         """What of the last drafts is in the cache."""

@@ -20,7 +20,8 @@ _BLOCK = 1024
 _NO_TOKEN = tl.constexpr(2**31 - 1)
 
 
-@triton.jit(do_not_specialize=["vocab_size"])
+# slices of a table of all levels begin anywhere
+@triton.jit(do_not_specialize=["vocab_size"], do_not_specialize_on_alignment=["choices"])
 def _best_and_mass(logits, choices, values, tokens, masses, vocab_size, width, block: tl.constexpr):
     """One sequence and block of the vocabulary: its largest noised score, the lowest token that has it, and the sum of
     exp(score - largest)."""
@@ -42,7 +43,7 @@ def _best_and_mass(logits, choices, values, tokens, masses, vocab_size, width, b
     tl.store(masses + cell, tl.sum(tl.exp2(beyond * 1.4426950408889634), 0))
 
 
-@triton.jit(do_not_specialize=["blocks", "vocab_size"])
+@triton.jit(do_not_specialize=["blocks", "vocab_size"], do_not_specialize_on_alignment=["found", "shares", "following"])
 def _chosen(values, tokens, masses, found, shares, following, blocks, vocab_size, lines: tl.constexpr, follows: tl.constexpr):
     """The token of one sequence and its share. following: where the next level reads it."""
     sequence = tl.program_id(0)

@@ -36,4 +36,4 @@ def overlapped(device: torch.device) -> dict[str, Any]:
 
 @functools.cache
 def _can(device: torch.device) -> bool:
-    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
+    return device.type == "cuda" and torch.version.hip is None and torch.cuda.get_device_capability(device) >= (9, 0)

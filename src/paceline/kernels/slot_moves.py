@@ -1,4 +1,5 @@
-"""Slot moves, in Triton: keys and values of accepted nodes move to where committed ones lie, in all layers with one launch.
+"""Slot moves, in Triton: keys and values of accepted nodes move to where committed ones lie, in all layers with one launch for
+each size of a slot.
 
 A path that a draft forked away from lies scattered; behind a verdict its slots are brought together. By layer that would be four
 launches each, which take the host longer than many a forward.
@@ -35,8 +36,11 @@ def move_slots(stores: Many[torch.Tensor], sources: Many[int], destinations: Man
     """Copy slots within each store. Does not wait for the device.
 
     stores: of any shape [pages, page_size, ...], contiguous, a multiple of four bytes to a slot. sources, destinations: places in
-    pages that are joined end to end, in such an order that none is read behind the one that is written over it.
+    pages that are joined end to end, in such an order that none is read behind the one that is written over it. Raises ValueError
+    for slots of other sizes.
     """
+    if any(store[0, 0].nbytes % 4 for store in stores):
+        raise ValueError("slots are moved by words of four bytes")
     device = stores[0].device
     by_words: dict[int, list[int]] = {}
     for store in stores:

@@ -26,6 +26,11 @@ KV_CACHES = {"fp8": torch.float8_e4m3fn, "int8": torch.int8}
 """Narrow formats in which a GPU can keep keys and values; they are part of what the target is, as its weights are."""
 
 
+ROUGH = 0.3
+"""How far half precision, or rounded keys and values, may take logits from a model's own: a share of their spread, the median of
+rows."""
+
+
 def weights_name(dtype: torch.dtype) -> str:
     """The format's name; that of torch for one that has none here."""
     return next((name for name, kind in DTYPES.items() if kind == dtype), str(dtype).removeprefix("torch."))
@@ -81,6 +86,8 @@ class LanguageModel(ABC):
     """Tokens of prompts that it is best fed in one forward; of the target's, unless the user says how many."""
     returns_early = False
     """Whether `score` returns while a GPU is still at work; whoever reads a number waits for it."""
+    drafts_whole = False
+    """Whether a chain that it drafts takes the time of all levels that it may have, however early it stops."""
     threads_of_its_own = False
     """Whether it computes on threads that are not torch's, and needs the cores that those would spin on."""
 

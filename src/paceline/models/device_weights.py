@@ -39,18 +39,23 @@ class Layer:
     heads: tuple[Norm, Norm] | None
 
 
+BEYOND = 128
+"""Positions behind the longest text that can be looked up too: what only probes for drafts may lie there, for nobody to read."""
+
+
 class DeviceWeights:
     """format: one of `DTYPES`, or None for the precision of the checkpoint. positions: of the longest text.
 
-    rotations: layer type -> cosines and sines, float32 [positions, rotary / 2]. Raises Unsuited where the checkpoint does not
-    hold what its form asks for.
+    rotations: layer type -> cosines and sines, float32 [positions + BEYOND, rotary / 2]. Raises Unsuited where the checkpoint
+    does not hold what its form asks for.
     """
 
     def __init__(
         self, form: Form, tensors: Tensors, rotation: Rotation, format: str | None, positions: int, device: torch.device
     ) -> None:
         source = LlamaTensors(form, tensors)
-        self.form, self.format = form, format or source.kind
+        # norms and biases are float32 here, whatever they are stored as
+        self.form, self.format = form, format or source.matrix_kind
         self._device, self._dtype = device, DTYPES[self.format]
         self._held_bytes = 0
         self.embedding = self._held(source.embedding)
@@ -61,7 +66,7 @@ class DeviceWeights:
         tied = weight is source.embedding
         self.head = Matrix(self.embedding, None, 1) if tied else self._matrix((weight, bias), parts=1)
         source.all_read()
-        self.rotations = {kind: self._turns(rotation, positions, kind) for kind in form.rotations}
+        self.rotations = {kind: self._turns(rotation, positions + BEYOND, kind) for kind in form.rotations}
 
     @property
     def dtype(self) -> torch.dtype:

@@ -24,9 +24,9 @@ from paceline.kernels.rotary import Heads, turned
 from paceline.kernels.row_products import gated_product, row_product
 from paceline.kernels.step_tables import SMALLEST, Extent, RowTables, StepTables
 from paceline.kernels.tree_attention import Tiling, tree_attention
-from paceline.models.base import DTYPES, ModelError, Scores
+from paceline.models.base import DTYPES, ROUGH, ModelError, Scores
 from paceline.models.checkpoint import Checkpoint
-from paceline.models.device_weights import DeviceWeights, Layer
+from paceline.models.device_weights import BEYOND, DeviceWeights, Layer
 from paceline.models.forms import Unsuited, form_of
 from paceline.models.fused_drafts import ChainDraft, drafted, is_fused
 from paceline.models.paged import PAGE, RECORDED_ROWS, OverPages
@@ -37,7 +37,7 @@ from paceline.models.taps import check_tap
 from paceline.models.tensors import Tensors
 from paceline.params import SamplingParams
 from paceline.sequence import Sequence
-from paceline.step import Step
+from paceline.step import Feed, Step
 from paceline.tree import DraftTree
 
 _MOST_PAGES = 1024
@@ -58,6 +58,7 @@ class FusedModel(OverPages):
     # a tensor core multiplies sixteen rows at once, however few there are
     smallest = SMALLEST._replace(rows=16)
     never_waits = True
+    drafts_whole = True
 
     def __init__(
         self,
@@ -103,6 +104,9 @@ class FusedModel(OverPages):
 
     def _check(self, step: Step) -> None:
         """A device that reads past a table is lost to the whole process. Raises ValueError."""
+        last = max([one.start + one.chain - 1 + (max(one.tree.depth) if one.tree else 0) for one in step.segments])
+        if last >= self.context_length + BEYOND:
+            raise ValueError(f"a step reaches past the context of {self.context_length} tokens")
         if not 0 <= min(step.tokens) <= max(step.tokens) < self.vocab_size:
             raise ValueError(f"a step holds a token outside of the vocabulary of {self.vocab_size}")
 
@@ -230,14 +234,34 @@ class FusedModel(OverPages):
         return attended.flatten(1)
 
 
-_SIZES = (3, 17, 33, 65)
-"""Rows for which kernels are compiled, one each: a model that has seen all of them compiles nothing in the midst of an answer."""
+_SIZES = (3, 17, 33, 65, 257)
+"""Rows for which the kernels of a forward are compiled, one number for each of their tiles, so that none is in the midst of an
+answer."""
+
+
+def _text(model: FusedModel, tokens: int) -> Sequence:
+    return Sequence(0, tuple(token % model.vocab_size for token in range(tokens)), SamplingParams(), seed=0)
 
 
 def _tried(model: FusedModel, rows: int) -> torch.Tensor:
     """The logits behind a text of so many tokens."""
-    text = Sequence(0, tuple(token % model.vocab_size for token in range(rows)), SamplingParams(), seed=0)
+    text = _text(model, rows)
     return model.logits_after([(text, tuple(text.tokens))], model.new_cache())
+
+
+def _off(narrow: FusedModel, wide: FusedModel) -> float:
+    """What narrow keys and values change of the logits of a text, as a share of their spread: the median of its tokens."""
+    found = []
+    for model in (narrow, wide):
+        text, cache = _text(model, min(_COMPARED, model.context_length)), model.new_cache()
+        step = Step.of([Feed(text, 0, tuple(text.tokens), DraftTree.root(text.root), told=True)])
+        cache.stage(step)
+        found.append(model.score(step, cache).logits)
+    errors = (found[0] - found[1]).square().mean(-1).sqrt() / found[1].std().clamp(min=1e-6)
+    return float(errors.median())
+
+
+_COMPARED = 48
 
 
 def fused_model(
@@ -257,13 +281,18 @@ def fused_model(
     try:
         held = DeviceWeights(form, Tensors(checkpoint), Rotation(config, form.rotary), weights, context_length, device)
         model = FusedModel(held, checkpoint.path.name, context_length, checkpoint.eos_token_ids, kv_cache)
-        finite = all(bool(_tried(model, rows).isfinite().all()) for rows in (_SIZES if device.type == "cuda" else _SIZES[:1]))
-    except Unsuited:
+        for rows in _SIZES if device.type == "cuda" else _SIZES[:1]:
+            if not bool(_tried(model, min(rows, context_length)).isfinite().all()):
+                raise ModelError(f"the weights of '{checkpoint.path}' give logits that are not finite numbers")
+        if kv_cache is not None:
+            off = _off(model, FusedModel(held, model.name, context_length))
+            if not off <= ROUGH:
+                told = f"its logits are off by {off:.1e} of their spread"
+                raise ModelError(f"'{model.name}' cannot keep its keys and values as {kv_cache} here: {told}")
+    except (Unsuited, ModelError):
         raise
     # a checkpoint from a stranger may hold anything, and Triton's compiler has no class of error that it could be known by
     except Exception as error:
         getLogger("paceline").warning("'%s' does not run on the fused kernels: %s", checkpoint.path.name, sentence(error))
         raise Unsuited(f"it fails with '{sentence(error)}'") from error
-    if not finite:
-        raise ModelError(f"the weights of '{checkpoint.path}' give logits that are not finite numbers")
     return model

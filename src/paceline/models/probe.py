@@ -21,7 +21,7 @@ from paceline.cache.base import Branching
 from paceline.kernels.device import served
 from paceline.kernels.prepacked import prepack
 from paceline.models.attention import NAME
-from paceline.models.base import LanguageModel, ModelError
+from paceline.models.base import ROUGH, LanguageModel, ModelError
 from paceline.models.hub import HubModel
 from paceline.models.quiet import sentence
 from paceline.models.stateful import ReplayModel, StatefulModel
@@ -34,8 +34,8 @@ from paceline.tree import DraftTree
 _PARENTS = (-1, 0, 0, 1, 1, 2)
 _LONGEST = 11
 """Tokens of the longer prompt; less where the model's context is shorter."""
-_EXACT, _ROUGH = 1e-3, 0.3
-"""Allowed error, relative to the spread of the logits: in float32, and, a median of rows, in half precision."""
+_EXACT = 1e-3
+"""Allowed error in float32, relative to the spread of the logits; in half precision it is `ROUGH`."""
 _FAILURES = (RuntimeError, TypeError, ValueError, AttributeError, LookupError, NotImplementedError, AssertionError)
 """What a model raises when it is driven in a way that it was not written for."""
 
@@ -165,7 +165,7 @@ class _Trial:
             raise ModelError(f"the weights of this {type(model).__name__} give logits that are not finite numbers")
         self._spread = float(plain.std().clamp(min=1e-6))
         # half of what a lost tree mask would cost is an objection
-        self._rough = min(_ROUGH, self._contrast() / 2)
+        self._rough = min(ROUGH, self._contrast() / 2)
 
     @torch.inference_mode()
     def _ask(self, tokens: tuple[int, ...]) -> torch.Tensor:
@@ -198,7 +198,7 @@ class _Trial:
         if isinstance(candidate, HubModel) and candidate.attention_calls != layers:
             return f"{candidate.attention_calls} calls of its {layers} layers come through transformers' attention interface"
         if rounded:
-            worst, allowed = float(errors.median()), _ROUGH
+            worst, allowed = float(errors.median()), ROUGH
         elif self._model.dtype in (torch.float32, torch.float64):
             worst, allowed = float(errors.max()), _EXACT
         else:
