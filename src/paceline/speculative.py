@@ -166,8 +166,8 @@ class Speculative:
             took_s = perf_counter() - began
             asked_s += took_s
             # a costly draft takes its time by the levels that it has, but where it is made whole; a look-up by those it may have
-            depth = max(tree.deepest for tree in trees)
-            if not part.costly or (depth and part.drafts_whole):
+            depth = max(tree.deepest for tree in trees) if part.costly else 1
+            if depth and (part.drafts_whole or not part.costly):
                 depth = max(budget.depth for _, _, budget in asked)
             lengths = {item.sequence.key: len(item.sequence.tokens) for _, item, _ in asked}
             if not part.costly:

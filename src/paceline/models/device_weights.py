@@ -56,8 +56,9 @@ class DeviceWeights:
         source = LlamaTensors(form, tensors)
         # norms and biases are float32 here, whatever they are stored as
         self.form, self.format = form, format or source.matrix_kind
-        self._device, self._dtype = device, DTYPES[self.format]
-        self._held_bytes = 0
+        self._device, self.dtype = device, DTYPES[self.format]
+        # of all weights and tables
+        self.held_bytes = 0
         self.embedding = self._held(source.embedding)
         self.layers = [self._layer(source, index) for index in range(len(form.layers))]
         self.last_norm = self._norm(source.last_norm())
@@ -67,15 +68,6 @@ class DeviceWeights:
         self.head = Matrix(self.embedding, None, 1) if tied else self._matrix((weight, bias), parts=1)
         source.all_read()
         self.rotations = {kind: self._turns(rotation, positions + BEYOND, kind) for kind in form.rotations}
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self._dtype
-
-    @property
-    def held_bytes(self) -> int:
-        """Bytes of all weights and tables."""
-        return self._held_bytes
 
     def _layer(self, source: LlamaTensors, index: int) -> Layer:
         norms = source.norms(index)
@@ -97,15 +89,11 @@ class DeviceWeights:
     def _matrix(self, linear: Linear, parts: int = 0) -> Matrix:
         weight, bias = linear
         outputs, inputs = weight.shape
-        return Matrix(
-            self._held(weight), None if bias is None else self._held(bias, torch.float32), parts or parts_of(outputs, inputs)
-        )
+        return Matrix(self._held(weight), self._floats(bias), parts or parts_of(outputs, inputs))
 
     def _norm(self, norm: Weighted) -> Norm:
         weight, bias = norm
-        return Norm(
-            self._held(weight, torch.float32), None if bias is None else self._held(bias, torch.float32), self.form.epsilon
-        )
+        return Norm(self._held(weight, torch.float32), self._floats(bias), self.form.epsilon)
 
     def _norm_or_none(self, norm: Weighted | None) -> Norm | None:
         return None if norm is None else self._norm(norm)
@@ -116,7 +104,10 @@ class DeviceWeights:
             raise Unsuited("its rotation table does not fit its heads")
         return self._held(cosines, torch.float32), self._held(sines, torch.float32)
 
+    def _floats(self, bias: torch.Tensor | None) -> torch.Tensor | None:
+        return None if bias is None else self._held(bias, torch.float32)
+
     def _held(self, tensor: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
-        held = tensor.to(self._device, dtype or self._dtype).contiguous()
-        self._held_bytes += held.nbytes
+        held = tensor.to(self._device, dtype or self.dtype).contiguous()
+        self.held_bytes += held.nbytes
         return held
