@@ -97,6 +97,13 @@ def held(cache: PagedCache, batch: int, context: int) -> list[Sequence]:
     return owners
 
 
+def logits_of(model: Any, cache: PagedCache, feeds: list[Feed]) -> torch.Tensor:
+    """The logits of a step, which is not committed."""
+    step = Step.of(feeds)
+    cache.stage(step)
+    return model.score(step, cache).logits
+
+
 class Bench:
     """One device: what it is made to measure."""
 
@@ -212,7 +219,7 @@ class Bench:
         cache.release(0)
         for count in PROMPT_TOKENS:
             feed = [Feed(owner, 0, owner.tokens[:count], DraftTree.root(owner.tokens[count - 1]))]
-            took = seconds(lambda: self.fed(cache, feed))  # noqa: B023
+            took = seconds(lambda: logits_of(self.model, cache, feed))  # noqa: B023
             rows = torch.randn(count, HIDDEN, dtype=torch.bfloat16, device=self.device)
             wide = torch.randn(count, MLP, dtype=torch.bfloat16, device=self.device)
             layer = self.weights.layers[0]
@@ -221,12 +228,6 @@ class Bench:
             found.append({"tokens": count, "seconds": took, "library_products_s": library * self.layers})
             print(json.dumps(found[-1]))
         return found
-
-    def fed(self, cache: PagedCache, feeds: list[Feed]) -> torch.Tensor:
-        """The logits of a step, which is not committed."""
-        step = Step.of(feeds)
-        cache.stage(step)
-        return self.model.score(step, cache).logits
 
     def sampling(self) -> list[dict[str, Any]]:
         """The choice of tokens alone."""
@@ -293,11 +294,7 @@ class Bench:
             if same < len(found):
                 print(f"{name}: {same} of {len(found)} rows from {first}, off by {(found - wanted).abs().max():.1e}")
 
-        def fed(cache: PagedCache, feeds: list[Feed]) -> torch.Tensor:
-            step = Step.of(feeds)
-            cache.stage(step)
-            return model.score(step, cache).logits
-
+        fed = partial(logits_of, model)
         cache, owner, rows = model.new_cache(), Sequence(0, text, SamplingParams(), 0), []
         for place, token in enumerate(text):
             rows.append(fed(cache, [Feed(owner, place, (token,), DraftTree.root(token))])[0])

@@ -43,11 +43,10 @@ def answered(model: str, weights: str | None) -> Iterator[dict[str, Any]]:
         for _ in range(TURNS):
             for draft in DRAFTS:
                 llm.use(draft)
+                for prompt in prompts:
+                    llm.generate(prompt, params)
                 began = perf_counter()
-                for again in range(2):
-                    if again:
-                        began = perf_counter()
-                    answers[draft] = [llm.generate(prompt, params)[0] for prompt in prompts]
+                answers[draft] = [llm.generate(prompt, params)[0] for prompt in prompts]
                 times.setdefault(draft, []).append(perf_counter() - began)
         plain = answers["none"]
         for draft, found in answers.items():

@@ -18,16 +18,11 @@ def gpu_section(record: dict[str, Any], picture: str) -> list[str]:
     versions = ", ".join(f"{name} {version}" for name, version in record["versions"].items())
     bits = [record["bits"], record["model_bits"]]
     equal, compared = (sum(part[name] for part in bits) for name in ("equal", "compared"))
-    contexts: dict[int, dict[int, dict[str, Any]]] = {}
-    for one in alone:
-        contexts.setdefault(one["context"], {})[one["rows"]] = one
+    contexts, batches = _by(alone, "context"), _by(beside, "batch")
     by_rows = [
         (rows, *(cell for of in contexts.values() for cell in (_ms(of[rows]), f"{of[rows]['cost']:.2f}")))
         for rows in next(iter(contexts.values()))
     ]
-    batches: dict[int, dict[int, dict[str, Any]]] = {}
-    for one in beside:
-        batches.setdefault(one["batch"], {})[one["rows"]] = one
     by_batch = [
         (batch, _ms(of[1]), f"{of[1]['share_of_roofline']:.2f}", _ms(of[8]), f"{of[8]['cost']:.2f}")
         for batch, of in batches.items()
@@ -61,9 +56,8 @@ def plot_gpu(record: dict[str, Any], stem: Path) -> Path:
     pyplot = pyplot_for_files()
     figure, (left, right) = pyplot.subplots(1, 2, figsize=(10, 4), layout="constrained")
     alone = _alone(record["forward"])
-    for context in dict.fromkeys(one["context"] for one in alone):
-        mine = [one for one in alone if one["context"] == context]
-        left.plot([one["rows"] for one in mine], [one["cost"] for one in mine], marker="o", label=f"behind {context} tokens")
+    for context, of in _by(alone, "context").items():
+        left.plot([*of], [one["cost"] for one in of.values()], marker="o", label=f"behind {context} tokens")
     left.set(xscale="log", xlabel="rows of a draft tree", ylabel="time over one row", title="Verifying")
     left.set_ylim(bottom=0)
     left.legend()
@@ -81,6 +75,14 @@ def plot_gpu(record: dict[str, Any], stem: Path) -> Path:
 
 def _alone(forwards: _Forwards) -> _Forwards:
     return [one for one in forwards if one["batch"] == 1]
+
+
+def _by(forwards: _Forwards, name: str) -> dict[int, dict[int, dict[str, Any]]]:
+    """Context or batch -> rows -> what was measured."""
+    found: dict[int, dict[int, dict[str, Any]]] = {}
+    for one in forwards:
+        found.setdefault(one[name], {})[one["rows"]] = one
+    return found
 
 
 def _ms(one: dict[str, Any]) -> str:

@@ -14,10 +14,9 @@ import torch
 import triton
 import triton.language as tl
 
-from paceline.kernels.fused_sampling import _gumbel
+from paceline.kernels.fused_sampling import _NO_TOKEN, _noised
 
 _BLOCK = 1024
-_NO_TOKEN = tl.constexpr(2**31 - 1)
 
 
 # slices of a table of all levels begin anywhere
@@ -32,9 +31,8 @@ def _best_and_mass(logits, choices, values, tokens, masses, vocab_size, width, b
     token = tl.program_id(1) * block + tl.arange(0, block)
     inside = token < vocab_size
     logit = tl.load(logits + sequence.to(tl.int64) * width + token, mask=inside, other=float("-inf"))
-    noised = tl.div_rn(logit, tl.where(temperature > 0.0, temperature, 1.0)).to(tl.float64)
-    if temperature > 0.0:
-        noised += _gumbel(token, low, high).to(tl.float64)
+    score = tl.div_rn(logit, tl.where(temperature > 0.0, temperature, 1.0))
+    noised = _noised(score, token, low, high, temperature)
     best = tl.max(noised, 0)
     beyond = tl.where(inside, (noised - best).to(tl.float32), float("-inf"))
     cell = sequence * tl.num_programs(1) + tl.program_id(1)

@@ -92,6 +92,15 @@ def _gumbel(tokens, low, high):
     return (-tl.log(-tl.log(uniform))).to(tl.float32)
 
 
+@triton.jit
+def _noised(scores, tokens, low, high, temperature):
+    """Scores in float64, with the position's noise where there is a temperature."""
+    noised = scores.to(tl.float64)
+    if temperature > 0.0:
+        noised += _gumbel(tokens, low, high).to(tl.float64)
+    return noised
+
+
 @triton.jit(do_not_specialize=["logits_row"])
 def _best_of_block(
     logits, numbers, cuts, values, tokens, counts, vocab_size, logits_row, block: tl.constexpr, cutting: tl.constexpr,
@@ -108,9 +117,7 @@ def _best_of_block(
     score = tl.div_rn(logit, tl.where(temperature > 0.0, temperature, 1.0))
     if cutting:
         score = tl.where(score < tl.load(cuts + row), float("-inf"), score)
-    noised = score.to(tl.float64)
-    if temperature > 0.0:
-        noised += _gumbel(token, low, high).to(tl.float64)
+    noised = _noised(score, token, low, high, temperature)
     best = tl.max(noised, 0)
     sick = tl.max((logit != logit).to(tl.int32), 0)
     cell = row * tl.num_programs(1) + tl.program_id(1)

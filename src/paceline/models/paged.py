@@ -88,10 +88,8 @@ class OverPages(FlatModel):
     @torch.inference_mode()
     def score(self, step: Step, cache: PagedCache, taps: Iterable[int] = ()) -> Scores:  # pyright: ignore[reportIncompatibleMethodOverride]
         wanted, rows = tuple(taps), len(step.tokens)
-        decoding = rows <= RECORDED_ROWS and bool(step.wanted_rows)
-        if not self._recordable or not decoding or self.share is None:
-            return super().score(step, cache, wanted)
-        replayed = self._replayed(step, cache, wanted)
+        recorded = self._recordable and rows <= RECORDED_ROWS and self.share is not None and bool(step.wanted_rows)
+        replayed = self._replayed(step, cache, wanted) if recorded else None
         if replayed is None:
             return super().score(step, cache, wanted)
         logits, captured = replayed

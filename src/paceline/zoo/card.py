@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from paceline.zoo.options import DRAFT, SHARED, SIZES
+
 LICENCES = {
     "e2e/train.jsonl": "E2E restaurant descriptions (tuetschek/e2e-dataset, by way of "
     "harvardnlp/neural-template-gen), CC BY-SA 4.0",
@@ -38,30 +40,13 @@ def options_line(options: dict[str, Any], names: tuple[str, ...]) -> str:
     return " ".join(words)
 
 
-SHARED = (
-    "seed",
-    "vocab_size",
-    "tokens",
-    "context",
-    "short_context",
-    "batch_tokens",
-    "batches_per_step",
-    "warmup_steps",
-    "decay_share",
-    "matrix_rate",
-    "other_rate",
-)
-TARGET = ("hidden", "layers", "heads", "kv_heads", "intermediate")
-DRAFT = (*(f"draft_{name}" for name in TARGET), "draft_data_share")
-
-
 def commands(recipe: dict[str, Any], name: str) -> str:
     """The command lines that make the models again."""
     made = recipe["stages"]["target"]["options"]
     lines = [
         f"python -m paceline.zoo.train --data FOLDER --what tokenizer {options_line(made, ('seed', 'vocab_size', 'context'))}"
     ]
-    for stage, sizes in (("target", TARGET), ("draft", DRAFT)):
+    for stage, sizes in (("target", SIZES), ("draft", DRAFT)):
         record = recipe["stages"][stage]
         options = record["options"]
         length = "--steps" if stage == "target" else "--draft-steps"

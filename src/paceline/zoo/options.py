@@ -12,18 +12,20 @@ from paceline.zoo.loop import Plan
 from paceline.zoo.models import Shape
 from paceline.zoo.optimizers import Rates
 
-_SIZES = ("hidden", "layers", "heads", "kv_heads", "intermediate")
+SIZES = ("hidden", "layers", "heads", "kv_heads", "intermediate")
 _COUNTS = (
     *("steps", "draft_steps", "tokens", "batches_per_step", "warmup_steps"),
-    *_SIZES,
-    *(f"draft_{size}" for size in _SIZES),
+    *SIZES,
+    *(f"draft_{size}" for size in SIZES),
 )
 """Options of which there must be at least one."""
-_SHARED = (
-    *("seed", "tokens", "context", "short_context", "batch_tokens", "batches_per_step", "warmup_steps", "decay_share"),
-    *("matrix_rate", "other_rate"),
+SHARED = (
+    *("seed", "vocab_size", "tokens", "context", "short_context", "batch_tokens", "batches_per_step", "warmup_steps"),
+    *("decay_share", "matrix_rate", "other_rate"),
 )
 """Options that shape target and draft alike."""
+DRAFT = (*(f"draft_{size}" for size in SIZES), "draft_data_share")
+"""Those of the draft alone."""
 
 
 @dataclass(frozen=True)
@@ -60,8 +62,8 @@ class Options:
 
     def of(self, stage: str) -> dict[str, object]:
         """What shapes the model of a stage, its length left out, and the vocabulary, which the tokenizer says."""
-        sizes = _SIZES if stage == "target" else (*(f"draft_{size}" for size in _SIZES), "draft_data_share")
-        return {name: value for name, value in asdict(self).items() if name in (*_SHARED, *sizes)}
+        names = {*SHARED, *(SIZES if stage == "target" else DRAFT)} - {"vocab_size"}
+        return {name: value for name, value in asdict(self).items() if name in names}
 
     def check(self) -> None:
         """Raise a RecipeError for sizes that cannot work."""

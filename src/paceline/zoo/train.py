@@ -16,6 +16,7 @@ import torch
 import typer
 from safetensors import SafetensorError
 
+from paceline.zoo.checkpoint import Progress
 from paceline.zoo.errors import RecipeError
 from paceline.zoo.options import Options
 from paceline.zoo.stages import Workshop, draw_curves, make_draft, make_target, make_tokenizer
@@ -128,31 +129,32 @@ def main(
             raise RecipeError("what is trained on --text would replace the embedded models: name a folder with --weights")
         if what in (What.target, What.all):
             progress = make_target(workshop, pause_at, checkpoint_every_s)
-            draw_curves(workshop, out / "loss.png")
-            if progress.step < progress.steps:
-                # what is not finished is neither distilled nor shipped
-                typer.echo(f"paused: the target has {progress.step} of {progress.steps} steps", err=True)
+            if paused("target", progress, workshop):
                 return
         if what in (What.draft, What.all):
             progress = make_draft(workshop, pause_at, checkpoint_every_s)
-            draw_curves(workshop, out / "loss.png")
-            if progress.step < progress.steps:
-                typer.echo(f"paused: the draft has {progress.step} of {progress.steps} steps", err=True)
+            if paused("draft", progress, workshop):
                 return
         if what in (What.export, What.all):
             from paceline.zoo.export import export
 
             export(workshop, weights, curve, name)
-    except RecipeError as error:
-        typer.echo(f"error: {error}", err=True)
-        sys.exit(2)
-    # a full disk, or a folder that cannot be written
-    except (OSError, SafetensorError) as error:
+    # a full disk, or a folder that cannot be written, is said as plainly as what the recipe refuses
+    except (RecipeError, OSError, SafetensorError) as error:
         typer.echo(f"error: {error}", err=True)
         sys.exit(2)
     except KeyboardInterrupt:
         typer.echo("stopped; the same command continues from the newest checkpoint, where there is one", err=True)
         sys.exit(130)
+
+
+def paused(stage: str, progress: Progress, workshop: Workshop) -> bool:
+    """Draw what a stage has learned, and say whether it is paused: what is not finished is neither distilled nor shipped."""
+    draw_curves(workshop, workshop.out / "loss.png")
+    if progress.step == progress.steps:
+        return False
+    typer.echo(f"paused: the {stage} has {progress.step} of {progress.steps} steps", err=True)
+    return True
 
 
 if __name__ == "__main__":
