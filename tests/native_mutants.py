@@ -19,6 +19,7 @@ from paceline.kernels.choices.shapes import shape_of
 from paceline.kernels.native import layout
 from paceline.models import forms, native, native_drafts, packing
 from paceline.models.forms import LayerForm
+from paceline.models.llama_tensors import LayerNorms, LlamaTensors
 from paceline.models.native_drafts import Drafts
 from paceline.models.packing import Weights
 from paceline.models.rotation import Rotation
@@ -252,10 +253,13 @@ def whole_heads_are_rotated(patch: pytest.MonkeyPatch) -> None:
 
 @mutant("native families")
 def norms_behind_blocks_come_before_them(patch: pytest.MonkeyPatch) -> None:
-    names = packing._NORMS
-    before, after = names[layout.BEFORE_MLP], names[layout.AFTER_MLP]
-    patch.setitem(names, layout.BEFORE_MLP, after)
-    patch.setitem(names, layout.AFTER_MLP, before)
+    honest = LlamaTensors.norms
+
+    def norms(self: LlamaTensors, layer: int) -> LayerNorms:
+        found = honest(self, layer)
+        return found if found.after_mlp is None else replace(found, before_mlp=found.after_mlp, after_mlp=found.before_mlp)
+
+    patch.setattr(LlamaTensors, "norms", norms)
 
 
 @mutant("native drafts", "native branches")
