@@ -6,15 +6,15 @@ many bytes. Run it on a quiet machine.
 
 from __future__ import annotations
 
-import ctypes
 from statistics import median
 from time import perf_counter
 
 import torch
 
 from paceline.kernels.native.arena import Arena
-from paceline.kernels.native.formats import FORMATS, pack
-from paceline.kernels.native.products import product_address
+from paceline.kernels.native.entries import product
+from paceline.kernels.native.formats import FORMATS
+from paceline.kernels.native.packed import pack
 from paceline.kernels.native.tiles import MOST_ROWS
 
 OUTPUTS, INPUTS, COLD_BYTES, TURNS = 4864, 896, 250_000_000, 9
@@ -28,20 +28,19 @@ for name, form in FORMATS.items():
     packed, arena = pack(torch.randn(OUTPUTS, INPUTS) * 0.02, form), Arena()
     sizes[name] = packed.data.nbytes
     copies = [arena.empty(*packed.data.shape).copy_(packed.data) for _ in range(COLD_BYTES // packed.data.nbytes)]
-    product = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 10)(product_address(name))
-    jobs.append((name, packed, copies, product))
+    jobs.append((name, packed, copies, product(name).function))
 plain = torch.zeros(COLD_BYTES // 4)
 for _ in range(TURNS):
     began = perf_counter()
     plain.sum()
     times.setdefault(("floor", 1), []).append((perf_counter() - began) * 1e9 / plain.nbytes)
-    for name, packed, copies, product in jobs:
+    for name, packed, copies, multiply in jobs:
         for rows in ROWS:
             activations, outputs = torch.zeros(2 * INPUTS * rows), torch.zeros(rows, packed.outputs)
             place = (packed.data.shape[1], INPUTS, outputs.data_ptr(), outputs.stride(0) * 4, 0, packed.panels, 0)
             began = perf_counter()
             for copy in copies:
-                product(rows, activations.data_ptr(), copy.data_ptr(), *place)
+                multiply(rows, activations.data_ptr(), copy.data_ptr(), *place)
             times.setdefault((name, rows), []).append((perf_counter() - began) / len(copies))
 print(f"read bandwidth: {1 / median(times['floor', 1]):.1f} GB/s")
 for name in FORMATS:

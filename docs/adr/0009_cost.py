@@ -38,8 +38,8 @@ def fork_ms(cache: KVCache) -> float:
 def panels(shape: tuple[int, int, int], length: int) -> PanelCache:
     cache = PanelCache(Shape(*shape, panel=64))
     slab = cache.reserve(0, length)
-    slab.keys.fill_(1.0)
-    slab.values.fill_(1.0)
+    slab.keys.fill(1.0)
+    slab.values.fill(1.0)
     cache.advance(0, length)
     return cache
 
