@@ -30,6 +30,8 @@ def circumstances(record: dict[str, Any], file: str) -> list[str]:
         lines.append(f"- `auto` is `{auto}` under `adaptive`")
     if times := record.get("contended"):
         lines.append(f"- {contended(times)}")
+    if told := together(record):
+        lines.append(f"- {told}")
     return [*lines, *_peers(record), *_memory(record["memory"])]
 
 
@@ -37,6 +39,34 @@ def contended(times: int) -> str:
     """What it means for the numbers that threads were too many so often."""
     often = "Once" if times == 1 else f"{times} times"
     return f"{often} other work kept threads from their cores, and what followed ran on fewer: a quiet machine is faster"
+
+
+def together(record: dict[str, Any]) -> str:
+    """What the threads of a run were worth, at the times when it was measured; nothing where it was not."""
+    found = record.get("together")
+    if not found:
+        return ""
+    cores, meeting = sorted(found["cores"]), sorted(found["meeting_us"])
+    return (
+        f"{record['threads']} threads multiplied like {_from_to(cores)} cores, and met in {_from_to(meeting)} us"
+        " (least to most over the run)"
+        f"{': some of them had to share a core' if on_fewer_cores(record) else ''}"
+    )
+
+
+def on_fewer_cores(record: dict[str, Any]) -> bool:
+    """Whether threads had clearly less than a core each, at one of these times."""
+    found = record.get("together")
+    return bool(found) and min(found["cores"]) < _ENOUGH * record["threads"]
+
+
+_ENOUGH = 0.75
+"""Two threads of one core do 1.1 to 1.3 times its work."""
+
+
+def _from_to(ordered: list[float]) -> str:
+    low, high = f"{ordered[0]:.2f}", f"{ordered[-1]:.2f}"
+    return low if low == high else f"{low} to {high}"
 
 
 def _promised(record: dict[str, Any]) -> str:

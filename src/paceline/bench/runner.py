@@ -29,6 +29,7 @@ from paceline.bench.prompts import Prepared, Preparer
 from paceline.bench.reading import Reading
 from paceline.bench.report import against_peers, speedups, task_rows, with_total
 from paceline.bench.settings import Settings
+from paceline.bench.together import Together
 from paceline.compose import automatic
 from paceline.engine.llm import LLM
 from paceline.engine.measure import ModelForward, some_tokens
@@ -37,7 +38,7 @@ from paceline.models.base import WEIGHTS, LanguageModel
 from paceline.models.checkpoint import inspected
 from paceline.models.embedded import DEFAULT, draft_of
 from paceline.models.load import resolve
-from paceline.models.native import NativeModel
+from paceline.models.native import NativeModel, runs_here
 from paceline.params import SamplingParams
 
 Watch = Callable[[str, int], AbstractContextManager[Callable[[], None]]]
@@ -92,6 +93,7 @@ class _Run:
         self.target: LanguageModel = self.llm.target
         self.rules = Rules(settings.max_tokens, settings.repeats, self.target.eos_token_ids)
         self.longest = self.llm.engine.longest
+        self.together = Together(self.threads) if self.threads > 1 and runs_here() else None
         self.peers: dict[str, Peer] = {}
         self.failures: dict[str, str] = {}
         self.theirs: dict[str, PeerDecoder] = {}
@@ -147,6 +149,7 @@ class _Run:
         batches = [row for task in tasks for size in settings.batches for row in self._batched(task, size)]
         plain = [row for row in rows if row["peer"] is None]
         verify_cost, prefill = self._verify_cost(), self._prefill()
+        self._judge_threads()
         memory = self._memory(max((prompt for task in tasks for prompt in task.prompts), key=len), held)
         parameters = inspected(self.path).parameters
         return {
@@ -155,6 +158,7 @@ class _Run:
             "argv": sys.argv[1:],
             "threads": self.threads,
             "contended": CONTENTION.times - self._contended_before,
+            "together": self.together and {"cores": self.together.cores, "meeting_us": self.together.meeting_us},
             "model": {"name": self.source.name, "parameters": parameters, "weights": self.target.held},
             "grown": self.growth,
             "settings": {
@@ -190,12 +194,18 @@ class _Run:
         }
 
     def _contested(self, task: Prepared) -> list[dict[str, Any]]:
+        self._judge_threads()
         decoders: list[Decoder] = [*self.ours.values(), *self.theirs.values()]
         turns = 1 + self.rules.repeats * len(task.prompts)
         with self.watch(f"decoding {task.name}", turns * len(decoders)) as advance:
             tallies = contest(decoders, task.prompts, self.rules, advance)
         peers = {name: decoder.peer for name, decoder in self.theirs.items()}
         return task_rows(task, tallies, peers, {name: decoder.keeps for name, decoder in self.ours.items()})
+
+    def _judge_threads(self) -> None:
+        """Find out once more what the threads are worth."""
+        if self.together is not None:
+            self.together()
 
     def _batched(self, task: Prepared, size: int) -> list[dict[str, Any]]:
         decoders = list(self.ours.values())

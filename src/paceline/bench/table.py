@@ -13,7 +13,7 @@ from rich.measure import measure_renderables
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from paceline.bench.circumstances import contended
+from paceline.bench.circumstances import contended, on_fewer_cores, together
 from paceline.bench.files import threads
 from paceline.bench.name import Name
 from paceline.bench.ours import PLAIN
@@ -65,6 +65,9 @@ def show(console: Console, record: dict[str, Any]) -> None:
     _print(console, _steps(record))
     if times := record["contended"]:
         console.print(contended(times), style="yellow", highlight=False, soft_wrap=True)
+    if told := together(record):
+        style = "yellow" if on_fewer_cores(record) else "dim"
+        console.print(told, style=style, highlight=False, soft_wrap=True)
     console.print(_footing(record), style="dim", highlight=False, soft_wrap=True)
 
 

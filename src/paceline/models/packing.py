@@ -21,7 +21,7 @@ from paceline.models.alternating import Alternating
 from paceline.models.base import weights_name
 from paceline.models.forms import Form, Unsuited
 from paceline.models.free_memory import return_free_memory
-from paceline.models.llama_tensors import Linear, LlamaTensors, Weighted, biases, joined
+from paceline.models.llama_tensors import Linear, LlamaTensors, Weighted, biases
 from paceline.models.rotation import Rotation
 from paceline.models.tensors import Tensors
 
@@ -137,7 +137,7 @@ class Weights:
     def _layer_matrices(self, layer: int) -> list[tuple[int, ...]]:
         source = self._source
         return [
-            self._matrix(*joined(source.query_key_value(layer))),
+            self._matrix(*_by_key_head(source.query_key_value(layer), self.form.key_heads)),
             self._matrix(*source.out(layer)),
             self._paired(*source.gate_up(layer)),
             self._matrix(*source.down(layer)),
@@ -183,3 +183,13 @@ class Weights:
         if bias is None:
             return (layout.RMS, weight.data_ptr(), 0, self.form.epsilon)
         return (layout.LAYER, weight.data_ptr(), bias.data_ptr(), self.form.epsilon)
+
+
+def _by_key_head(linears: list[Linear], key_heads: int) -> Linear:
+    """Queries, keys and values as one matrix: for each key head its queries, its key and its value. So a thread that multiplies
+    some of the panels has what it attends with."""
+
+    def together(parts: list[torch.Tensor]) -> torch.Tensor:
+        return torch.cat([part.unflatten(0, (key_heads, -1)) for part in parts], dim=1).flatten(0, 1)
+
+    return together([weight for weight, _ in linears]), biases(linears, together)

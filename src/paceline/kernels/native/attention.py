@@ -47,7 +47,7 @@ def attend(product, model, layer, segment, parents, index, key_head, first, last
     plane = index * model.key_heads + key_head
     keys = segment.keys + kv_bytes * plane * segment.capacity * head_size
     values = segment.values + kv_bytes * plane * segment.capacity * width
-    _transposed(projected, stride, segment.low, key_head * group, group, head_size, first, last, queries, outputs)
+    _transposed(projected, stride, segment.low, key_head, group, head_size, first, last, queries, outputs)
     # what any of these rows may see at its own slot
     low, high = tree, 0
     for row in range(first // group, (last - 1) // group + 1):
@@ -125,11 +125,11 @@ def _position(segment, parents, node):
 
 
 @helper
-def _transposed(projected, stride, low, head, group, head_size, first, last, queries, lines):
+def _transposed(projected, stride, low, key_head, group, head_size, first, last, queries, lines):
     """Queries as the product wants them: [head_size, count]. lines: room for them one behind the other."""
-    wide = up(head_size, LANES)
+    wide, begin = up(head_size, LANES), key_head * (group + 2)
     for query in range(first, last):
-        source = floats(projected + 4 * ((low + query // group) * stride + (head + query % group) * head_size))
+        source = floats(projected + 4 * ((low + query // group) * stride + (begin + query % group) * head_size))
         target = floats(lines + 4 * (query - first) * wide)
         for k in range(head_size):
             put(target, k, source[k])

@@ -55,24 +55,31 @@ def embedded(model, token, out):
 @helper
 def placed(model, norms, layer, index, segment, row, position, line, low, high):
     """Of one row and the key heads [low, high): norm and rotate queries and keys, and write keys and values into the slab."""
-    size, heads, key_heads = model.head_size, model.heads, model.key_heads
-    half, width, group = model.rotary // 2, up(model.head_size, PANEL), heads // key_heads
+    size, key_heads = model.head_size, model.key_heads
+    half, width, group = model.rotary // 2, up(model.head_size, PANEL), model.heads // key_heads
     cosine, sine = layer.cosine + 4 * position * half, layer.sine + 4 * position * half
-    for head in range(low * group, high * group):
-        _turned(norms[NORMS * index + QUERY], line + 4 * head * size, size, half, cosine, sine)
-    for head in range(heads + low, heads + high):
-        _turned(norms[NORMS * index + KEY], line + 4 * head * size, size, half, cosine, sine)
     slot, kv_bytes = segment.start + segment.first + row, model.kv_bytes
     for head in range(low, high):
+        queries = line + 4 * head * (group + 2) * size
+        key = queries + 4 * group * size
+        for query in range(group):
+            _turned(norms[NORMS * index + QUERY], queries + 4 * query * size, size, half, cosine, sine)
+        _turned(norms[NORMS * index + KEY], key, size, half, cosine, sine)
         plane = index * key_heads + head
-        source = floats(line + 4 * (heads + head) * size)
+        source = floats(key)
         place = plane * segment.capacity * size + slot // PANEL * size * PANEL + slot % PANEL
         for k in range(size):
             stored(segment.keys, place + k * PANEL, source[k], kv_bytes)
-        source = floats(line + 4 * (heads + key_heads + head) * size)
+        source = floats(key + 4 * size)
         for k in range(size):
             place = plane * segment.capacity * width + (k // PANEL * segment.capacity + slot) * PANEL + k % PANEL
             stored(segment.values, place, source[k], kv_bytes)
+
+
+@helper
+def _by_whole_heads(model, threads):
+    """Whether each thread multiplies the queries, keys and values of whole key heads: those that it places."""
+    return model.key_heads % threads == 0 and (model.heads + 2 * model.key_heads) * model.head_size % (threads * PANEL) == 0
 
 
 @helper
@@ -163,8 +170,9 @@ def mixed(model, layers, index, norms, matrices, segments, positions, parents, c
     matrix, width = matrices[MATRICES * index + QKV], matrices[MATRICES * index + QKV].panels * PANEL
     following = matrices[MATRICES * index + OUT]
     multiplied(matrix, rows, scratch.projected, width, scratch, thread, threads, STORE, following)
-    round_ += 1
-    barrier(scratch.counter, round_, threads)
+    if not _by_whole_heads(model, threads):
+        round_ += 1
+        barrier(scratch.counter, round_, threads)
     # by key head: keys of neighbouring rows lie side by side, and threads that write to one line of memory wait for each other
     low, high = model.key_heads * rows * thread // threads, model.key_heads * rows * (thread + 1) // threads
     for s in range(len(segments)):

@@ -14,6 +14,8 @@ IDLE, WORK, LEAD = (Kernel(f"native.pool.{part}") for part in ("idle", "work", "
 """Of a pool of threads: idling for so many turns, what a worker does without end, and what is done by the one who calls."""
 READ = Kernel("native.reading.read")
 """One thread's part of reading memory: (thread, address of a READING record)."""
+TOGETHER = Kernel("native.together.together")
+"""One thread's part of what several are worth: (thread, address of a TOGETHER record)."""
 PRODUCT_WORDS = 10
 
 

@@ -96,7 +96,7 @@ SCRATCH = np.dtype(
     [
         ("counter", "i8"),  # int64 [2]: of the barriers of a step, and of a draft
         ("residual", "i8"),  # [T, hidden]
-        ("projected", "i8"),  # [T, qkv panels]
+        ("projected", "i8"),  # [T, qkv panels]: for each key head its queries, its key and its value
         ("attended", "i8"),  # [T, heads * head_size]
         ("gated", "i8"),  # [T, gate and up panels]
         ("inner", "i8"),  # [T, inner]
@@ -240,6 +240,24 @@ READING = np.dtype(
         ("memory", "i8"),  # address: 8 streams to a thread
         ("words", "i8"),  # int64 numbers to a stream
         ("found", "i8"),  # int64 [threads]: exclusive or of what each has read
+    ],
+    align=True,
+)
+
+TOGETHER = np.dtype(
+    [
+        ("product", "i8"),
+        ("rows", "i8"),
+        ("activations", "i8"),
+        ("weights", "i8"),
+        ("panel_bytes", "i8"),
+        ("panels", "i8"),
+        ("inputs", "i8"),
+        ("outputs", "i8"),  # float32 [threads, rows, panels * PANEL]
+        ("turns", "i8"),  # products of each thread
+        ("threads", "i8"),
+        ("counter", "i8"),
+        ("meetings", "i8"),  # of all threads
     ],
     align=True,
 )
