@@ -99,31 +99,44 @@ def stored(numbers, place, value, kv_bytes):
 
 
 @helper
-def attended(model, layers, index, segments, parents, scratch, product, thread, threads, stride):
+def _before(chosen, segment):
+    """Rows of a segment in front of the first that is wanted."""
+    if len(chosen) == 0:
+        return 0
+    for row in chosen:
+        if row >= segment.low:
+            return min(row - segment.low, segment.rows)
+    return segment.rows
+
+
+@helper
+def attended(model, layers, index, segments, parents, chosen, scratch, product, thread, threads, stride):
     """This thread's share of the attention of one layer: tiles of queries, in runs of about equal work.
 
     In runs, so that the tiles of one key head, which read the same keys and values, mostly go to one thread.
+    chosen: int64, the rows that are wanted, in order; empty: all.
     """
     group = model.heads // model.key_heads
     queries = 0
     for s in range(len(segments)):
-        queries += segments[s].rows * group * model.key_heads
+        queries += (segments[s].rows - _before(chosen, segments[s])) * group * model.key_heads
     tile = max(min(MOST_ROWS, (queries + threads - 1) // threads), 1)
     whole = 0
     for s in range(len(segments)):
         keys = segments[s].start + segments[s].first + segments[s].rows
-        whole += (segments[s].rows * group + tile - 1) // tile * keys
+        whole += ((segments[s].rows - _before(chosen, segments[s])) * group + tile - 1) // tile * keys
     whole *= model.key_heads
     done = 0
     for s in range(len(segments)):
-        count, keys = segments[s].rows * group, segments[s].start + segments[s].first + segments[s].rows
+        begin, keys = _before(chosen, segments[s]) * group, segments[s].start + segments[s].first + segments[s].rows
+        count = segments[s].rows * group - begin
         parts = (count + tile - 1) // tile
         for key_head in range(model.key_heads):
             for part in range(parts):
                 if done * threads // whole == thread:
                     attend(
-                        product, model, layers[index], segments[s], parents, index, key_head, count * part // parts,
-                        count * (part + 1) // parts, scratch.projected, stride, scratch.attended,
+                        product, model, layers[index], segments[s], parents, index, key_head, begin + count * part // parts,
+                        begin + count * (part + 1) // parts, scratch.projected, stride, scratch.attended,
                         scratch.attention + thread * scratch.attention_bytes, scratch.longest,
                     )  # fmt: skip
                 done += keys
@@ -164,9 +177,9 @@ def joined(norm, matrix, following, rows, scratch, width, thread, threads, round
 
 
 @helper
-def mixed(model, layers, index, norms, matrices, segments, positions, parents, call, thread, round_):
-    """The attention block of one layer, up to the residual stream. Returns the round."""
-    threads, scratch, rows, norm = call.threads, call.scratch, call.rows, NORMS * index
+def projected(model, layers, index, norms, matrices, segments, positions, call, thread, round_):
+    """Queries, keys and values of one layer, in their places. Returns the round."""
+    threads, scratch, rows = call.threads, call.scratch, call.rows
     matrix, width = matrices[MATRICES * index + QKV], matrices[MATRICES * index + QKV].panels * PANEL
     following = matrices[MATRICES * index + OUT]
     multiplied(matrix, rows, scratch.projected, width, scratch, thread, threads, STORE, following)
@@ -186,43 +199,73 @@ def mixed(model, layers, index, norms, matrices, segments, positions, parents, c
         # otherwise each thread attends with the very heads that it has placed
         round_ += 1
         barrier(scratch.counter, round_, threads)
-    attended(model, layers, index, segments, parents, scratch, call.product, thread, threads, width)
+    return round_
+
+
+@helper
+def mixed(model, layers, index, norms, matrices, segments, parents, chosen, rows, call, thread, round_):
+    """The attention of one layer, up to the residual stream. chosen: as of `attended`, whose rows are the first `rows` of that
+    stream from then on. Returns the round."""
+    threads, scratch, norm = call.threads, call.scratch, NORMS * index
+    width = matrices[MATRICES * index + QKV].panels * PANEL
+    attended(model, layers, index, segments, parents, chosen, scratch, call.product, thread, threads, width)
     round_ += 1
     barrier(scratch.counter, round_, threads)
     matrix, held = matrices[MATRICES * index + OUT], model.heads * model.head_size
     round_ = laid_out(
-        matrix, norms[-1], rows, scratch.attended, held, positions[:0], held, scratch, thread, threads, round_
+        matrix, norms[-1], rows, scratch.attended, held, chosen, held, scratch, thread, threads, round_
     )  # fmt: skip
+    _moved_up(matrix, chosen, scratch.residual, up(model.hidden, PANEL), thread, threads)
     following = matrices[MATRICES * index + GATE_UP]
     return joined(norms[norm + AFTER_ATTENTION], matrix, following, rows, scratch, model.hidden, thread, threads, round_)
 
 
 @helper
-def tapped(model, call, index, wanted, thread):
-    """Copy what enters a layer, or leaves the last one, for the wanted rows, where somebody asked for it."""
+def _moved_up(matrix, chosen, residual, stride, thread, threads):
+    """Put the rows that are wanted in front; of each this thread moves what it will add to."""
+    low, high = share(matrix.panels, thread, threads, matrix.paired), share(matrix.panels, thread + 1, threads, matrix.paired)
+    for row in range(len(chosen)):
+        source, target = floats(residual + 4 * stride * chosen[row]), floats(residual + 4 * stride * row)
+        for k in range(low * PANEL, high * PANEL):
+            put(target, k, source[k])
+
+
+@helper
+def _in_order(rows):
+    for at in range(1, len(rows)):
+        if rows[at] < rows[at - 1]:
+            return False
+    return True
+
+
+@helper
+def tapped(model, call, index, wanted, count, thread):
+    """Copy what enters a layer, or leaves the last one, for the wanted rows, where somebody asked for it. wanted: int64, which
+    these are; empty: the first `count`."""
     if call.taps == 0:
         return
     address = carray(pointer(call.taps), model.layers + 1, np.int64)[index]
     if address == 0:
         return
-    for row in range(thread, len(wanted), call.threads):
-        source = floats(call.scratch.residual + 4 * wanted[row] * up(model.hidden, PANEL))
+    for row in range(thread, count, call.threads):
+        source = floats(call.scratch.residual + 4 * (row if len(wanted) == 0 else wanted[row]) * up(model.hidden, PANEL))
         target = floats(address + 4 * row * model.hidden)
         for k in range(model.hidden):
             put(target, k, source[k])
 
 
 @helper
-def headed(model, norm, matrix, following, wanted, call, thread, round_):
-    """The last norm and the head, for the wanted rows. following: the matrix that the next step begins with."""
+def headed(model, norm, matrix, following, wanted, count, call, thread, round_):
+    """The last norm and the head, for the wanted rows, which are those of `tapped`. following: the matrix that the next step
+    begins with."""
     threads, scratch, width = call.threads, call.scratch, matrix.panels * PANEL
     stride = up(model.hidden, PANEL)
     round_ = laid_out(
-        matrix, norm, len(wanted), scratch.residual, stride, wanted, model.hidden, scratch, thread, threads, round_
+        matrix, norm, count, scratch.residual, stride, wanted, model.hidden, scratch, thread, threads, round_
     )  # fmt: skip
-    multiplied(matrix, len(wanted), call.logits, width, scratch, thread, threads, STORE, following)
+    multiplied(matrix, count, call.logits, width, scratch, thread, threads, STORE, following)
     low, high = share(matrix.panels, thread, threads, False), share(matrix.panels, thread + 1, threads, False)
-    for row in range(len(wanted)):
+    for row in range(count):
         line = call.logits + 4 * (row * width + low * PANEL)
         if model.logit_cap > 0:
             arithmetic.soft_capped(line, (high - low) * PANEL, model.logit_cap)
@@ -244,18 +287,27 @@ def step(thread, address):
     threads, scratch, round_ = call.threads, call.scratch, 0
     rows, width, all_rows = len(tokens), model.hidden, wanted[:0]
     stride = up(width, PANEL)
+    ordered = _in_order(wanted)
+    chosen = all_rows if ordered and len(wanted) == rows else wanted
     for row in range(thread, rows, threads):
         embedded(model, tokens[row], scratch.residual + 4 * row * stride)
     round_ += 1
     barrier(scratch.counter, round_, threads)
     for index in range(model.layers):
-        tapped(model, call, index, wanted, thread)
+        tapped(model, call, index, chosen, len(wanted), thread)
         norm = NORMS * index
         round_ = laid_out(
             matrices[MATRICES * index + QKV], norms[norm + BEFORE_ATTENTION], rows, scratch.residual, stride, all_rows, width,
             scratch, thread, threads, round_,
         )  # fmt: skip
-        round_ = mixed(model, layers, index, norms, matrices, segments, positions, parents, call, thread, round_)
+        round_ = projected(model, layers, index, norms, matrices, segments, positions, call, thread, round_)
+        taken = all_rows
+        if index == model.layers - 1 and ordered:
+            # of rows that are not wanted nobody reads more of the last layer than keys and values
+            if len(wanted) == 0:
+                return
+            taken, chosen, rows = chosen, all_rows, len(wanted)
+        round_ = mixed(model, layers, index, norms, matrices, segments, parents, taken, rows, call, thread, round_)
         matrix = matrices[MATRICES * index + GATE_UP]
         round_ = laid_out(
             matrix,
@@ -281,7 +333,6 @@ def step(thread, address):
         )
         following = matrices[MATRICES * (index + 1)]
         round_ = joined(norms[norm + AFTER_MLP], matrix, following, rows, scratch, width, thread, threads, round_)
-    tapped(model, call, model.layers, wanted, thread)
-    if len(wanted) > 0:
-        matrix = matrices[MATRICES * model.layers]
-        headed(model, norms[NORMS * model.layers], matrix, matrices[QKV], wanted, call, thread, round_)
+    tapped(model, call, model.layers, chosen, len(wanted), thread)
+    matrix = matrices[MATRICES * model.layers]
+    headed(model, norms[NORMS * model.layers], matrix, matrices[QKV], chosen, len(wanted), call, thread, round_)
