@@ -27,6 +27,7 @@ class FakeServer:
     def __init__(self, slots: int = 1000, tokenizer: bool = True, knows_usage: bool = True, context_tokens: int = 1024) -> None:
         self.bodies: list[dict[str, Any]] = []
         self.authorizations: list[str] = []
+        self.clients: set[tuple[str, int]] = set()
         self.in_flight = self.most_in_flight = 0
         self._waiting = self.most_waiting = 0
         self._slots, self._tokenizer, self._knows_usage = asyncio.Semaphore(slots), tokenizer, knows_usage
@@ -36,6 +37,7 @@ class FakeServer:
         if scope["type"] == "lifespan":
             return
         self.authorizations += [value.decode() for name, value in scope["headers"] if name == b"authorization"]
+        self.clients.add(tuple(scope["client"]))
         path, content = scope["path"], await _body(receive)
         if path == "/v1/models":
             entry = {"id": MODEL, "object": "model", "max_model_len": self._context_tokens}

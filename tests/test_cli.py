@@ -330,6 +330,25 @@ def test_chat_keeps_the_cache_between_turns(monkeypatch, capsys, models) -> None
     assert second >= size, "the second turn begins with the first one's cache"
 
 
+def test_chat_makes_room_for_answers_and_survives_what_cannot_fit(monkeypatch, capsys, models) -> None:
+    import io
+
+    from paceline.engine.llm import LLM
+
+    asked, stream = [], LLM.stream
+
+    def watched(self, ids, params):
+        asked.append(len(ids) + params.max_tokens <= self.engine.longest)
+        return stream(self, ids, params)
+
+    monkeypatch.setattr(LLM, "stream", watched)
+    said = ["the thin thing " * 4, "the thin " * 5000, *["the thing in the inn " * 3] * 8]
+    monkeypatch.setattr("sys.stdin", io.StringIO("\n".join([*said, "", ""])))
+    assert run(monkeypatch, "chat", models[0], "--draft", "ngram", "--max-tokens", "40") == 0
+    assert "say it in fewer" in capsys.readouterr().err
+    assert asked == [True] * 9
+
+
 def test_the_public_names_are_the_documented_ones() -> None:
     import paceline
 

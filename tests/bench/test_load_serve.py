@@ -125,6 +125,34 @@ def test_nobody_listening_is_an_error_of_the_connection() -> None:
     assert asyncio.run(ask()).error == "connection"
 
 
+def test_one_request_after_another_has_one_connection() -> None:
+    server = FakeServer()
+
+    async def ask(url: str) -> None:
+        async with connected(url, None, 5.0) as http:
+            client = Client(http, "/v1/completions", 5.0)
+            for index in range(5):
+                assert (await client.ask({"prompt": "x", "max_tokens": 4}, index, perf_counter(), perf_counter())).answered
+
+    with serving(server) as url:
+        asyncio.run(ask(url))
+    assert len(server.clients) == 1
+
+
+def test_a_server_that_does_not_hang_up_has_answered_all_the_same() -> None:
+    async def endless() -> AsyncIterator[bytes]:
+        yield STREAM
+        await asyncio.sleep(60.0)
+
+    class Held(httpx2.AsyncByteStream):
+        def __aiter__(self) -> AsyncIterator[bytes]:
+            return endless()
+
+    outcome = asked(httpx2.Response(200, headers={"content-type": "text/event-stream"}, stream=Held()))
+    assert outcome.error is None
+    assert outcome.ended_s < SLACK_S
+
+
 def measured(monkeypatch: pytest.MonkeyPatch, capsys: Any, url: str, *arguments: str, code: int = 0) -> dict[str, Any]:
     """The record of one call."""
     assert run(monkeypatch, "bench", "serve", "--url", url, "--tasks", "e2e", "--json", *arguments) == code

@@ -15,7 +15,7 @@ from paceline.bench.files import title
 from paceline.bench.gpu_page import plot_gpu
 from paceline.bench.load.plots import body_label
 from paceline.bench.page import page
-from paceline.bench.plots import _acceptance, _shown, _speedup
+from paceline.bench.plots import _acceptance, _names, _speedup, _step
 from paceline.bench.report import against_peers, speedups
 from paceline.bench.settings import Settings
 
@@ -37,7 +37,7 @@ def record(*rows: dict[str, Any], prefill: dict[str, float], batches: list[dict[
         "argv": ["bench"], "settings": {"drafts": ["auto"]}, "equal": True, "rows": list(rows), "speedup": speedups(list(rows)),
         "against_peers": against_peers(list(rows)), "prefill": {"tokens": 512, "ms": prefill}, "batches": batches or [],
         "verify_cost": {"context_tokens": 256, "ms": {"paceline": {"1": 1.0}}, "relative": {"paceline": {"1": 1.0}}},
-        "peers": {"other": {"version": "1", "weights": "Q8_0"}}, "failed": {}, "not_installed": [],
+        "peers": {"other": {"version": "1", "weights": "Q8_0"}}, "failed": {}, "not_installed": [], "tasks": {},
         "memory": {"peak_resident_bytes": None},
     }  # fmt: skip
 
@@ -134,9 +134,35 @@ def test_bodies_are_called_by_what_they_switch() -> None:
 
 def test_a_spec_in_a_plot_is_short() -> None:
     spec = 'model:"/a/long/path/paceline-14m-draft",depth=5@int8'
-    assert _shown(spec) == "model:paceline-14m-draft,depth=5@int8"
-    assert _shown(spec, wide=24) == "model:paceline-14m-draft,\ndepth=5@int8"
-    assert _shown("openvino draft model", wide=24) == "openvino draft model"
+    other = 'model:"/a/long/path/other/paceline-14m-draft",depth=5@int8'
+    assert _names([spec, "auto"]) == {spec: "model:paceline-14m-draft,depth=5@int8", "auto": "auto"}
+    assert list(_names([spec, other]).values()) == [
+        "model:path/paceline-14m-draft,depth=5@int8",
+        "model:other/paceline-14m-draft,depth=5@int8",
+    ]
+
+
+def test_drafts_that_only_folders_tell_apart_have_bars_of_their_own() -> None:
+    pyplot = pytest.importorskip("matplotlib.pyplot")
+    rows = [
+        {**row(mode, 50, 100, 0.4), "step_ms": {"draft": 1.0, "forward": 2.0}}
+        for mode in ("plain", 'model:"/one/draft",depth=5', 'model:"/two/draft",depth=5')
+    ]
+    figure, axes = pyplot.subplots()
+    _step(axes, record(*rows, prefill={"plain": 1.0}))
+    names = [label.get_text() for label in axes.get_yticklabels()]
+    assert names == ["plain", "model:one/draft,depth=5", "model:two/draft,depth=5"]
+    pyplot.close(figure)
+
+
+def test_prompts_that_were_left_out_and_a_temperature_are_told() -> None:
+    one = record(row("plain", 50, 100, 0.4), row("auto, block", 60, 300, 0.4), prefill={"plain": 1.0})
+    one["tasks"] = {"e2e": {"prompts": 2, "left_out": 3}}
+    one["settings"] |= {"temperature": 0.7, "drafts": ["auto, block"]}
+    text = page({"one.json": one}, {})
+    assert "- e2e: 3 prompts were too long for the model and left out, 2 were run" in text
+    assert "- Sampled at temperature 0.7" in text
+    assert ", at temperature 0.7 | 50.0 | 60.0 auto, block | 1.20 |" in text
 
 
 def test_more_modes_than_can_be_told_apart_are_a_grid() -> None:

@@ -13,7 +13,8 @@ from paceline import LLM
 from paceline.bench import files, runner, table
 from paceline.bench.contest import DecoderFailed
 from paceline.bench.errors import BenchError
-from paceline.bench.files import writable
+from paceline.bench.files import put_whole, writable
+from paceline.bench.load import files as load_files
 from paceline.bench.memory import peak_of_answering
 from paceline.bench.page import main as write_page
 from paceline.bench.peers import PEERS
@@ -288,6 +289,33 @@ def test_a_folder_that_cannot_be_is_refused_before_anything_is_measured(
     assert file.read_text() == "kept"
 
 
+def test_a_record_is_written_whole_or_not_at_all(monkeypatch, tmp_path: Path) -> None:
+    file = tmp_path / "record.json"
+    put_whole(file, "a folder named \udce9")
+    assert file.read_text(encoding="utf-8") == "a folder named \\udce9"
+
+    def refused(source, target):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(files.os, "replace", refused)
+    with pytest.raises(BenchError, match=r"cannot write .*record\.json: No space left on device"):
+        put_whole(file, "lost")
+    assert [one.name for one in tmp_path.iterdir()] == ["record.json"]
+    assert file.read_text(encoding="utf-8").startswith("a folder")
+
+
+def test_a_load_never_overwrites_another(tmp_path: Path) -> None:
+    record = {
+        "find_rate": None, "levels": [{"load": {"kind": "rate", "value": 1.0}}], "server": {"model": "m"},
+        "settings": {"endpoint": "chat", "against": None},
+    }  # fmt: skip
+    written = [load_files.written(record, tmp_path) for _ in range(3)]
+    written[1].unlink()
+    again = load_files.written(record, tmp_path)
+    assert again == written[1]
+    assert len(set(tmp_path.iterdir())) == 3
+
+
 def test_a_folder_is_made_and_written_to_without_a_trace(monkeypatch, tmp_path: Path) -> None:
     writable(tmp_path / "new" / "deeper")
     assert list((tmp_path / "new" / "deeper").iterdir()) == []
@@ -353,8 +381,11 @@ def test_mistakes_get_one_sentence_and_exit_code_2(monkeypatch, capsys, models, 
     assert len(said.err.strip().splitlines()) == 1
 
 
-def test_a_prompt_that_no_argument_could_hold_is_measured_too(models) -> None:
+def test_a_prompt_that_no_argument_could_hold_is_measured_too(monkeypatch, models, tmp_path: Path) -> None:
     options = (models[0], "--max-tokens=2", "--draft=none")
+    # files of the folder that one happens to be in are nobody's modules
+    (tmp_path / "queue.py").write_text("raise RuntimeError")
+    monkeypatch.chdir(tmp_path)
     assert peak_of_answering("the thin\0thing", options, 1)
     with pytest.raises(DecoderFailed, match="tokens"):
         peak_of_answering("the thin thing in the inn " * 8000, options, 1)

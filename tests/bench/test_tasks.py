@@ -40,6 +40,13 @@ def test_the_categories_of_mt_bench_are_one_family_where_all_of_them_are_there(t
     assert len(load_tasks(str(file))) == 7, "a file of some of them means what it says"
 
 
+def test_no_task_has_the_name_of_all_of_them(tmp_path: Path) -> None:
+    file = tmp_path / "tasks.jsonl"
+    file.write_text('{"prompt": "a", "task": "all tasks"}')
+    with pytest.raises(BenchError, match="cannot be called 'all tasks'"):
+        load_tasks(str(file))
+
+
 def test_built_in_tasks_can_be_mixed_with_files_and_cut(tmp_path: Path) -> None:
     file = tmp_path / "mine.jsonl"
     file.write_text('{"prompt": "x", "task": "mine"}\n' * 5)

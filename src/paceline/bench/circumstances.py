@@ -28,11 +28,23 @@ def circumstances(record: dict[str, Any], file: str) -> list[str]:
         lines.append(f"- Instructions: {telling}; large pages: {machine['huge_pages'] or 'unknown'}")
     if auto := record["settings"].get("auto"):
         lines.append(f"- `auto` is `{auto}` under `adaptive`")
+    if heat := record["settings"].get("temperature", 0.0):
+        lines.append(f"- Sampled at temperature {heat:g}, where other runs are greedy")
+    lines += [f"- {line}" for line in left_out(record)]
     if times := record.get("contended"):
         lines.append(f"- {contended(times)}")
     if told := together(record):
         lines.append(f"- {told}")
     return [*lines, *_peers(record), *_memory(record["memory"])]
+
+
+def left_out(record: dict[str, Any]) -> list[str]:
+    """Of each task the prompts that were too long to be run."""
+    return [
+        f"{name}: {task['left_out']} prompts were too long for the model and left out, {task['prompts']} were run"
+        for name, task in record["tasks"].items()
+        if task["left_out"]
+    ]
 
 
 def contended(times: int) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence as Many
 from dataclasses import dataclass, field, replace
-from statistics import median
+from statistics import mean, median
 from typing import Protocol
 
 from paceline.sequence import Speculation
@@ -45,7 +45,7 @@ class DecoderFailed(Exception):
 
 @dataclass
 class Tally:
-    """What one decoder did on the prompts of a task. Times are medians over the repeats, summed over the prompts, in seconds."""
+    """What one decoder did on the prompts of a task. Times are of the repeats' middle, summed over the prompts, in seconds."""
 
     runs: dict[int, list[Decoded]] = field(default_factory=dict)
     """Prompt -> its repeats."""
@@ -56,16 +56,16 @@ class Tally:
 
     @property
     def total_s(self) -> float:
-        return sum(median(one.total_s for one in repeats) for repeats in self.runs.values())
+        return self._summed(lambda one: one.total_s)
 
     @property
     def first_s(self) -> float:
-        return sum(median(one.first_s for one in repeats) for repeats in self.runs.values())
+        return self._summed(lambda one: one.first_s)
 
     @property
     def tokens(self) -> int:
         """Tokens emitted by one repeat over all prompts, EOS left out: the one count for every decoder."""
-        return sum(len(repeats[0].token_ids) for repeats in self.runs.values())
+        return round(self._summed(lambda one: len(one.token_ids)))
 
     @property
     def tokens_per_s(self) -> float:
@@ -76,13 +76,19 @@ class Tally:
     def decode_tokens_per_s(self) -> float | None:
         """Of what came behind the first tokens; None where nothing did."""
         # the first tokens of a mode may reach past the end of an answer
-        later = sum(max(len(repeats[0].token_ids) - repeats[0].first_tokens, 0) for repeats in self.runs.values())
+        later = self._summed(lambda one: max(len(one.token_ids) - one.first_tokens, 0))
         return later / self.decode_s if later > 0 and self.decode_s > 0 else None
 
     @property
     def decode_s(self) -> float:
         """From the first tokens to the end."""
-        return sum(median(one.total_s - one.first_s for one in repeats) for repeats in self.runs.values())
+        return self._summed(lambda one: one.total_s - one.first_s)
+
+    def _summed(self, value: Callable[[Decoded], float]) -> float:
+        """Over the prompts, the medians of their repeats. Where repeats have texts of other lengths, as under rules that keep the
+        law alone, the means: a median of times would belong to another text than that of tokens."""
+        middles = (median if len({len(one.token_ids) for one in repeats}) == 1 else mean for repeats in self.runs.values())
+        return sum(middle(map(value, repeats)) for middle, repeats in zip(middles, self.runs.values(), strict=True))
 
     @property
     def seconds(self) -> dict[str, list[list[float]]]:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+from contextlib import suppress
 from pathlib import Path
-from tempfile import TemporaryFile
+from tempfile import NamedTemporaryFile, TemporaryFile
 from typing import Any
 
 from paceline.bench.errors import BenchError
@@ -27,9 +29,9 @@ def threads(record: dict[str, Any]) -> str:
     return f"{record['threads']} thread" + ("s" if record["threads"] != 1 else "")
 
 
-def without_folders(spec: str) -> str:
+def without_folders(spec: str, parts: int = 1) -> str:
     """A spec whose paths are their last parts: where they lie on one machine is nobody's business on another."""
-    return re.sub(r'"([^"]*)"', lambda quoted: f'"{Path(quoted[1]).name}"', spec)
+    return re.sub(r'"([^"]*)"', lambda quoted: f'"{"/".join(Path(quoted[1]).parts[-parts:])}"', spec)
 
 
 def writable(folder: Path) -> None:
@@ -47,12 +49,27 @@ def writable(folder: Path) -> None:
 def written(record: dict[str, Any], folder: Path) -> Path:
     """Write the record to `folder`, over one of the same settings. Raises BenchError where it cannot."""
     file = folder / f"bench-{title(record)}.json"
+    put_whole(file, json.dumps(record, indent=1, ensure_ascii=False) + "\n")
+    return file
+
+
+def put_whole(file: Path, text: str) -> None:
+    """Write a file whole or not at all: what was there stays until then. What is no Unicode, as the bytes of some folders'
+    names, is written as its escape. Raises BenchError where it cannot."""
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        file.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with NamedTemporaryFile(dir=file.parent, prefix=f".{file.name}.", delete=False) as part:
+            try:
+                part.write(text.encode("utf-8", "backslashreplace"))
+                part.close()
+                os.chmod(part.name, 0o644)
+                os.replace(part.name, file)
+            except BaseException:
+                with suppress(OSError):
+                    os.unlink(part.name)
+                raise
     except OSError as error:
         raise BenchError(f"cannot write {file}: {error.strerror}") from error
-    return file
 
 
 def records(folder: Path) -> dict[Path, dict[str, Any]]:

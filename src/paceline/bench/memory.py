@@ -23,7 +23,7 @@ def peak_of_answering(prompt: str, options: Many[str], threads: int) -> int | No
     Raises DecoderFailed where it fails.
     """
     # a prompt may be longer than an argument can be, and hold what none can
-    call = [sys.executable, "-c", _ALONE, "generate", "--prompt=-", *options, "--json"]
+    call = [sys.executable, "-P", "-c", _ALONE, "generate", "--prompt=-", *options, "--json"]
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
     try:
         answer = subprocess.run(call, capture_output=True, encoding="utf-8", env=environment, input=prompt, check=False)

@@ -52,9 +52,10 @@ def page(
         " stand with it; `make bench` makes such records on yours.",
         "",
         "Every ratio was measured in one run, medians of the repeats, and stands beside both of its terms; modes took turns (in"
-        " older runs batches did not). Newer records hold every measurement. Rates are tokens per second, greedy, one request at"
-        " a time where no batch is named. **tokens/s** is of whole answers, prompt included; **decoding** leaves out the time"
-        " until the first token, and answers are short: read it with care. **tau** is the mean number of tokens per decoding"
+        " older runs batches did not). Newer records hold every measurement. Rates are tokens per second, greedy unless a run says"
+        " otherwise, one request at a time where no batch is named. **tokens/s** is of whole answers, prompt included;"
+        " **decoding** leaves out the time until the first token, and answers are short: read it with care. **tau** is the mean"
+        " number of tokens per decoding"
         " step of the target.",
         "",
         "Peers get the same token ids, run in processes of their own that are stopped while others are measured, and compute"
@@ -92,7 +93,9 @@ def _summary(runs: dict[str, dict[str, Any]]) -> list[str]:
     drafted: list[tuple[object, ...]] = []
     peers: list[tuple[object, ...]] = []
     for file, record in runs.items():
-        name, last = f"[{title(record)}{_elsewhere(file)}](#{_anchor(record, file)})", record["rows"][-1]["task"]
+        heat = record["settings"].get("temperature", 0.0)
+        name = f"[{title(record)}{_elsewhere(file)}](#{_anchor(record, file)}){f', at temperature {heat:g}' if heat else ''}"
+        last = record["rows"][-1]["task"]
         cells = [_best(record["speedup"].get(last, {}), kind, record["settings"]["drafts"]) for kind in ("", "decode_")]
         if any(cells):
             drafted.append((name, *(cell for found in cells for cell in found or ("", "", ""))))
@@ -138,8 +141,9 @@ def _terms(versus: dict[str, Any] | None, short: bool = False) -> tuple[str, str
 
 
 def _kind(mode: str) -> str:
-    """A draft by its first word, where all of its arguments would fill a table."""
-    return mode.partition(":")[0]
+    """A draft by its first word, where all of its arguments would fill a table, and the rule and policy that it is run under."""
+    draft, *under = mode.split(", ")
+    return ", ".join((draft.partition(":")[0], *under))
 
 
 def _anchor(record: dict[str, Any], file: str) -> str:
@@ -220,7 +224,8 @@ def _batches(record: dict[str, Any]) -> list[str]:
         if row["mode"] != PLAIN
     ]  # fmt: skip
     columns = ("task", "mode", "batch", "tokens/s of all", "plain tokens/s of all", "ratio", "same text as plain")
-    told = "So many requests always in flight, one that ends replaced by the next; "
+    told = "So many requests always in flight, one that ends replaced by the next, the same few prompts over and over, by which"
+    told += " `suffix` and `recycle`, who learn from other requests, gain more than they would; "
     if all("held_tokens" in row for row in record["batches"]):
         told += "counted between two moments at which as much is half written, so that as many prompts are read as answers end;"
         told += " modes in turns of a moment:"

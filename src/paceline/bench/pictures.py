@@ -25,7 +25,10 @@ def pyplot_for_files() -> ModuleType:
 
 
 def saved(figure: Figure, stem: Path, name: str) -> Path:
-    """Write STEM-name.png."""
+    """Write STEM-name.png. Raises BenchError where it cannot."""
     file = stem.with_name(f"{stem.name}-{name}.png")
-    figure.savefig(file, dpi=120)
+    try:
+        figure.savefig(file, dpi=120)
+    except OSError as error:
+        raise BenchError(f"cannot write {file}: {error.strerror}") from error
     return file

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,8 @@ COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F
 _MARKERS = "osD^vP*X"
 _MOST_BARS, _MOST_LETTERS = 12, 400
 """Of modes in one group of bars, and of their names together."""
+_WIDE, _MOST_PARTS = 24, 16
+"""Characters of a name that stands beside a bar in one line; parts of a path that tell names apart."""
 
 
 def plot(record: dict[str, Any], stem: Path) -> list[Path]:
@@ -42,12 +45,14 @@ def _subject(record: dict[str, Any]) -> str:
     return f"{name}, {model['weights']}, {threads(record)}, {record['machine']['processor']}"
 
 
-def _shown(mode: str, wide: int | None = None) -> str:
-    """A mode without quotes, its paths by their last part; broken behind commas into lines of about `wide` characters."""
-    mode = without_folders(mode).replace('"', "")
-    if wide is None or len(mode) <= wide:
-        return mode
-    return mode.replace(",", ",\n")
+def _names(modes: Iterable[str]) -> dict[str, str]:
+    """Modes without quotes, their paths by as many last parts as tell them apart."""
+    names = every = list(dict.fromkeys(modes))
+    for parts in range(1, _MOST_PARTS + 1):
+        names = [without_folders(mode, parts).replace('"', "") for mode in every]
+        if len(set(names)) == len(every):
+            break
+    return dict(zip(every, names, strict=True))
 
 
 def _speedup(axes: Axes, record: dict[str, Any]) -> str | None:
@@ -59,7 +64,7 @@ def _speedup(axes: Axes, record: dict[str, Any]) -> str | None:
     plain = {row["task"]: row["decode_tokens_per_s"] for row in record["rows"] if row["mode"] == PLAIN}
     labels = [f"{task}\n{plain[task]:.0f}/s" if plain[task] else task for task in gains]
     axes.set_xlabel("task, and decoding tokens per second of plain decoding")
-    names = list(map(_shown, modes))
+    names = list(_names(modes).values())
     if len(modes) > _MOST_BARS or sum(map(len, names)) > _MOST_LETTERS:
         found = [[gains[task].get(mode, {}).get("decode_ratio") for task in gains] for mode in modes]
         grid(axes, names, labels, found)
@@ -94,13 +99,14 @@ def _acceptance(axes: Axes, record: dict[str, Any]) -> str | None:
     rows = [row for row in record["rows"] if row["task"] == last and any(row.get("drafted_by_depth", ()))]
     if not rows:
         return None
+    names = _names(row["mode"] for row in rows)
     axes.set_xlabel("depth in the draft (tokens behind the root)")
     if len(rows) > len(COLOURS):
         depths = range(1, max(len(row["drafted_by_depth"]) for row in rows) + 1)
         shares = [[accepted / row["steps"] for accepted in row["accepted_by_depth"]] for row in rows]
         grid(
             axes,
-            [_shown(row["mode"]) for row in rows],
+            [names[row["mode"]] for row in rows],
             [str(depth) for depth in depths],
             [[*row, *[None] * (len(depths) - len(row))] for row in shares],
         )
@@ -110,7 +116,7 @@ def _acceptance(axes: Axes, record: dict[str, Any]) -> str | None:
         depths = range(1, len(row["drafted_by_depth"]) + 1)
         of_all = [accepted / row["steps"] for accepted in row["accepted_by_depth"]]
         of_drafted = [a / max(d, 1) for a, d in zip(row["accepted_by_depth"], row["drafted_by_depth"], strict=True)]
-        axes.plot(depths, of_all, color=colour, marker=marker, label=_shown(row["mode"]))
+        axes.plot(depths, of_all, color=colour, marker=marker, label=names[row["mode"]])
         axes.plot(depths, of_drafted, ":", color=colour, marker=marker, markersize=4, markerfacecolor="white", linewidth=1.1)
     axes.plot([], [], color="grey", label="solid: of all steps")
     axes.plot([], [], ":", color="grey", label="dotted: of the steps that drafted so deep")
@@ -145,17 +151,22 @@ def _verify(axes: Axes, record: dict[str, Any]) -> str | None:
 
 
 def _step(axes: Axes, record: dict[str, Any]) -> str | None:
-    """Stacked bars, one per mode: where the time of a step goes."""
-    rows = [row for row in record["rows"] if "step_ms" in row]
-    crowded = len({row["mode"] for row in rows}) > len(COLOURS)
-    steps = {_shown(row["mode"], wide=None if crowded else 24): row["step_ms"] for row in rows}
-    if crowded:
-        tall_enough(axes, len(steps))
-    left = [0.0] * len(steps)
-    for place, part in enumerate(next(iter(steps.values()))):
-        widths = [step[part] for step in steps.values()]
-        axes.barh(list(steps), widths, left=left, label=part, color=COLOURS[place])
+    """Stacked bars, one per mode: where the time of a step goes, of the last group of rows."""
+    last = record["rows"][-1]["task"]
+    rows = [row for row in record["rows"] if "step_ms" in row and row["task"] == last]
+    if not rows:
+        return None
+    names = _names(row["mode"] for row in rows).values()
+    if len(rows) > len(COLOURS):
+        tall_enough(axes, len(rows))
+    else:
+        names = [name if len(name) <= _WIDE else name.replace(",", ",\n") for name in names]
+    left = [0.0] * len(rows)
+    for place, part in enumerate(rows[0]["step_ms"]):
+        widths = [row["step_ms"][part] for row in rows]
+        axes.barh(range(len(rows)), widths, left=left, label=part, color=COLOURS[place])
         left = [a + b for a, b in zip(left, widths, strict=True)]
+    axes.set_yticks(range(len(rows)), list(names))
     for number, total in enumerate(left):
         axes.text(total, number, f" {total:.2f}", va="center", fontsize=8)
     axes.invert_yaxis()
@@ -163,4 +174,4 @@ def _step(axes: Axes, record: dict[str, Any]) -> str | None:
     axes.tick_params(axis="y", labelsize=8)
     axes.set_xlabel("ms, mean of the steps behind the first tokens")
     axes.legend(fontsize=8, ncols=5, loc="upper center", bbox_to_anchor=(0.5, -0.18))
-    return f"where the time of a step goes, {record['rows'][-1]['task']}"
+    return f"where the time of a step goes, {last}"

@@ -8,9 +8,7 @@ from typing import Any
 from paceline.bench.contest import Tally
 from paceline.bench.ours import PLAIN
 from paceline.bench.prompts import Prepared
-
-ALL = "all tasks"
-"""The name under which tasks are summed up."""
+from paceline.bench.tasks import ALL
 
 
 def task_rows(

@@ -9,19 +9,16 @@ from typing import Any
 
 from rich import box
 from rich.console import Console
-from rich.measure import measure_renderables
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from paceline.bench.circumstances import contended, on_fewer_cores, together
+from paceline.bench.circumstances import contended, left_out, on_fewer_cores, together
 from paceline.bench.files import threads
+from paceline.bench.fitted import print_fitted
 from paceline.bench.name import Name
 from paceline.bench.ours import PLAIN
 from paceline.bench.report import same_text
 from paceline.bench.runner import Watch
-
-_UNLIMITED = 1 << 16
-"""Characters of a line that nothing narrows."""
 
 
 def watched(console: Console, quiet: bool) -> Watch:
@@ -45,6 +42,8 @@ def show(console: Console, record: dict[str, Any]) -> None:
         size += f"; GROWN from {grown['from']}: the same function in {_grown(grown)}, not a better model"
     console.print(size, highlight=False, soft_wrap=True)
     _print(console, _speeds(record))
+    for line in left_out(record):
+        console.print(line, style="yellow", highlight=False, soft_wrap=True)
     for failed, why in record["failed"].items():
         console.print(f"{failed} failed: {why}", highlight=False, soft_wrap=True)
     for row in record["rows"]:
@@ -79,25 +78,7 @@ def _print(console: Console, table: Table) -> None:
     """A table under its title, which may be wider than it."""
     title, table.title = table.title, None
     console.print(title, style="bold", highlight=False, soft_wrap=True)
-    _fit(console, table)
-    console.print(table, soft_wrap=True)
-
-
-def _fit(console: Console, table: Table) -> None:
-    """Narrow the columns of names, the widest first, until a terminal has room for the table or no name has a part left to break
-    behind. A file has room for all."""
-    wide = console.options.update_width(_UNLIMITED)
-    names = [column for column in table.columns if not column.no_wrap]
-    ranges = [measure_renderables(console, wide, [column.header, *column.cells]) for column in names]
-    widths = [found.maximum for found in ranges]
-    excess = console.measure(table, options=wide).maximum - console.width if console.is_terminal else 0
-    while excess > 0 and (narrowable := [at for at, found in enumerate(ranges) if widths[at] > found.minimum]):
-        widths[max(narrowable, key=lambda at: widths[at])] -= 1
-        excess -= 1
-    for column, width in zip(names, widths, strict=True):
-        column.width = width
-    # rich would squeeze the numbers too
-    table.width = console.measure(table, options=wide).maximum
+    print_fitted(console, table)
 
 
 def _table(title: str, names: int | tuple[int, ...], *columns: str) -> Table:
@@ -164,7 +145,8 @@ def _against(record: dict[str, Any]) -> Table:
 
 
 def _batches(record: dict[str, Any]) -> Table:
-    table = _table("many requests at once", 2, "task", "mode", "batch", "tokens/s", "plain tokens/s", "ratio", "same text")
+    title = "many requests at once, of the same few prompts: who learns from other requests gains more than elsewhere"
+    table = _table(title, 2, "task", "mode", "batch", "tokens/s", "plain tokens/s", "ratio", "same text")
     for row in record["batches"]:
         if row["mode"] != PLAIN:
             _add_row(

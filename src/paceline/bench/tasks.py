@@ -19,6 +19,8 @@ from typing import Any
 from paceline.bench.builtin import BUILT_IN, built_in
 from paceline.bench.errors import BenchError
 
+ALL = "all tasks"
+"""The name under which tasks are summed up."""
 LARGEST_FILE_BYTES = 64 << 20
 MOST_ROWS = 10_000
 _MULTI_TURN = "multi-turn"
@@ -52,6 +54,8 @@ def load_tasks(named: str, limit: int | None = None) -> list[Task]:
     found: dict[str, Task] = {}
     for name in names:
         for task in [_built_in(name)] if name in BUILT_IN else read_tasks(Path(name)):
+            if task.name == ALL:
+                raise BenchError(f"a task cannot be called '{ALL}': that is the name of their sum")
             if task.name in found:
                 raise BenchError(f"the task '{task.name}' is named twice")
             found[task.name] = Task(task.name, task.items[:limit], task.examples)

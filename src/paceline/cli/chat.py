@@ -57,13 +57,18 @@ def chat(
             fail("the input is not UTF-8 text")
         if not said:
             return
-        messages.append({"role": "user", "content": said})
         began = perf_counter()
-        ids = llm.tokenizer.chat(messages)
-        while len(messages) > 1 and len(ids) >= llm.engine.longest:
-            # the oldest exchange makes room for the newest
-            del messages[:2]
-            ids = llm.tokenizer.chat(messages)
+        longest = llm.engine.longest
+        kept = [*messages, {"role": "user", "content": said}]
+        ids = llm.tokenizer.chat(kept)
+        while len(kept) > 1 and len(ids) + max_tokens > longest:
+            # the oldest exchange makes room for the newest and its answer
+            del kept[:2]
+            ids = llm.tokenizer.chat(kept)
+        if len(ids) >= longest:
+            err.print(f"that is {len(ids)} tokens, of {longest} that fit with an answer: say it in fewer", highlight=False)
+            continue
+        messages = kept
         last = streamed(llm.stream(ids, params), Typed().show)
         completion = completed(last.sequence, last.text)
         messages.append({"role": "assistant", "content": completion.text})

@@ -91,7 +91,7 @@ class DatastoreDrafter(Drafter):
 
 
 def build(options: Options, surroundings: Surroundings) -> DatastoreDrafter:
-    datastore = Datastore.open(Path(options.path))
+    datastore = Datastore.open(Path(options.path).expanduser())
     if datastore.header.tokenizer != surroundings.tokenizer.fingerprint:
         raise SpecError(f"the datastore in '{options.path}' was built for another tokenizer: build it anew with --model")
     ends = surroundings.target.eos_token_ids

@@ -138,7 +138,8 @@ class EngineProcess:
         # a session of its own: an interrupt from the terminal is for the server alone
         self._process = await asyncio.create_subprocess_exec(
             sys.executable,
-            *("-m", "paceline.serve.worker"),
+            # modules come from where this process has them, never from the folder that it was started in
+            *("-P", "-m", "paceline.serve.worker"),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             limit=LONGEST_LINE_BYTES,

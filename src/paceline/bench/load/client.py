@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import suppress
 from itertools import pairwise
 from math import isfinite
 from time import perf_counter
@@ -17,7 +18,7 @@ from paceline.bench.load.outcome import REFUSALS, Outcome
 
 _LARGEST_ERROR_BYTES = 1 << 16
 _WAIT_S = 1.0
-"""Before a request is sent again, where the server does not say how long."""
+"""Before a request is sent again, where the server does not say how long; and for the end of a stream that has said it ends."""
 
 
 def connected(url: str, api_key: str | None, timeout_s: float) -> httpx2.AsyncClient:
@@ -76,10 +77,13 @@ async def _read(response: httpx2.Response, due: float, about: Mapping[str, Any])
     texts: list[str] = []
     whole = False
     counts: dict[str, Any] = {}
-    async for event in httpx2.EventSource(response):
+    ended_s: float | None = None
+    events = aiter(httpx2.EventSource(response))
+    async for event in events:
         now_s = perf_counter() - due
         if event.data == "[DONE]":
-            whole = True
+            whole, ended_s = True, now_s
+            await _read_out(events)
             break
         if not event.data:
             continue
@@ -93,7 +97,8 @@ async def _read(response: httpx2.Response, due: float, about: Mapping[str, Any])
             value = getattr(chunk, name)
             if value is not None and value != {}:
                 counts[name] = value
-    ended_s = perf_counter() - due
+    if ended_s is None:
+        ended_s = perf_counter() - due
     if not whole:
         return Outcome(**about, error="cut off", message="the stream ended before the answer did", ended_s=ended_s)
     return Outcome(
@@ -106,6 +111,14 @@ async def _read(response: httpx2.Response, due: float, about: Mapping[str, Any])
         text="".join(texts),
         **counts,
     )
+
+
+async def _read_out(events: AsyncIterator[Any]) -> None:
+    """Read what is behind the end of an answer, which is nothing: or its connection could not serve the next one."""
+    with suppress(TimeoutError, httpx2.RequestError, httpx2.SSEError):
+        async with asyncio.timeout(_WAIT_S):
+            async for _ in events:
+                pass
 
 
 async def _message(response: httpx2.Response) -> str:

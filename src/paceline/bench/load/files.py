@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import re
+from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
-from paceline.bench.errors import BenchError
+from paceline.bench.files import put_whole
 
 
 def title(record: dict[str, Any]) -> str:
@@ -22,11 +23,7 @@ def title(record: dict[str, Any]) -> str:
 def written(record: dict[str, Any], folder: Path) -> Path:
     """Write the record to a new file in `folder`. Raises BenchError where it cannot."""
     stem = f"serve-{title(record)}"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        taken = sum(1 for file in folder.glob("*.json") if re.fullmatch(re.escape(stem) + r"(-\d+)?", file.stem))
-        file = folder / (f"{stem}-{taken + 1}.json" if taken else f"{stem}.json")
-        file.write_text(json.dumps(record, ensure_ascii=False) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise BenchError(f"cannot write to {folder}: {error.strerror}") from error
+    names = chain([f"{stem}.json"], (f"{stem}-{number}.json" for number in count(2)))
+    file = next(folder / name for name in names if not (folder / name).exists())
+    put_whole(file, json.dumps(record, ensure_ascii=False) + "\n")
     return file

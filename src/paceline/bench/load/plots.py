@@ -96,6 +96,8 @@ def _latencies(record: dict[str, Any], figure: Figure, panels: list[Axes]) -> No
                     continue
                 colour, line, _ = _BODIES[name]
                 label = str(Load(**level["load"])) + (f", {body_label(name, record)}" if both else "")
+                if found["answered"] < found["sent"]:
+                    label += f": {found['answered']} of {found['sent']}, which were answered"
                 shares = np.linspace(0, 1, len(points))
                 # a logarithm has no place for tokens that came with others: the curve begins at their share
                 seen = points > 0

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from paceline.bench.fitted import print_fitted
 from paceline.bench.load.measures import TIMES
 from paceline.bench.load.settings import Load
 from paceline.bench.load.sweep import Watch
@@ -41,10 +42,10 @@ def show(console: Console, record: dict[str, Any]) -> None:
         if settings[name] is not None and (settings["against"] is not None or settings[name]):
             said = json.dumps(settings[name], ensure_ascii=False) if settings[name] else "as the server does it"
             console.print(f"{name}: {said}", highlight=False, soft_wrap=True)
-    console.print(_throughput(record))
-    console.print(_latencies(record))
+    print_fitted(console, _throughput(record))
+    print_fitted(console, _latencies(record))
     if settings["against"] is not None:
-        console.print(_comparison(record))
+        print_fitted(console, _comparison(record))
     for line in _notes(record):
         console.print(line, highlight=False, soft_wrap=True)
     console.print(_footing(record), style="dim", highlight=False, soft_wrap=True)
@@ -54,7 +55,7 @@ def _table(left: int, *columns: str) -> Table:
     """The first `left` columns hold words, the others numbers."""
     table = Table(header_style="dim", box=box.SIMPLE, padding=(0, 1, 0, 0))
     for place, column in enumerate(columns):
-        table.add_column(column, justify="left" if place < left else "right", no_wrap=True)
+        table.add_column(column, justify="left" if place < left else "right", no_wrap=place >= left)
     return table
 
 

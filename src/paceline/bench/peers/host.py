@@ -27,7 +27,7 @@ class HostedPeer(Peer):
 
     def __init__(self, name: str, material: Material) -> None:
         asked, told = os.pipe(), os.pipe()
-        command = [sys.executable, "-m", "paceline.bench.peers.guest", name, str(asked[0]), str(told[1])]
+        command = [sys.executable, "-P", "-m", "paceline.bench.peers.guest", name, str(asked[0]), str(told[1])]
         self._process = subprocess.Popen(
             command, pass_fds=(asked[0], told[1]), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         )

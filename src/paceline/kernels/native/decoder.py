@@ -232,10 +232,10 @@ def _moved_up(matrix, chosen, residual, stride, thread, threads):
 
 @helper
 def _in_order(rows):
+    ordered = True
     for at in range(1, len(rows)):
-        if rows[at] < rows[at - 1]:
-            return False
-    return True
+        ordered = ordered and rows[at - 1] < rows[at]
+    return ordered
 
 
 @helper
