@@ -20,6 +20,7 @@ from transformers.utils import logging
 from paceline.cache.base import Branching
 from paceline.models import embedded
 from paceline.models.base import ModelError
+from paceline.models.checkpoint import name_of
 from paceline.models.embedded import DEFAULT, draft_of, embedded_models
 from paceline.models.load import context_length, load_model, resolve
 from paceline.models.quiet import quiet, sentence
@@ -563,6 +564,15 @@ def test_a_hub_that_does_not_answer_is_one_sentence(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", unreachable)
     assert refusal(lambda: resolve("someone/something")).endswith("connection refused")
+
+
+def test_a_model_of_the_hub_is_called_by_its_id(whole: Path, tmp_path: Path) -> None:
+    snapshot = tmp_path / "models--acme--tiny-lm" / "snapshots" / "0123456789abcdef0123456789abcdef01234567"
+    snapshot.parent.mkdir(parents=True)
+    snapshot.symlink_to(whole)
+    assert load_model(snapshot).name == "acme/tiny-lm"
+    assert load_model(whole).name == whole.name
+    assert name_of(Path("/somewhere/snapshots/mine")) == "mine"
 
 
 def test_only_safe_files_are_asked_of_the_hub(monkeypatch: pytest.MonkeyPatch, whole: Path) -> None:

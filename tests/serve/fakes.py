@@ -195,6 +195,7 @@ class FakeService(Service):
                 "num_spec_tokens": 2,
                 "tau": tokens / steps,
                 "acceptance_by_depth": [0.75, 0.5],
+                "drafted_by_depth": [4, 2],
                 "drafter": "+".join(self.default_drafters if ask.drafters is None else ask.drafters) or "none",
                 "verifier": self.verifier,
                 "policy": self.policy,

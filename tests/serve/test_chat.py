@@ -83,6 +83,13 @@ def test_a_begun_answer_is_continued():
     assert service.asked[0][0].prompt[-2:] == tuple(b"he")
 
 
+def test_a_part_of_a_text_may_say_what_to_keep():
+    """A hint of Anthropic's that routers pass on."""
+    part = {"type": "text", "text": "hello", "cache_control": {"type": "ephemeral"}}
+    plain = asked(messages=[{"role": "user", "content": "hello"}])
+    assert asked(messages=[{"role": "user", "content": [part]}]).prompt == plain.prompt
+
+
 @pytest.mark.parametrize(
     ("body", "most"),
     [

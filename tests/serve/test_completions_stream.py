@@ -92,6 +92,22 @@ def test_metrics_of_several_choices_are_of_all_their_steps():
     assert told["acceptance_by_depth"] == [0.75, 0.5]
 
 
+def test_acceptance_by_depth_is_of_the_steps_that_drafted_so_deep():
+    """Whichever choice comes first."""
+
+    def ending(steps: int, shares: list[float], drafted: list[int]) -> Ending:
+        counts = FakeService().ending(Ask((1,), SamplingParams(seed=1)), 4, steps, "stop", None).speculation
+        depths = {"acceptance_by_depth": shares, "drafted_by_depth": drafted, "num_spec_tokens": len(drafted)}
+        return Ending("stop", 1, speculation={**counts, "num_spec_steps": steps, **depths})
+
+    deep, none, shallow = ending(2, [1.0, 0.5], [2, 2]), ending(8, [], []), ending(4, [0.25], [4])
+    for ends in ((deep, none, shallow), (none, shallow, deep)):
+        told = metrics(ends)["speculative_decoding"]
+        assert told["acceptance_by_depth"] == [0.5, 0.5]
+        assert told["drafted_by_depth"] == [6, 2]
+        assert told["num_spec_tokens"] == 2
+
+
 def test_metrics_without_choices_that_never_began():
     fake = FakeService()
     ends = [fake.ending(Ask((1,), SamplingParams(seed=seed)), 4, 2, "stop", None) for seed in (1, 2)]

@@ -149,7 +149,7 @@ def test_what_the_engine_reports_adds_up() -> None:
     meter = Meter()
     for _ in range(3):
         meter.step(STATS)
-    meter.step(Stats(accepted_by_depth=[1, 1, 1, 1], running=1, held_tokens=5000, cache_tokens=1000))
+    meter.step(Stats(accepted_by_depth=[1, 1, 1, 1], running=1, running_tokens=5000, held_tokens=6000, cache_tokens=1000))
     got = samples(meter)
     for name, value in (("drafts", 15), ("draft_tokens", 60), ("accepted_tokens", 27)):
         assert got[f"vllm:spec_decode_num_{name}_total", ""] == got[f"llamacpp:spec_decode_num_{name}_total", ""] == value
@@ -162,6 +162,10 @@ def test_what_the_engine_reports_adds_up() -> None:
     # how it stands is what was told last, and no share is above 1
     assert (got["vllm:num_requests_running", ""], got["vllm:num_requests_waiting", ""]) == (1, 0)
     assert got["vllm:kv_cache_usage_perc", ""] == 1
+    # texts that ended make room when it is needed: an idle server is an empty one
+    meter.step(Stats(held_tokens=900, cache_tokens=1000))
+    got = samples(meter)
+    assert (got["vllm:kv_cache_usage_perc", ""], got["paceline_held_tokens", ""]) == (0, 900)
     meter.engine_restarted()
     got = samples(meter)
     assert (got["paceline_engine_restarts_total", ""], got["vllm:num_requests_running", ""]) == (1, 0)

@@ -40,6 +40,16 @@ def test_what_may_be_asked_of_a_prompt_fits_a_line_whatever_the_numbers(count: i
     assert untellable(asking(FAR_TOO_MANY, None)) is None
 
 
+def test_answers_have_so_many_probabilities_and_no_more():
+    one = Ask((1,), SamplingParams(max_tokens=1 << 16, logprobs=20))
+    assert untellable(one) is None
+    assert untellable(one, one, one) is None
+    sentence = untellable(*[one] * 4)
+    assert sentence is not None
+    assert sentence.startswith(f"log-probabilities of answers, {4 * 21 * (1 << 16)} of them")
+    assert untellable(*[Ask((1,), SamplingParams(max_tokens=1 << 16))] * 100) is None
+
+
 def test_prompts_of_several_choices_are_told_of_as_far_as_one_is():
     most = longest(20)
     some, rest = asking(most // 2, 20), asking(most - most // 2, 20)

@@ -141,6 +141,9 @@ def test_variables_that_kubernetes_sets_are_left_alone() -> None:
         ({"log_level": "loud"}, "--log-level"),
         ({"root_path": "api"}, "--root-path"),
         ({"cors_origins": ["example.org"]}, "--cors-origins"),
+        ({"cors_origins": ["https://example.org/app"]}, "--cors-origins"),
+        ({"allowed_hosts": ["example.org:8443"]}, "--allowed-hosts"),
+        ({"allowed_hosts": ["*.example.org"]}, "--allowed-hosts"),
         ({"api_keys": ["short"]}, "--api-keys"),
         ({"api_keys": ["with space in it"]}, "--api-keys"),
         ({"api_keys": ["ключключключ"]}, "--api-keys"),
@@ -209,3 +212,4 @@ def test_this_machine_needs_no_key(host: str) -> None:
 def test_hosts_that_are_named_are_the_only_ones() -> None:
     assert load({"allowed_hosts": ["Example.org", "[::1]"]}, {}).hosts == {"example.org", "::1"}
     assert load({"allowed_hosts": "*"}, {}).hosts is None
+    assert load({"cors_origins": ["https://Example.org:8443", "*"]}, {}).cors_origins == ("https://example.org:8443", "*")

@@ -1,8 +1,12 @@
-"""The engine's process, from inside: what is done before the engine hears of an ask."""
+"""The engine's process: what is done before the engine hears of an ask, what is told at the end, and how it ends itself."""
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from collections.abc import Iterator
+from io import BytesIO
 from threading import Event, current_thread, main_thread
 
 import pytest
@@ -10,9 +14,15 @@ import pytest
 from paceline.constraint import GrammarError
 from paceline.engine.llm import LLM
 from paceline.params import Grammar, SamplingParams
+from paceline.sampling import LogitsError
 from paceline.serve.asking import Ask
-from paceline.serve.pipe import Line, Order
-from paceline.serve.worker import Orders, prepared
+from paceline.serve.choices import Answer
+from paceline.serve.errors import APIError
+from paceline.serve.pipe import Line, News, Order
+from paceline.serve.running import Running
+from paceline.serve.serving import worker_settings
+from paceline.serve.settings import Settings
+from paceline.serve.worker import Orders, Worker, prepared
 
 
 def ask(grammar: Grammar | None = None) -> Ask:
@@ -60,3 +70,95 @@ def test_the_engine_finds_a_grammar_compiled(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.undo()
     with pytest.raises(GrammarError):
         engine.grammars.check(bad)
+
+
+def process(patch: str, settings: Settings) -> subprocess.Popen[bytes]:
+    """The engine's process, in which something was changed beforehand."""
+    program = f"import paceline.serve.worker as worker; {patch}; worker.main()"
+    started = subprocess.Popen(
+        [sys.executable, "-P", "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert started.stdin is not None
+    started.stdin.write(worker_settings(settings) + b"\n")
+    started.stdin.flush()
+    return started
+
+
+def test_an_engine_that_fails_ends_and_says_so_as_the_server_logs() -> None:
+    patch = "worker.Engine.step = lambda self: int('a secret')"
+    running = process(patch, Settings(draft="none", offer=(), log_json=True))
+    assert running.stdin is not None
+    assert running.stdout is not None
+    line: Line[News] = Line(News)
+    assert line.read(running.stdout.readline()).ready is not None
+    running.stdin.write(Line(Order).write(Order(1, ask())))
+    running.stdin.flush()
+    # its input stays open, and a thread waits for it
+    while (news := line.read(running.stdout.readline())).failure is None:
+        pass
+    assert news.failure == "the engine failed: ValueError"
+    assert running.wait(30) == 1
+    assert running.stderr is not None
+    logged = [json.loads(one) for one in running.stderr.read().decode().splitlines()]
+    assert [one["message"] for one in logged] == ["the engine failed"]
+    assert "ValueError (message withheld)" in logged[0]["exception"]
+
+
+def test_an_engine_that_loads_for_nobody_ends() -> None:
+    running = process("worker.loaded = lambda settings: __import__('time').sleep(600)", Settings())
+    assert running.stdin is not None
+    running.stdin.close()
+    assert running.wait(60) == 0
+
+
+def fresh() -> Worker:
+    """A worker of the embedded model that nobody has asked for anything yet."""
+    for_ever = Event()
+
+    def lines() -> Iterator[bytes]:
+        for_ever.wait()
+        yield b""
+
+    return Worker(LLM(draft="none"), Orders(lines()), BytesIO())
+
+
+def test_an_answer_whose_time_is_up_ends_with_all_that_it_has() -> None:
+    """What was held back in case it becomes a stop string is not, any more."""
+    worker = fresh()
+    params = SamplingParams(max_tokens=64, stop=("a" * 40 + "b",), grammar=Grammar(kind="regex", text="a{64}"))
+    whole = News()
+    worker._begin(1, Ask(prompt=(1,), params=params), whole)
+    shown = ""
+    for _ in range(12):
+        step = News()
+        worker._step(step)
+        shown += "".join(delta.text for delta in step.deltas.values())
+    sequence = next(iter(worker._running.values())).sequence
+    written = worker._engine.tokenizer.decode(sequence.generated)
+    worker._end(Order(1, late=True), whole)
+    assert whole.deltas[1].ending is not None
+    assert whole.deltas[1].ending.reason == "timeout"
+    assert shown != written
+    assert shown + whole.deltas[1].text == written
+    assert not worker._engine.has_work
+
+
+def test_logits_that_are_no_numbers_end_an_answer_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    worker = fresh()
+    worker._begin(1, ask(), News())
+    (running,) = worker._running.values()
+
+    def broken(self: object, work: object, stops: object) -> None:
+        raise LogitsError(running.sequence)
+
+    monkeypatch.setattr(type(worker._engine.speculative), "step", broken)
+    news = News()
+    worker._step(news)
+    ending = news.deltas[1].ending
+    assert isinstance(running, Running)
+    assert ending is not None
+    assert (ending.reason, ending.error) == ("error", str(LogitsError()))
+    with pytest.raises(APIError, match="try --weights fp32") as found:
+        Answer().add(news.deltas[1])
+    assert found.value.status == 500
+    assert found.value.retry_after_s is None

@@ -78,9 +78,9 @@ def _held(checkpoint: Checkpoint) -> Iterator[_Held]:
             for name in file.keys():  # noqa: SIM118 (not a dict)
                 view = file.get_slice(name)
                 if view.get_dtype() not in DTYPES:
-                    raise BenchError(f"'{checkpoint.path.name}' holds {view.get_dtype()} tensors: only floats can be grown")
+                    raise BenchError(f"'{checkpoint.name}' holds {view.get_dtype()} tensors: only floats can be grown")
                 if name.count(".") < 1 or not view.get_shape():
-                    raise BenchError(f"'{checkpoint.path.name}' holds '{name}', which has no place in a model that can be grown")
+                    raise BenchError(f"'{checkpoint.name}' holds '{name}', which has no place in a model that can be grown")
                 if not name.endswith("rotary_emb.inv_freq"):
                     # computed anew by whoever reads the model
                     yield _Held(name, shard, DTYPES[view.get_dtype()], tuple(view.get_shape()))

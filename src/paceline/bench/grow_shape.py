@@ -46,7 +46,7 @@ class Shape:
     @classmethod
     def of(cls, checkpoint: Checkpoint, growth: Growth) -> Shape:
         """Raises BenchError where the architecture is another, or the size is smaller than the model or uneven."""
-        config, name = checkpoint.config, checkpoint.path.name
+        config, name = checkpoint.config, checkpoint.name
         if config["model_type"] not in FAMILIES:
             raise BenchError(f"'{name}' is a {config['model_type']} model: only {', '.join(FAMILIES)} can be grown")
         layers, hidden, neurons, heads = (

@@ -52,8 +52,8 @@ def page(
         " stand with it; `make bench` makes such records on yours.",
         "",
         "Every ratio was measured in one run, medians of the repeats, and stands beside both of its terms; modes took turns (in"
-        " older runs batches did not). Newer records hold every measurement. Rates are tokens per second, greedy unless a run says"
-        " otherwise, one request at a time where no batch is named. **tokens/s** is of whole answers, prompt included;"
+        " older runs batches did not). Newer records hold every measurement. Rates are tokens per second, greedy unless a run"
+        " says otherwise, one request at a time where no batch is named. **tokens/s** is of whole answers, prompt included;"
         " **decoding** leaves out the time until the first token, and answers are short: read it with care. **tau** is the mean"
         " number of tokens per decoding"
         " step of the target.",

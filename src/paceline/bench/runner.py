@@ -35,7 +35,7 @@ from paceline.engine.llm import LLM
 from paceline.engine.measure import ModelForward, some_tokens
 from paceline.kernels.native.threads import CONTENTION
 from paceline.models.base import WEIGHTS, LanguageModel
-from paceline.models.checkpoint import inspected
+from paceline.models.checkpoint import inspected, name_of
 from paceline.models.embedded import DEFAULT, draft_of
 from paceline.models.load import resolve
 from paceline.models.native import NativeModel, runs_here
@@ -69,7 +69,7 @@ class _Run:
             self.path = work / f"{self.source.name}-grown"
             with watch("growing the model", 1):
                 grown(self.source, self.path, settings.growth)
-            self.growth = {"from": self.source.name, **asdict(settings.growth)}
+            self.growth = {"from": name_of(self.source), **asdict(settings.growth)}
         with watch("loading the model", 1):
             batch = max(8, *settings.batches, 0)
             # every answer is timed from nothing: none finds another's prompt in the cache
@@ -159,7 +159,7 @@ class _Run:
             "threads": self.threads,
             "contended": CONTENTION.times - self._contended_before,
             "together": self.together and {"cores": self.together.cores, "meeting_us": self.together.meeting_us},
-            "model": {"name": self.source.name, "parameters": parameters, "weights": self.target.held},
+            "model": {"name": name_of(self.source), "parameters": parameters, "weights": self.target.held},
             "grown": self.growth,
             "settings": {
                 "max_tokens": settings.max_tokens,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from inspect import signature
+from logging import getLogger
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -136,12 +137,11 @@ def serve(
         drafters = "+".join(service.default_drafters) or "nobody"
         told = f"{service.model} at {url}: the API at {url}/v1, a page at {url}/"
         out.print(told, highlight=False, soft_wrap=True)
-        err.print(
-            f"{service.target}, {drafters} drafting, {service.verifier} verifying, {service.policy} deciding; Ctrl-C ends it",
-            style="dim",
-            highlight=False,
-            soft_wrap=True,
-        )
+        facts = f"{service.target}, {drafters} drafting, {service.verifier} verifying, {service.policy} deciding"
+        if settings.log_json:
+            getLogger("paceline.serve").info(facts)
+        else:
+            err.print(f"{facts}; Ctrl-C ends it", style="dim", highlight=False, soft_wrap=True)
 
     waiting.__enter__()
     try:

@@ -21,6 +21,7 @@ WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".msgpack", ".h5", ".gguf")
 _LARGEST_HEADER_BYTES = 100_000_000
 """The limit of the safetensors format itself."""
+_HUB_CACHED = "models--"
 _LAYER_COUNTS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 _BITS = {
     **dict.fromkeys(("BOOL", "U8", "I8", "F8_E5M2", "F8_E4M3", "F8_E8M0", "F8_E5M2FNUZ", "F8_E4M3FNUZ"), 8),
@@ -44,8 +45,21 @@ class Checkpoint:
     eos_token_ids: frozenset[int]
 
     @property
+    def name(self) -> str:
+        return name_of(self.path)
+
+    @property
     def size_bytes(self) -> int:
         return sum(shard.stat().st_size for shard in self.shards)
+
+
+def name_of(folder: Path) -> str:
+    """What a model is called: by its folder, or, where that is a snapshot in the cache of the Hub and so called by its revision,
+    by its id there (huggingface_hub, "Understand caching")."""
+    held = folder.parent.parent.name
+    if folder.parent.name == "snapshots" and held.startswith(_HUB_CACHED):
+        return held.removeprefix(_HUB_CACHED).replace("--", "/")
+    return folder.name
 
 
 def inspected(path: Path) -> Checkpoint:

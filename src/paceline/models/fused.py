@@ -280,7 +280,7 @@ def fused_model(
         raise Unsuited("packed weights are for processors only")
     try:
         held = DeviceWeights(form, Tensors(checkpoint), Rotation(config, form.rotary), weights, context_length, device)
-        model = FusedModel(held, checkpoint.path.name, context_length, checkpoint.eos_token_ids, kv_cache)
+        model = FusedModel(held, checkpoint.name, context_length, checkpoint.eos_token_ids, kv_cache)
         for rows in _SIZES if device.type == "cuda" else _SIZES[:1]:
             if not bool(_tried(model, min(rows, context_length)).isfinite().all()):
                 raise ModelError(f"the weights of '{checkpoint.path}' give logits that are not finite numbers")
@@ -293,6 +293,6 @@ def fused_model(
         raise
     # a checkpoint from a stranger may hold anything, and Triton's compiler has no class of error that it could be known by
     except Exception as error:
-        getLogger("paceline").warning("'%s' does not run on the fused kernels: %s", checkpoint.path.name, sentence(error))
+        getLogger("paceline").warning("'%s' does not run on the fused kernels: %s", checkpoint.name, sentence(error))
         raise Unsuited(f"it fails with '{sentence(error)}'") from error
     return model

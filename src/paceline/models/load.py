@@ -101,7 +101,7 @@ def load_model(
         from paceline.models.probe import Identity, probed
 
         model = _weighed(checkpoint, config, DTYPES[weights] if weights else None)
-        identity = Identity(checkpoint.path.name, context_length(model.config), checkpoint.eos_token_ids, kv_cache)
+        identity = Identity(checkpoint.name, context_length(model.config), checkpoint.eos_token_ids, kv_cache)
         try:
             return probed(model, identity)
         except ModelError:

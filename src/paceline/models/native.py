@@ -217,7 +217,7 @@ def native_model(checkpoint: Checkpoint, config: Any, context_length: int, weigh
     with _whatever_fails_unsuited():
         form = form_of(config)
         packed = Weights(form, Tensors(checkpoint), Rotation(config, form.rotary), weights)
-        model = NativeModel(packed, checkpoint.path.name, context_length, checkpoint.eos_token_ids)
+        model = NativeModel(packed, checkpoint.name, context_length, checkpoint.eos_token_ids)
         text = Sequence(0, tuple(range(min(3, form.vocabulary))), SamplingParams(), seed=0)
         if not bool(model.logits_after([(text, tuple(text.tokens))], model.new_cache()).isfinite().all()):
             raise ModelError(f"the weights of '{checkpoint.path}' give logits that are not finite numbers")

@@ -65,10 +65,10 @@ class StepTrace:
 class Ending:
     """What is known once a choice ended.
 
-    reason: "stop", "length", "timeout" or "abort". stop: the stop string or stop token id that ended it, if one did.
-    cached_tokens: prompt tokens that were not computed again. accepted_reference_tokens, rejected_reference_tokens: of what
-    `reference` proposed. speculation: the counts of `Speculation`, and `lossless`, `keeps` ("text", "law" or "nothing"),
-    `drafter`, `policy`, `verifier`, `target`.
+    reason: "stop", "length", "timeout", "abort" or "error"; `error` then says what went wrong, in one sentence. stop: the stop
+    string or stop token id that ended it, if one did. cached_tokens: prompt tokens that were not computed again.
+    accepted_reference_tokens, rejected_reference_tokens: of what `reference` proposed. speculation: the counts of `Speculation`,
+    and `lossless`, `keeps` ("text", "law" or "nothing"), `drafter`, `policy`, `verifier`, `target`.
     """
 
     reason: str
@@ -78,6 +78,7 @@ class Ending:
     accepted_reference_tokens: int = 0
     rejected_reference_tokens: int = 0
     speculation: Mapping[str, Any] = field(default_factory=dict)
+    error: str | None = None
 
 
 @dataclass(frozen=True)

@@ -23,12 +23,14 @@ class Answer:
     ended: Ending | None = None
 
     def add(self, delta: Delta) -> None:
-        """Raises APIError (503) where the engine gave the choice up."""
+        """Raises APIError where the engine gave the choice up: 500 where it cannot be answered, 503 where it may be later."""
         self.text += delta.text
         self.tokens += delta.tokens
         self.logprobs += delta.logprobs or ()
         self.prompt_logprobs = delta.prompt_logprobs or self.prompt_logprobs
         self.ended = delta.ending or self.ended
+        if self.ended is not None and self.ended.error is not None:
+            raise APIError(500, self.ended.error, code="engine_error")
         if self.ended is not None and self.ended.reason == "abort":
             raise APIError(503, "the server gave this request up before it was answered", code="aborted", retry_after_s=1)
 

@@ -10,9 +10,9 @@ from contextlib import aclosing
 from typing import Any, Protocol
 
 from fastapi import Response
-from fastapi.responses import JSONResponse
 
 from paceline.params import SamplingParams
+from paceline.serve.answer_bodies import whole
 from paceline.serve.asking import Ask, Delta, Service
 from paceline.serve.events import Begun, EventStream, frame
 from paceline.serve.lengths import characters, check_length
@@ -96,7 +96,7 @@ async def answered(service: Service, ask: Ask, growing: Growing, *, streamed: bo
         async for _, delta in deltas:
             growing.add(delta)
     growing.finish()
-    return JSONResponse(growing.body)
+    return await whole(lambda: growing.body, ask.params.logprobs is not None)
 
 
 async def _frames(growing: Growing, deltas: Begun[tuple[int, Delta]]) -> AsyncGenerator[bytes, None]:

@@ -29,7 +29,7 @@ _SUMS = (
     "prefix_queries",
     "prefix_hits",
 )
-_STANDINGS = ("running", "waiting", "held_tokens", "cache_tokens")
+_STANDINGS = ("running", "waiting", "running_tokens", "held_tokens", "cache_tokens")
 """Of `Stats`, beside the two that are counted by name."""
 _DEEPEST = 64
 _MOST_SOURCES = 64
@@ -88,7 +88,7 @@ class Meter:
     def engine_restarted(self) -> None:
         """What was running and waiting is gone."""
         self.restarts += 1
-        self.engine.running = self.engine.waiting = self.engine.held_tokens = 0
+        self.engine.running = self.engine.waiting = self.engine.running_tokens = self.engine.held_tokens = 0
 
     def step(self, stats: Stats) -> None:
         """Add what the engine did since its last report."""

@@ -37,7 +37,9 @@ class Exposition(Collector):
         meter, engine, labels = self._meter, self._meter.engine, self._labels
         yield _gauge("vllm:num_requests_running", "Sequences in flight.", engine.running, labels)
         yield _gauge("vllm:num_requests_waiting", "Sequences that wait to be taken up.", engine.waiting, labels)
-        yield _gauge("vllm:kv_cache_usage_perc", "Share of the cache that is held, 0 to 1.", _share(meter), labels)
+        yield _gauge(
+            "vllm:kv_cache_usage_perc", "Share of the cache that requests in flight hold, 0 to 1.", _share(meter), labels
+        )
         yield _counter("vllm:prefix_cache_queries", "Prompt tokens looked for in the cache.", engine.prefix_queries, labels)
         yield _counter("vllm:prefix_cache_hits", "Prompt tokens found in the cache.", engine.prefix_hits, labels)
         yield _counter("vllm:num_preemptions", "Sequences that gave up their cache for others.", engine.preemptions, labels)
@@ -91,7 +93,7 @@ class Exposition(Collector):
         yield _by("paceline_accepted_tokens", "Accepted tokens, by who drafted them.", "drafter", by_source)
         text = "Mean drafted tokens of a sequence that drafts, as the policy last chose."
         yield _gauge("paceline_policy_drafted_tokens", text, meter.drafted_per_step)
-        yield _gauge("paceline_held_tokens", "Tokens held in the cache.", engine.held_tokens)
+        yield _gauge("paceline_held_tokens", "Tokens held in the cache, those of texts that ended too.", engine.held_tokens)
         yield _gauge("paceline_cache_tokens", "Tokens that the cache may hold.", engine.cache_tokens)
         yield _counter("paceline_engine_restarts", "Starts of the engine after the first.", meter.restarts)
         statuses = {str(status): count for status, count in meter.responses.items()}
@@ -99,7 +101,7 @@ class Exposition(Collector):
 
 
 def _share(meter: Meter) -> float:
-    return min(meter.engine.held_tokens / max(meter.engine.cache_tokens, 1), 1.0)
+    return min(meter.engine.running_tokens / max(meter.engine.cache_tokens, 1), 1.0)
 
 
 def _gauge(name: str, text: str, value: float, labels: Labels | None = None) -> Metric:

@@ -16,6 +16,8 @@ _TOKEN_BYTES, _LIKELY_BYTES = 83, 38
 """Of one `TokenLogprobs` at most, without and per likeliest token beside it: ids of 10 digits, numbers of 24 characters."""
 _REST_BYTES = 1 << 20
 """What else one delta may take."""
+_MOST_TOLD = 1 << 22
+"""Log-probabilities that the answers of one request may have: half a kilobyte each, while it is written."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +50,8 @@ class Stats:
 
     Sums: steps, rows of forwards, sequences in them, candidates drafted and accepted (by depth, by source; drafts: steps of
     sequences that drafted anything), seconds, preemptions, prompt tokens asked for and found in the cache. queued_s: what each
-    waited that began meanwhile. Now: sequences running and waiting, tokens held of those that fit.
+    waited that began meanwhile. Now: sequences running and waiting, tokens of those running, tokens held with texts that
+    ended, which make room when it is needed, and how many fit.
     """
 
     steps: int = 0
@@ -68,6 +71,7 @@ class Stats:
     queued_s: list[float] = field(default_factory=list)
     running: int = 0
     waiting: int = 0
+    running_tokens: int = 0
     held_tokens: int = 0
     cache_tokens: int = 0
 
@@ -95,8 +99,11 @@ def parted(news: News) -> Iterator[News]:
 
 
 def untellable(*asks: Ask) -> str | None:
-    """Why what is asked of prompts is too much, in one sentence; None where it is not. Choices of one request, which are held
-    together until the last has ended, may tell no more than one line has room for."""
+    """Why what is asked of probabilities is too much, in one sentence; None where it is not. Choices of one request are held
+    together until the last has ended; of their prompts they may tell no more than one line has room for."""
+    told = sum(ask.params.max_tokens * (1 + ask.params.logprobs) for ask in asks if ask.params.logprobs is not None)
+    if told > _MOST_TOLD:
+        return f"log-probabilities of answers, {told} of them if these are as long as they may be, are more than {_MOST_TOLD}"
     telling = [ask for ask in asks if ask.params.prompt_logprobs is not None]
     count = max([ask.params.prompt_logprobs or 0 for ask in telling], default=0)
     most = (LONGEST_LINE_BYTES - _REST_BYTES) // (_TOKEN_BYTES + count * _LIKELY_BYTES)

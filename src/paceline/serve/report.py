@@ -61,7 +61,8 @@ class Report:
         scheduler = engine.scheduler
         stats, self._stats, self._told_s, self.changed = self._stats, Stats(), now, False
         stats.running, stats.waiting = len(scheduler.running), len(scheduler.waiting)
-        stats.held_tokens = engine.prefixes.kept_tokens + sum(len(sequence.tokens) for sequence in scheduler.running)
+        stats.running_tokens = sum(len(sequence.tokens) for sequence in scheduler.running)
+        stats.held_tokens = engine.prefixes.kept_tokens + stats.running_tokens
         stats.cache_tokens = engine.limits.cache_tokens
         stats.preemptions, self._preemptions = scheduler.preemptions - self._preemptions, scheduler.preemptions
         return stats

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -56,8 +56,13 @@ class Running:
             logprobs=tuple(sequence.logprobs[low:]) if params.logprobs is not None else None,
             prompt_logprobs=prompt_logprobs,
             steps=(self._trace(progress, tree, len(tokens)),) if self.ask.trace else (),
-            ending=self.ending() if progress.finished else None,
+            ending=self._ended(progress) if progress.finished else None,
         )
+
+    def _ended(self, progress: Progress) -> Ending:
+        if progress.error is None:
+            return self.ending()
+        return replace(self.ending("error"), error=str(progress.error))
 
     def _trace(self, progress: Progress, tree: DraftTree, emitted: int) -> StepTrace:
         outcome = progress.outcome
@@ -103,6 +108,7 @@ def _counts(sequence: Sequence) -> dict[str, Any]:
         "num_spec_tokens": max(done.drafted_by_depth, default=0),
         "tau": done.tau,
         "acceptance_by_depth": done.acceptance_by_depth,
+        "drafted_by_depth": [done.drafted_by_depth[depth] for depth in sorted(done.drafted_by_depth)],
     }
 
 

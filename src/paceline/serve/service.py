@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from time import time
 from typing import Any
 
+from paceline.models.checkpoint import name_of
 from paceline.models.tokenizer import Tokenizer
 from paceline.params import Grammar
 from paceline.serve.asking import Ask, Delta, Service
@@ -29,7 +30,7 @@ class EngineService(Service):
     def __init__(self, engine: EngineProcess, tokenizer: Tokenizer, settings: Settings, ready: Ready, meter: Meter) -> None:
         self._engine, self._settings, self._meter = engine, settings, meter
         self.texts = Texts(tokenizer, ready.vocab_size, settings.max_prompt_chars)
-        self.model = settings.served_name or tokenizer.path.name
+        self.model = settings.served_name or name_of(tokenizer.path)
         self.created = int(time())
         self.context_length, self.vocab_size = ready.context_length, ready.vocab_size
         self.defaults = sampling_defaults(tokenizer.path)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from ipaddress import ip_address
@@ -19,6 +20,8 @@ _PREFIX = "PACELINE_"
 _LARGEST_FILE_BYTES = 1 << 20
 _NEAR = 0.8
 """How like a setting an unknown variable must be to be taken for a slip: Kubernetes sets some of its own under any prefix."""
+_ORIGIN = re.compile(r"https?://[^/?#\s]+")
+_HOST_NAME = re.compile(r"[\w.-]+")
 _LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
 _FLAGS = {"api_key": "api_keys", "allowed_host": "allowed_hosts", "cors_origin": "cors_origins"}
 """Flags that may be repeated, and the lists they fill: every source knows both names."""
@@ -126,9 +129,18 @@ class Settings(BaseModel):
     @classmethod
     def _origins(cls, origins: tuple[str, ...]) -> tuple[str, ...]:
         for origin in origins:
-            if origin != "*" and (not origin.startswith(("http://", "https://")) or origin.endswith("/")):
+            if origin != "*" and not _ORIGIN.fullmatch(origin.lower()):
                 raise ValueError("an origin looks like https://example.org")
-        return origins
+        # as browsers write it
+        return tuple(origin.lower() for origin in origins)
+
+    @field_validator("allowed_hosts")
+    @classmethod
+    def _without_ports(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        for name in names:
+            if name != "*" and not _HOST_NAME.fullmatch(name) and not _is_address(name.strip("[]")):
+                raise ValueError("a host is a name such as example.org or an address, without a port")
+        return names
 
     @model_validator(mode="after")
     def _guarded(self) -> Settings:
@@ -139,10 +151,7 @@ class Settings(BaseModel):
     @property
     def loopback(self) -> bool:
         """Whether nothing but this machine can reach the server."""
-        try:
-            return ip_address(self.host).is_loopback
-        except ValueError:
-            return self.host == "localhost"
+        return ip_address(self.host).is_loopback if _is_address(self.host) else self.host == "localhost"
 
     @property
     def keys(self) -> tuple[bytes, ...]:
@@ -155,6 +164,14 @@ class Settings(BaseModel):
         if "*" in self.allowed_hosts or (not self.allowed_hosts and not self.loopback):
             return None
         return frozenset(name.lower().strip("[]") for name in self.allowed_hosts or (*_LOOPBACK_NAMES, self.host))
+
+
+def _is_address(text: str) -> bool:
+    try:
+        ip_address(text)
+    except ValueError:
+        return False
+    return True
 
 
 NAMES = (*Settings.model_fields, *_FLAGS)

@@ -29,6 +29,7 @@ def _merged(counts: Many[Mapping[str, Any]]) -> dict[str, Any]:
     total = max(sum(steps), 1)
     sums = {name: sum(one[name] for one in counts) for name in _SUMS}
     shares = zip_longest(*(one["acceptance_by_depth"] for one in counts), fillvalue=0.0)
+    drafted = [list(of_depth) for of_depth in zip_longest(*(one["drafted_by_depth"] for one in counts), fillvalue=0)]
     return first | {
         **sums,
         "mean_acceptance_length": 1 + sums["num_accepted_draft_tokens"] / total,
@@ -37,7 +38,10 @@ def _merged(counts: Many[Mapping[str, Any]]) -> dict[str, Any]:
             sum(bins) for bins in zip_longest(*(one["acceptance_histogram"] for one in counts), fillvalue=0)
         ],
         "tau": _mean([one["tau"] for one in counts], steps, total),
-        "acceptance_by_depth": [_mean(of_depth, steps, total) for of_depth in shares],
+        "num_spec_tokens": max(one["num_spec_tokens"] for one in counts),
+        # of the steps that drafted so deep
+        "acceptance_by_depth": [_mean(of_depth, of, max(sum(of), 1)) for of_depth, of in zip(shares, drafted, strict=True)],
+        "drafted_by_depth": [sum(of) for of in drafted],
     }
 
 

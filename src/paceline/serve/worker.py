@@ -29,11 +29,14 @@ from paceline.methods import described
 from paceline.models.base import ModelError
 from paceline.registry import DRAFTERS, UnknownMethod
 from paceline.serve.asking import Ask, Delta
+from paceline.serve.logs import configure
 from paceline.serve.pipe import Line, News, Order, Ready, parted
 from paceline.serve.report import Report
 from paceline.serve.running import Running
 from paceline.serve.settings import Settings
 from paceline.spec import SpecError
+
+log = logging.getLogger("paceline.serve")
 
 BESIDE = (IfItFits("reference:prompt=no"), IfItFits("grammar"))
 """They have something to say only where a request brings a prediction, or asks for a form."""
@@ -122,10 +125,13 @@ class Worker:
         key = self._numbers.pop(order.number, None)
         if key is not None:
             running = self._running.pop(key)
+            if order.late:
+                # what was held back for a stop string, or as half a character, is all that there will be
+                stream = self._engine.stops.stream(running.sequence)
+                stream.finish()
+                news.deltas[order.number] = Delta(text=stream.text[running.shown_chars :], ending=running.ending("timeout"))
             self._engine.abort(running.sequence)
             self._report.changed = True
-            if order.late:
-                news.deltas[order.number] = Delta(ending=running.ending("timeout"))
 
     def _step(self, news: News) -> None:
         """One step for everyone who is in flight."""
@@ -141,6 +147,8 @@ class Worker:
             delta = running.delta(one)
             if delta is not None:
                 news.deltas[running.number] = delta
+            if one.error is not None:
+                log.error("%s", one.error)
             if one.finished:
                 del self._running[one.sequence.key], self._numbers[running.number]
 
@@ -148,11 +156,12 @@ class Worker:
 class Orders:
     """Lines of the input, read by a thread of their own; the end of the input ends the process.
 
-    prepare: what is done with an ask in this thread first, while the engine goes on with its steps.
+    prepare: what is done with an ask in this thread first, while the engine goes on with its steps; none comes before the engine
+    is ready.
     """
 
-    def __init__(self, source: Iterable[bytes], prepare: Callable[[Ask], None]) -> None:
-        self._source, self._prepare = source, prepare
+    def __init__(self, source: Iterable[bytes], prepare: Callable[[Ask], None] = lambda ask: None) -> None:
+        self._source, self.prepare = source, prepare
         self._queue: SimpleQueue[Order] = SimpleQueue()
         Thread(target=self._read, daemon=True).start()
 
@@ -161,7 +170,7 @@ class Orders:
         for read in self._source:
             order = line.read(read)
             if order.ask is not None:
-                self._prepare(order.ask)
+                self.prepare(order.ask)
             self._queue.put(order)
         os._exit(0)
 
@@ -209,22 +218,29 @@ def main() -> None:
     out = os.fdopen(os.dup(1), "wb")
     # whatever prints must not print into the news
     os.dup2(2, 1)
-    logging.basicConfig(level=logging.INFO, stream=sys.stderr)
     settings = Settings.model_validate_json(sys.stdin.buffer.readline())
+    configure(settings)
     line: Line[News] = Line(News)
+    # from here on the end of the input is seen, while the model is loaded too
+    orders = Orders(sys.stdin.buffer)
     try:
         llm = loaded(settings)
-        worker = Worker(llm, Orders(sys.stdin.buffer, partial(prepared, llm.engine)), out)
+        orders.prepare = partial(prepared, llm.engine)
+        worker = Worker(llm, orders, out)
         # what loading left behind stays for good: the collector need not look through it at every turn
         gc.freeze()
         worker.run()
     except BaseException as error:
         known = isinstance(error, (ModelError, SpecError, UnknownMethod, CompileError))
         if not known:
-            logging.getLogger("paceline").exception("the engine failed")
-        out.write(line.write(News(failure=str(error) if known else f"the engine failed: {type(error).__name__}")))
-        out.flush()
-        raise SystemExit(2 if known else 1) from None
+            log.exception("the engine failed")
+        # nobody may be left to hear it
+        with suppress(OSError):
+            out.write(line.write(News(failure=str(error) if known else f"the engine failed: {type(error).__name__}")))
+            out.flush()
+        sys.stderr.flush()
+        # at once: the interpreter would fail to end while a thread waits for input
+        os._exit(2 if known else 1)
 
 
 if __name__ == "__main__":

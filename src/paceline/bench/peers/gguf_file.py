@@ -69,14 +69,14 @@ def _write(checkpoint: Checkpoint, file: Path, kind: str) -> None:
     architecture = _ARCHITECTURES.get(config["model_type"])
     if architecture is None or stretched not in ("default", "llama3") or _slides(config):
         known = "Llama, Mistral, Qwen2 and Qwen3 can be, without sliding windows and stretched only as Llama 3 is"
-        raise ModelError(f"'{checkpoint.path.name}' cannot be written as GGUF here: {known}")
+        raise ModelError(f"'{checkpoint.name}' cannot be written as GGUF here: {known}")
     if config.get("hidden_act", "silu") not in ("silu", "swish"):
-        raise ModelError(f"'{checkpoint.path.name}' cannot be written as GGUF here: its activation is '{config['hidden_act']}'")
+        raise ModelError(f"'{checkpoint.name}' cannot be written as GGUF here: its activation is '{config['hidden_act']}'")
     writer = gguf.GGUFWriter(file, architecture)
     heads = config["num_attention_heads"]
     key_heads = config.get("num_key_value_heads") or heads
     head_dim = config.get("head_dim") or config["hidden_size"] // heads
-    writer.add_name(checkpoint.path.name)
+    writer.add_name(checkpoint.name)
     writer.add_block_count(config["num_hidden_layers"])
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])
@@ -112,7 +112,7 @@ def _add_tokenizer(writer: Any, checkpoint: Checkpoint) -> None:
     tokenizer = read_object(checkpoint.path / "tokenizer.json")
     model, added = tokenizer.get("model", {}), tokenizer.get("added_tokens", [])
     if model.get("type") != "BPE":
-        raise ModelError(f"the tokenizer of '{checkpoint.path.name}' is no byte-level BPE: it cannot be written as GGUF here")
+        raise ModelError(f"the tokenizer of '{checkpoint.name}' is no byte-level BPE: it cannot be written as GGUF here")
     names = {number: token for token, number in model["vocab"].items()} | {token["id"]: token["content"] for token in added}
     control = {token["id"] for token in added}
     ids = range(checkpoint.config["vocab_size"])
@@ -135,7 +135,7 @@ def _tensors(checkpoint: Checkpoint, rotated: dict[str, int]) -> Iterator[tuple[
                 module, kind = name.rsplit(".", 1)
                 inner = name.removeprefix("model.layers.").partition(".")[2]
                 if (kind != "weight" or module.endswith(("q_norm", "k_norm"))) and inner not in extras:
-                    raise ModelError(f"'{checkpoint.path.name}' has '{name}', which a {family} model has not")
+                    raise ModelError(f"'{checkpoint.name}' has '{name}', which a {family} model has not")
                 tensor = file.get_tensor(name).float().numpy()
                 heads = rotated.get(module.rpartition(".")[2])
                 yield f"{_renamed(module)}.{kind}", np.ascontiguousarray(_paired(tensor, heads) if heads else tensor)

@@ -9,6 +9,7 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
 from paceline.params import Grammar
+from paceline.serve.answer_bodies import whole
 from paceline.serve.asking import Ask, Delta, Service
 from paceline.serve.choices import Answer, collected, usage
 from paceline.serve.chunks import Chunks, head
@@ -48,9 +49,11 @@ async def _answered(service: Service, settings: Settings, fields: ChatRequest) -
         chunks = Chunks(service, fields, top, [len(prompt)], [Answer() for _ in asked])
         return EventStream(openai_frames(_streamed(chunks, fields, speeches, prompt, deltas)), deltas)
     answers = await collected(service, asked)
-    return JSONResponse(
-        {
-            **head(service, "chat.completion", "chatcmpl"),
+    top = head(service, "chat.completion", "chatcmpl")
+
+    def built() -> dict[str, Any]:
+        return {
+            **top,
             "choices": [
                 _whole(service, fields, at, speech, answer)
                 for at, (speech, answer) in enumerate(zip(speeches, answers, strict=True))
@@ -59,7 +62,8 @@ async def _answered(service: Service, settings: Settings, fields: ChatRequest) -
             "metrics": metrics([answer.ending for answer in answers]),
             **_of_prompt(service, fields, prompt, answers[0]),
         }
-    )
+
+    return await whole(built, bool(fields.logprobs) or fields.prompt_logprobs is not None)
 
 
 async def _asked(service: Service, settings: Settings, fields: ChatRequest) -> tuple[ToolPlan, list[int], list[Ask]]:

@@ -9,6 +9,7 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
+from paceline.serve.answer_bodies import whole
 from paceline.serve.asking import Ask, Delta, Service
 from paceline.serve.choices import Answer, collected, usage
 from paceline.serve.chunks import Chunks, head
@@ -67,8 +68,9 @@ async def _answered(service: Service, settings: Settings, fields: CompletionRequ
     if fields.max_tokens == 0:
         for answer in answers:
             answer.text, answer.tokens, answer.logprobs = "", [], []
-    return JSONResponse(
-        {
+
+    def built() -> dict[str, Any]:
+        return {
             **top,
             "choices": [
                 _whole(service, fields, at, choice, answer)
@@ -77,7 +79,8 @@ async def _answered(service: Service, settings: Settings, fields: CompletionRequ
             "usage": usage(prompts, answers, fields.prediction is not None),
             "metrics": metrics([answer.ending for answer in answers]),
         }
-    )
+
+    return await whole(built, fields.logprobs is not None or fields.prompt_logprobs is not None)
 
 
 async def _asked(service: Service, settings: Settings, fields: CompletionRequest) -> tuple[list[Ask], list[_Choice]]:

@@ -52,11 +52,19 @@ class Speculating(Wire):
         return tuple(dict.fromkeys(names))
 
 
+class CacheControl(Wire):
+    """A hint that changes nothing: what prompts have in common is always kept."""
+
+    type: Literal["ephemeral"]
+    ttl: Literal["5m", "1h"] | None = None
+
+
 class TextPart(Wire):
     """A part of a content; it is text, and any other type (images, audio, files) is refused by name."""
 
     type: Literal["text"]
     text: Text
+    cache_control: CacheControl | None = None
 
     @model_validator(mode="before")
     @classmethod

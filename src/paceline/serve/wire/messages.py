@@ -10,17 +10,10 @@ from paceline.params import Finite, Grammar
 from paceline.serve.errors import invalid
 from paceline.serve.structured import schema_grammar, structured
 from paceline.serve.wire.common import Name, Text, Wire, misfit, refusal, up_to
-from paceline.serve.wire.generation import Extensions
+from paceline.serve.wire.generation import CacheControl, Extensions
 from paceline.serve.wire.typed import OfType, by_kind
 
 FunctionName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,128}$")]
-
-
-class CacheControl(Wire):
-    """A hint that changes nothing: what prompts have in common is always kept."""
-
-    type: Literal["ephemeral"]
-    ttl: Literal["5m", "1h"] | None = None
 
 
 class TextBlock(OfType):
