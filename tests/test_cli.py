@@ -335,18 +335,25 @@ def test_chat_makes_room_for_answers_and_survives_what_cannot_fit(monkeypatch, c
 
     from paceline.engine.llm import LLM
 
-    asked, stream = [], LLM.stream
+    asked, fits, stream = [], [], LLM.stream
 
     def watched(self, ids, params):
-        asked.append(len(ids) + params.max_tokens <= self.engine.longest)
-        return stream(self, ids, params)
+        asked.append(self.tokenizer.decode(ids))
+        fits.append(len(ids) + 40 <= self.engine.longest)
+        # an answer may be shorter than it might
+        return stream(self, ids, params.model_copy(update={"max_tokens": min(params.max_tokens, 40)}))
 
     monkeypatch.setattr(LLM, "stream", watched)
     said = ["the thin thing " * 4, "the thin " * 5000, *["the thing in the inn " * 3] * 8]
     monkeypatch.setattr("sys.stdin", io.StringIO("\n".join([*said, "", ""])))
     assert run(monkeypatch, "chat", models[0], "--draft", "ngram", "--max-tokens", "40") == 0
     assert "say it in fewer" in capsys.readouterr().err
-    assert asked == [True] * 9
+    assert fits == [True] * 9
+    # however long answers may be, what was said before is kept while half of the context holds it
+    asked.clear()
+    monkeypatch.setattr("sys.stdin", io.StringIO("the thin thing\nthe inn\n\n"))
+    assert run(monkeypatch, "chat", models[0], "--draft", "ngram", "--max-tokens", "100000") == 0
+    assert ["thin thing" in one for one in asked] == [True, True]
 
 
 def test_the_public_names_are_the_documented_ones() -> None:

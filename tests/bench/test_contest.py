@@ -59,11 +59,11 @@ def test_first_tokens_that_reach_past_the_end_take_nothing_from_other_answers() 
 def test_texts_of_other_lengths_are_counted_with_the_times_that_they_took() -> None:
     """Under a rule that keeps the law alone repeats may differ."""
     tally = Tally()
-    for tokens, total_s in ((10, 2.0), (2, 1.0), (6, 1.2)):
+    for tokens, total_s in ((6, 1.0), (2, 1.0), (10, 2.0)):
         tally.add(0, Decoded(list(range(tokens)), 0.2, 1, total_s))
-    assert tally.tokens == 6
-    assert tally.tokens_per_s == pytest.approx(18 / 4.2)
-    assert tally.decode_tokens_per_s == pytest.approx(15 / 3.6)
+    assert (tally.tokens, tally.total_s) == (10, 2.0), "the one in the middle by its rate, whole"
+    assert tally.tokens_per_s == pytest.approx(10 / 2.0)
+    assert tally.decode_tokens_per_s == pytest.approx(9 / 1.8)
 
 
 def test_a_decoder_that_fails_leaves_the_contest_and_the_others_go_on() -> None:

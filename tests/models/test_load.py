@@ -568,8 +568,9 @@ def test_a_hub_that_does_not_answer_is_one_sentence(monkeypatch: pytest.MonkeyPa
 
 def test_a_model_of_the_hub_is_called_by_its_id(whole: Path, tmp_path: Path) -> None:
     snapshot = tmp_path / "models--acme--tiny-lm" / "snapshots" / "0123456789abcdef0123456789abcdef01234567"
-    snapshot.parent.mkdir(parents=True)
-    snapshot.symlink_to(whole)
+    snapshot.mkdir(parents=True)
+    for file in whole.iterdir():
+        (snapshot / file.name).symlink_to(file)
     assert load_model(snapshot).name == "acme/tiny-lm"
     assert load_model(whole).name == whole.name
     assert name_of(Path("/somewhere/snapshots/mine")) == "mine"

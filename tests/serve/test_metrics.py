@@ -80,6 +80,7 @@ STATS = Stats(
     prefix_hits=40,
     running=2,
     waiting=4,
+    running_tokens=150,
     held_tokens=250,
     cache_tokens=1000,
 )

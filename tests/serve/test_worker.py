@@ -6,8 +6,10 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from io import BytesIO
 from threading import Event, current_thread, main_thread
+from typing import IO
 
 import pytest
 
@@ -72,43 +74,44 @@ def test_the_engine_finds_a_grammar_compiled(monkeypatch: pytest.MonkeyPatch) ->
         engine.grammars.check(bad)
 
 
-def process(patch: str, settings: Settings) -> subprocess.Popen[bytes]:
-    """The engine's process, in which something was changed beforehand."""
+@contextmanager
+def process(patch: str, settings: Settings) -> Iterator[tuple[subprocess.Popen[bytes], IO[bytes], IO[bytes], IO[bytes]]]:
+    """The engine's process, in which something was changed beforehand, its input, its output and its errors."""
     program = f"import paceline.serve.worker as worker; {patch}; worker.main()"
-    started = subprocess.Popen(
-        [sys.executable, "-P", "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    )
-    assert started.stdin is not None
-    started.stdin.write(worker_settings(settings) + b"\n")
-    started.stdin.flush()
-    return started
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    with subprocess.Popen([sys.executable, "-P", "-c", program], **pipes) as started:
+        assert started.stdin is not None
+        assert started.stdout is not None
+        assert started.stderr is not None
+        started.stdin.write(worker_settings(settings) + b"\n")
+        started.stdin.flush()
+        try:
+            yield started, started.stdin, started.stdout, started.stderr
+        finally:
+            started.kill()
 
 
 def test_an_engine_that_fails_ends_and_says_so_as_the_server_logs() -> None:
     patch = "worker.Engine.step = lambda self: int('a secret')"
-    running = process(patch, Settings(draft="none", offer=(), log_json=True))
-    assert running.stdin is not None
-    assert running.stdout is not None
     line: Line[News] = Line(News)
-    assert line.read(running.stdout.readline()).ready is not None
-    running.stdin.write(Line(Order).write(Order(1, ask())))
-    running.stdin.flush()
-    # its input stays open, and a thread waits for it
-    while (news := line.read(running.stdout.readline())).failure is None:
-        pass
-    assert news.failure == "the engine failed: ValueError"
-    assert running.wait(30) == 1
-    assert running.stderr is not None
-    logged = [json.loads(one) for one in running.stderr.read().decode().splitlines()]
+    with process(patch, Settings(draft="none", offer=(), log_json=True, log_level="error")) as (running, orders, out, err):
+        assert line.read(out.readline()).ready is not None
+        orders.write(Line(Order).write(Order(1, ask())))
+        orders.flush()
+        # its input stays open, and a thread waits for it
+        while (news := line.read(out.readline())).failure is None:
+            pass
+        assert news.failure == "the engine failed: ValueError"
+        assert running.wait(30) == 1
+        logged = [json.loads(one) for one in err.read().decode().splitlines()]
     assert [one["message"] for one in logged] == ["the engine failed"]
     assert "ValueError (message withheld)" in logged[0]["exception"]
 
 
 def test_an_engine_that_loads_for_nobody_ends() -> None:
-    running = process("worker.loaded = lambda settings: __import__('time').sleep(600)", Settings())
-    assert running.stdin is not None
-    running.stdin.close()
-    assert running.wait(60) == 0
+    with process("worker.loaded = lambda settings: __import__('time').sleep(600)", Settings()) as (running, orders, _out, _err):
+        orders.close()
+        assert running.wait(60) == 0
 
 
 def fresh() -> Worker:

@@ -60,8 +60,8 @@ def together(record: dict[str, Any]) -> str:
         return ""
     cores, meeting = sorted(found["cores"]), sorted(found["meeting_us"])
     return (
-        f"{record['threads']} threads multiplied like {_from_to(cores)} cores, and met in {_from_to(meeting)} us"
-        " (least to most over the run)"
+        f"{found.get('threads', record['threads'])} threads multiplied like {_from_to(cores)} cores,"
+        f" and met in {_from_to(meeting)} us (least to most over the run)"
         f"{': some of them had to share a core' if on_fewer_cores(record) else ''}"
     )
 
@@ -69,7 +69,7 @@ def together(record: dict[str, Any]) -> str:
 def on_fewer_cores(record: dict[str, Any]) -> bool:
     """Whether threads had clearly less than a core each, at one of these times."""
     found = record.get("together")
-    return bool(found) and min(found["cores"]) < _ENOUGH * record["threads"]
+    return bool(found) and min(found["cores"]) < _ENOUGH * found.get("threads", record["threads"])
 
 
 _ENOUGH = 0.75

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence as Many
 from dataclasses import dataclass, field, replace
-from statistics import mean, median
+from statistics import median
 from typing import Protocol
 
 from paceline.sequence import Speculation
@@ -86,9 +86,16 @@ class Tally:
 
     def _summed(self, value: Callable[[Decoded], float]) -> float:
         """Over the prompts, the medians of their repeats. Where repeats have texts of other lengths, as under rules that keep the
-        law alone, the means: a median of times would belong to another text than that of tokens."""
-        middles = (median if len({len(one.token_ids) for one in repeats}) == 1 else mean for repeats in self.runs.values())
-        return sum(middle(map(value, repeats)) for middle, repeats in zip(middles, self.runs.values(), strict=True))
+        law alone, what the one in the middle by its rate has: a median of times would belong to another text than that of tokens.
+        """
+        total = 0.0
+        for repeats in self.runs.values():
+            if len({len(one.token_ids) for one in repeats}) == 1:
+                total += median(map(value, repeats))
+            else:
+                ordered = sorted(repeats, key=lambda one: len(one.token_ids) / one.total_s)
+                total += value(ordered[len(ordered) // 2])
+        return total
 
     @property
     def seconds(self) -> dict[str, list[list[float]]]:

@@ -62,7 +62,8 @@ def put_whole(file: Path, text: str) -> None:
             try:
                 part.write(text.encode("utf-8", "backslashreplace"))
                 part.close()
-                os.chmod(part.name, 0o644)
+                with suppress(OSError):
+                    os.chmod(part.name, 0o666 & ~_umask())
                 os.replace(part.name, file)
             except BaseException:
                 with suppress(OSError):
@@ -70,6 +71,13 @@ def put_whole(file: Path, text: str) -> None:
                 raise
     except OSError as error:
         raise BenchError(f"cannot write {file}: {error.strerror}") from error
+
+
+def _umask() -> int:
+    """What files of this process are not to others; it can only be read by being set."""
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return mask
 
 
 def records(folder: Path) -> dict[Path, dict[str, Any]]:

@@ -8,10 +8,10 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Sequence as Many
 
 from paceline.bench.contest import DecoderFailed
+from paceline.child import command, module_paths
 
 _ALONE = "import runpy, sys; sys.modules['scipy'] = None; runpy.run_module('paceline', run_name='__main__', alter_sys=True)"
 """The command line without SciPy, which comes with peers and is no part of Paceline: Numba imports it where it is, 17 MB."""
@@ -23,8 +23,8 @@ def peak_of_answering(prompt: str, options: Many[str], threads: int) -> int | No
     Raises DecoderFailed where it fails.
     """
     # a prompt may be longer than an argument can be, and hold what none can
-    call = [sys.executable, "-P", "-c", _ALONE, "generate", "--prompt=-", *options, "--json"]
-    environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
+    call = command("-c", _ALONE, "generate", "--prompt=-", *options, "--json")
+    environment = {**os.environ, **module_paths(), "OMP_NUM_THREADS": str(threads)}
     try:
         answer = subprocess.run(call, capture_output=True, encoding="utf-8", env=environment, input=prompt, check=False)
     except (OSError, ValueError) as error:

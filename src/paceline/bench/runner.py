@@ -34,6 +34,7 @@ from paceline.compose import automatic
 from paceline.engine.llm import LLM
 from paceline.engine.measure import ModelForward, some_tokens
 from paceline.kernels.native.threads import CONTENTION
+from paceline.machine import most_threads
 from paceline.models.base import WEIGHTS, LanguageModel
 from paceline.models.checkpoint import inspected, name_of
 from paceline.models.embedded import DEFAULT, draft_of
@@ -66,7 +67,7 @@ class _Run:
         self.source = resolve(settings.model if settings.model is not None else DEFAULT)
         self.path, self.growth = self.source, None
         if settings.growth is not None:
-            self.path = work / f"{self.source.name}-grown"
+            self.path = work / f"{Path(name_of(self.source)).name}-grown"
             with watch("growing the model", 1):
                 grown(self.source, self.path, settings.growth)
             self.growth = {"from": name_of(self.source), **asdict(settings.growth)}
@@ -93,7 +94,7 @@ class _Run:
         self.target: LanguageModel = self.llm.target
         self.rules = Rules(settings.max_tokens, settings.repeats, self.target.eos_token_ids)
         self.longest = self.llm.engine.longest
-        self.together = Together(self.threads) if self.threads > 1 and runs_here() else None
+        self.together = Together(min(self.threads, most_threads())) if self.threads > 1 and runs_here() else None
         self.peers: dict[str, Peer] = {}
         self.failures: dict[str, str] = {}
         self.theirs: dict[str, PeerDecoder] = {}
@@ -158,7 +159,7 @@ class _Run:
             "argv": sys.argv[1:],
             "threads": self.threads,
             "contended": CONTENTION.times - self._contended_before,
-            "together": self.together and {"cores": self.together.cores, "meeting_us": self.together.meeting_us},
+            "together": self.together and self.together.record,
             "model": {"name": name_of(self.source), "parameters": parameters, "weights": self.target.held},
             "grown": self.growth,
             "settings": {

@@ -7,6 +7,7 @@ the same forward takes twice as long or half. Nothing inside says which it is, s
 from __future__ import annotations
 
 from time import perf_counter
+from typing import Any
 
 import numpy as np
 import torch
@@ -42,6 +43,10 @@ class Together:
         self.cores: list[float] = []
         """Of each time, how many times as much work all threads did as one of them does alone."""
         self.meeting_us: list[float] = []
+
+    @property
+    def record(self) -> dict[str, Any]:
+        return {"threads": self._threads, "cores": self.cores, "meeting_us": self.meeting_us}
 
     def __call__(self) -> None:
         alone, all_ = (min(self._seconds(threads, turns=_TURNS) for _ in range(_REPEATS)) for threads in (1, self._threads))

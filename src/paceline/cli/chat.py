@@ -59,9 +59,10 @@ def chat(
             return
         began = perf_counter()
         longest = llm.engine.longest
+        room = min(max_tokens, longest // 2)
         kept = [*messages, {"role": "user", "content": said}]
         ids = llm.tokenizer.chat(kept)
-        while len(kept) > 1 and len(ids) + max_tokens > longest:
+        while len(kept) > 1 and len(ids) + room > longest:
             # the oldest exchange makes room for the newest and its answer
             del kept[:2]
             ids = llm.tokenizer.chat(kept)

@@ -6,7 +6,6 @@ Each is asked for one kernel after the other, by a line of JSON, and answers wit
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Sequence as Many
@@ -18,6 +17,7 @@ from tempfile import TemporaryFile
 from threading import Timer
 from typing import Any
 
+from paceline.child import command, module_paths
 from paceline.machine import most_threads
 
 READY, DONE = "ready", "done"
@@ -37,10 +37,7 @@ class Compilers:
 
     def __init__(self, sources: str, own: Path, environment: dict[str, str]) -> None:
         self._begun, self._own = json.dumps({"sources": sources, "own": str(own)}), own
-        # the folder that this was started in, an empty path, comes last: anybody's file may be called there as a module is
-        paths = sorted((path for path in sys.path if isinstance(path, str)), key=lambda path: not path)
-        paths = [os.path.abspath(path) for path in paths]
-        self._environment = environment | {"PYTHONPATH": os.pathsep.join(paths)}
+        self._environment = environment | module_paths()
         self._processes: list[subprocess.Popen[str]] = []
 
     def compile(self, kernels: Many[tuple[str, dict[str, Any]]]) -> None:
@@ -64,11 +61,10 @@ class Compilers:
 
     def _work_off(self, waiting: SimpleQueue[tuple[str, dict[str, Any]]]) -> None:
         """One compiler: give it kernels until none is waiting."""
-        command = [sys.executable, "-P", "-m", "paceline.kernels.compiler"]
         with TemporaryFile("w+", errors="replace", dir=self._own) as said:
             try:
                 process = subprocess.Popen(
-                    command,
+                    command("-m", "paceline.kernels.compiler"),
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     stderr=said,

@@ -103,7 +103,7 @@ def untellable(*asks: Ask) -> str | None:
     together until the last has ended; of their prompts they may tell no more than one line has room for."""
     told = sum(ask.params.max_tokens * (1 + ask.params.logprobs) for ask in asks if ask.params.logprobs is not None)
     if told > _MOST_TOLD:
-        return f"log-probabilities of answers, {told} of them if these are as long as they may be, are more than {_MOST_TOLD}"
+        return f"answers as long as these may be have {told} log-probabilities, more than {_MOST_TOLD}: lower max_tokens"
     telling = [ask for ask in asks if ask.params.prompt_logprobs is not None]
     count = max([ask.params.prompt_logprobs or 0 for ask in telling], default=0)
     most = (LONGEST_LINE_BYTES - _REST_BYTES) // (_TOKEN_BYTES + count * _LIKELY_BYTES)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import sys
+import os
 from collections.abc import Callable
 from contextlib import suppress
 from time import monotonic
 from typing import Protocol
 
+from paceline.child import command, module_paths
 from paceline.serve.asking import Ask, Delta
 from paceline.serve.errors import APIError, invalid
 from paceline.serve.pipe import LONGEST_LINE_BYTES, Line, News, Order, Ready, Stats, untellable
@@ -137,9 +138,8 @@ class EngineProcess:
     async def _spawn(self) -> None:
         # a session of its own: an interrupt from the terminal is for the server alone
         self._process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            # modules come from where this process has them, never from the folder that it was started in
-            *("-P", "-m", "paceline.serve.worker"),
+            *command("-m", "paceline.serve.worker"),
+            env={**os.environ, **module_paths()},
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             limit=LONGEST_LINE_BYTES,

@@ -20,7 +20,7 @@ _PREFIX = "PACELINE_"
 _LARGEST_FILE_BYTES = 1 << 20
 _NEAR = 0.8
 """How like a setting an unknown variable must be to be taken for a slip: Kubernetes sets some of its own under any prefix."""
-_ORIGIN = re.compile(r"https?://[^/?#\s]+")
+_ORIGIN = re.compile(r"http://[^/?#@*\s]+(?<!:80)|https://[^/?#@*\s]+(?<!:443)")
 _HOST_NAME = re.compile(r"[\w.-]+")
 _LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
 _FLAGS = {"api_key": "api_keys", "allowed_host": "allowed_hosts", "cors_origin": "cors_origins"}

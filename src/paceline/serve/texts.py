@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from paceline.constraint import GrammarError
 from paceline.models.base import ModelError
+from paceline.models.checkpoint import name_of
 from paceline.models.grammar import Grammars
 from paceline.models.pieces import Pieces
 from paceline.models.tokenizer import Tokenizer
@@ -50,7 +51,7 @@ class Texts:
             raise invalid("the text of this request takes too long to prepare") from None
         except ModelError as error:
             # where the model lies is nobody's business but the server's
-            raise invalid(str(error).replace(str(self.tokenizer.path), self.tokenizer.path.name)) from None
+            raise invalid(str(error).replace(str(self.tokenizer.path), name_of(self.tokenizer.path))) from None
 
     async def encode(self, text: str, add_special: bool) -> list[int]:
         self._bound(len(text))

@@ -51,12 +51,10 @@ def deepest(value: Any) -> int:
     return depth
 
 
-def _json_rule(schema: Mapping[str, Any] | bool, strict: bool) -> str:
-    """schema: True is one that everything keeps to, False one that nothing does."""
+def _json_rule(schema: Mapping[str, Any], strict: bool) -> str:
     # one way to put blanks keeps a weak model from writing blanks for ever, and lets schemas share one lexer
     options = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": ", "lenient": not strict}
-    plain = bare(schema) if isinstance(schema, Mapping) else {} if schema else {"not": {}}
-    return "%json " + json.dumps({**closed(plain), "x-guidance": options}, ensure_ascii=False)
+    return "%json " + json.dumps({**closed(bare(schema)), "x-guidance": options}, ensure_ascii=False)
 
 
 def grammar_of(
@@ -66,7 +64,7 @@ def grammar_of(
     free: bool,
     several: bool,
     special: Mapping[str, int],
-    answer: Mapping[str, Any] | bool | None = None,
+    answer: Mapping[str, Any] | None = None,
 ) -> Grammar:
     """An answer that is one or several calls, or, where `free`, text instead of or before them.
 

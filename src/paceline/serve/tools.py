@@ -114,6 +114,10 @@ def plan(
         if answer.kind != "json_schema":
             raise invalid("tools that may be left uncalled exclude structured output other than a JSON schema", "tools")
         schema = json.loads(answer.text)
+        if schema is False:
+            raise invalid("nothing keeps to a schema that is 'false'", "tools")
+        # a schema that is true is one that everything keeps to
+        schema = {} if schema is True else schema
     held = {piece: token for piece, token in (special or {}).items() if piece in (*form.markers, PYTHON_TAG)}
     several = parallel is not False and named is None
     grammar = grammar_of(form, functions, free=not must, several=several, special=held, answer=schema)

@@ -127,9 +127,12 @@ class Worker:
             running = self._running.pop(key)
             if order.late:
                 # what was held back for a stop string, or as half a character, is all that there will be
-                stream = self._engine.stops.stream(running.sequence)
-                stream.finish()
-                news.deltas[order.number] = Delta(text=stream.text[running.shown_chars :], ending=running.ending("timeout"))
+                text = ""
+                if running.sequence.finish_reason is None:
+                    stream = self._engine.stops.stream(running.sequence)
+                    stream.finish()
+                    text = stream.text[running.shown_chars :]
+                news.deltas[order.number] = Delta(text=text, ending=running.ending("timeout"))
             self._engine.abort(running.sequence)
             self._report.changed = True
 

@@ -18,7 +18,9 @@ from paceline.bench.load.outcome import REFUSALS, Outcome
 
 _LARGEST_ERROR_BYTES = 1 << 16
 _WAIT_S = 1.0
-"""Before a request is sent again, where the server does not say how long; and for the end of a stream that has said it ends."""
+"""Before a request is sent again, where the server does not say how long."""
+_READ_OUT_S = 0.05
+"""For the end of a stream that has said it ends: the next request waits so long."""
 
 
 def connected(url: str, api_key: str | None, timeout_s: float) -> httpx2.AsyncClient:
@@ -116,7 +118,7 @@ async def _read(response: httpx2.Response, due: float, about: Mapping[str, Any])
 async def _read_out(events: AsyncIterator[Any]) -> None:
     """Read what is behind the end of an answer, which is nothing: or its connection could not serve the next one."""
     with suppress(TimeoutError, httpx2.RequestError, httpx2.SSEError):
-        async with asyncio.timeout(_WAIT_S):
+        async with asyncio.timeout(_READ_OUT_S):
             async for _ in events:
                 pass
 

@@ -8,6 +8,7 @@ from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
+from paceline.bench.errors import BenchError
 from paceline.bench.files import put_whole
 
 
@@ -24,6 +25,18 @@ def written(record: dict[str, Any], folder: Path) -> Path:
     """Write the record to a new file in `folder`. Raises BenchError where it cannot."""
     stem = f"serve-{title(record)}"
     names = chain([f"{stem}.json"], (f"{stem}-{number}.json" for number in count(2)))
-    file = next(folder / name for name in names if not (folder / name).exists())
+    file = next(folder / name for name in names if _claimed(folder / name))
     put_whole(file, json.dumps(record, ensure_ascii=False) + "\n")
     return file
+
+
+def _claimed(file: Path) -> bool:
+    """Make a file where there is none; whether there was none. Raises BenchError where there can be none."""
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.open("x").close()
+    except FileExistsError:
+        return False
+    except OSError as error:
+        raise BenchError(f"cannot write {file}: {error.strerror}") from error
+    return True

@@ -11,12 +11,12 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Callable, Sequence as Many
 from typing import Any
 
 from paceline.bench.contest import Decoded, DecoderFailed
 from paceline.bench.peers.base import MATERIAL, Material, Mode, Peer
+from paceline.child import command, module_paths
 
 _END_S = 10.0
 """How long a peer may take to end when it is told to."""
@@ -27,9 +27,13 @@ class HostedPeer(Peer):
 
     def __init__(self, name: str, material: Material) -> None:
         asked, told = os.pipe(), os.pipe()
-        command = [sys.executable, "-P", "-m", "paceline.bench.peers.guest", name, str(asked[0]), str(told[1])]
         self._process = subprocess.Popen(
-            command, pass_fds=(asked[0], told[1]), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+            command("-m", "paceline.bench.peers.guest", name, str(asked[0]), str(told[1])),
+            pass_fds=(asked[0], told[1]),
+            env={**os.environ, **module_paths()},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
         )
         os.close(asked[0])
         os.close(told[1])

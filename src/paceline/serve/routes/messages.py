@@ -88,7 +88,7 @@ class _Growing:
         return [{"type": "message_start", "message": begun}, {"type": "ping"}]
 
     def add(self, delta: Delta) -> list[dict[str, Any]]:
-        """Raises APIError (503) where the engine gave the message up."""
+        """Raises APIError (500, 503) where the engine gave the message up."""
         self._answer.add(delta)
         if (steps := traced(self._service, delta)) is not None:
             self._steps += steps["steps"]

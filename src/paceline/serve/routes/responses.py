@@ -81,7 +81,7 @@ class _Growing:
         )
 
     def add(self, delta: Delta) -> list[dict[str, Any]]:
-        """Raises APIError (503) where the engine gave the response up."""
+        """Raises APIError (500, 503) where the engine gave the response up."""
         self._answer.add(delta)
         if (steps := traced(self._service, delta)) is not None:
             self._steps += steps["steps"]
