@@ -105,14 +105,14 @@ def test_every_rule_says_whose_logits_are_not_numbers(rule: str) -> None:
     assert (healthy.finish_reason, greedy.finish_reason, faulty.finish_reason) == ("length", "length", "abort")
 
 
-def test_whoever_asked_the_server_is_told_that_it_was_given_up() -> None:
+def test_whoever_asked_the_server_is_told_why_it_was_given_up() -> None:
     engine = engine_of(FaultyModel(6))
     sequence = engine.add([BAD, 1, 1], PARAMS)
     running = Running(0, Ask(sequence.prompt, PARAMS), sequence, {}, 0.0)
     deltas = [running.delta(one) for _ in range(10) for one in engine.step()]
     assert deltas[-1] is not None
     assert deltas[-1].ending is not None
-    assert deltas[-1].ending.reason == "abort"
+    assert (deltas[-1].ending.reason, deltas[-1].ending.error) == ("error", str(LogitsError()))
     assert not deltas[-1].tokens
 
 
