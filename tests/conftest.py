@@ -5,6 +5,7 @@ On a machine with a GPU `TRITON_INTERPRET=0 pytest tests/kernels` runs the compi
 """
 
 import dataclasses
+import logging
 import os
 from collections.abc import Iterator
 from typing import Any
@@ -38,3 +39,14 @@ def every_tree_is_looked_over() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(DraftTree, "_sound", staticmethod(sound))
         yield
+
+
+@pytest.fixture(autouse=True)
+def _loggers_as_they_were() -> Iterator[None]:
+    """A server says where its process logs to: a test's own stream, which is closed when the next one logs."""
+    named = [logging.getLogger(name) for name in (None, "paceline", "uvicorn")]
+    before = [(one.handlers[:], one.level, one.propagate) for one in named]
+    yield
+    for one, (handlers, level, propagate) in zip(named, before, strict=True):
+        one.handlers[:], one.propagate = handlers, propagate
+        one.setLevel(level)

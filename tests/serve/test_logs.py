@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import logging
-from collections.abc import Iterator
 from contextlib import aclosing
 from typing import Any
 
@@ -25,17 +24,6 @@ from serve.fakes import FakeService
 
 SECRET = "what-the-client-wrote"
 KEY = "sk-a-key-nobody-may-see"
-
-
-@pytest.fixture(autouse=True)
-def _restored() -> Iterator[None]:
-    """Loggers as they were."""
-    named = [logging.getLogger(name) for name in (None, "paceline", "uvicorn")]
-    before = [(one.handlers[:], one.level, one.propagate) for one in named]
-    yield
-    for one, (handlers, level, propagate) in zip(named, before, strict=True):
-        one.handlers[:], one.propagate = handlers, propagate
-        one.setLevel(level)
 
 
 def routes(service: FakeService, meter: Meter) -> APIRouter:

@@ -94,7 +94,7 @@ class _Run:
         self.target: LanguageModel = self.llm.target
         self.rules = Rules(settings.max_tokens, settings.repeats, self.target.eos_token_ids)
         self.longest = self.llm.engine.longest
-        self.together = Together(min(self.threads, most_threads())) if self.threads > 1 and runs_here() else None
+        self.together: Together | None = None
         self.peers: dict[str, Peer] = {}
         self.failures: dict[str, str] = {}
         self.theirs: dict[str, PeerDecoder] = {}
@@ -145,6 +145,7 @@ class _Run:
             for task in settings.tasks:
                 tasks.append(preparer(task))
                 advance()
+        self.together = Together(min(self.threads, most_threads())) if self.threads > 1 and runs_here() else None
         rows = with_total([row for task in tasks for row in self._contested(task)])
         held = max(decoder.held_bytes for decoder in self.ours.values())
         batches = [row for task in tasks for size in settings.batches for row in self._batched(task, size)]
