@@ -13,7 +13,7 @@ from paceline import LLM
 from paceline.bench import files, runner, table
 from paceline.bench.contest import DecoderFailed
 from paceline.bench.errors import BenchError
-from paceline.bench.files import put_whole, writable
+from paceline.bench.files import put_text, writable
 from paceline.bench.load import files as load_files
 from paceline.bench.memory import peak_of_answering
 from paceline.bench.page import main as write_page
@@ -291,7 +291,7 @@ def test_a_folder_that_cannot_be_is_refused_before_anything_is_measured(
 
 def test_a_record_is_written_whole_or_not_at_all(monkeypatch, tmp_path: Path) -> None:
     file = tmp_path / "record.json"
-    put_whole(file, "a folder named \udce9")
+    put_text(file, "a folder named \udce9")
     assert file.read_text(encoding="utf-8") == "a folder named \\udce9"
 
     def refused(source, target):
@@ -299,7 +299,7 @@ def test_a_record_is_written_whole_or_not_at_all(monkeypatch, tmp_path: Path) ->
 
     monkeypatch.setattr(files.os, "replace", refused)
     with pytest.raises(BenchError, match=r"cannot write .*record\.json: No space left on device"):
-        put_whole(file, "lost")
+        put_text(file, "lost")
     assert [one.name for one in tmp_path.iterdir()] == ["record.json"]
     assert file.read_text(encoding="utf-8").startswith("a folder")
 

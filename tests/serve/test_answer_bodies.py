@@ -7,7 +7,9 @@ from typing import Any
 
 from hypothesis import given, strategies as st
 
+from paceline.params import SamplingParams
 from paceline.serve.answer_bodies import whole
+from paceline.serve.asking import Ask
 
 PLAIN = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text()
 JSON = st.recursive(
@@ -18,6 +20,7 @@ JSON = st.recursive(
 @given(JSON, st.integers(60, 70) | st.integers(126, 130))
 def test_written_in_pieces_it_is_the_same(value: Any, many: int) -> None:
     body = {"one": value, "many": [value] * many, "none": [], "nothing": {}}
-    small, large = (asyncio.run(whole(lambda: body, large)) for large in (False, True))
+    asks = [Ask((1,), SamplingParams(logprobs=count)) for count in (None, 0)]
+    small, large = (asyncio.run(whole(lambda: body, [ask])) for ask in asks)
     assert small.body == large.body
     assert small.headers == large.headers

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import os
 import re
-from contextlib import suppress
 from pathlib import Path
-from tempfile import NamedTemporaryFile, TemporaryFile
+from tempfile import TemporaryFile
 from typing import Any
 
 from paceline.bench.errors import BenchError
+from paceline.whole_file import put_whole
 
 
 def title(record: dict[str, Any]) -> str:
@@ -49,26 +49,15 @@ def writable(folder: Path) -> None:
 def written(record: dict[str, Any], folder: Path) -> Path:
     """Write the record to `folder`, over one of the same settings. Raises BenchError where it cannot."""
     file = folder / f"bench-{title(record)}.json"
-    put_whole(file, json.dumps(record, indent=1, ensure_ascii=False) + "\n")
+    put_text(file, json.dumps(record, indent=1, ensure_ascii=False) + "\n")
     return file
 
 
-def put_whole(file: Path, text: str) -> None:
-    """Write a file whole or not at all: what was there stays until then. What is no Unicode, as the bytes of some folders'
-    names, is written as its escape. Raises BenchError where it cannot."""
+def put_text(file: Path, text: str) -> None:
+    """Write a file whole or not at all. What is no Unicode, as the bytes of some folders' names, is written as its escape. Raises
+    BenchError where it cannot."""
     try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        with NamedTemporaryFile(dir=file.parent, prefix=f".{file.name}.", delete=False) as part:
-            try:
-                part.write(text.encode("utf-8", "backslashreplace"))
-                part.close()
-                with suppress(OSError):
-                    os.chmod(part.name, 0o666 & ~_umask())
-                os.replace(part.name, file)
-            except BaseException:
-                with suppress(OSError):
-                    os.unlink(part.name)
-                raise
+        put_whole(file, text.encode("utf-8", "backslashreplace"), 0o666 & ~_umask())
     except OSError as error:
         raise BenchError(f"cannot write {file}: {error.strerror}") from error
 

@@ -51,13 +51,12 @@ def page(
         " named after a folder were made on another machine than the others. The command of a run, its machine and its commit"
         " stand with it; `make bench` makes such records on yours.",
         "",
-        "Every ratio was measured in one run, medians of the repeats (where their texts have other lengths the repeat in the"
-        " middle), and stands beside both of its terms; modes took turns (in"
-        " older runs batches did not). Newer records hold every measurement. Rates are tokens per second, greedy unless a run"
-        " says otherwise, one request at a time where no batch is named. **tokens/s** is of whole answers, prompt included;"
-        " **decoding** leaves out the time until the first token, and answers are short: read it with care. **tau** is the mean"
-        " number of tokens per decoding"
-        " step of the target.",
+        "Every ratio was measured in one run, medians of the repeats (where their texts have other lengths the repeat in"
+        " the middle), and stands beside both of its terms; modes took turns (in older runs batches did not). Newer"
+        " records hold every measurement. Rates are tokens per second, greedy unless a run says otherwise, one request at"
+        " a time where no batch is named. **tokens/s** is of whole answers, prompt included; **decoding** leaves out the"
+        " time until the first token, and answers are short: read it with care. **tau** is the mean number of tokens per"
+        " decoding step of the target.",
         "",
         "Peers get the same token ids, run in processes of their own that are stopped while others are measured, and compute"
         " every prompt; records that were made otherwise say so, or their memory includes that of peers. 8 bits of OpenVINO are"

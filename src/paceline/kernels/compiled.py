@@ -17,7 +17,7 @@ from hashlib import sha256
 from importlib.metadata import PackageNotFoundError, version
 from logging import getLogger
 from pathlib import Path
-from tempfile import NamedTemporaryFile, TemporaryDirectory
+from tempfile import TemporaryDirectory
 from threading import RLock
 from typing import Any, ClassVar
 
@@ -27,6 +27,7 @@ from paceline.kernels.cache_folder import folders
 from paceline.kernels.compilers import CompileError, Compilers
 from paceline.kernels.native.vectors import MATRIX_UNIT, TARGET
 from paceline.version import __version__
+from paceline.whole_file import put_whole
 
 _HERE = Path(__file__).parent
 _FILES = (
@@ -182,18 +183,7 @@ def _keep(kernel: Kernel, code: bytes) -> bool:
 
 def write(kernel: Kernel, code: bytes, folder: Path) -> None:
     """Put a kernel's code into a folder: whole, or not at all. Raises OSError."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with NamedTemporaryFile(dir=folder, prefix=f"{kernel.symbol}.", delete=False) as part:
-        try:
-            part.write(_stamp(kernel, code) + code)
-            part.close()
-            with suppress(OSError):
-                os.chmod(part.name, 0o644)
-            os.replace(part.name, folder / _name(kernel))
-        except BaseException:
-            with suppress(OSError):
-                os.unlink(part.name)
-            raise
+    put_whole(folder / _name(kernel), _stamp(kernel, code) + code, 0o644)
 
 
 class _Linker:

@@ -134,9 +134,9 @@ class LlamaTensors:
         return tensor
 
 
-def joined(linears: list[Linear]) -> Linear:
-    """Linears one under another."""
-    return torch.cat([weight for weight, _ in linears]), biases(linears, torch.cat)
+def joined(linears: list[Linear], together: Callable[[list[torch.Tensor]], torch.Tensor] = torch.cat) -> Linear:
+    """Linears as one; one under another, or however `together` puts weights and biases."""
+    return together([weight for weight, _ in linears]), biases(linears, together)
 
 
 def biases(linears: list[Linear], together: Callable[[list[torch.Tensor]], torch.Tensor]) -> torch.Tensor | None:

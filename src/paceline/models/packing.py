@@ -21,7 +21,7 @@ from paceline.models.alternating import Alternating
 from paceline.models.base import weights_name
 from paceline.models.forms import Form, Unsuited
 from paceline.models.free_memory import return_free_memory
-from paceline.models.llama_tensors import Linear, LlamaTensors, Weighted, biases
+from paceline.models.llama_tensors import Linear, LlamaTensors, Weighted, biases, joined
 from paceline.models.rotation import Rotation
 from paceline.models.tensors import Tensors
 
@@ -192,4 +192,4 @@ def _by_key_head(linears: list[Linear], key_heads: int) -> Linear:
     def together(parts: list[torch.Tensor]) -> torch.Tensor:
         return torch.cat([part.unflatten(0, (key_heads, -1)) for part in parts], dim=1).flatten(0, 1)
 
-    return together([weight for weight, _ in linears]), biases(linears, together)
+    return joined(linears, together)

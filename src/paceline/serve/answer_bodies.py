@@ -6,19 +6,21 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence as Many
 from typing import Any
 
 from fastapi import Response
 from fastapi.responses import JSONResponse
 
+from paceline.serve.asking import Ask
+
 _TOGETHER = 64
 """Entries of a list that are written at once."""
 
 
-async def whole(built: Callable[[], Any], large: bool) -> Response:
-    """An answer as JSON. built: makes it. large: whether log-probabilities are told in it."""
-    if not large:
+async def whole(built: Callable[[], Any], asks: Many[Ask]) -> Response:
+    """The answer to some asks as JSON. built: makes it."""
+    if all(ask.params.logprobs is None and ask.params.prompt_logprobs is None for ask in asks):
         return JSONResponse(built())
     content = await asyncio.to_thread(lambda: "".join(_pieces(built())).encode())
     return Response(content, media_type="application/json")

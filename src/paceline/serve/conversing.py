@@ -96,7 +96,7 @@ async def answered(service: Service, ask: Ask, growing: Growing, *, streamed: bo
         async for _, delta in deltas:
             growing.add(delta)
     growing.finish()
-    return await whole(lambda: growing.body, ask.params.logprobs is not None)
+    return await whole(lambda: growing.body, [ask])
 
 
 async def _frames(growing: Growing, deltas: Begun[tuple[int, Delta]]) -> AsyncGenerator[bytes, None]:

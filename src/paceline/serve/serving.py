@@ -65,7 +65,6 @@ class _Server(uvicorn.Server):
 
 _ENDING_S = 1.0
 """What is left of patience when answers are ended with what they have."""
-_LOGS = {"log_level", "log_json", "log_prompts"}
 _LOOKED_S = 0.1
 """Between two looks at whether a second signal has come."""
 
@@ -144,5 +143,6 @@ async def _serve_at(sockets: Sequence[socket.socket], settings: Settings, starte
 
 def worker_settings(settings: Settings) -> bytes:
     """What the engine needs of them, as one line; keys stay with the server."""
-    fields = {"model", "draft", "verify", "lossy", "policy", "weights", "kv_cache", "offer"}
-    return settings.model_dump_json(include=fields | {"batch", "prefill_chunk", "cache_tokens"} | _LOGS).encode()
+    drafting = {"model", "draft", "verify", "lossy", "policy", "weights", "kv_cache", "offer"}
+    sizes, logs = {"batch", "prefill_chunk", "cache_tokens"}, {"log_level", "log_json", "log_prompts"}
+    return settings.model_dump_json(include=drafting | sizes | logs).encode()

@@ -79,13 +79,11 @@ async def _read(response: httpx2.Response, due: float, about: Mapping[str, Any])
     texts: list[str] = []
     whole = False
     counts: dict[str, Any] = {}
-    ended_s: float | None = None
     events = aiter(httpx2.EventSource(response))
     async for event in events:
         now_s = perf_counter() - due
         if event.data == "[DONE]":
-            whole, ended_s = True, now_s
-            await _read_out(events)
+            whole = True
             break
         if not event.data:
             continue
@@ -99,8 +97,8 @@ async def _read(response: httpx2.Response, due: float, about: Mapping[str, Any])
             value = getattr(chunk, name)
             if value is not None and value != {}:
                 counts[name] = value
-    if ended_s is None:
-        ended_s = perf_counter() - due
+    ended_s = perf_counter() - due
+    await _read_out(events)
     if not whole:
         return Outcome(**about, error="cut off", message="the stream ended before the answer did", ended_s=ended_s)
     return Outcome(

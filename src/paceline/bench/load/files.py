@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.bench.errors import BenchError
-from paceline.bench.files import put_whole
+from paceline.bench.files import put_text
 
 
 def title(record: dict[str, Any]) -> str:
@@ -26,7 +26,7 @@ def written(record: dict[str, Any], folder: Path) -> Path:
     stem = f"serve-{title(record)}"
     names = chain([f"{stem}.json"], (f"{stem}-{number}.json" for number in count(2)))
     file = next(folder / name for name in names if _claimed(folder / name))
-    put_whole(file, json.dumps(record, ensure_ascii=False) + "\n")
+    put_text(file, json.dumps(record, ensure_ascii=False) + "\n")
     return file
 
 

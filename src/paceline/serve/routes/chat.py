@@ -63,7 +63,7 @@ async def _answered(service: Service, settings: Settings, fields: ChatRequest) -
             **_of_prompt(service, fields, prompt, answers[0]),
         }
 
-    return await whole(built, bool(fields.logprobs) or fields.prompt_logprobs is not None)
+    return await whole(built, asked)
 
 
 async def _asked(service: Service, settings: Settings, fields: ChatRequest) -> tuple[ToolPlan, list[int], list[Ask]]:

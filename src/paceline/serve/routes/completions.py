@@ -80,7 +80,7 @@ async def _answered(service: Service, settings: Settings, fields: CompletionRequ
             "metrics": metrics([answer.ending for answer in answers]),
         }
 
-    return await whole(built, fields.logprobs is not None or fields.prompt_logprobs is not None)
+    return await whole(built, asked)
 
 
 async def _asked(service: Service, settings: Settings, fields: CompletionRequest) -> tuple[list[Ask], list[_Choice]]:
