@@ -34,11 +34,12 @@ sizes = dict(value_dim=head, value_lines=head, split_keys=512, near_keys=128, ne
 tiling = tree_attention.Tiling.of(32, 8, head, 4 if query == "fp32" else 2)
 tile = dict(kv_heads=8, group=4, key_dim=head, key_lines=head, page_size=page, tile_lines=tiling.rows, block_keys=tiling.keys)
 scaled = query != pages
-flags = dict(capped=True, scaled=scaled, wide=False, early=early) | ({} if scaled else dict(key_scales=None, value_scales=None))
+flags = dict(capped=True, scaled=scaled, sunk=True, wide=False, early=early)
+flags |= {} if scaled else dict(key_scales=None, value_scales=None)
 floats = dict.fromkeys(("key_scales", "value_scales", "mixed", "peaks", "masses", "sinks", "logits", "cuts"), "*fp32")
 words = dict.fromkeys(("positions", "tiles", "blocks", "tail", "tokens", "counts"), "*i32")
 types = floats | words | dict(query="*" + query, keys="*" + pages, values="*" + pages, out="*" + query, scale="fp32", cap="fp32")
-text = compiled(tree_attention._attend_split, sizes | tile | flags, stages=tiling.stages, **types)
+text = compiled(tree_attention._attend_splits, sizes | tile | flags, stages=tiling.stages, **types)
 assert query == "fp32" or "mma" in text, "no tensor cores"
 compiled(tree_attention._merge_splits, sizes | dict(heads=32, sunk=True, early=early), **types)
 types |= dict(numbers="*fp64", values="*fp64", blocks="i32")

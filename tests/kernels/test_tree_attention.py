@@ -26,6 +26,7 @@ pytest.importorskip("triton", reason="the GPU kernels are written in Triton, whi
 
 from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
+from paceline.kernels import tree_attention as tree_attention_module
 from paceline.kernels.step_tables import Extent, StepTables
 from paceline.kernels.tree_attention import Tiling, tree_attention
 
@@ -316,6 +317,20 @@ def test_what_was_accepted_is_read_where_it_was_moved_to() -> None:
     after = layer.forward([missing(layer.cache, owner, draft(owner))])
     fresh.hold(0, owner.tokens)
     assert same(after, fresh.forward([missing(fresh.cache, owner, draft(owner))]))
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_how_many_splits_a_program_walks_shows_in_no_bit(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A long text, a short one and a draft: walked by a program each, near splits by one, all by one."""
+    shape, found = SHAPES[name], []
+    for few, prompts in ((10**6, 0), (0, 10**6), (0, 0)):
+        monkeypatch.setattr(tree_attention_module, "_FEW_PROGRAMS", few)
+        monkeypatch.setattr(tree_attention_module, "_TILES_OF_A_PROMPT", prompts)
+        layer = Layer(shape)
+        owners = [layer.hold(key, tokens) for key, tokens in enumerate((range(70, 141), range(20), range(50, 96)))]
+        found.append(layer.forward([missing(layer.cache, owner, draft(owner)) for owner in owners], Extent(64, 32, 4, 32, 8)))
+    assert same(found[0], found[1])
+    assert same(found[0], found[2])
 
 
 def test_padding_to_a_bucket_changes_nothing() -> None:

@@ -31,10 +31,14 @@ import triton
 import triton.language as tl
 
 from paceline.kernels.overlap import begin, overlapped
-from paceline.kernels.step_tables import RowTables
+from paceline.kernels.step_tables import Extent, RowTables
 
 _BLOCK_BYTES = 16 << 10
 """Of a block of keys."""
+_FEW_PROGRAMS = 256
+"""Fewer than these leave much of a large device idle."""
+_TILES_OF_A_PROMPT = 4
+"""So many tiles to a sequence are those of prompts."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +70,20 @@ class Tiling:
         """Programs that so many positions are divided among."""
         far = positions - self.near * self.near_splits
         return -(-positions // self.near) if far <= 0 else self.near_splits - (-far // self.split)
+
+    def walked(self, extent: Extent, kv_heads: int, page_size: int) -> tuple[int, int]:
+        """How many splits one program walks from the first on, and how many programs a tile has then. No bit depends on it.
+
+        Where tiles are many they keep a device busy, and splits that were not walked have to be written and merged; but of few
+        tiles, or where one text is far longer than those beside it, a program that walks too far ends long behind the others.
+        The tiles of a prompt all have about as much to walk.
+        """
+        splits = self.splits(extent.blocks * page_size)
+        if extent.tiles * kv_heads < _FEW_PROGRAMS:
+            return 1, splits
+        prompts = extent.tiles >= _TILES_OF_A_PROMPT * extent.sequences
+        walked = splits if prompts else min(self.near_splits, splits)
+        return walked, splits - walked + 1
 
     def rows_per_tile(self, heads: int, kv_heads: int) -> int:
         """Rows of a step that share a tile. Raises ValueError where not even one fits."""
@@ -125,24 +143,59 @@ def _taken_in(
     return mix, mass, grown
 
 
-@triton.jit(do_not_specialize=["query_row", "query_head", "splits", "table_width", "tail_width", "window"])
-def _attend_split(
-    query, keys, values, key_scales, value_scales, positions, tiles, blocks, tail, mixed, peaks, masses,
-    query_row, query_head, splits, table_width, tail_width, window, scale, cap,
+@triton.jit
+def _start_of(split, split_keys: tl.constexpr, near_keys: tl.constexpr, near_splits: tl.constexpr):
+    far = near_splits * near_keys + (split - near_splits) * split_keys
+    return tl.where(split < near_splits, split * near_keys, far)
+
+
+@triton.jit
+def _split_of(position, split_keys: tl.constexpr, near_keys: tl.constexpr, near_splits: tl.constexpr):
+    far = position - near_splits * near_keys
+    return tl.where(far < 0, position // near_keys, near_splits + far // split_keys)
+
+
+@triton.jit
+def _added(mix, mass, peak, its_mix, its_mass, its_peak):
+    """What lines have summed so far, and a split more. Two kernels add splits up and must round alike: fused by hand."""
+    grown = tl.maximum(peak, its_peak)
+    base = tl.where(grown == float("-inf"), 0.0, grown)
+    fade = tl.exp2(peak - base)
+    share = tl.exp2(its_peak - base)
+    return tl.fma(mix, fade[:, None] + tl.zeros_like(mix), its_mix * share[:, None]), tl.fma(mass, fade, its_mass * share), grown
+
+
+@triton.jit
+def _ended(mix, mass, peak, sinks, heads, there, sunk: tl.constexpr):
+    """Over the sum of weights, to which the sink of each line's head belongs. Lines that are not there have zeros."""
+    if sunk:
+        sink = tl.load(sinks + heads).to(tl.float32) * 1.4426950408889634
+        grown = tl.maximum(peak, sink)
+        fade = tl.exp2(peak - grown)
+        mix = mix * fade[:, None]
+        mass = tl.fma(mass, fade, tl.exp2(sink - grown))
+    return mix / tl.where(there, mass, 1.0)[:, None]
+
+
+@triton.jit(do_not_specialize=["query_row", "query_head", "walked", "table_width", "tail_width", "window"])
+def _attend_splits(
+    query, keys, values, key_scales, value_scales, sinks, positions, tiles, blocks, tail, mixed, peaks, masses, out,
+    query_row, query_head, walked, table_width, tail_width, window, scale, cap,
     kv_heads: tl.constexpr, group: tl.constexpr, key_dim: tl.constexpr, value_dim: tl.constexpr, key_lines: tl.constexpr,
     value_lines: tl.constexpr, page_size: tl.constexpr, tile_lines: tl.constexpr, block_keys: tl.constexpr,
     split_keys: tl.constexpr, near_keys: tl.constexpr, near_splits: tl.constexpr, capped: tl.constexpr, scaled: tl.constexpr,
-    wide: tl.constexpr, early: tl.constexpr,
+    sunk: tl.constexpr, wide: tl.constexpr, early: tl.constexpr,
 ):  # fmt: skip
-    """One tile, kv head and split. Scores are kept in base 2. Writes per row, head and split: the unnormalised mix of values
-    [T, H, splits, D'], the largest score and the sum of weights [T, H, splits], all float32."""
+    """One tile and kv head, and the first `walked` splits, one after another, or one of those behind them. Scores are kept in
+    base 2. Writes per row, head and program: the unnormalised mix of values [T, H, P, D'], the largest score and the sum of
+    weights [T, H, P], all float32; where one program walks all splits, what `_merge_splits` would make of it to `out`."""
     begin(early)
     sequence = tl.load(tiles + tl.program_id(0) * 4)
     first = tl.load(tiles + tl.program_id(0) * 4 + 1)
     rows = tl.load(tiles + tl.program_id(0) * 4 + 2)
     straight = tl.load(tiles + tl.program_id(0) * 4 + 3)
     kv_head = tl.program_id(1)
-    split = tl.program_id(2)
+    part = tl.program_id(2)
 
     line = tl.arange(0, tile_lines)
     member = line // group
@@ -152,9 +205,8 @@ def _attend_split(
     position = tl.load(positions + row, mask=used, other=-1)
     edge = tl.where(window > 0, tl.maximum(position - window + 1, 0), 0)
     last = tl.max(position, 0)
-    is_near = split < near_splits
-    low = tl.where(is_near, split * near_keys, near_splits * near_keys + (split - near_splits) * split_keys)
-    behind = low + tl.where(is_near, near_keys, split_keys)
+    low = tl.where(part > 0, _start_of(walked + part - 1, split_keys, near_keys, near_splits), 0)
+    behind = _start_of(walked + part, split_keys, near_keys, near_splits)
     end = tl.minimum(behind, last + 1)
     lowest = tl.min(tl.where(used, edge, last), 0)
     if (low > last) | (behind <= lowest):
@@ -170,10 +222,20 @@ def _attend_split(
     peak = tl.full([tile_lines], float("-inf"), tl.float32)
     mass = tl.zeros([tile_lines], tl.float32)
     mix = tl.zeros([tile_lines, value_lines], tl.float32)
+    sum_peak = tl.full([tile_lines], float("-inf"), tl.float32)
+    sum_mass = tl.zeros([tile_lines], tl.float32)
+    sum_mix = tl.zeros([tile_lines, value_lines], tl.float32)
     at_first = tl.maximum(low, lowest // block_keys * block_keys)
+    border_of_split = _next_split(at_first, split_keys, near_keys, near_splits)
     # from this block on the paths of a draft part; before it slots are positions for all rows of the tile
     border = tl.where(last >= straight, tl.minimum(straight // block_keys * block_keys, end), end)
     for at in range(at_first, border, block_keys):
+        if at == border_of_split:
+            sum_mix, sum_mass, sum_peak = _added(sum_mix, sum_mass, sum_peak, mix, mass, peak)
+            peak = tl.full([tile_lines], float("-inf"), tl.float32)
+            mass = tl.zeros([tile_lines], tl.float32)
+            mix = tl.zeros([tile_lines, value_lines], tl.float32)
+            border_of_split = _next_split(at, split_keys, near_keys, near_splits)
         key_position = at + tl.arange(0, block_keys)
         live = key_position <= last
         if page_size % block_keys == 0:
@@ -189,6 +251,12 @@ def _attend_split(
             key_dim, value_dim, key_line, value_line, capped, scaled, wide,
         )  # fmt: skip
     for at in range(tl.maximum(at_first, border), end, block_keys):
+        if at == border_of_split:
+            sum_mix, sum_mass, sum_peak = _added(sum_mix, sum_mass, sum_peak, mix, mass, peak)
+            peak = tl.full([tile_lines], float("-inf"), tl.float32)
+            mass = tl.zeros([tile_lines], tl.float32)
+            mix = tl.zeros([tile_lines, value_lines], tl.float32)
+            border_of_split = _next_split(at, split_keys, near_keys, near_splits)
         key_position = at + tl.arange(0, block_keys)
         below = key_position - straight
         for turn in range(rows):
@@ -204,26 +272,29 @@ def _attend_split(
                 mix, mass, peak, asked, keys, values, key_scales, value_scales, place, live, seen, scale, cap,
                 key_dim, value_dim, key_line, value_line, capped, scaled, wide,
             )  # fmt: skip
+    mix, mass, peak = _added(sum_mix, sum_mass, sum_peak, mix, mass, peak)
 
-    cell = (row.to(tl.int64) * (kv_heads * group) + head) * splits + split
-    tl.store(peaks + cell, peak, mask=used)
-    tl.store(masses + cell, mass, mask=used)
-    tl.store(
-        mixed + cell[:, None] * value_dim + value_line[None, :],
-        mix,
-        mask=used[:, None] & (value_line < value_dim)[None, :],
-    )
+    cell = row.to(tl.int64) * (kv_heads * group) + head
+    stored = used[:, None] & (value_line < value_dim)[None, :]
+    if tl.num_programs(2) == 1:
+        result = _ended(mix, mass, peak, sinks, head, used, sunk)
+        tl.store(out + cell[:, None] * value_dim + value_line[None, :], result.to(out.dtype.element_ty), mask=stored)
+    else:
+        cell = cell * tl.num_programs(2) + part
+        tl.store(peaks + cell, peak, mask=used)
+        tl.store(masses + cell, mass, mask=used)
+        tl.store(mixed + cell[:, None] * value_dim + value_line[None, :], mix, mask=stored)
 
 
 @triton.jit
-def _split_of(position, split_keys: tl.constexpr, near_keys: tl.constexpr, near_splits: tl.constexpr):
-    far = position - near_splits * near_keys
-    return tl.where(far < 0, position // near_keys, near_splits + far // split_keys)
+def _next_split(position, split_keys: tl.constexpr, near_keys: tl.constexpr, near_splits: tl.constexpr):
+    """Where the split behind that of a position begins."""
+    return _start_of(_split_of(position, split_keys, near_keys, near_splits) + 1, split_keys, near_keys, near_splits)
 
 
-@triton.jit(do_not_specialize=["splits", "window"])
+@triton.jit(do_not_specialize=["programs", "walked", "window"])
 def _merge_splits(
-    mixed, peaks, masses, sinks, positions, out, splits, window,
+    mixed, peaks, masses, sinks, positions, out, programs, walked, window,
     heads: tl.constexpr, value_dim: tl.constexpr, value_lines: tl.constexpr, split_keys: tl.constexpr, near_keys: tl.constexpr,
     near_splits: tl.constexpr, sunk: tl.constexpr, early: tl.constexpr,
 ):  # fmt: skip
@@ -232,31 +303,25 @@ def _merge_splits(
     row = tl.program_id(0)
     head = tl.program_id(1)
     value_line = tl.arange(0, value_lines)
+    there = (value_line < value_dim)[None, :]
     position = tl.load(positions + row)
     edge = tl.where(window > 0, tl.maximum(position - window + 1, 0), 0)
     cell = row.to(tl.int64) * heads + head
     peak = tl.full([1], float("-inf"), tl.float32)
     mass = tl.zeros([1], tl.float32)
-    mix = tl.zeros([value_lines], tl.float32)
+    mix = tl.zeros([1, value_lines], tl.float32)
+    lone = tl.zeros([1], tl.int32)
+    # what was walked is one of them
+    first = tl.maximum(_split_of(edge, split_keys, near_keys, near_splits) - walked + 1, 0)
+    last = tl.maximum(_split_of(position, split_keys, near_keys, near_splits) - walked + 1, 0)
     # padding has position -1 and merges nothing
-    first = _split_of(edge, split_keys, near_keys, near_splits)
-    for split in range(first, tl.where(position < 0, 0, _split_of(position, split_keys, near_keys, near_splits) + 1)):
-        its_peak = tl.load(peaks + cell * splits + split)
-        grown = tl.maximum(peak, its_peak)
-        fade = tl.exp2(peak - grown)
-        share = tl.exp2(its_peak - grown)
-        its_mix = tl.load(mixed + (cell * splits + split) * value_dim + value_line, mask=value_line < value_dim, other=0.0)
-        mix = mix * fade + its_mix * share
-        mass = mass * fade + tl.load(masses + cell * splits + split) * share
-        peak = grown
-    if sunk:
-        sink = tl.load(sinks + head).to(tl.float32) * 1.4426950408889634
-        grown = tl.maximum(peak, sink)
-        fade = tl.exp2(peak - grown)
-        mix = mix * fade
-        mass = mass * fade + tl.exp2(sink - grown)
-    result = mix / tl.where(position < 0, 1.0, mass)
-    tl.store(out + cell * value_dim + value_line, result.to(out.dtype.element_ty), mask=value_line < value_dim)
+    for part in range(first, tl.where(position < 0, 0, last + 1)):
+        place = cell * programs + part
+        its_mix = tl.load(mixed + place * value_dim + value_line[None, :], mask=there, other=0.0)
+        its_mass, its_peak = tl.load(masses + place + lone), tl.load(peaks + place + lone)
+        mix, mass, peak = _added(mix, mass, peak, its_mix, its_mass, its_peak)
+    result = _ended(mix, mass, peak, sinks, head + lone, position + lone >= 0, sunk)
+    tl.store(out + cell * value_dim + value_line[None, :], result.to(out.dtype.element_ty), mask=there)
 
 
 def tree_attention(
@@ -297,27 +362,30 @@ def tree_attention(
         raise ValueError("head dimensions and pages have to be contiguous")
     if (key_scales is None) != (value_scales is None):
         raise ValueError("keys and values are scaled together or not at all")
-    splits = tiling.splits(tables.extent.blocks * page_size)
-    mixed = query.new_empty(rows, heads, splits, value_dim, dtype=torch.float32)
-    peaks, masses = mixed.new_empty(rows, heads, splits), mixed.new_empty(rows, heads, splits)
-    out = query.new_empty(rows, heads, value_dim)
+    walked, programs = tiling.walked(tables.extent, kv_heads, page_size)
+    # where all are walked nobody else writes what pads a step
+    out = query.new_zeros(rows, heads, value_dim) if programs == 1 else query.new_empty(rows, heads, value_dim)
+    held = rows if programs > 1 else 0
+    mixed = query.new_empty(held, heads, programs, value_dim, dtype=torch.float32)
+    peaks, masses = mixed.new_empty(held, heads, programs), mixed.new_empty(held, heads, programs)
     value_lines = max(16, triton.next_power_of_2(value_dim))
-    _attend_split[(tables.extent.tiles, kv_heads, splits)](
-        query, keys, values, key_scales, value_scales, tables.positions, tables.tiles, tables.blocks, tables.tail,
-        mixed, peaks, masses, query.stride(0), query.stride(1), splits, tables.extent.blocks, tables.extent.depth, window,
+    _attend_splits[(tables.extent.tiles, kv_heads, programs)](
+        query, keys, values, key_scales, value_scales, sinks, tables.positions, tables.tiles, tables.blocks, tables.tail,
+        mixed, peaks, masses, out, query.stride(0), query.stride(1), walked, tables.extent.blocks, tables.extent.depth, window,
         float(scale), float(softcap or 0.0),
         kv_heads=kv_heads, group=heads // kv_heads, key_dim=key_dim, value_dim=value_dim,
         key_lines=max(16, triton.next_power_of_2(key_dim)), value_lines=value_lines, page_size=page_size, tile_lines=tiling.rows,
         block_keys=tiling.keys, split_keys=tiling.split, near_keys=tiling.near, near_splits=tiling.near_splits,
-        capped=softcap is not None, scaled=key_scales is not None,
+        capped=softcap is not None, scaled=key_scales is not None, sunk=sinks is not None,
         # the interpreter keeps bfloat16 as raw bits and cannot multiply it; float32 holds its products exactly
         wide=not query.is_cuda and query.dtype is torch.bfloat16,
         num_warps=4, num_stages=tiling.stages, enable_fp_fusion=True, **overlapped(query.device),
     )  # fmt: skip
-    _merge_splits[(rows, heads)](
-        mixed, peaks, masses, sinks, tables.positions, out, splits, window,
-        heads=heads, value_dim=value_dim, value_lines=value_lines, split_keys=tiling.split, near_keys=tiling.near,
-        near_splits=tiling.near_splits, sunk=sinks is not None, num_warps=4,
-        enable_fp_fusion=True, **overlapped(query.device),
-    )  # fmt: skip
+    if programs > 1:
+        _merge_splits[(rows, heads)](
+            mixed, peaks, masses, sinks, tables.positions, out, programs, walked, window,
+            heads=heads, value_dim=value_dim, value_lines=value_lines, split_keys=tiling.split, near_keys=tiling.near,
+            near_splits=tiling.near_splits, sunk=sinks is not None, num_warps=4,
+            enable_fp_fusion=True, **overlapped(query.device),
+        )  # fmt: skip
     return out

@@ -185,19 +185,28 @@ class FusedModel(OverPages):
         residual = held.embedding[token_ids[0]].float() * held.form.embedding_scale
         captured: dict[int, torch.Tensor] = {}
         parts = bias = behind = None
+        last = len(held.layers) - 1
+        # what is tapped behind the last layer is asked for of any row
+        alone = None if last + 1 in taps else keep
         for index, layer in enumerate(held.layers):
             rows = joined(residual, layer.before_attention, dtype, parts, bias, behind)
             if index in taps:
                 captured[index] = residual.to(dtype, copy=True)[None]
-            parts = row_product(self._attended(index, layer, rows, forward), layer.out.weight, layer.out.parts)
+            attended = self._attended(index, layer, rows, forward)
+            if alone is not None and index == last:
+                # behind the last layer's keys and values nobody reads the other rows
+                attended, residual = attended[alone], residual[alone]
+            parts = row_product(attended, layer.out.weight, layer.out.parts)
             rows = joined(residual, layer.before_mlp, dtype, parts, layer.out.bias, layer.after_attention)
             rows = gated_product(rows, layer.gate_up.weight, held.form.activation, layer.gate_up.bias)
             parts = row_product(rows, layer.down.weight, layer.down.parts)
             bias, behind = layer.down.bias, layer.after_mlp
         rows = joined(residual, held.last_norm, dtype, parts, bias, behind)
-        if len(held.layers) in taps:
-            captured[len(held.layers)] = residual.to(dtype, copy=True)[None]
-        (logits,) = row_product(rows if keep is None else rows[keep], held.head.weight, held.head.parts)
+        if last + 1 in taps:
+            captured[last + 1] = residual.to(dtype, copy=True)[None]
+        if keep is not None and alone is None:
+            rows = rows[keep]
+        (logits,) = row_product(rows, held.head.weight, held.head.parts)
         if held.head.bias is not None:
             logits += held.head.bias
         if cap := held.form.logit_cap:
