@@ -163,7 +163,7 @@ def largest_of_each(rows: torch.Tensor) -> list[int]:
     if rows.is_cpu:
         return [largest(row) for row in rows.numpy()]
     values, places = rows.max(-1)
-    return torch.where(values.isnan(), -1, places).tolist()
+    return places.masked_fill_(values.isnan(), -1).tolist()
 
 
 def checked(token: int, sequence: Sequence) -> int:

@@ -39,8 +39,9 @@ flags |= {} if scaled else dict(key_scales=None, value_scales=None)
 floats = dict.fromkeys(("key_scales", "value_scales", "mixed", "peaks", "masses", "sinks", "logits", "cuts"), "*fp32")
 words = dict.fromkeys(("positions", "tiles", "blocks", "tail", "tokens", "counts"), "*i32")
 types = floats | words | dict(query="*" + query, keys="*" + pages, values="*" + pages, out="*" + query, scale="fp32", cap="fp32")
-text = compiled(tree_attention._attend_splits, sizes | tile | flags, stages=tiling.stages, **types)
-assert query == "fp32" or "mma" in text, "no tensor cores"
+for walks in (False, True):
+    text = compiled(tree_attention._attend_splits, sizes | tile | flags | dict(walks=walks), stages=tiling.stages, **types)
+    assert query == "fp32" or "mma" in text, "no tensor cores"
 compiled(tree_attention._merge_splits, sizes | dict(heads=32, sunk=True, early=early), **types)
 types |= dict(numbers="*fp64", values="*fp64", blocks="i32")
 compiled(fused_sampling._best_of_block, dict(block=1024, cutting=True), **types)
@@ -51,13 +52,17 @@ compiled(slot_moves._moved, dict(words=head, block=1024), addresses="*i64", plac
 own = dict.fromkeys(("rows", "weights", "out", "queries", "keys", "values"), "*" + query)
 own |= dict.fromkeys(("sums", "bias", "parts", "part_bias", "residual", "weight", "epsilon", "query_norm", "key_norm"), "*fp32")
 own |= dict(cosines="*fp32", sines="*fp32", positions="*i32", destinations="*i32", behind_weight="*fp32", epsilon="fp32")
-for rows in (16, 64, 128, 1024):
+for rows in (16, 64, 128, 256, 512, 1024):
     for kernel, matrices in ((row_products._product, 1), (row_products._gated_product, 2)):
-        tile = row_products.Tile.of(torch.empty(rows, 64, dtype=DTYPES[query], device="meta"), matrices)
-        sides = dict(tile_outputs=tile.outputs, tile_rows=tile.rows, tile_inputs=tile.inputs, wide=False, early=early)
-        flags = dict(together=rows > 64) if matrices == 1 else dict(silu=rows > 64, biased=True)
-        text = compiled(kernel, sides | flags, tile.warps, tile.stages, **own | dict(parts="i32"))
-        assert query == "fp32" or "mma" in text, "no tensor cores"
+        for described in (False, True)[: 1 + (early and query != "fp32" and rows > 64)]:
+            tile = row_products.Tile.of(torch.empty(rows, 64, dtype=DTYPES[query], device="meta"), matrices, described)
+            sides = dict(tile_outputs=tile.outputs, tile_rows=tile.rows, tile_inputs=tile.inputs, wide=False, early=early)
+            sides |= dict(together=rows > 64) if matrices == 1 else dict(silu=rows > 64, biased=True)
+            held = [f"tensordesc<{query}[{side},{tile.inputs}]>" for side in (tile.rows, tile.outputs)] if described else []
+            kinds = own | dict(parts="i32") | dict(zip(("rows", "weights"), held))
+            text = compiled(kernel, sides | dict(described=described), tile.warps, tile.stages, **kinds)
+            assert query == "fp32" or "mma" in text, "no tensor cores"
+            assert ("cp.async.bulk.tensor" in text) == described, "tiles are not copied by descriptors"
 norm = dict(width=head * 32, lines=head * 32, part_count=2, biased=True, behind=True, centred=False, early=early)
 compiled(residual_norms._joined, norm | dict(behind_bias=None, bias=None), **own)
 heads = dict(heads=32, kv_heads=8, size=head, lines=head, rotary=head // 2, part_count=1)

@@ -13,6 +13,7 @@ pytest.importorskip("triton", reason="the GPU kernels are written in Triton, whi
 from torch.nn.functional import gelu, rms_norm, silu
 from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
+from paceline.kernels import row_products
 from paceline.kernels.residual_norms import Norm, joined
 from paceline.kernels.row_products import gated_product, part_length, parts_of, row_product
 from paceline.kernels.slot_moves import move_slots
@@ -70,9 +71,28 @@ def test_gates_and_what_they_gate(activation: str, function: Any, biased: bool) 
         assert torch.equal(gated_product(rows[:count], weights, activation, bias), whole[:count]), count
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_tiles_copied_by_descriptors_hold_the_same_numbers(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Matrices that no tile divides; a row's stride of which no descriptor is made."""
+    rows, weights, gates = (drawn(*sizes, dtype=dtype) for sizes in ((130, 1096), (70, 1096), (140, 1096)))
+    wanted = [row_product(rows, weights, 2), row_product(rows, weights, 1), gated_product(rows * 0.1, gates, "silu")]
+    described = []
+    monkeypatch.setattr(row_products, "can_overlap", lambda _: True)
+    monkeypatch.setattr(row_products, "_DESCRIBED", 0)
+    made = row_products.TensorDescriptor
+    monkeypatch.setattr(row_products, "TensorDescriptor", lambda *sizes: (described.append(sizes), made(*sizes))[1])
+    found = [row_product(rows, weights, 2), row_product(rows, weights, 1), gated_product(rows * 0.1, gates, "silu")]
+    assert len(described) == 6
+    for one, other in zip(wanted, found, strict=True):
+        assert torch.equal(one, other)
+    row_product(rows[:, :1090].contiguous(), weights[:, :1090].contiguous(), 1)
+    row_product(rows[:64], weights, 1)
+    assert len(described) == 6
+
+
 def test_parts_are_for_matrices_of_few_outputs_and_many_inputs() -> None:
     assert [parts_of(*sizes) for sizes in ((6144, 4096), (4096, 14336), (2048, 8192), (1024, 4096), (384, 1024), (384, 900))] == [
-        1, 1, 2, 4, 2, 1,
+        1, 2, 4, 8, 2, 1,
     ]  # fmt: skip
     for inputs, parts in ((1100, 2), (2048, 4), (1000, 1)):
         length = part_length(inputs, parts)

@@ -31,9 +31,10 @@ def begin(early: tl.constexpr):
 
 def overlapped(device: torch.device) -> dict[str, Any]:
     """Options of a launch: whether the kernel is to begin early, told to it and to its launch."""
-    return {"early": True, "launch_pdl": True} if _can(device) else {"early": False}
+    return {"early": True, "launch_pdl": True} if can_overlap(device) else {"early": False}
 
 
 @functools.cache
-def _can(device: torch.device) -> bool:
+def can_overlap(device: torch.device) -> bool:
+    """Whether it is one of NVIDIA's, of Hopper or later."""
     return device.type == "cuda" and torch.version.hip is None and torch.cuda.get_device_capability(device) >= (9, 0)

@@ -4,14 +4,16 @@ A library chooses how to multiply by the number of rows, and ways differ in the 
 not be the token that is decoded alone. Here every output is summed in one order, whatever the tiles: inputs in parts that follow
 from the matrix alone, each part from its first input to its last, the parts in order. Few rows are bound by reading weights, so
 the parts of an output are computed side by side and left for whoever reads them to add up (`residual_norms`, `rotary`); many rows
-are bound by arithmetic, so one program does all parts of its outputs and adds them up itself.
+are bound by arithmetic, so one program does all parts of its outputs and adds them up itself. Where a device copies whole tiles
+by their descriptors, large matrices are read so: the numbers are the same, and the threads that multiply need not fetch them.
 
 Matrices are [outputs, inputs], as checkpoints store them. The larger side of a tensor core's product takes outputs, the smaller
 one rows: sixteen rows are then no more work than they are. An element of such a product depends neither on its place in the tile
 nor on the tile's size (`benchmarks/gpu.py` checks this on the device at hand).
 
 Source: split-K products and Stream-K (arXiv:2301.03598) for parts side by side; invariance to the batch after "Defeating
-Nondeterminism in LLM Inference" (He et al., Thinking Machines Lab, 2025).
+Nondeterminism in LLM Inference" (He et al., Thinking Machines Lab, 2025); copies of tiles by tensor memory access, CUDA C++
+Programming Guide.
 """
 
 # pyright: reportMissingImports=false, reportOperatorIssue=false, reportCallIssue=false, reportIndexIssue=false
@@ -21,18 +23,22 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import triton
 import triton.language as tl
+from triton.tools.tensor_descriptor import TensorDescriptor
 
-from paceline.kernels.overlap import begin, overlapped
+from paceline.kernels.overlap import begin, can_overlap, overlapped
 
-_SIDE_BY_SIDE = 64
+_FEW, _SOME, _MANY = 64, 128, 512
+"""Rows up to which weights are read far ahead, by tiles half as tall, and by tiles of 128 outputs."""
+_SIDE_BY_SIDE = 256
 """Up to so many rows the parts of an output are computed side by side."""
-_HALF_TILES = 256
-"""Up to so many rows tiles are half as tall, so that there are programs enough."""
-_PROGRAMS, _LEAST_INPUTS = 64, 512
+_DESCRIBED = 1 << 22
+"""Numbers of a matrix that is worth a descriptor, which the host makes."""
+_PROGRAMS, _LEAST_INPUTS = 96, 512
 """A large device reads weights as fast as it can where so many programs read them, each far ahead; a matrix with fewer outputs is
 divided into parts, no shorter than this."""
 _FEWEST_BYTES = 96 << 10
@@ -51,17 +57,25 @@ class Tile:
     stages: int
 
     @classmethod
-    def of(cls, rows: torch.Tensor, matrices: int = 1) -> Tile:
-        """What suits so many rows and this device. matrices: that one program multiplies them by."""
-        number_bytes, shared = rows.element_size(), _shared_bytes(rows.device)
-        if len(rows) <= _SIDE_BY_SIDE:
-            side, inputs = max(16, triton.next_power_of_2(len(rows))), 256 // number_bytes
-            tile_bytes = (64 * matrices + side) * inputs * number_bytes
-            return cls(64, side, inputs, 4, max(2, min(6 if matrices == 1 else 4, shared // tile_bytes)))
-        inputs = 128 // number_bytes
-        if matrices == 1 and len(rows) <= _HALF_TILES:
-            return cls(128, 64, inputs, 4, max(2, min(4, shared // (192 * inputs * number_bytes))))
-        return cls(128, 128, inputs, 8, max(2, min(3, shared // (128 * (matrices + 1) * inputs * number_bytes))))
+    def of(cls, rows: torch.Tensor, matrices: int = 1, described: bool = False) -> Tile:
+        """What suits so many rows and this device. matrices: that one program multiplies them by. described: whether tiles are
+        copied by descriptors."""
+        count, number_bytes, shared = len(rows), rows.element_size(), _shared_bytes(rows.device)
+        inputs = (256 if count <= _FEW else 128) // number_bytes
+
+        def tile(outputs: int, side: int, warps: int, most: int) -> Tile:
+            held = (outputs * matrices + side) * inputs * number_bytes
+            return cls(outputs, side, inputs, warps, max(2, min(most, shared // held)))
+
+        if count <= _FEW:
+            return tile(64, max(16, triton.next_power_of_2(count)), 4, 6 if matrices == 1 else 4)
+        if matrices > 1:
+            return tile(64, 128, 4, 3) if count <= _SIDE_BY_SIDE else tile(128, 128, 8, 3)
+        if count <= _SIDE_BY_SIDE:
+            return tile(64, 64, 4, 6) if count <= _SOME else tile(128, 64, 4, 4)
+        if not described:
+            return tile(128, 128, 8, 3)
+        return tile(128, 128, 4, 4) if count <= _MANY else tile(256, 128, 8, 3)
 
 
 @functools.cache
@@ -85,6 +99,20 @@ def part_length(inputs: int, parts: int) -> int:
 
 
 @triton.jit
+def _tile(matrix, starts, there, first, at, line, inputs, described: tl.constexpr, once: tl.constexpr):
+    """[rows of the matrix, tile of inputs], with zeros beyond its ends. starts, there: of each row. once: whether few others read
+    it."""
+    if described:
+        found = matrix.load([first, at])
+    else:
+        place = at + line[None, :]
+        # of a part only the last one's end may lie within a tile
+        there = there & (place < inputs)
+        found = tl.load(starts + place, mask=there, other=0.0, eviction_policy="evict_first" if once else "evict_last")
+    return found
+
+
+@triton.jit
 def _multiplied(weights, rows, sums, wide: tl.constexpr):
     """sums + weights [outputs, inputs] x rows [R, inputs] transposed."""
     if wide:
@@ -96,29 +124,27 @@ def _multiplied(weights, rows, sums, wide: tl.constexpr):
 def _product(
     rows, weights, sums, count, row_stride, outputs, inputs, length, parts,
     together: tl.constexpr, tile_outputs: tl.constexpr, tile_rows: tl.constexpr, tile_inputs: tl.constexpr, wide: tl.constexpr,
-    early: tl.constexpr,
+    described: tl.constexpr, early: tl.constexpr,
 ):  # fmt: skip
     """One tile of rows, of outputs and one part of the inputs; all parts where `together`. sums: float32 [parts, count, outputs],
     [1, count, outputs] where together. One compiled kernel serves matrices of all sizes."""
-    row = tl.program_id(0) * tile_rows + tl.arange(0, tile_rows)
-    output = tl.program_id(1) * tile_outputs + tl.arange(0, tile_outputs)
+    first_row, first_output = tl.program_id(0) * tile_rows, tl.program_id(1) * tile_outputs
+    row, output = first_row + tl.arange(0, tile_rows), first_output + tl.arange(0, tile_outputs)
     part = tl.program_id(2)
-    input_line = tl.arange(0, tile_inputs)
-    row_start = rows + row[:, None].to(tl.int64) * row_stride
-    output_start = weights + output[:, None].to(tl.int64) * inputs
-    row_there = (row < count)[:, None]
-    output_there = (output < outputs)[:, None]
+    line = tl.arange(0, tile_inputs)
+    row_there, output_there = (row < count)[:, None], (output < outputs)[:, None]
+    row_starts, output_starts = 0, 0
+    if not described:
+        row_starts = rows + row[:, None].to(tl.int64) * row_stride
+        output_starts = weights + output[:, None].to(tl.int64) * inputs
     begin(early)
     total = tl.zeros([tile_outputs, tile_rows], tl.float32)
     for turn in range(parts if together else 1):
         first = (turn if together else part) * length
         sum_of_part = tl.zeros([tile_outputs, tile_rows], tl.float32)
         for at in range(first, tl.minimum(first + length, inputs), tile_inputs):
-            place = at + input_line[None, :]
-            # of a part only the last one's end may lie within a tile
-            there = place < inputs
-            held = tl.load(output_start + place, mask=output_there & there, other=0.0, eviction_policy="evict_first")
-            asked = tl.load(row_start + place, mask=row_there & there, other=0.0, eviction_policy="evict_last")
+            held = _tile(weights, output_starts, output_there, first_output, at, line, inputs, described, True)
+            asked = _tile(rows, row_starts, row_there, first_row, at, line, inputs, described, False)
             sum_of_part = _multiplied(held, asked, sum_of_part, wide)
         total = total + sum_of_part if together else sum_of_part
     cell = (part.to(tl.int64) * count + row[None, :]) * outputs + output[:, None]
@@ -141,27 +167,26 @@ def _silu(number):
 def _gated_product(
     rows, weights, bias, out, count, row_stride, outputs, inputs,
     silu: tl.constexpr, biased: tl.constexpr, tile_outputs: tl.constexpr, tile_rows: tl.constexpr, tile_inputs: tl.constexpr,
-    wide: tl.constexpr, early: tl.constexpr,
+    wide: tl.constexpr, described: tl.constexpr, early: tl.constexpr,
 ):  # fmt: skip
     """One tile of rows and of outputs. weights: gates [outputs, inputs], then what they gate. out: [count, outputs]."""
-    row = tl.program_id(0) * tile_rows + tl.arange(0, tile_rows)
-    output = tl.program_id(1) * tile_outputs + tl.arange(0, tile_outputs)
-    input_line = tl.arange(0, tile_inputs)
-    row_start = rows + row[:, None].to(tl.int64) * row_stride
-    gate_start = weights + output[:, None].to(tl.int64) * inputs
-    gated_start = gate_start + outputs.to(tl.int64) * inputs
-    row_there = (row < count)[:, None]
-    output_there = (output < outputs)[:, None]
+    first_row, first_output = tl.program_id(0) * tile_rows, tl.program_id(1) * tile_outputs
+    row, output = first_row + tl.arange(0, tile_rows), first_output + tl.arange(0, tile_outputs)
+    line = tl.arange(0, tile_inputs)
+    row_there, output_there = (row < count)[:, None], (output < outputs)[:, None]
+    row_starts, gate_starts, gated_starts = 0, 0, 0
+    if not described:
+        row_starts = rows + row[:, None].to(tl.int64) * row_stride
+        gate_starts = weights + output[:, None].to(tl.int64) * inputs
+        gated_starts = gate_starts + outputs.to(tl.int64) * inputs
     begin(early)
     gate = tl.zeros([tile_outputs, tile_rows], tl.float32)
     gated = tl.zeros([tile_outputs, tile_rows], tl.float32)
     for at in range(0, inputs, tile_inputs):
-        place = at + input_line[None, :]
-        there = place < inputs
-        asked = tl.load(row_start + place, mask=row_there & there, other=0.0, eviction_policy="evict_last")
-        held = tl.load(gate_start + place, mask=output_there & there, other=0.0, eviction_policy="evict_first")
+        asked = _tile(rows, row_starts, row_there, first_row, at, line, inputs, described, False)
+        held = _tile(weights, gate_starts, output_there, first_output, at, line, inputs, described, True)
         gate = _multiplied(held, asked, gate, wide)
-        held = tl.load(gated_start + place, mask=output_there & there, other=0.0, eviction_policy="evict_first")
+        held = _tile(weights, gated_starts, output_there, outputs + first_output, at, line, inputs, described, True)
         gated = _multiplied(held, asked, gated, wide)
     if biased:
         gate += tl.load(bias + output, mask=output < outputs, other=0.0)[:, None]
@@ -184,15 +209,16 @@ def row_product(rows: torch.Tensor, weights: torch.Tensor, parts: int, tile: Til
     """
     count, inputs = _checked(rows, weights)
     outputs = weights.shape[0]
-    tile = tile or Tile.of(rows)
+    described = _is_described(rows, weights)
+    tile = tile or Tile.of(rows, described=described)
     together = count > _SIDE_BY_SIDE and parts > 1
     held = 1 if together else parts
     sums = torch.empty(held, count, outputs, dtype=torch.float32, device=rows.device)
     grid = (triton.cdiv(count, tile.rows), triton.cdiv(outputs, tile.outputs), held)
     _product[grid](
-        rows, weights, sums, count, rows.stride(0), outputs, inputs, part_length(inputs, parts), parts,
-        together=together, tile_outputs=tile.outputs, tile_rows=tile.rows, tile_inputs=tile.inputs, wide=_wide(rows),
-        num_warps=tile.warps, num_stages=tile.stages, **overlapped(rows.device),
+        *_operands(rows, weights, tile, described), sums, count, rows.stride(0), outputs, inputs, part_length(inputs, parts),
+        parts, together=together, tile_outputs=tile.outputs, tile_rows=tile.rows, tile_inputs=tile.inputs, wide=_wide(rows),
+        described=described, num_warps=tile.warps, num_stages=tile.stages, **overlapped(rows.device),
     )  # fmt: skip
     return sums
 
@@ -207,14 +233,36 @@ def gated_product(
     """
     count, inputs = _checked(rows, weights)
     outputs = weights.shape[0] // 2
-    tile = tile or Tile.of(rows, matrices=2)
+    described = _is_described(rows, weights)
+    tile = tile or Tile.of(rows, matrices=2, described=described)
     out = rows.new_empty(count, outputs)
     _gated_product[(triton.cdiv(count, tile.rows), triton.cdiv(outputs, tile.outputs))](
-        rows, weights, bias, out, count, rows.stride(0), outputs, inputs, silu=activation == "silu",
+        *_operands(rows, weights, tile, described), bias, out, count, rows.stride(0), outputs, inputs, silu=activation == "silu",
         biased=bias is not None, tile_outputs=tile.outputs, tile_rows=tile.rows, tile_inputs=tile.inputs, wide=_wide(rows),
-        num_warps=tile.warps, num_stages=tile.stages, **overlapped(rows.device),
+        described=described, num_warps=tile.warps, num_stages=tile.stages, **overlapped(rows.device),
     )  # fmt: skip
     return out
+
+
+def _is_described(rows: torch.Tensor, weights: torch.Tensor) -> bool:
+    """Whether tiles are copied by descriptors: numbers of two bytes, and rows of both that begin at multiples of 16 bytes."""
+    return (
+        can_overlap(rows.device)
+        and len(rows) > _FEW
+        and weights.numel() >= _DESCRIBED
+        and rows.element_size() == 2
+        and weights.shape[1] % 8 == rows.stride(0) % 8 == 0
+        and weights.data_ptr() % 16 == rows.data_ptr() % 16 == 0
+    )
+
+
+def _operands(rows: torch.Tensor, weights: torch.Tensor, tile: Tile, described: bool) -> tuple[Any, Any]:
+    if not described:
+        return rows, weights
+    return (
+        TensorDescriptor(rows, list(rows.shape), list(rows.stride()), [tile.rows, tile.inputs]),
+        TensorDescriptor(weights, list(weights.shape), list(weights.stride()), [tile.outputs, tile.inputs]),
+    )
 
 
 def _checked(rows: torch.Tensor, weights: torch.Tensor) -> tuple[int, int]:

@@ -35,7 +35,7 @@ from paceline.kernels.step_tables import Extent, RowTables
 
 _BLOCK_BYTES = 16 << 10
 """Of a block of keys."""
-_FEW_PROGRAMS = 256
+_FEW_PROGRAMS = 128
 """Fewer than these leave much of a large device idle."""
 _TILES_OF_A_PROMPT = 4
 """So many tiles to a sequence are those of prompts."""
@@ -184,7 +184,7 @@ def _attend_splits(
     kv_heads: tl.constexpr, group: tl.constexpr, key_dim: tl.constexpr, value_dim: tl.constexpr, key_lines: tl.constexpr,
     value_lines: tl.constexpr, page_size: tl.constexpr, tile_lines: tl.constexpr, block_keys: tl.constexpr,
     split_keys: tl.constexpr, near_keys: tl.constexpr, near_splits: tl.constexpr, capped: tl.constexpr, scaled: tl.constexpr,
-    sunk: tl.constexpr, wide: tl.constexpr, early: tl.constexpr,
+    sunk: tl.constexpr, walks: tl.constexpr, wide: tl.constexpr, early: tl.constexpr,
 ):  # fmt: skip
     """One tile and kv head, and the first `walked` splits, one after another, or one of those behind them. Scores are kept in
     base 2. Writes per row, head and program: the unnormalised mix of values [T, H, P, D'], the largest score and the sum of
@@ -222,20 +222,18 @@ def _attend_splits(
     peak = tl.full([tile_lines], float("-inf"), tl.float32)
     mass = tl.zeros([tile_lines], tl.float32)
     mix = tl.zeros([tile_lines, value_lines], tl.float32)
-    sum_peak = tl.full([tile_lines], float("-inf"), tl.float32)
-    sum_mass = tl.zeros([tile_lines], tl.float32)
-    sum_mix = tl.zeros([tile_lines, value_lines], tl.float32)
+    # of the splits that were walked to their ends
+    sum_mix, sum_mass, sum_peak = mix, mass, peak
     at_first = tl.maximum(low, lowest // block_keys * block_keys)
-    border_of_split = _next_split(at_first, split_keys, near_keys, near_splits)
+    border = _next_split(at_first, split_keys, near_keys, near_splits)
     # from this block on the paths of a draft part; before it slots are positions for all rows of the tile
-    border = tl.where(last >= straight, tl.minimum(straight // block_keys * block_keys, end), end)
-    for at in range(at_first, border, block_keys):
-        if at == border_of_split:
-            sum_mix, sum_mass, sum_peak = _added(sum_mix, sum_mass, sum_peak, mix, mass, peak)
-            peak = tl.full([tile_lines], float("-inf"), tl.float32)
-            mass = tl.zeros([tile_lines], tl.float32)
-            mix = tl.zeros([tile_lines, value_lines], tl.float32)
-            border_of_split = _next_split(at, split_keys, near_keys, near_splits)
+    parting = tl.where(last >= straight, tl.minimum(straight // block_keys * block_keys, end), end)
+    for at in range(at_first, parting, block_keys):
+        if walks:  # noqa: SIM102
+            if at == border:
+                sum_mix, sum_mass, sum_peak = _added(sum_mix, sum_mass, sum_peak, mix, mass, peak)
+                mix, mass, peak = tl.zeros_like(mix), tl.zeros_like(mass), tl.full([tile_lines], float("-inf"), tl.float32)
+                border = _next_split(at, split_keys, near_keys, near_splits)
         key_position = at + tl.arange(0, block_keys)
         live = key_position <= last
         if page_size % block_keys == 0:
@@ -250,13 +248,12 @@ def _attend_splits(
             mix, mass, peak, asked, keys, values, key_scales, value_scales, place, live, seen, scale, cap,
             key_dim, value_dim, key_line, value_line, capped, scaled, wide,
         )  # fmt: skip
-    for at in range(tl.maximum(at_first, border), end, block_keys):
-        if at == border_of_split:
-            sum_mix, sum_mass, sum_peak = _added(sum_mix, sum_mass, sum_peak, mix, mass, peak)
-            peak = tl.full([tile_lines], float("-inf"), tl.float32)
-            mass = tl.zeros([tile_lines], tl.float32)
-            mix = tl.zeros([tile_lines, value_lines], tl.float32)
-            border_of_split = _next_split(at, split_keys, near_keys, near_splits)
+    for at in range(tl.maximum(at_first, parting), end, block_keys):
+        if walks:  # noqa: SIM102
+            if at == border:
+                sum_mix, sum_mass, sum_peak = _added(sum_mix, sum_mass, sum_peak, mix, mass, peak)
+                mix, mass, peak = tl.zeros_like(mix), tl.zeros_like(mass), tl.full([tile_lines], float("-inf"), tl.float32)
+                border = _next_split(at, split_keys, near_keys, near_splits)
         key_position = at + tl.arange(0, block_keys)
         below = key_position - straight
         for turn in range(rows):
@@ -272,7 +269,8 @@ def _attend_splits(
                 mix, mass, peak, asked, keys, values, key_scales, value_scales, place, live, seen, scale, cap,
                 key_dim, value_dim, key_line, value_line, capped, scaled, wide,
             )  # fmt: skip
-    mix, mass, peak = _added(sum_mix, sum_mass, sum_peak, mix, mass, peak)
+    if walks:
+        mix, mass, peak = _added(sum_mix, sum_mass, sum_peak, mix, mass, peak)
 
     cell = row.to(tl.int64) * (kv_heads * group) + head
     stored = used[:, None] & (value_line < value_dim)[None, :]
@@ -376,7 +374,7 @@ def tree_attention(
         kv_heads=kv_heads, group=heads // kv_heads, key_dim=key_dim, value_dim=value_dim,
         key_lines=max(16, triton.next_power_of_2(key_dim)), value_lines=value_lines, page_size=page_size, tile_lines=tiling.rows,
         block_keys=tiling.keys, split_keys=tiling.split, near_keys=tiling.near, near_splits=tiling.near_splits,
-        capped=softcap is not None, scaled=key_scales is not None, sunk=sinks is not None,
+        capped=softcap is not None, scaled=key_scales is not None, sunk=sinks is not None, walks=walked > 1,
         # the interpreter keeps bfloat16 as raw bits and cannot multiply it; float32 holds its products exactly
         wide=not query.is_cuda and query.dtype is torch.bfloat16,
         num_warps=4, num_stages=tiling.stages, enable_fp_fusion=True, **overlapped(query.device),

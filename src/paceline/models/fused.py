@@ -243,7 +243,7 @@ class FusedModel(OverPages):
         return attended.flatten(1)
 
 
-_SIZES = (3, 17, 33, 65, 257)
+_SIZES = (3, 17, 33, 65, 129, 257, 513)
 """Rows for which the kernels of a forward are compiled, one number for each of their tiles, so that none is in the midst of an
 answer."""
 

@@ -226,7 +226,7 @@ def _greedy_choices(sequences: Many[Sequence], logits: Many[torch.Tensor]) -> It
         for sequence, rows in zip(sequences, logits, strict=True):
             yield lambda node, sequence=sequence, rows=rows.numpy(): checked(largest(rows[node]), sequence)
         return
-    chosen = iter(largest_of_each(torch.cat(list(logits))))
+    chosen = iter(largest_of_each(logits[0] if len(logits) == 1 else torch.cat(list(logits))))
     for sequence, rows in zip(sequences, logits, strict=True):
         found = list(islice(chosen, len(rows)))
         yield lambda node, sequence=sequence, found=found: checked(found[node], sequence)
