@@ -65,7 +65,7 @@ for rows in (16, 64, 128, 256, 512, 1024):
             assert ("cp.async.bulk.tensor" in text) == described, "tiles are not copied by descriptors"
 norm = dict(width=head * 32, lines=head * 32, part_count=2, biased=True, behind=True, centred=False, early=early)
 compiled(residual_norms._joined, norm | dict(behind_bias=None, bias=None), **own)
-heads = dict(heads=32, kv_heads=8, size=head, lines=head, rotary=head // 2, part_count=1)
+heads = dict(heads=32, kv_heads=8, size=head, lines=head, rotary=head // 2, part_count=1, together=8)
 compiled(rotary._turned, heads | dict(biased=True, normed=True, early=early), **own)
 """
 

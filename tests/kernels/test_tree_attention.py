@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterator, Sequence as Many
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -331,6 +331,19 @@ def test_how_many_splits_a_program_walks_shows_in_no_bit(name: str, monkeypatch:
         found.append(layer.forward([missing(layer.cache, owner, draft(owner)) for owner in owners], Extent(64, 32, 4, 32, 8)))
     assert same(found[0], found[1])
     assert same(found[0], found[2])
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_how_tall_a_tile_is_shows_in_no_bit(name: str) -> None:
+    low, found = SHAPES[name], []
+    for shape in (low, replace(low, tiling=low.tiling.tall)):
+        layer = Layer(shape)
+        owners = [layer.hold(key, tokens) for key, tokens in enumerate((range(70, 141), range(20)))]
+        chunk = layer.hold(2, range(34))
+        chunk.commit(tuple(range(1, 20)), ())
+        feeds = [*(missing(layer.cache, owner, draft(owner)) for owner in owners), missing(layer.cache, chunk)]
+        found.append(layer.forward(feeds))
+    assert same(*found)
 
 
 def test_padding_to_a_bucket_changes_nothing() -> None:

@@ -1,6 +1,6 @@
 """Rotary positions, in Triton: what the first product of a layer leaves becomes queries, keys and values, each in its place.
 
-One program takes one head of one row: it adds up the product's parts, normalises the head where a model does so, turns it, and
+One program takes some heads of one row: it adds up the product's parts, normalises each head where a model does so, turns it, and
 writes a query beside the others, a key or value into its page.
 
 Source: RoFormer, Su et al. (arXiv:2104.09864), with the halves of a head as pairs; norms of heads as in Qwen 3 and Gemma 3.
@@ -20,51 +20,59 @@ import triton.language as tl
 from paceline.kernels.overlap import begin, overlapped
 from paceline.kernels.residual_norms import Norm
 
+_TOGETHER = 8
+"""Heads of one program."""
+
 
 @triton.jit(do_not_specialize=["count"])
 def _turned(
     parts, bias, query_norm, key_norm, cosines, sines, positions, destinations, queries, keys, values, count, epsilon,
     heads: tl.constexpr, kv_heads: tl.constexpr, size: tl.constexpr, lines: tl.constexpr, rotary: tl.constexpr,
-    part_count: tl.constexpr, biased: tl.constexpr, normed: tl.constexpr, early: tl.constexpr,
+    part_count: tl.constexpr, biased: tl.constexpr, normed: tl.constexpr, together: tl.constexpr, early: tl.constexpr,
 ):  # fmt: skip
-    """One row and head of queries, keys or values, in this order."""
+    """One row and some of its heads: those of queries, then of keys, then of values."""
     row = tl.program_id(0).to(tl.int64)
-    head = tl.program_id(1)
+    head = tl.program_id(1) * together + tl.arange(0, together)
     line = tl.arange(0, lines)
-    there = line < size
+    there = (head < heads + 2 * kv_heads)[:, None] & (line < size)[None, :]
+    asks, tells = (head < heads)[:, None], (head >= heads + kv_heads)[:, None]
     half: tl.constexpr = rotary // 2
     # who a number is turned with; itself, where none
     other = tl.where(line < half, line + half, tl.where(line < rotary, line - half, line))
+    place = head[:, None] * size + line[None, :]
+    partner = head[:, None] * size + other[None, :]
     width: tl.constexpr = (heads + 2 * kv_heads) * size
     begin(early)
-    numbers = tl.zeros([lines], tl.float32)
-    partners = tl.zeros([lines], tl.float32)
+    numbers = tl.zeros([together, lines], tl.float32)
+    partners = tl.zeros([together, lines], tl.float32)
     for part in tl.static_range(part_count):
-        start = parts + (part * count + row) * width + head * size
-        numbers += tl.load(start + line, mask=there, other=0.0)
-        partners += tl.load(start + other, mask=there, other=0.0)
+        start = parts + (part * count + row) * width
+        numbers += tl.load(start + place, mask=there, other=0.0)
+        partners += tl.load(start + partner, mask=there, other=0.0)
     if biased:
-        numbers += tl.load(bias + head * size + line, mask=there, other=0.0)
-        partners += tl.load(bias + head * size + other, mask=there, other=0.0)
-    place = tl.load(destinations + row).to(tl.int64) * kv_heads
-    if head >= heads + kv_heads:
-        tl.store(values + (place + head - heads - kv_heads) * size + line, numbers.to(values.dtype.element_ty), mask=there)
-    else:
-        if normed:
-            share = tl.rsqrt(tl.sum(numbers * numbers, 0) / size + epsilon)
-            weight = query_norm if head < heads else key_norm
-            numbers = numbers * share * tl.load(weight + line, mask=there, other=0.0)
-            partners = partners * share * tl.load(weight + other, mask=there, other=0.0)
-        position = tl.maximum(tl.load(positions + row), 0).to(tl.int64)
-        turning = line < rotary
-        angle = position * half + tl.where(line < half, line, line - half)
-        cosine = tl.load(cosines + angle, mask=turning, other=1.0)
-        sine = tl.load(sines + angle, mask=turning, other=0.0)
-        turned = numbers * cosine + tl.where(line < half, -partners, partners) * sine
-        if head < heads:
-            tl.store(queries + (row * heads + head) * size + line, turned.to(queries.dtype.element_ty), mask=there)
-        else:
-            tl.store(keys + (place + head - heads) * size + line, turned.to(keys.dtype.element_ty), mask=there)
+        numbers += tl.load(bias + place, mask=there, other=0.0)
+        partners += tl.load(bias + partner, mask=there, other=0.0)
+    if normed:
+        share = tl.where(tells, 1.0, tl.rsqrt(tl.sum(numbers * numbers, 1) / size + epsilon)[:, None])
+        numbers = numbers * share * _weights(query_norm, key_norm, line, asks, tells, line < size)
+        partners = partners * share * _weights(query_norm, key_norm, other, asks, tells, line < size)
+    position = tl.maximum(tl.load(positions + row), 0).to(tl.int64)
+    angle = position * half + tl.where(line < half, line, line - half)
+    cosine = tl.load(cosines + angle, mask=line < rotary, other=1.0)
+    sine = tl.load(sines + angle, mask=line < rotary, other=0.0)
+    turned = numbers * cosine[None, :] + tl.where((line < half)[None, :], -partners, partners) * sine[None, :]
+    slot = tl.load(destinations + row).to(tl.int64) * kv_heads * size
+    tl.store(queries + row * heads * size + place, turned.to(queries.dtype.element_ty), mask=there & asks)
+    in_slot = slot + place - heads * size
+    tl.store(keys + in_slot, turned.to(keys.dtype.element_ty), mask=there & (asks == 0) & (tells == 0))
+    tl.store(values + in_slot - kv_heads * size, numbers.to(values.dtype.element_ty), mask=there & tells)
+
+
+@triton.jit
+def _weights(query_norm, key_norm, line, asks, tells, inside):
+    """Of each head's numbers; values have none."""
+    own = tl.where(asks, tl.load(query_norm + line, mask=inside, other=0.0)[None, :], 1.0)
+    return tl.where(asks | tells, own, tl.load(key_norm + line, mask=inside, other=0.0)[None, :])
 
 
 @dataclass(frozen=True)
@@ -97,11 +105,11 @@ def turned(
     part_count, count, _ = parts.shape
     queries = keys.new_empty(count, heads.queries, heads.size)
     query_norm, key_norm = norms or (None, None)
-    _turned[(count, heads.queries + 2 * heads.keys)](
+    _turned[(count, triton.cdiv(heads.queries + 2 * heads.keys, _TOGETHER))](
         parts, bias, query_norm.weight if query_norm else None, key_norm.weight if key_norm else None, *tables, positions,
         destinations, queries, keys, values, count, query_norm.epsilon if query_norm else 0.0,
         heads=heads.queries, kv_heads=heads.keys, size=heads.size, lines=triton.next_power_of_2(heads.size), rotary=heads.rotary,
-        part_count=part_count, biased=bias is not None, normed=norms is not None, num_warps=1 if heads.size <= 128 else 2,
+        part_count=part_count, biased=bias is not None, normed=norms is not None, together=_TOGETHER,
         enable_fp_fusion=False, **overlapped(parts.device),
     )  # fmt: skip
     return queries

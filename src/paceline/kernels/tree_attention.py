@@ -1,18 +1,19 @@
-"""Tree attention over a paged cache, in Triton: a flat ragged step of chunks, decodes and draft trees in two launches.
+"""Tree attention over a paged cache, in Triton: a flat ragged step of chunks, decodes and draft trees in two launches or one.
 
 Keys and values of a layer lie in pages [pages, page_size, K, D]. A row attends to positions, not to slots: `StepTables` says in
 which slot each position's key lies for that row. The first launch works on (tile of rows, kv head, split of the positions);
-the second merges a row's splits by log-sum-exp.
+the second merges a row's splits by log-sum-exp. Where tiles are many enough one program walks splits and merges as it goes.
 
 Verify and decode give the same bits, and what rides beside a row does not show, because
 - splits and the blocks within them begin at fixed positions, counted from 0, and are summed in order; which of them a row sums
   follows from its own position and the layer's window alone;
 - a staged key is summed at its position's place, as if it were committed. In a block where the paths of a draft part, the rows
   of a tile take turns: each computes the whole tile against its own keys and keeps its own line of the result;
-- every product has one shape, [block_rows, D] x [D, block_keys], whether a row is alone in its tile or not, and an element of a
-  tensor core's product does not depend on its place in the tile (`benchmarks/gpu.py` checks this on the device at hand; BLAS
-  under the interpreter does not have the property, so the tests put in a product that has);
-- one compiled kernel serves all steps of a layer: arguments that vary between steps are not specialised.
+- an element of a tensor core's product [rows, D] x [D, block_keys] depends neither on its place in the tile nor on how tall the
+  tile is (`benchmarks/gpu.py` checks this on the device at hand; BLAS under the interpreter does not have the property, so the
+  tests put in a product that has), and what is summed across a tile is summed in whole numbers;
+- few compiled kernels serve all steps of a layer: arguments that vary between steps are not specialised, and the same operations
+  add splits up whether they are walked or merged.
 
 Source: split positions and their merge after Flash-Decoding (Dao et al., 2023) and FlashAttention-2 (arXiv:2307.08691, section
 3.1); tree attention after SpecInfer (arXiv:2305.09781, section 4.2); pages after PagedAttention (arXiv:2309.06180, section 4);
@@ -24,7 +25,7 @@ sinks as logits of the softmax after GPT-OSS.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import triton
@@ -43,12 +44,13 @@ _TILES_OF_A_PROMPT = 4
 
 @dataclass(frozen=True)
 class Tiling:
-    """Part of what the target *is*: two tilings differ in the last bits, so one serves a model for its life.
+    """Part of what the target *is*: others differ in the last bits, so one serves a model for its life; but for rows and stages,
+    on which no bit depends.
 
     rows: lines of a tile, each a query head of a row; a power of two, at least 16 and the query heads of a kv head. keys:
-    positions per block. stages: blocks on their way at once. near, near_splits: positions per program, and how many programs
-    there are of these; split: those of a program further on. Both are multiples of `keys`: a short text is for many programs, a
-    long one would leave them too much to merge.
+    positions per block, at most 64. stages: blocks on their way at once. near, near_splits: positions per program, and how many
+    programs there are of these; split: those of a program further on. Both are multiples of `keys`: a short text is for many
+    programs, a long one would leave them too much to merge.
     """
 
     rows: int = 32
@@ -65,6 +67,11 @@ class Tiling:
         lines = max(16, triton.next_power_of_2(key_dim))
         keys = max(16, min(cls.keys, _BLOCK_BYTES // (lines * number_bytes)))
         return cls(rows=max(cls.rows, triton.next_power_of_2(heads // kv_heads)), keys=keys)
+
+    @property
+    def tall(self) -> Tiling:
+        """The same for steps of many rows: keys are read for twice as many at once."""
+        return replace(self, rows=2 * self.rows, stages=2)
 
     def splits(self, positions: int) -> int:
         """Programs that so many positions are divided among."""
@@ -139,7 +146,9 @@ def _taken_in(
     # a line that sees none of them keeps its very bits, even where another's values have overflowed
     touched = tl.max(seen.to(tl.int32), 1) > 0
     mix = tl.where(touched[:, None], mix * fade[:, None] + more, mix)
-    mass = tl.where(touched, mass * fade + tl.sum(weights, 1), mass)
+    # whole numbers have one sum, in whatever order the lines of a tile of another height add them up
+    counts = tl.sum((weights * 16777216.0 + 0.5).to(tl.int32), 1)
+    mass = tl.where(touched, tl.fma(mass, fade, counts.to(tl.float32) * (1.0 / 16777216.0)), mass)
     return mix, mass, grown
 
 
@@ -354,6 +363,7 @@ def tree_attention(
         or tables.rows_per_tile != tiling.rows_per_tile(heads, kv_heads)
         or tiling.split % tiling.keys
         or tiling.near % tiling.keys
+        or tiling.keys > 64
     ):
         raise ValueError("the tiling does not fit the heads, the tables or itself")
     if query.stride(2) != 1 or not keys.is_contiguous() or not values.is_contiguous():

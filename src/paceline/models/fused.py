@@ -46,10 +46,12 @@ _MOST_PAGES = 1024
 
 @dataclass(frozen=True)
 class _Staged:
-    """One forward in flight: where the keys and values of its rows go, and where each row finds those that it sees."""
+    """One forward in flight: where the keys and values of its rows go, where each row finds those that it sees, and how they are
+    attended to."""
 
     cache: PagedCache
     tables: RowTables
+    tiling: Tiling
 
 
 class FusedModel(OverPages):
@@ -93,7 +95,13 @@ class FusedModel(OverPages):
         return max(min(free // (8 * page), _MOST_PAGES), super().first_pages)
 
     def _over(self, cache: PagedCache, tables: Callable[[int], StepTables]) -> _Staged:
-        return _Staged(cache, tables(self.share))
+        return _Staged(cache, tables(self.share), self._tiling)
+
+    def _forward(self, step: Step, cache: PagedCache) -> _Staged:
+        tall = len(step.tokens) > RECORDED_ROWS and self._held.dtype.itemsize == 2
+        tiling, blocks = self._tiling.tall if tall else self._tiling, cache.blocks_of(step)
+        share = tiling.rows_per_tile(self._heads.queries, self._heads.keys)
+        return _Staged(cache, StepTables.of(step, blocks, cache.page_size, share, self._device), tiling)
 
     def score(self, step: Step, cache: PagedCache, taps: Iterable[int] = ()) -> Scores:  # pyright: ignore[reportIncompatibleMethodOverride]
         tapped = tuple(taps)
@@ -162,7 +170,9 @@ class FusedModel(OverPages):
             buffer = torch.zeros(2, draft.levels, extent.sequences, dtype=torch.int32, device=self._device)
 
             def forward(tables: RowTables, keep: torch.Tensor | None) -> torch.Tensor:
-                return self.run(tables.token_ids[None], tables.positions[None], _Staged(pages(), tables), (), keep)[0]
+                return self.run(tables.token_ids[None], tables.positions[None], _Staged(pages(), tables, self._tiling), (), keep)[
+                    0
+                ]
 
             def run(tables: ChainTables) -> torch.Tensor:
                 return drafted(forward, tables, vocab_size, buffer)
@@ -234,7 +244,7 @@ class FusedModel(OverPages):
             pages.values,
             tables,
             scale=form.score_scale,
-            tiling=self._tiling,
+            tiling=forward.tiling,
             window=kind.window,
             softcap=form.score_cap or None,
             key_scales=pages.key_scales,
