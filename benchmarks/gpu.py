@@ -349,7 +349,6 @@ def measured(layers: int, out: Path) -> dict[str, Any]:
     report: dict[str, Any] = {
         "what": "a model in the shape of Llama-3-8B, random bf16 weights, in fused kernels over pages, recorded as CUDA graphs",
         "meaning": MEANING,
-        "argv": sys.argv[1:],
         "machine": torch.cuda.get_device_name(device),
         "layers": layers,
         "tiling": asdict(bench.tiling),

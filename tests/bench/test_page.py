@@ -229,4 +229,6 @@ def test_what_a_gpu_was_measured_at_stands_on_the_page(tmp_path: Path) -> None:
     bits = [gpu[part] for part in ("bits", "model_bits")]
     assert f": {sum(part['equal'] for part in bits)} of {sum(part['compared'] for part in bits)}" in text
     assert f"{first['share_of_roofline']:.2f} of the memory's speed" in text
+    assert f"\n| {gpu['prefill'][0]['tokens']} | " in text
+    assert f" {gpu['engine'][1]['over_none']:.2f} |" in text
     assert plot_gpu(gpu, tmp_path / "gpu").stat().st_size > 10_000

@@ -28,6 +28,7 @@ from paceline.models.fused import FusedModel, fused_model
 from paceline.models.load import _configuration, context_length
 from paceline.models.taps import decoder_layers, tapped
 from paceline.sequence import Sequence
+from paceline.step import Step
 from paceline.tree import DraftTree
 from stepping import alone, missing, score, sequence
 
@@ -127,6 +128,24 @@ def test_texts_are_tried_within_a_short_context(tmp_path: Path) -> None:
     owner = sequence(0, range(200))
     with pytest.raises(ValueError, match="past the context of 32 tokens"):
         score(model, cache := model.new_cache(), [missing(cache, owner)])
+
+
+def test_a_long_prompt_attended_to_by_taller_tiles_has_the_same_logits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, _ = checkpoint(tmp_path, "llama")
+    model, owner, found, heights = road(folder, "fp16"), sequence(0, range(5, 60)), [], []
+    for most in (fused.RECORDED_ROWS, 16):
+        monkeypatch.setattr(fused, "RECORDED_ROWS", most)
+        cache = model.new_cache()
+        feeds = [missing(cache, owner, DraftTree.root(owner.root)), missing(cache, sequence(1, range(3)))]
+        step = Step.of(feeds)
+        cache.stage(step)
+        heights.append(model._forward(step, cache).tiling.rows)
+        found.append(score(model, model.new_cache(), feeds).logits)
+    assert heights == [32, 64]
+    assert torch.equal(*found)
+    drafts = [missing(cache, sequence(key, [key]), DraftTree.of_paths(key, [(1, 2), (3, 4)], "draft", 9)) for key in range(2, 7)]
+    cache.stage(step := Step.of(drafts))
+    assert model._forward(step, cache).tiling.rows == 32
 
 
 def test_narrow_keys_that_spoil_the_logits_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

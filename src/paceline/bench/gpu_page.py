@@ -17,7 +17,7 @@ def gpu_section(record: dict[str, Any], picture: str) -> list[str]:
     alone, beside = _alone(record["forward"]), [one for one in record["forward"] if one["batch"] > 1]
     versions = ", ".join(f"{name} {version}" for name, version in record["versions"].items())
     bits = [record["bits"], record["model_bits"]]
-    equal, compared = (sum(part[name] for part in bits) for name in ("equal", "compared"))
+    equal, compared = _sum(bits, "equal"), _sum(bits, "compared")
     contexts, batches = _by(alone, "context"), _by(beside, "batch")
     by_rows = [
         (rows, *(cell for of in contexts.values() for cell in (_ms(of[rows]), f"{of[rows]['cost']:.2f}")))
@@ -48,7 +48,37 @@ def gpu_section(record: dict[str, Any], picture: str) -> list[str]:
         f"Several requests at once, {beside[0]['context']} tokens each, one row of each and a tree of eight:",
         "",
         *table(("requests", "one row, ms", "share of the memory's speed", "eight rows, ms", "over one row"), by_batch),
+        "Prompts read in one step, beside what a library's products of the same matrices take by themselves:",
+        "",
+        *table(("tokens", "ms", "the library's products alone, ms"), [_prompt(one) for one in record["prefill"]]),
+        "Whole answers of 128 tokens through the engine, one at a time, every draft in turns with none. Texts that equal those"
+        f" without drafts: {_sum(record['engine'], 'equal')} of {_sum(record['engine'], 'answers')}.",
+        "",
+        *table(
+            ("model", "temperature", "draft", "tokens per step", "tokens/s", "over none"),
+            [_answer(one) for one in record["engine"]],
+        ),
     ]
+
+
+def _sum(parts: Many[dict[str, Any]], name: str) -> int:
+    return sum(part[name] for part in parts)
+
+
+def _prompt(one: dict[str, Any]) -> tuple[object, ...]:
+    return one["tokens"], _ms(one), f"{one['library_products_s'] * 1e3:.2f}"
+
+
+def _answer(one: dict[str, Any]) -> tuple[object, ...]:
+    model = f"{one['model']}, {one['weights']}"
+    return (
+        model,
+        f"{one['temperature']:g}",
+        one["draft"],
+        f"{one['tau']:.2f}",
+        f"{one['tokens_per_s']:.0f}",
+        f"{one['over_none']:.2f}",
+    )
 
 
 def plot_gpu(record: dict[str, Any], stem: Path) -> Path:

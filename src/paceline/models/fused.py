@@ -98,7 +98,9 @@ class FusedModel(OverPages):
         return _Staged(cache, tables(self.share), self._tiling)
 
     def _forward(self, step: Step, cache: PagedCache) -> _Staged:
-        tall = len(step.tokens) > RECORDED_ROWS and self._held.dtype.itemsize == 2
+        # drafts that fork take turns, each for a whole tile
+        prompts = len(step.tokens) > RECORDED_ROWS and 2 * max(one.chain for one in step.segments) >= len(step.tokens)
+        tall = prompts and self._held.dtype.itemsize == 2
         tiling, blocks = self._tiling.tall if tall else self._tiling, cache.blocks_of(step)
         share = tiling.rows_per_tile(self._heads.queries, self._heads.keys)
         return _Staged(cache, StepTables.of(step, blocks, cache.page_size, share, self._device), tiling)
