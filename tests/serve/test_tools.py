@@ -318,6 +318,35 @@ def test_what_a_grammar_cannot_say_is_left_out_unless_strict(tokenizer: Tokenize
     assert LLMatcher(LLTokenizer(tokenizer.to_str()), LLMatcher.grammar_from_lark(grammar.text), log_level=0).is_error()
 
 
+class CompilingService(FakeService):
+    """Compiles grammars, as the engine does."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        super().__init__()
+        self._vocabulary = LLTokenizer(tokenizer.to_str())
+
+    async def check_grammar(self, grammar: Grammar) -> None:
+        matcher = LLMatcher(self._vocabulary, LLMatcher.grammar_from_lark(grammar.text), log_level=0)
+        if matcher.is_error():
+            raise APIError(400, matcher.get_error())
+
+
+def test_a_pattern_that_no_grammar_can_say_is_left_out_unless_strict(tokenizer: Tokenizer):
+    service = CompilingService(tokenizer)
+    strong = {"type": "string", "pattern": "^(?=.*[A-Z]).{3,}$", "maxLength": 4}
+    ahead = {"type": "object", "properties": {"pattern": strong, "n": {"type": "string", "pattern": "^a+$"}}}
+    plain = {"type": "object", "properties": {"n": ahead["properties"]["n"]}}
+    made = asyncio.run(planned(service, [tool("f", ahead), tool("g", plain, strict=True)]))
+    for arguments, found in (('{"pattern": "abc"}', "whole"), ('{"n": "b"}', "whole"), ('{"pattern": "abcde"}', "refused")):
+        assert verdict(made.grammar, tokenizer, written(HERMES, ("f", arguments))) == found, arguments
+    assert verdict(made.grammar, tokenizer, written(HERMES, ("g", '{"n": "b"}'))) == "refused"
+    assert made.functions[0]["parameters"] == ahead
+    with pytest.raises(APIError, match="look-ahead"):
+        asyncio.run(planned(service, [tool("f", ahead, strict=True)]))
+    with pytest.raises(APIError, match="str"):
+        asyncio.run(planned(service, [tool("f", {"type": "object", "properties": {"a": {"type": "str", "pattern": "a"}}})]))
+
+
 def test_properties_may_be_called_as_keywords_are(tokenizer: Tokenizer):
     schema = {"type": "object", "properties": {"title": {"type": "string", "title": "x"}, "// # %json": {"const": "\n\"'<end>"}}}
     grammar = plan([tool("f", schema | {"required": ["title", "// # %json"], "x-guidance": 3})]).grammar

@@ -18,22 +18,26 @@ _NAMED = frozenset({"properties", "patternProperties", "$defs", "definitions", "
 _LISTED = frozenset({"allOf", "anyOf", "oneOf", "prefixItems"})
 _NESTED = frozenset({"items", "additionalProperties", "not", "if", "then", "else", "contains", "propertyNames"})
 _REMARKS = frozenset({"description", "title", "examples", "default", "$comment", "deprecated", "x-guidance"})
+_PATTERNS = frozenset({"pattern", "patternProperties"})
 
 
-def bare(schema: Any) -> Any:
-    """A JSON schema without what says nothing of its instances: descriptions alone can be longer than a grammar may be."""
+def bare(schema: Any, left_out: frozenset[str] = _REMARKS) -> Any:
+    """A JSON schema without what says nothing of its instances: descriptions alone can be longer than a grammar may be.
+
+    left_out: the keywords that go.
+    """
     if not isinstance(schema, Mapping):
         return schema
     kept: dict[str, Any] = {}
     for key, value in schema.items():
+        if key in left_out:
+            continue
         if key in _NAMED and isinstance(value, Mapping):
-            kept[key] = {name: bare(each) for name, each in value.items()}
-        elif key in _LISTED and isinstance(value, list):
-            kept[key] = [bare(each) for each in value]
-        elif key in _NESTED:
-            kept[key] = [bare(each) for each in value] if isinstance(value, list) else bare(value)
-        elif key not in _REMARKS:
-            kept[key] = value
+            kept[key] = {name: bare(each, left_out) for name, each in value.items()}
+        elif (key in _LISTED or key in _NESTED) and isinstance(value, list):
+            kept[key] = [bare(each, left_out) for each in value]
+        else:
+            kept[key] = bare(value, left_out) if key in _NESTED else value
     return kept
 
 
@@ -51,10 +55,11 @@ def deepest(value: Any) -> int:
     return depth
 
 
-def _json_rule(schema: Mapping[str, Any], strict: bool) -> str:
+def _json_rule(schema: Mapping[str, Any], strict: bool, patterns: bool = True) -> str:
     # one way to put blanks keeps a weak model from writing blanks for ever, and lets schemas share one lexer
     options = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": ", "lenient": not strict}
-    return "%json " + json.dumps({**closed(bare(schema)), "x-guidance": options}, ensure_ascii=False)
+    left_out = _REMARKS if strict or patterns else _REMARKS | _PATTERNS
+    return "%json " + json.dumps({**closed(bare(schema, left_out)), "x-guidance": options}, ensure_ascii=False)
 
 
 def grammar_of(
@@ -65,11 +70,13 @@ def grammar_of(
     several: bool,
     special: Mapping[str, int],
     answer: Mapping[str, Any] | None = None,
+    patterns: bool = True,
 ) -> Grammar:
     """An answer that is one or several calls, or, where `free`, text instead of or before them.
 
     functions: name, parameters, strict of each. special: ids of the form's pieces that are special tokens, which no text can
-    spell. answer: a JSON schema that an answer without a call keeps to. Raises APIError (400) where it would be longer than
+    spell. answer: a JSON schema that an answer without a call keeps to. patterns: whether strings keep to those of their schemas
+    where tools are not strict. Raises APIError (400) where it would be longer than
     grammars may be, or cannot tell a call from such an answer.
     """
 
@@ -115,7 +122,7 @@ def grammar_of(
             else [json.dumps(function["name"] + form.middle)]
         )
         rules.append(f"named_{index}: {' '.join([*middle, f'arguments_{index}'])}")
-        rules.append(f"arguments_{index}: {_json_rule(function['parameters'], bool(function.get('strict')))}")
+        rules.append(f"arguments_{index}: {_json_rule(function['parameters'], bool(function.get('strict')), patterns)}")
     try:
         return Grammar(kind="lark", text="\n".join(rules) + "\n")
     except ValidationError:

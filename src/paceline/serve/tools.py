@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Collection, Mapping, Sequence as Many
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from paceline.params import Grammar
@@ -66,16 +67,27 @@ async def planned(
     answer: Grammar | None = None,
     allowed: Collection[str] | None = None,
 ) -> ToolPlan:
-    """`plan` for the template and vocabulary of a service; its grammar compiles. Raises APIError (400)."""
+    """`plan` for the template and vocabulary of a service; its grammar compiles, without patterns where it does not with them.
+    Raises APIError (400)."""
     template = service.chat_template
     special = await _special(service, form_of(template or "")) if tools else {}
-    made = plan(tools, tool_choice, parallel, template, special=special, answer=answer, allowed=allowed)
-    if made.grammar is not None and made.grammar is not answer:
-        try:
-            await service.check_grammar(made.grammar)
-        except APIError as error:
-            error.param = error.param or "tools"
+    planned_as = partial(plan, tools, tool_choice, parallel, template, special=special, answer=answer, allowed=allowed)
+    made = planned_as()
+    if made.grammar is None or made.grammar is answer:
+        return made
+    try:
+        await service.check_grammar(made.grammar)
+    except APIError as error:
+        error.param = error.param or "tools"
+        # one that looks ahead, say
+        plainer = planned_as(patterns=False)
+        if plainer.grammar is None or plainer.grammar == made.grammar:
             raise
+        try:
+            await service.check_grammar(plainer.grammar)
+        except APIError:
+            raise error from None
+        return plainer
     return made
 
 
@@ -88,6 +100,7 @@ def plan(
     special: Mapping[str, int] | None = None,
     answer: Grammar | None = None,
     allowed: Collection[str] | None = None,
+    patterns: bool = True,
 ) -> ToolPlan:
     """Tools and choice as /v1/chat/completions has them: {"type": "function", "function": {...}}; "none", "auto", "required" or
     {"type": "function", "function": {"name": ...}}.
@@ -95,7 +108,7 @@ def plan(
     With "none" the model is not shown the tools, and nothing it writes is a call. Arguments always keep to their schema; parts of
     it that no grammar can say are left out, unless the tool is `strict`: then they are refused. parallel: False for at most one
     call. answer: what an answer that calls nothing keeps to. special: ids of markers that are special tokens. allowed: names of
-    tools that may be called, the others being as if they were not there; all, if None.
+    tools that may be called, the others being as if they were not there; all, if None. patterns: as in `grammar_of`.
 
     Raises APIError (400) for a choice that does not fit the tools, and schemas beyond the bounds.
     """
@@ -120,7 +133,7 @@ def plan(
         schema = {} if schema is True else schema
     held = {piece: token for piece, token in (special or {}).items() if piece in (*form.markers, PYTHON_TAG)}
     several = parallel is not False and named is None
-    grammar = grammar_of(form, functions, free=not must, several=several, special=held, answer=schema)
+    grammar = grammar_of(form, functions, free=not must, several=several, special=held, answer=schema, patterns=patterns)
     shown = tuple({"type": "function", "function": _without_strict(function)} for function in functions) if native else ()
     return ToolPlan(form, tuple(functions), shown, grammar, held, must, native)
 
