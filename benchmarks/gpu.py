@@ -109,8 +109,9 @@ class Bench:
 
     def __init__(self, layers: int, device: torch.device) -> None:
         # Triton is imported here, where a device is known to be there
+        from paceline.kernels.attention_tiling import Tiling
         from paceline.kernels.step_tables import SMALLEST, Extent, StepTables
-        from paceline.kernels.tree_attention import Tiling, tree_attention
+        from paceline.kernels.tree_attention import tree_attention
         from paceline.models.device_weights import DeviceWeights
         from paceline.models.forms import form_of
         from paceline.models.fused import FusedModel

@@ -16,7 +16,8 @@ import torch
 from triton import compile
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from paceline.kernels import draft_choices, fused_sampling, residual_norms, rotary, row_products, slot_moves, tree_attention
+from paceline.kernels import attention_tiling, draft_choices, fused_sampling, residual_norms, rotary, row_products, slot_moves
+from paceline.kernels import tree_attention
 from paceline.models.base import DTYPES
 
 def compiled(kernel, constants, warps=4, stages=3, **types):
@@ -31,7 +32,7 @@ capability, head, page = map(int, sys.argv[1:4])
 early = capability >= 90
 query, pages = sys.argv[4:]
 sizes = dict(value_dim=head, value_lines=head, split_keys=512, near_keys=128, near_splits=16)
-tiling = tree_attention.Tiling.of(32, 8, head, 4 if query == "fp32" else 2)
+tiling = attention_tiling.Tiling.of(32, 8, head, 4 if query == "fp32" else 2)
 tile = dict(kv_heads=8, group=4, key_dim=head, key_lines=head, page_size=page, tile_lines=tiling.rows, block_keys=tiling.keys)
 scaled = query != pages
 flags = dict(capped=True, scaled=scaled, sunk=True, wide=False, early=early)
@@ -39,9 +40,11 @@ flags |= {} if scaled else dict(key_scales=None, value_scales=None)
 floats = dict.fromkeys(("key_scales", "value_scales", "mixed", "peaks", "masses", "sinks", "logits", "cuts"), "*fp32")
 words = dict.fromkeys(("positions", "tiles", "blocks", "tail", "tokens", "counts"), "*i32")
 types = floats | words | dict(query="*" + query, keys="*" + pages, values="*" + pages, out="*" + query, scale="fp32", cap="fp32")
-for walks in (False, True):
-    text = compiled(tree_attention._attend_splits, sizes | tile | flags | dict(walks=walks), stages=tiling.stages, **types)
-    assert query == "fp32" or "mma" in text, "no tensor cores"
+for height in (tiling, tiling.tall)[: 1 + (query != "fp32" and head <= 128)]:
+    for walks in (False, True):
+        own = dict(walks=walks, tile_lines=height.rows)
+        text = compiled(tree_attention._attend_splits, sizes | tile | flags | own, stages=height.stages, **types)
+        assert query == "fp32" or "mma" in text, "no tensor cores"
 compiled(tree_attention._merge_splits, sizes | dict(heads=32, sunk=True, early=early), **types)
 types |= dict(numbers="*fp64", values="*fp64", blocks="i32")
 compiled(fused_sampling._best_of_block, dict(block=1024, cutting=True), **types)
@@ -57,7 +60,7 @@ for rows in (16, 64, 128, 256, 512, 1024):
         for described in (False, True)[: 1 + (early and query != "fp32" and rows > 64)]:
             tile = row_products.Tile.of(torch.empty(rows, 64, dtype=DTYPES[query], device="meta"), matrices, described)
             sides = dict(tile_outputs=tile.outputs, tile_rows=tile.rows, tile_inputs=tile.inputs, wide=False, early=early)
-            sides |= dict(together=rows > 64) if matrices == 1 else dict(silu=rows > 64, biased=True)
+            sides |= dict(together=rows > 256) if matrices == 1 else dict(silu=rows > 64, biased=True)
             held = [f"tensordesc<{query}[{side},{tile.inputs}]>" for side in (tile.rows, tile.outputs)] if described else []
             kinds = own | dict(parts="i32") | dict(zip(("rows", "weights"), held))
             text = compiled(kernel, sides | dict(described=described), tile.warps, tile.stages, **kinds)

@@ -48,7 +48,13 @@ def added(parts: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize(("outputs", "inputs", "parts"), [(70, 1100, 2), (70, 1100, 1), (33, 40, 1), (16, 2048, 4)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-def test_a_row_has_the_same_bits_beside_any_others(outputs: int, inputs: int, parts: int, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("together", [False, True])
+def test_a_row_has_the_same_bits_beside_any_others(
+    outputs: int, inputs: int, parts: int, dtype: torch.dtype, together: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Parts of many rows are added up by one program: of more than 256 rows, or where told so of fewer."""
+    if together:
+        monkeypatch.setattr(row_products, "_SIDE_BY_SIDE", 64)
     rows, weights = drawn(COUNTS[-1], inputs, dtype=dtype), drawn(outputs, inputs, dtype=dtype)
     whole = added(row_product(rows, weights, parts))
     exact = rows.double() @ weights.double().T
@@ -77,7 +83,7 @@ def test_tiles_copied_by_descriptors_hold_the_same_numbers(dtype: torch.dtype, m
     rows, weights, gates = (drawn(*sizes, dtype=dtype) for sizes in ((130, 1096), (70, 1096), (140, 1096)))
     wanted = [row_product(rows, weights, 2), row_product(rows, weights, 1), gated_product(rows * 0.1, gates, "silu")]
     described = []
-    monkeypatch.setattr(row_products, "can_overlap", lambda _: True)
+    monkeypatch.setattr(row_products, "since_hopper", lambda _: True)
     monkeypatch.setattr(row_products, "_DESCRIBED", 0)
     made = row_products.TensorDescriptor
     monkeypatch.setattr(row_products, "TensorDescriptor", lambda *sizes: (described.append(sizes), made(*sizes))[1])
@@ -100,8 +106,9 @@ def test_parts_are_for_matrices_of_few_outputs_and_many_inputs() -> None:
         assert length * (parts - 1) < inputs <= length * parts
 
 
-def test_parts_are_added_in_order_whether_together_or_apart() -> None:
+def test_parts_are_added_in_order_whether_together_or_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     """What adds a branch to the residual stream gives the bits that it gives where the product has added its parts itself."""
+    monkeypatch.setattr(row_products, "_SIDE_BY_SIDE", 64)
     rows, weights, bias, weight = drawn(65, 1100), drawn(40, 1100), drawn(40), drawn(40)
     norm, found = Norm(weight, None, 1e-6), []
     for count in (65, 64):

@@ -26,9 +26,9 @@ pytest.importorskip("triton", reason="the GPU kernels are written in Triton, whi
 
 from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
-from paceline.kernels import tree_attention as tree_attention_module
+from paceline.kernels.attention_tiling import Tiling
 from paceline.kernels.step_tables import Extent, StepTables
-from paceline.kernels.tree_attention import Tiling, tree_attention
+from paceline.kernels.tree_attention import tree_attention
 
 # `conftest` asks for the interpreter, unless who runs the tests has a GPU and says otherwise
 DEVICE = torch.device("cuda" if os.environ["TRITON_INTERPRET"] == "0" else "cpu")
@@ -323,14 +323,42 @@ def test_what_was_accepted_is_read_where_it_was_moved_to() -> None:
 def test_how_many_splits_a_program_walks_shows_in_no_bit(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A long text, a short one and a draft: walked by a program each, near splits by one, all by one."""
     shape, found = SHAPES[name], []
-    for few, prompts in ((10**6, 0), (0, 10**6), (0, 0)):
-        monkeypatch.setattr(tree_attention_module, "_FEW_PROGRAMS", few)
-        monkeypatch.setattr(tree_attention_module, "_TILES_OF_A_PROMPT", prompts)
+    splits = shape.tiling.splits(32 * 4)
+    assert splits > shape.tiling.near_splits > 1
+    for walked in (1, shape.tiling.near_splits, splits):
+        monkeypatch.setattr(Tiling, "walked", lambda *_, walked=walked: (walked, splits - walked + 1))
         layer = Layer(shape)
         owners = [layer.hold(key, tokens) for key, tokens in enumerate((range(70, 141), range(20), range(50, 96)))]
         found.append(layer.forward([missing(layer.cache, owner, draft(owner)) for owner in owners], Extent(64, 32, 4, 32, 8)))
     assert same(found[0], found[1])
     assert same(found[0], found[2])
+
+
+def test_splits_are_walked_where_tiles_are_many() -> None:
+    tiling, one, many = Tiling(), Extent(64, 4, 8, 16, 16), Extent(64, 64, 64, 64, 16)
+    # a bucket of four tiles may hold one
+    assert tiling.walked(one, 32, 64) == (1, 8)
+    assert tiling.walked(many, 1, 64) == (1, 20)
+    assert tiling.walked(many, 8, 64) == (16, 5)
+    assert tiling.walked(many._replace(blocks=16), 8, 64) == (8, 1)
+    assert tiling.walked(Extent(2048, 256, 1, 64, 1), 8, 64) == (20, 1)
+
+
+def test_a_long_tail_of_small_weights_is_no_less_than_it_is() -> None:
+    """2^-26 of the largest each, which is no part of it in 24 bits, and together 2^-15."""
+    shape, cache, owner = Shape(), PagedCache(520, 4, None), sequence(0, range(2000))
+    cache.stage(step := Step.of([missing(cache, owner)]))
+    keys, values = torch.zeros(2000, 1, 16), torch.ones(2000, 1, 16)
+    keys[0, 0, 0], values[0] = 4.0, 0.0
+    cache.write(0, torch.zeros(1, dtype=torch.int64, device=DEVICE), keys[:1].to(DEVICE), values[:1].to(DEVICE))
+    tables = StepTables.of(step, cache.blocks_of(step), 4, shape.tiling.rows_per_tile(2, 1), DEVICE)
+    cache.write(0, tables.destinations, keys.to(DEVICE), values.to(DEVICE))
+    query = torch.zeros(2000, 2, 16, device=DEVICE)
+    query[:, :, 0] = 26 * math.log(2) / 4.0
+    pages = cache.layer(0)
+    found = tree_attention(query, pages.keys, pages.values, tables, scale=1.0, tiling=shape.tiling)[-1].cpu()
+    tail = 1999 * 2.0**-26
+    assert found[0, 0].item() == pytest.approx(tail / (1 + tail), rel=1e-5)
 
 
 @pytest.mark.parametrize("name", SHAPES)

@@ -31,10 +31,10 @@ def begin(early: tl.constexpr):
 
 def overlapped(device: torch.device) -> dict[str, Any]:
     """Options of a launch: whether the kernel is to begin early, told to it and to its launch."""
-    return {"early": True, "launch_pdl": True} if can_overlap(device) else {"early": False}
+    return {"early": True, "launch_pdl": True} if since_hopper(device) else {"early": False}
 
 
 @functools.cache
-def can_overlap(device: torch.device) -> bool:
-    """Whether it is one of NVIDIA's, of Hopper or later."""
+def since_hopper(device: torch.device) -> bool:
+    """Whether it is one of NVIDIA's, of Hopper or later: kernels may begin early there, and tiles be copied by descriptors."""
     return device.type == "cuda" and torch.version.hip is None and torch.cuda.get_device_capability(device) >= (9, 0)

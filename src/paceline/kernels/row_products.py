@@ -30,10 +30,10 @@ import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from paceline.kernels.overlap import begin, can_overlap, overlapped
+from paceline.kernels.overlap import begin, overlapped, since_hopper
 
-_FEW, _SOME, _MANY = 64, 128, 512
-"""Rows up to which weights are read far ahead, by tiles half as tall, and by tiles of 128 outputs."""
+_FEW, _SOME, _SEVERAL, _MANY = 64, 128, 256, 512
+"""Rows up to which a tile has all of them, 64 outputs, 64 rows, and (copied by descriptors) 128 outputs."""
 _SIDE_BY_SIDE = 256
 """Up to so many rows the parts of an output are computed side by side."""
 _DESCRIBED = 1 << 22
@@ -70,8 +70,8 @@ class Tile:
         if count <= _FEW:
             return tile(64, max(16, triton.next_power_of_2(count)), 4, 6 if matrices == 1 else 4)
         if matrices > 1:
-            return tile(64, 128, 4, 3) if count <= _SIDE_BY_SIDE else tile(128, 128, 8, 3)
-        if count <= _SIDE_BY_SIDE:
+            return tile(64, 128, 4, 3) if count <= _SEVERAL else tile(128, 128, 8, 3)
+        if count <= _SEVERAL:
             return tile(64, 64, 4, 6) if count <= _SOME else tile(128, 64, 4, 4)
         if not described:
             return tile(128, 128, 8, 3)
@@ -247,8 +247,8 @@ def gated_product(
 def _is_described(rows: torch.Tensor, weights: torch.Tensor) -> bool:
     """Whether tiles are copied by descriptors: numbers of two bytes, and rows of both that begin at multiples of 16 bytes."""
     return (
-        can_overlap(rows.device)
-        and len(rows) > _FEW
+        len(rows) > _FEW
+        and since_hopper(rows.device)
         and weights.numel() >= _DESCRIBED
         and rows.element_size() == 2
         and weights.shape[1] % 8 == rows.stride(0) % 8 == 0

@@ -25,78 +25,13 @@ sinks as logits of the softmax after GPT-OSS.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-
 import torch
 import triton
 import triton.language as tl
 
+from paceline.kernels.attention_tiling import Tiling
 from paceline.kernels.overlap import begin, overlapped
-from paceline.kernels.step_tables import Extent, RowTables
-
-_BLOCK_BYTES = 16 << 10
-"""Of a block of keys."""
-_FEW_PROGRAMS = 128
-"""Fewer than these leave much of a large device idle."""
-_TILES_OF_A_PROMPT = 4
-"""So many tiles to a sequence are those of prompts."""
-
-
-@dataclass(frozen=True)
-class Tiling:
-    """Part of what the target *is*: others differ in the last bits, so one serves a model for its life; but for rows and stages,
-    on which no bit depends.
-
-    rows: lines of a tile, each a query head of a row; a power of two, at least 16 and the query heads of a kv head. keys:
-    positions per block, at most 64. stages: blocks on their way at once. near, near_splits: positions per program, and how many
-    programs there are of these; split: those of a program further on. Both are multiples of `keys`: a short text is for many
-    programs, a long one would leave them too much to merge.
-    """
-
-    rows: int = 32
-    keys: int = 64
-    split: int = 512
-    stages: int = 5
-    near: int = 128
-    near_splits: int = 16
-
-    @classmethod
-    def of(cls, heads: int, kv_heads: int, key_dim: int, number_bytes: int) -> Tiling:
-        """What suits a model: tiles hold all query heads of a kv head, and a block of keys no more than fits beside its values in
-        the shared memory of small devices."""
-        lines = max(16, triton.next_power_of_2(key_dim))
-        keys = max(16, min(cls.keys, _BLOCK_BYTES // (lines * number_bytes)))
-        return cls(rows=max(cls.rows, triton.next_power_of_2(heads // kv_heads)), keys=keys)
-
-    @property
-    def tall(self) -> Tiling:
-        """The same for steps of many rows: keys are read for twice as many at once."""
-        return replace(self, rows=2 * self.rows, stages=2)
-
-    def splits(self, positions: int) -> int:
-        """Programs that so many positions are divided among."""
-        far = positions - self.near * self.near_splits
-        return -(-positions // self.near) if far <= 0 else self.near_splits - (-far // self.split)
-
-    def walked(self, extent: Extent, kv_heads: int, page_size: int) -> tuple[int, int]:
-        """How many splits one program walks from the first on, and how many programs a tile has then. No bit depends on it.
-
-        Where tiles are many they keep a device busy, and splits that were not walked have to be written and merged; but of few
-        tiles, or where one text is far longer than those beside it, a program that walks too far ends long behind the others.
-        The tiles of a prompt all have about as much to walk.
-        """
-        splits = self.splits(extent.blocks * page_size)
-        if extent.tiles * kv_heads < _FEW_PROGRAMS:
-            return 1, splits
-        prompts = extent.tiles >= _TILES_OF_A_PROMPT * extent.sequences
-        walked = splits if prompts else min(self.near_splits, splits)
-        return walked, splits - walked + 1
-
-    def rows_per_tile(self, heads: int, kv_heads: int) -> int:
-        """Rows of a step that share a tile. Raises ValueError where not even one fits."""
-        if heads > self.rows * kv_heads:
-            raise ValueError(f"{heads // kv_heads} query heads per kv head do not fit a tile of {self.rows} lines")
-        return self.rows * kv_heads // heads
+from paceline.kernels.step_tables import RowTables
 
 
 @triton.jit
@@ -127,7 +62,8 @@ def _taken_in(
     scores *= 1.4426950408889634
     scores = tl.where(seen, scores, float("-inf"))
 
-    grown = tl.maximum(peak, tl.max(scores, 1))
+    highest = tl.max(scores, 1)
+    grown = tl.maximum(peak, highest)
     base = tl.where(grown == float("-inf"), 0.0, grown)
     weights = tl.exp2(scores - base[:, None])
     fade = tl.exp2(peak - base)
@@ -146,9 +82,11 @@ def _taken_in(
     # a line that sees none of them keeps its very bits, even where another's values have overflowed
     touched = tl.max(seen.to(tl.int32), 1) > 0
     mix = tl.where(touched[:, None], mix * fade[:, None] + more, mix)
-    # whole numbers have one sum, in whatever order the lines of a tile of another height add them up
-    counts = tl.sum((weights * 16777216.0 + 0.5).to(tl.int32), 1)
-    mass = tl.where(touched, tl.fma(mass, fade, counts.to(tl.float32) * (1.0 / 16777216.0)), mass)
+    # whole numbers have one sum, in whatever order a tile of another height adds them up; they count parts of the block's own
+    # largest weight, lest a long tail of small ones be none
+    scaling = 24.0 + tl.minimum(tl.floor(base - highest), 100.0)
+    counts = tl.sum((weights * tl.exp2(scaling)[:, None] + 0.5).to(tl.int32), 1)
+    mass = tl.where(touched, tl.fma(mass, fade, counts.to(tl.float32) * tl.exp2(-scaling)), mass)
     return mix, mass, grown
 
 
@@ -165,6 +103,12 @@ def _split_of(position, split_keys: tl.constexpr, near_keys: tl.constexpr, near_
 
 
 @triton.jit
+def _next_split(position, split_keys: tl.constexpr, near_keys: tl.constexpr, near_splits: tl.constexpr):
+    """Where the split behind that of a position begins."""
+    return _start_of(_split_of(position, split_keys, near_keys, near_splits) + 1, split_keys, near_keys, near_splits)
+
+
+@triton.jit
 def _added(mix, mass, peak, its_mix, its_mass, its_peak):
     """What lines have summed so far, and a split more. Two kernels add splits up and must round alike: fused by hand."""
     grown = tl.maximum(peak, its_peak)
@@ -175,14 +119,23 @@ def _added(mix, mass, peak, its_mix, its_mass, its_peak):
 
 
 @triton.jit
+def _begun_anew(mix, mass, peak, its_mix, its_mass, its_peak):
+    """What lines have summed with a split that ends, and nothing yet of the next one."""
+    mix, mass, peak = _added(mix, mass, peak, its_mix, its_mass, its_peak)
+    return mix, mass, peak, tl.zeros_like(its_mix), tl.zeros_like(its_mass), tl.full(its_peak.shape, float("-inf"), tl.float32)
+
+
+@triton.jit
 def _ended(mix, mass, peak, sinks, heads, there, sunk: tl.constexpr):
     """Over the sum of weights, to which the sink of each line's head belongs. Lines that are not there have zeros."""
     if sunk:
-        sink = tl.load(sinks + heads).to(tl.float32) * 1.4426950408889634
-        grown = tl.maximum(peak, sink)
+        sink = tl.load(sinks + heads).to(tl.float32)
+        log2_e = tl.full(sink.shape, 1.4426950408889634, tl.float32)
+        grown = tl.maximum(peak, sink * log2_e)
         fade = tl.exp2(peak - grown)
         mix = mix * fade[:, None]
-        mass = tl.fma(mass, fade, tl.exp2(sink - grown))
+        # fused by hand, as in `_added`
+        mass = tl.fma(mass, fade, tl.exp2(tl.fma(sink, log2_e, -grown)))
     return mix / tl.where(there, mass, 1.0)[:, None]
 
 
@@ -240,8 +193,7 @@ def _attend_splits(
     for at in range(at_first, parting, block_keys):
         if walks:  # noqa: SIM102
             if at == border:
-                sum_mix, sum_mass, sum_peak = _added(sum_mix, sum_mass, sum_peak, mix, mass, peak)
-                mix, mass, peak = tl.zeros_like(mix), tl.zeros_like(mass), tl.full([tile_lines], float("-inf"), tl.float32)
+                sum_mix, sum_mass, sum_peak, mix, mass, peak = _begun_anew(sum_mix, sum_mass, sum_peak, mix, mass, peak)
                 border = _next_split(at, split_keys, near_keys, near_splits)
         key_position = at + tl.arange(0, block_keys)
         live = key_position <= last
@@ -260,8 +212,7 @@ def _attend_splits(
     for at in range(tl.maximum(at_first, parting), end, block_keys):
         if walks:  # noqa: SIM102
             if at == border:
-                sum_mix, sum_mass, sum_peak = _added(sum_mix, sum_mass, sum_peak, mix, mass, peak)
-                mix, mass, peak = tl.zeros_like(mix), tl.zeros_like(mass), tl.full([tile_lines], float("-inf"), tl.float32)
+                sum_mix, sum_mass, sum_peak, mix, mass, peak = _begun_anew(sum_mix, sum_mass, sum_peak, mix, mass, peak)
                 border = _next_split(at, split_keys, near_keys, near_splits)
         key_position = at + tl.arange(0, block_keys)
         below = key_position - straight
@@ -291,12 +242,6 @@ def _attend_splits(
         tl.store(peaks + cell, peak, mask=used)
         tl.store(masses + cell, mass, mask=used)
         tl.store(mixed + cell[:, None] * value_dim + value_line[None, :], mix, mask=stored)
-
-
-@triton.jit
-def _next_split(position, split_keys: tl.constexpr, near_keys: tl.constexpr, near_splits: tl.constexpr):
-    """Where the split behind that of a position begins."""
-    return _start_of(_split_of(position, split_keys, near_keys, near_splits) + 1, split_keys, near_keys, near_splits)
 
 
 @triton.jit(do_not_specialize=["programs", "walked", "window"])

@@ -10,7 +10,7 @@ Source: the form is that of Llama (arXiv:2302.13971) and the families after it; 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence as Many
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from logging import getLogger
 
 import torch
@@ -18,12 +18,13 @@ import torch
 from paceline.budget import Budget
 from paceline.cache.paged import PagedCache
 from paceline.growth import Growth
+from paceline.kernels.attention_tiling import Tiling
 from paceline.kernels.chain_tables import ChainTables
 from paceline.kernels.residual_norms import joined
 from paceline.kernels.rotary import Heads, turned
 from paceline.kernels.row_products import gated_product, row_product
-from paceline.kernels.step_tables import SMALLEST, Extent, RowTables, StepTables
-from paceline.kernels.tree_attention import Tiling, tree_attention
+from paceline.kernels.step_tables import SMALLEST, Extent, RowTables
+from paceline.kernels.tree_attention import tree_attention
 from paceline.models.base import DTYPES, ROUGH, ModelError, Scores
 from paceline.models.checkpoint import Checkpoint
 from paceline.models.device_weights import BEYOND, DeviceWeights, Layer
@@ -79,6 +80,7 @@ class FusedModel(OverPages):
         self._heads = Heads(form.heads, form.key_heads, form.head_size, form.rotary)
         self._tiling = Tiling.of(form.heads, form.key_heads, form.head_size, weights.dtype.itemsize)
         self._share = self._tiling.rows_per_tile(form.heads, form.key_heads)
+        self._has_tall_tiles = weights.dtype.itemsize == 2 and form.head_size <= 128 and _multiplies_alike(self._device)
         # keys and values of one row, for a cache to see their shape
         self._sample = torch.empty(1, form.key_heads, form.head_size, dtype=weights.dtype, device=self._device)
 
@@ -94,16 +96,23 @@ class FusedModel(OverPages):
         free = torch.cuda.mem_get_info(self._device)[0] if self._device.type == "cuda" else 0
         return max(min(free // (8 * page), _MOST_PAGES), super().first_pages)
 
-    def _over(self, cache: PagedCache, tables: Callable[[int], StepTables]) -> _Staged:
+    def _over(self, cache: PagedCache, tables: Callable[[int], RowTables]) -> _Staged:
         return _Staged(cache, tables(self.share), self._tiling)
 
     def _forward(self, step: Step, cache: PagedCache) -> _Staged:
-        # drafts that fork take turns, each for a whole tile
-        prompts = len(step.tokens) > RECORDED_ROWS and 2 * max(one.chain for one in step.segments) >= len(step.tokens)
-        tall = prompts and self._held.dtype.itemsize == 2
-        tiling, blocks = self._tiling.tall if tall else self._tiling, cache.blocks_of(step)
-        share = tiling.rows_per_tile(self._heads.queries, self._heads.keys)
-        return _Staged(cache, StepTables.of(step, blocks, cache.page_size, share, self._device), tiling)
+        if not self._suits_tall_tiles(step):
+            return super()._forward(step, cache)
+        tall = self._tiling.tall
+        share = tall.rows_per_tile(self._heads.queries, self._heads.keys)
+        return _Staged(cache, self._tables_of(step, cache)(share), tall)
+
+    def _suits_tall_tiles(self, step: Step) -> bool:
+        """Whether most rows are those of prompts, of a step that is not recorded. Of a draft that forks each row takes a turn for
+        a whole tile."""
+        if not self._has_tall_tiles or len(step.tokens) <= RECORDED_ROWS:
+            return False
+        prompts = sum([one.chain for one in step.segments if one.chain >= self.share])
+        return 2 * prompts >= len(step.tokens)
 
     def score(self, step: Step, cache: PagedCache, taps: Iterable[int] = ()) -> Scores:  # pyright: ignore[reportIncompatibleMethodOverride]
         tapped = tuple(taps)
@@ -172,9 +181,8 @@ class FusedModel(OverPages):
             buffer = torch.zeros(2, draft.levels, extent.sequences, dtype=torch.int32, device=self._device)
 
             def forward(tables: RowTables, keep: torch.Tensor | None) -> torch.Tensor:
-                return self.run(tables.token_ids[None], tables.positions[None], _Staged(pages(), tables, self._tiling), (), keep)[
-                    0
-                ]
+                staged = self._over(pages(), lambda _: tables)
+                return self.run(tables.token_ids[None], tables.positions[None], staged, (), keep)[0]
 
             def run(tables: ChainTables) -> torch.Tensor:
                 return drafted(forward, tables, vocab_size, buffer)
@@ -255,19 +263,36 @@ class FusedModel(OverPages):
         return attended.flatten(1)
 
 
+def _multiplies_alike(device: torch.device) -> bool:
+    """Whether taller tiles have the bits of lower ones, as was seen on a Hopper. Later devices multiply them by unlike units."""
+    return device.type != "cuda" or torch.cuda.get_device_capability(device) < (10, 0)
+
+
 _SIZES = (3, 17, 33, 65, 129, 257, 513)
 """Rows for which the kernels of a forward are compiled, one number for each of their tiles, so that none is in the midst of an
 answer."""
+_LOW, _TALL = 65, 257
+"""Of these, what low and tall tiles attend to."""
+
+
+def _tries(tiling: Tiling) -> list[tuple[Tiling, int]]:
+    """Tilings and rows that compile all kernels: attention that walks and that does not, whatever the heads of a model."""
+    either = [(replace(tiling, few=few), rows) for few in (0, 1 << 30) for rows in (_LOW, _TALL)]
+    return [*((tiling, rows) for rows in _SIZES), *either]
 
 
 def _text(model: FusedModel, tokens: int) -> Sequence:
     return Sequence(0, tuple(token % model.vocab_size for token in range(tokens)), SamplingParams(), seed=0)
 
 
-def _tried(model: FusedModel, rows: int) -> torch.Tensor:
-    """The logits behind a text of so many tokens."""
-    text = _text(model, rows)
-    return model.logits_after([(text, tuple(text.tokens))], model.new_cache())
+def _tried(model: FusedModel, rows: int, tiling: Tiling | None = None) -> torch.Tensor:
+    """The logits behind a text of so many tokens. tiling: the model's own, if None."""
+    text, own = _text(model, rows), model._tiling
+    model._tiling = tiling or own
+    try:
+        return model.logits_after([(text, tuple(text.tokens))], model.new_cache())
+    finally:
+        model._tiling = own
 
 
 def _off(narrow: FusedModel, wide: FusedModel) -> float:
@@ -302,8 +327,8 @@ def fused_model(
     try:
         held = DeviceWeights(form, Tensors(checkpoint), Rotation(config, form.rotary), weights, context_length, device)
         model = FusedModel(held, checkpoint.name, context_length, checkpoint.eos_token_ids, kv_cache)
-        for rows in _SIZES if device.type == "cuda" else _SIZES[:1]:
-            if not bool(_tried(model, min(rows, context_length)).isfinite().all()):
+        for tiling, rows in _tries(model._tiling) if device.type == "cuda" else [(model._tiling, 3)]:
+            if not bool(_tried(model, min(rows, context_length), tiling).isfinite().all()):
                 raise ModelError(f"the weights of '{checkpoint.path}' give logits that are not finite numbers")
         if kv_cache is not None:
             off = _off(model, FusedModel(held, model.name, context_length))

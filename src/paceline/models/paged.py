@@ -1,4 +1,4 @@
-"""Models over pages: keys and values of all sequences lie in one pool, and a layer attends for a whole flat step in two launches.
+"""Models over pages: keys and values of all sequences lie in one pool, and a layer attends for a whole flat step at once.
 
 Nothing in between waits for the device. `OverPages` records small steps and replays them; `PagedModel` is a transformers model on
 this road, untouched but for its attention.
@@ -82,8 +82,12 @@ class OverPages(FlatModel):
         return PagedCache(self.first_pages, PAGE, KV_CACHES.get(self.kv_cache or ""), grows=True, mover=move_slots)
 
     def _forward(self, step: Step, cache: PagedCache) -> Any:
+        return self._over(cache, self._tables_of(step, cache))
+
+    def _tables_of(self, step: Step, cache: PagedCache) -> Callable[[int], StepTables]:
+        """Rows that share a tile -> tables of the very size of a staged step."""
         blocks = cache.blocks_of(step)
-        return self._over(cache, lambda share: StepTables.of(step, blocks, cache.page_size, share, self._device))
+        return lambda share: StepTables.of(step, blocks, cache.page_size, share, self._device)
 
     @torch.inference_mode()
     def score(self, step: Step, cache: PagedCache, taps: Iterable[int] = ()) -> Scores:  # pyright: ignore[reportIncompatibleMethodOverride]

@@ -14,8 +14,9 @@ import torch
 from transformers.masking_utils import causal_mask_function
 
 from paceline.cache.paged import PagedCache
+from paceline.kernels.attention_tiling import Tiling
 from paceline.kernels.step_tables import StepTables
-from paceline.kernels.tree_attention import Tiling, tree_attention
+from paceline.kernels.tree_attention import tree_attention
 from paceline.models.attention import AttentionOptions, Rule
 
 

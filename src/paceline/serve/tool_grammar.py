@@ -76,8 +76,8 @@ def grammar_of(
 
     functions: name, parameters, strict of each. special: ids of the form's pieces that are special tokens, which no text can
     spell. answer: a JSON schema that an answer without a call keeps to. patterns: whether strings keep to those of their schemas
-    where tools are not strict. Raises APIError (400) where it would be longer than
-    grammars may be, or cannot tell a call from such an answer.
+    where tools are not strict. Raises APIError (400) where it would be longer than grammars may be, or cannot tell a call from
+    such an answer.
     """
 
     if answer is not None and not form.trigger:
