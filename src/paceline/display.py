@@ -20,7 +20,8 @@ _COLOURS = ("green", "cyan", "magenta", "yellow", "blue", "bright_red")
 
 
 class Trace:
-    """Colours every token by the drafter that proposed it; what was drafted in vain follows, struck out."""
+    """Colours every token by the drafter that proposed it; what was drafted in vain follows, struck out, or in brackets where no
+    styles are shown, as in a file."""
 
     def __init__(self, console: Console, tokenizer: Tokenizer) -> None:
         self._console, self._tokenizer = console, tokenizer
@@ -41,8 +42,11 @@ class Trace:
         for node in range(1, tree.candidates):
             if node not in accepted:
                 piece = self._piece(tree.tokens[tree.parents[node]], tree.tokens[node]).replace("\n", "⏎")
-                line.append(piece, style=f"dim strike {self._colour(tree.sources[node])}")
+                line.append(self._in_vain(piece), style=f"dim strike {self._colour(tree.sources[node])}")
         self._console.print(line, end="", soft_wrap=True, highlight=False)
+
+    def _in_vain(self, piece: str) -> str:
+        return piece if self._console.color_system else f"[-{piece}-]"
 
     def _piece(self, before: int, token: int) -> str:
         """A token's text behind another: some tokenizers drop the space of a token decoded alone."""
@@ -53,7 +57,7 @@ class Trace:
         line = Text("\ntarget", style="bold")
         for source, colour in self._colours.items():
             line.append(f"  {source}", style=f"bold {colour}")
-        line.append("  drafted in vain", style="dim strike")
+        line.append("  ").append(self._in_vain("drafted in vain"), style="dim strike")
         self._console.print(line)
 
     def _colour(self, source: str) -> str:
