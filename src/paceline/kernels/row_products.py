@@ -58,8 +58,8 @@ class Tile:
 
     @classmethod
     def of(cls, rows: torch.Tensor, matrices: int = 1, described: bool = False) -> Tile:
-        """What suits so many rows and this device. matrices: that one program multiplies them by. described: whether tiles are
-        copied by descriptors."""
+        """What suits so many rows and this device. matrices: that one program multiplies them by. described: whether tiles of
+        one matrix are copied by descriptors; to those of two it makes no difference."""
         count, number_bytes, shared = len(rows), rows.element_size(), _shared_bytes(rows.device)
         inputs = (256 if count <= _FEW else 128) // number_bytes
 
@@ -234,7 +234,7 @@ def gated_product(
     count, inputs = _checked(rows, weights)
     outputs = weights.shape[0] // 2
     described = _is_described(rows, weights)
-    tile = tile or Tile.of(rows, matrices=2, described=described)
+    tile = tile or Tile.of(rows, matrices=2)
     out = rows.new_empty(count, outputs)
     _gated_product[(triton.cdiv(count, tile.rows), triton.cdiv(outputs, tile.outputs))](
         *_operands(rows, weights, tile, described), bias, out, count, rows.stride(0), outputs, inputs, silu=activation == "silu",

@@ -12,6 +12,7 @@ from typing import Any
 from paceline.params import Grammar
 from paceline.serve.asking import Service
 from paceline.serve.errors import APIError, invalid
+from paceline.serve.structured import check
 from paceline.serve.tool_forms import HERMES, PYTHON_TAG, Form, form_of
 from paceline.serve.tool_grammar import DEEPEST_SCHEMA, deepest, grammar_of
 from paceline.serve.tool_parsing import PlainText, ToolParser
@@ -75,20 +76,23 @@ async def planned(
     made = planned_as()
     if made.grammar is None or made.grammar is answer:
         return made
+    refusal = await _refusal(service, made)
+    if refusal is None:
+        return made
+    # a pattern may look ahead, say
+    plainer = planned_as(patterns=False)
+    if plainer.grammar == made.grammar or await _refusal(service, plainer) is not None:
+        raise refusal
+    return plainer
+
+
+async def _refusal(service: Service, made: ToolPlan) -> APIError | None:
+    """Why the grammar of a plan cannot be had, if so."""
     try:
-        await service.check_grammar(made.grammar)
+        await check(service, made.grammar, "tools")
     except APIError as error:
-        error.param = error.param or "tools"
-        # one that looks ahead, say
-        plainer = planned_as(patterns=False)
-        if plainer.grammar is None or plainer.grammar == made.grammar:
-            raise
-        try:
-            await service.check_grammar(plainer.grammar)
-        except APIError:
-            raise error from None
-        return plainer
-    return made
+        return error
+    return None
 
 
 def plan(

@@ -219,6 +219,11 @@ def follow_choices(sequences: Many[Sequence], trees: Many[DraftTree], logits: Ma
     return [verdict or next(rest) for verdict in found]
 
 
+def _in_one(logits: Many[torch.Tensor]) -> torch.Tensor:
+    """float32 [R, V]: the rows of all, one below the other. A single one needs no copy."""
+    return torch.cat(list(logits)) if len(logits) > 1 else logits[0]
+
+
 def _greedy_choices(sequences: Many[Sequence], logits: Many[torch.Tensor]) -> Iterator[Callable[[int], int]]:
     """Per sequence, node -> the target's token there. A CPU reads only the rows that are asked for; a device answers once."""
     if logits[0].is_cpu:
@@ -226,7 +231,7 @@ def _greedy_choices(sequences: Many[Sequence], logits: Many[torch.Tensor]) -> It
         for sequence, rows in zip(sequences, logits, strict=True):
             yield lambda node, sequence=sequence, rows=rows.numpy(): checked(largest(rows[node]), sequence)
         return
-    chosen = iter(largest_of_each(logits[0] if len(logits) == 1 else torch.cat(list(logits))))
+    chosen = iter(largest_of_each(_in_one(logits)))
     for sequence, rows in zip(sequences, logits, strict=True):
         found = list(islice(chosen, len(rows)))
         yield lambda node, sequence=sequence, found=found: checked(found[node], sequence)
@@ -248,7 +253,7 @@ def _device_choices(
         for node in range(tree.candidates)
     ]
     try:
-        choices = Choices(torch.cat([rows[: tree.candidates] for tree, rows in zip(trees, logits, strict=True)]), contexts)
+        choices = Choices(_in_one([rows[: tree.candidates] for tree, rows in zip(trees, logits, strict=True)]), contexts)
     # Triton's compiler has no class of error that it could be known by
     except Exception as error:
         if not isinstance(error, torch.OutOfMemoryError):
@@ -278,9 +283,7 @@ def _level_by_level(sequences: Many[Sequence], trees: Many[DraftTree], logits: M
     tokens: list[list[int]] = [[] for _ in sequences]
     live = dict.fromkeys(range(len(sequences)), 0)
     while live:
-        # a single row needs no copy
-        rows = [logits[i][node] for i, node in live.items()]
-        rows = torch.stack(rows) if len(rows) > 1 else rows[0][None]
+        rows = _in_one([logits[i][node : node + 1] for i, node in live.items()])
         contexts = [Context(sequences[i], tuple(tokens[i])) for i in live]
         for i, token in zip(list(live), chosen(rows, contexts), strict=True):
             tokens[i].append(token)
