@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from paceline.record import record
 from paceline.stopping import Stopping
 
 
-@dataclass(frozen=True)
+@record
 class Budget:
     """What a drafter may propose for one sequence in one step: nodes besides the root, and levels below it.
 

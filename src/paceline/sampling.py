@@ -9,13 +9,13 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence as Many
-from dataclasses import dataclass
 
 import numpy as np
 import torch
 
 from paceline.noise import noised_best
 from paceline.params import SamplingParams
+from paceline.record import record
 from paceline.sequence import Sequence
 
 
@@ -30,7 +30,7 @@ class LogitsError(Exception):
         self.sequence = sequence
 
 
-@dataclass(frozen=True)
+@record
 class Context:
     """What a row of logits was computed after: a sequence's committed tokens, then `ancestors`, node tokens below its root."""
 

@@ -21,6 +21,7 @@ from paceline.learning.costs import Timings
 from paceline.learning.depths import Where
 from paceline.models.base import LanguageModel
 from paceline.policies.base import Policy
+from paceline.record import record
 from paceline.sequence import Sequence
 from paceline.step import Feed, Segment, Step, Verdict
 from paceline.torch_threads import quiet
@@ -28,7 +29,7 @@ from paceline.tree import DraftTree
 from paceline.verifiers.base import Verifier
 
 
-@dataclass(frozen=True)
+@record
 class Work:
     """A sequence picked for this step: `count` committed tokens to feed from `start`, and what may be drafted behind them.
 
@@ -45,7 +46,7 @@ class Work:
         return self.start + self.count == len(self.sequence.tokens)
 
 
-@dataclass(frozen=True)
+@record
 class Outcome:
     """What one step brought for one sequence. tree is None for a prefill chunk. timings, rows: of the step."""
 

@@ -8,16 +8,16 @@ sequence is its root alone; a prefill chunk is a chain that may stop short of th
 from __future__ import annotations
 
 from collections.abc import Sequence as Many
-from dataclasses import dataclass
 from functools import cached_property
 
 import torch
 
+from paceline.record import record
 from paceline.sequence import Sequence
 from paceline.tree import DraftTree
 
 
-@dataclass(frozen=True)
+@record
 class Feed:
     """Committed tokens to feed for one sequence: `tokens` go to the cache slots from `start` on.
 
@@ -32,7 +32,7 @@ class Feed:
     told: bool = False
 
 
-@dataclass(frozen=True)
+@record
 class Segment:
     """The rows [low, high) of a step that belong to one sequence.
 
@@ -111,7 +111,7 @@ class Segment:
         return self.start + self.chain - 1 + node
 
 
-@dataclass(frozen=True)
+@record
 class Step:
     """The flat view of one forward.
 
@@ -147,10 +147,15 @@ class Step:
     def wanted_rows(self) -> tuple[int, ...]:
         """The W rows whose logits are computed: segment by segment those of the trees, in node order (root first), and behind
         all of them, again by segment, those of committed tokens that are to be told."""
-        trees = [row for segment in self.segments for row in range(segment.high - segment.nodes, segment.high)]
-        if any(segment.told for segment in self.segments):
-            trees += [row for segment in self.segments for row in range(segment.low, segment.low + segment.told_rows)]
-        return tuple(trees)
+        rows: list[int] = []
+        for segment in self.segments:
+            if (tree := segment.tree) is not None:
+                root = segment.low + segment.chain - 1
+                rows += range(root, root + len(tree.tokens))
+        for segment in self.segments:
+            if segment.told:
+                rows += range(segment.low, segment.low + segment.told_rows)
+        return tuple(rows)
 
     @property
     def wants_all(self) -> bool:
@@ -173,7 +178,7 @@ class Step:
         return torch.tensor(self.wanted_rows, dtype=torch.int64)
 
 
-@dataclass(frozen=True)
+@record
 class Verdict:
     """The target's answer to one tree.
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence as Many
-from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -19,6 +18,7 @@ from paceline.machine import free_bytes
 from paceline.models.base import LanguageModel
 from paceline.models.tokenizer import Tokenizer
 from paceline.params import SamplingParams
+from paceline.record import record
 from paceline.sampling import LogitsError
 from paceline.sequence import Sequence
 from paceline.speculative import Outcome, Speculative, Work
@@ -33,7 +33,7 @@ class RequestError(Exception):
     """A request that cannot be served; the message is one sentence for the user."""
 
 
-@dataclass(frozen=True)
+@record
 class Progress:
     """What one step brought for one sequence: final text that may be shown, and the draft and verdict behind it."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence as Many
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import torch
 from torch.nn.functional import pad
@@ -13,6 +13,7 @@ from paceline.budget import Budget
 from paceline.cache.base import Branching, KVCache
 from paceline.growth import Draft, Growth
 from paceline.ranking import Ranking
+from paceline.record import record
 from paceline.sequence import Sequence
 from paceline.step import Feed, Segment, Step, Verdict
 from paceline.torch_threads import quiet
@@ -40,7 +41,7 @@ class ModelError(Exception):
     """A checkpoint or an architecture that cannot be used; the message is one sentence for the user."""
 
 
-@dataclass(frozen=True)
+@record
 class Scores:
     """What one forward returns.
 

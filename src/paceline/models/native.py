@@ -64,9 +64,10 @@ class NativeModel(LanguageModel):
         self._step, self._draft = STEP.address, DRAFT.address
         self._read_bytes = weights.read_bytes
         calls = np.zeros(1, layout.CALL)
-        self._call, self._call_at = calls[0], calls.ctypes.data
-        self._arrays = StepArrays(self._call)
+        self._call, self._call_at, self._words = calls[0], calls.ctypes.data, layout.words(calls)
+        self._arrays = StepArrays(calls)
         self._unseen = torch.empty(0, weights.head_width)
+        self._unpadded = weights.head_width == self.vocab_size
         self._drafts = Drafts(self._call_at, self._step, self.vocab_size)
         self._call["product"] = product(weights.kv_format).address
         for field in ("model", "layers", "norms", "matrices"):
@@ -89,7 +90,7 @@ class NativeModel(LanguageModel):
             wanted,
             # a draft that does not branch lies in its slots as committed tokens would
             _records(
-                (s.low, s.rows, s.start, s.rows if s.is_chain else s.chain, cache.slab(s.sequence.key)) for s in step.segments
+                [(s.low, s.rows, s.start, s.rows if s.is_chain else s.chain, cache.slab(s.sequence.key)) for s in step.segments]
             ),
         )
         logits = torch.empty(len(wanted), self.packed.head_width)
@@ -104,7 +105,7 @@ class NativeModel(LanguageModel):
         finally:
             if captured:
                 self._call["taps"] = 0
-        return Scores(logits if logits.shape[1] == self.vocab_size else logits[:, : self.vocab_size], captured)
+        return Scores(logits if self._unpadded else logits[:, : self.vocab_size], captured)
 
     def extend(  # pyright: ignore[reportIncompatibleMethodOverride]
         self,
@@ -187,13 +188,14 @@ class NativeModel(LanguageModel):
 
     def _prepared(self, rows: int, longest: int, logits: torch.Tensor) -> int:
         """Make room for a step that is laid out; the number of threads it runs on. longest: slots of its longest sequence."""
-        threads, call = self._threads(rows), self._call
+        threads = self._threads(rows)
         self.packed.rotate_up_to(longest)
-        self._scratch.reserve(call, threads, rows, longest)
-        call["threads"], call["logits"] = threads, logits.data_ptr()
+        self._scratch.reserve(self._call, threads, rows, longest)
+        self._words[_THREADS], self._words[_LOGITS] = threads, logits.data_ptr()
         return threads
 
 
+_THREADS, _LOGITS = (layout.word_of(layout.CALL, name) for name in ("threads", "logits"))
 _BYTES_PER_THREAD = 1 << 22
 _ROWS_PER_READ = 8
 """From about this many rows on, arithmetic of vectors and not the reading of weights is what takes the time."""

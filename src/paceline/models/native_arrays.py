@@ -6,6 +6,7 @@ than filling one that lies at a known place.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence as Many
 from typing import Any
 
@@ -14,19 +15,22 @@ import torch
 
 from paceline.kernels.native import layout
 from paceline.kernels.native.formats import padded
+from paceline.kernels.native.layout import WORD, word_of, words
 from paceline.kernels.native.needs import lines_bytes, scratch_bytes
 from paceline.kernels.native.vectors import PANEL
 from paceline.models.packing import Weights
 
 Record = tuple[int, int, int, int, int, int, int, int, int]
 """A SEGMENT: low, rows, start, chain, addresses of keys and values, capacity, nodes fed before, the parents' beginning."""
+_ROWS, _WANTED, _SEGMENTS = (word_of(layout.CALL, name) for name in ("rows", "wanted_count", "segment_count"))
+_SEGMENT_WORDS = layout.SEGMENT.itemsize // 8
 
 
 class StepArrays:
-    """call: the CALL record that points to them."""
+    """calls: the one CALL record that points to them."""
 
-    def __init__(self, call: Any) -> None:
-        self._call, self._rows = call, 0
+    def __init__(self, calls: np.ndarray) -> None:
+        self._call, self._words, self._rows = calls[0], words(calls), 0
 
     def fill(
         self,
@@ -37,14 +41,12 @@ class StepArrays:
         segments: Many[Record],
     ) -> None:
         """Lay a step out: T tokens, positions and parents, the rows whose logits are wanted, S segments; S and W up to T."""
-        rows, call = len(tokens), self._call
-        self.reserve(rows)
-        self._tokens[:rows] = tokens
-        self._positions[:rows] = positions
-        self._parents[:rows] = parents
-        self._wanted[: len(wanted)] = wanted
-        self._segments[: len(segments)] = segments
-        call["rows"], call["wanted_count"], call["segment_count"] = rows, len(wanted), len(segments)
+        self.reserve(len(tokens))
+        numbers, size, call = self._numbers, self._rows, self._words
+        fields = [field for segment in segments for field in segment]
+        for place, values in enumerate((tokens, positions, parents, wanted, fields)):
+            numbers[place * size : place * size + len(values)] = array(WORD, values)
+        call[_ROWS], call[_WANTED], call[_SEGMENTS] = len(tokens), len(wanted), len(segments)
 
     def reserve(self, rows: int) -> None:
         """Have room for so many rows, which a draft may come to."""
@@ -53,13 +55,10 @@ class StepArrays:
         rows = max(rows, 2 * self._rows, 64)
         # none until all are there: whoever is interrupted in between begins anew
         self._rows = 0
-        # whole numbers alone: a SEGMENT is nine of them
-        fields = layout.SEGMENT.itemsize // 8
-        whole = np.zeros((4 + fields) * rows, np.int64)
-        self._tokens, self._positions, self._parents, self._wanted = whole[: 4 * rows].reshape(4, rows)
-        self._segments = whole[4 * rows :].reshape(rows, fields)
-        for name in ("tokens", "positions", "parents", "wanted", "segments"):
-            self._call[name] = getattr(self, f"_{name}").ctypes.data
+        whole = np.zeros((4 + _SEGMENT_WORDS) * rows, np.int64)
+        self._numbers: memoryview[int] = whole.data
+        for place, name in enumerate(("tokens", "positions", "parents", "wanted", "segments")):
+            self._call[name] = whole.ctypes.data + 8 * place * rows
         self._rows = rows
 
 
@@ -80,11 +79,12 @@ class Scratch:
         self._head_size = form.head_size
         self._held: dict[str, torch.Tensor] = {}
         self._counter = np.zeros(8, np.int64)
+        self._counts = words(self._counter)
         self._threads = self._rows = self._longest = 0
 
     def reserve(self, call: Any, threads: int, rows: int, longest: int) -> None:
         """Point a CALL record at room for a step. longest: slots of its longest sequence."""
-        self._counter[0] = self._counter[1] = 0
+        self._counts[0] = self._counts[1] = 0
         if threads <= self._threads and rows <= self._rows and longest <= self._longest:
             return
         record, threads, rows = call["scratch"], max(self._threads, threads), max(self._rows, rows)

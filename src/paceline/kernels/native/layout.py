@@ -4,6 +4,20 @@ from __future__ import annotations
 
 import numpy as np
 
+WORD = "l"
+"""What Python calls the whole numbers of eight bytes that records are made of."""
+
+
+def words(record: np.ndarray) -> memoryview[int]:
+    """A record as whole numbers, each of which is read and written in a tenth of the time that numpy takes for a field."""
+    return record.view(np.int64).data
+
+
+def word_of(record: np.dtype, field: str) -> int:
+    """Which of a record's whole numbers a field is."""
+    return next(offset for name, (_, offset, *_) in (record.fields or {}).items() if name == field) // 8
+
+
 MATRIX = np.dtype(
     [
         ("product", "i8"),  # address of the format's product

@@ -19,7 +19,7 @@ import numpy as np
 
 from paceline.kernels.native.contention import Contention
 from paceline.kernels.native.entries import IDLE, LEAD, WORK
-from paceline.kernels.native.layout import POOL, TIMES
+from paceline.kernels.native.layout import POOL, TIMES, word_of, words
 
 CONTENTION = Contention()
 """Of all pools: they share the machine's cores."""
@@ -27,6 +27,7 @@ _CALL = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64)
 _SPIN_S = 1e-3
 """Seconds for which a thread that waits spins."""
 _TURNS_TIMED = 5000
+_PART, _RECORD, _TOOK, _LOST = (word_of(POOL, name) for name in ("part", "record", "took", "lost"))
 
 
 def spread(part: int, threads: int, record: int) -> None:
@@ -68,7 +69,8 @@ class _Pool:
 
     def __init__(self, threads: int) -> None:
         self._record = np.zeros(1, POOL)
-        self._threads, self._clocked = threads, self._record.view(np.int64)[-2:]
+        self._at = self._record.ctypes.data
+        self._threads, self._words = threads, words(self._record)
         self._times = np.zeros((threads, TIMES), np.int64)
         self._record["times"] = self._times.ctypes.data
         # room for any system's mutex and condition variable, each on cache lines of its own
@@ -85,14 +87,14 @@ class _Pool:
         # where one cannot be started, those before it go on in this memory
         _begun.append(self)
         for thread in range(1, threads):
-            Thread(target=work, args=(thread, self._record.ctypes.data), daemon=True, name=f"paceline-{thread}").start()
+            Thread(target=work, args=(thread, self._at), daemon=True, name=f"paceline-{thread}").start()
 
     def run(self, part: int, record: int) -> None:
+        numbers = self._words
         with self._owner:
-            self._record["part"], self._record["record"] = part, record
-            self._lead(0, self._record.ctypes.data)
-            took, lost = self._clocked.tolist()
-            CONTENTION.observe(self._threads, took / 1e9, lost / 1e9)
+            numbers[_PART], numbers[_RECORD] = part, record
+            self._lead(0, self._at)
+            CONTENTION.observe(self._threads, numbers[_TOOK] / 1e9, numbers[_LOST] / 1e9)
 
 
 @cache
