@@ -127,7 +127,10 @@ def test_a_look_up_that_was_never_timed_is_asked_again() -> None:
     policy = adaptive_with({1: 1.0, 8: 1.2})
     del policy.costs.drafts["ngram"]
     assert all(run(policy, LOOKUP, -1.0, 3))
+    # timed within a step that asks it
+    policy.budgets(LOOKUP, [sequence()], [DraftTree.root(3)])
     policy.costs.measured("ngram", 6, 1, 0.03)
+    policy.observe([sequence()], [DraftTree.root(3)], [Verdict((), (7,), 0)], STEP)
     assert all(run(policy, LOOKUP, -1.0, 10)), "and has its credit then"
 
 

@@ -74,7 +74,7 @@ class Accounts:
         accounts, granted = self._accounts.setdefault(part.name, {}), []
         for sequence in sequences:
             account = accounts.get(sequence.key) or self._opened(sequence.key, part, now)
-            if account.wakes > now:
+            if account is not None and account.wakes > now:
                 granted.append(NOTHING)
             else:
                 self._asked.append((sequence.key, part))
@@ -86,9 +86,12 @@ class Accounts:
         """Whether any look-up is asked in this step."""
         return bool(self._asked)
 
-    def _opened(self, key: int, part: Part, now: int) -> Account:
-        begun = self._begun[part.name] = self._begun.get(part.name, 0) + 1
+    def _opened(self, key: int, part: Part, now: int) -> Account | None:
+        """A new account; none while it was never timed what asking takes: what that is worth would be nothing."""
         ask_s = self._ask_s(part)
+        if not ask_s:
+            return None
+        begun = self._begun[part.name] = self._begun.get(part.name, 0) + 1
         most_s = _CREDIT * ask_s
         # what pays for others, or is not known yet, is not given up for having found nothing at first
         usual = self._usual.get(part.name, most_s)
@@ -131,20 +134,15 @@ class Accounts:
         extra, drafted = rows - len(trees), sum([len(tree) > 1 for tree in trees])
         row_s = (self._costs.curve(rows) - self._costs.curve(len(trees))) / extra if extra else 0.0
         for key, part in self._asked:
-            tree = looked_at.get(key)
-            if tree is None:
+            tree, account = looked_at.get(key), self._accounts[part.name].get(key)
+            if tree is None or account is None:
                 continue
             ask_s = self._ask_s(part)
-            if not ask_s:
-                # none was timed yet: it is opened anew, with a credit, when one was
-                del self._accounts[part.name][key]
-                continue
             gain_s = 0.0
             if taken := tree.sources.count(part.name):
                 gain_s = self.token_s * _brought(tree, part.name, known.get(key)) - row_s * taken
                 # what all of a tree costs falls to whoever has nodes in it, by how many
                 gain_s -= (beside_s / drafted + forgone_s.get(key, 0.0)) * taken / (len(tree) - 1)
-            account = self._accounts[part.name][key]
             # an answer that is drafted in vain loses more than asking takes
             longest = self._pause(self._anew_s(part, ask_s) + max(-account.gain_s, 0.0), _TRIAL_SHARE)
             account.book(gain_s, ask_s, now, longest)
