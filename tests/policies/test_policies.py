@@ -136,7 +136,7 @@ def test_a_look_up_that_was_never_timed_is_asked_again() -> None:
 
 def test_what_another_drafter_proposed_is_not_charged_to_a_look_up() -> None:
     policy = adaptive_with({1: 1.0, 8: 4.0})
-    policy._more_s = 0.5
+    policy._prices.more_s = 0.5
     policy.budgets(LOOKUP, [sequence()], [DraftTree.root(3)])
     before = policy._accounts._accounts["ngram"][0].gain_s
     policy.observe([sequence()], [DraftTree.chain(3, [5, 5], "model")], [Verdict((), (7,), 0)], STEP)
@@ -285,12 +285,12 @@ def test_a_step_that_was_never_drafted_in_is_not_taken_to_be_cheaper_than_one_wi
         if not policy.rests([sequence()]):
             policy.budgets(LOOKUP, [sequence()], [DraftTree.root(3)])
         policy.observe([sequence()], [DraftTree.root(3)], [Verdict((), (7,), 0)], slow)
-    assert policy._time(1, True) == policy._time(1, False) > 1.3
+    assert policy._prices.step_s(1, True) == policy._prices.step_s(1, False) > 1.3
     for _ in range(200):
         policy.begin(1, 1)
         tree = DraftTree.chain(3, [5], "model")
         policy.observe([sequence()], [tree], [Verdict((), (7,), 0)], Timings(0.0, 1.0, 0.7, 0.0))
-    assert policy._time(1, True) > 1.6 > policy._time(1, False), "what it takes is learnt by drafting"
+    assert policy._prices.step_s(1, True) > 1.6 > policy._prices.step_s(1, False), "what it takes is learnt by drafting"
 
 
 def test_in_calm_steps_drafts_are_thought_about_in_one_of_eight_and_for_whoever_is_new() -> None:
@@ -335,7 +335,7 @@ class Cold:
 def test_drafts_that_pay_only_against_steps_among_drafts_are_given_up() -> None:
     """A step with one brings two tokens in 2.35 seconds, one without brings one in 1.05; but between drafts, in 2.3."""
     machine = Cold(tokens=2)
-    machine.policy._other_s = 0.26
+    machine.policy._prices.other_s = 0.26
     for _ in range(40):
         teach(machine.policy, 0, DraftTree.chain(3, [5, 5], "ngram"), [5, 7])
     asked = [machine.step() for _ in range(6000)]
@@ -419,7 +419,7 @@ def test_a_row_is_never_worth_less_than_nothing() -> None:
     for _ in range(200):
         policy.begin(40, 1)
         policy.observe([sequence()], [DraftTree.root(3)], [Verdict((), (7,), 0)], STEP)
-    assert policy._worth_of_token_s() >= 0.0
+    assert policy._prices.token_s >= 0.0
 
 
 @pytest.mark.parametrize(
@@ -511,7 +511,7 @@ def test_where_every_step_reads_a_prompt_a_token_saves_its_row_and_no_step() -> 
 
     assert kept(reading=20) == 3
     assert kept(reading=1) == 1
-    assert policy._worth_of_token_s() == pytest.approx(row_s, rel=0.1)
+    assert policy._prices.token_s == pytest.approx(row_s, rel=0.1)
     assert kept(reading=20) == 3, "and back"
 
 

@@ -23,10 +23,10 @@ arXiv:2405.19715), section 4.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence as Many
+from collections.abc import Sequence as Many
 from itertools import accumulate, pairwise
 from math import inf
-from operator import mul, truediv
+from operator import mul
 from time import perf_counter
 
 from pydantic import BaseModel
@@ -39,6 +39,7 @@ from paceline.learning.depths import Where
 from paceline.learning.draft_curve import bucket
 from paceline.learning.expectation import Expectation
 from paceline.learning.glances import Glances
+from paceline.learning.prices import Prices
 from paceline.learning.rests import Rests
 from paceline.learning.tryouts import Tryouts
 from paceline.learning.visits import Visits
@@ -51,17 +52,7 @@ from paceline.tree import DraftTree
 _CLEARLY, _CLEARLY_COSTLY = 1.04, 1.15
 """Drafts must be better than none by more than what is known only so well; those of a costly drafter by what no step shows: that
 deciding about it takes time, and that its weights drive others out of the processor's caches."""
-_OTHER_S = 2e-5
-"""Seconds of a step beside its forward and its drafters, before any was measured: per sequence, and as much as for so many
-sequences for the step itself."""
-_STEP_ITSELF = 4
 _TRIED_LEVELS = 2
-_IDLE_S = 2e-3
-"""A step that begins so much later than the last one ended has been waited for."""
-_SMOOTH = 0.1
-_REGAIN = 0.01
-"""How fast what a step without drafts takes beside its forward is believed to rise by one that is not calm: were there no drafts
-for long, it would take less."""
 
 
 class Options(BaseModel):
@@ -74,7 +65,7 @@ class AdaptivePolicy(Policy):
 
     def __init__(self) -> None:
         super().__init__()
-        self._accounts, self._visits = Accounts(self.costs), Visits()
+        self._accounts, self._visits, self._prices = Accounts(self.costs), Visits(), Prices(self.costs)
         self._expectation = Expectation()
         self._decisions = defaultdict[str, Decisions](Decisions)
         self._pays: tuple[float, float] | None = None
@@ -82,17 +73,11 @@ class AdaptivePolicy(Policy):
         is drafted in this step."""
         self._tryouts = Tryouts()
         self._steps = 0
-        self._token_s = 0.0
-        """Seconds that a token took, of late."""
         self._deepened: dict[int, list[float]] = {}
         """Request -> per depth, how likely the draft of this step that a costly drafter was asked for comes true; noted where
         a look-up found something."""
         self._forgone_s: dict[int, float] = {}
         """Request -> seconds that a costly drafter would have brought which was not asked because of what look-ups found."""
-        self._batch = self._fed = 1
-        """Sequences that are drafted for in this step, asked about or not, and rows that it feeds whatever is drafted."""
-        self._reading = self._row_s = 0.0
-        """Share of steps, of late, that read prompts; what one more row takes in such a step."""
         self._learning_s = [0.0, 0.0]
         """Seconds that it takes to observe a step without drafts, and one with some, as the last of them took."""
         self._drafted_s = 0.0
@@ -104,23 +89,13 @@ class AdaptivePolicy(Policy):
         """Whether this step is one of a rest."""
         self._step_s = 0.0
         """Seconds of the step that was learnt from last."""
-        self._between_s, self._seen_at = 0.0, -inf
-        """Seconds between two steps: texts are told, and sequences picked. When the last step ended."""
-        self._other_s, self._more_s = _OTHER_S, 0.0
-        """Seconds of a step without drafts beside its forward, and how many more it takes with some beside the drafters, both as
-        `_OTHER_S`."""
 
     def begin(self, rows: int, sequences: int) -> None:
         # where the step before failed, nobody has seen what came of it
         self._forget_step()
-        between_s = perf_counter() - self._seen_at
-        if between_s < _IDLE_S:
-            self._between_s += _SMOOTH * (between_s - self._between_s)
-        self._fed, self._batch, self._rested = rows, sequences, False
-        self._rests = self._rests_at[bucket(sequences)]
+        self._prices.begin(rows, sequences)
+        self._rests, self._rested = self._rests_at[bucket(sequences)], False
         self._glances.begin()
-        if self._reads and sequences:
-            self._row_s = max(self.costs.curve(rows + sequences) - self.costs.curve(rows), 0.0) / sequences
 
     def rests(self, sequences: Many[Sequence]) -> bool:
         self._rested = self._rests.now
@@ -140,7 +115,7 @@ class AdaptivePolicy(Policy):
         begins = alone and not sequences[0].generated_tokens
         if not decisions.resting(sequences, self._steps) or begins:
             lacking = self._visits.lacking(part.name, sequences[0]) if alone else 0
-            situation = situation_of(trees, self._fed - self._batch, lacking, begins)
+            situation = situation_of(trees, self._prices.fed - self._prices.batch, lacking, begins)
             decision = decisions.standing(sequences, situation)
         if decision is None:
             decision = self._decided(part, sequences, self.trimmed(sequences, trees) if situation.found else trees)
@@ -162,7 +137,7 @@ class AdaptivePolicy(Policy):
             self._visits.visit(part.name, sequences[at], self._steps, tried=not decision.chosen)
             if self._accounts.asked and len(trees[at]) > 1:
                 self._deepened[key] = self._chain(sequences[at], part, trees[at])[:depth]
-        self._pays = decision.pays if self._batch == 1 and not situation.found else None
+        self._pays = decision.pays if self._prices.batch == 1 and not situation.found else None
         # a trial is no decision, and goes to its depth
         self._drafted_s += decision.draft_s or self.costs.draft_s(part.name, depth, len(chosen))
         return granted
@@ -171,7 +146,7 @@ class AdaptivePolicy(Policy):
         """Note what a costly drafter would have been worth that nobody asks because of what look-ups found. alone: what was
         decided last where they found nothing."""
         for at in alone.chosen:
-            chain, rows = self._chain(sequences[at], part, trees[at])[: alone.depth], self._fed
+            chain, rows = self._chain(sequences[at], part, trees[at])[: alone.depth], self._prices.fed
             rows_s = self.costs.curve(rows + alone.depth * part.width) - self.costs.curve(rows)
             worth_s = self._accounts.token_s * self._expectation.truth(part.name) * sum(chain)
             self._forgone_s[sequences[at].key] = max(worth_s - rows_s - alone.draft_s / len(alone.chosen), 0.0)
@@ -182,13 +157,13 @@ class AdaptivePolicy(Policy):
         if not chosen:
             return NOBODY
         count, wide, where = len(chosen), len(chosen) * part.width, _where(sequences, trees)
-        forwards_s = self.costs.curve.span(self._rows(trees), depth * wide)[::wide]
-        rows_s, worth_s = [after - before for before, after in pairwise(forwards_s)], self._worth_of_token_s()
+        forwards_s = self.costs.curve.span(self._prices.rows(trees), depth * wide)[::wide]
+        rows_s, worth_s = [after - before for before, after in pairwise(forwards_s)], self._prices.token_s
         drafts_s = [self.costs.draft_s(part.name, level, count) for level in (1, depth)]
         level_s, right = (drafts_s[1] - drafts_s[0]) / max(depth - 1, 1), self.depths.right(part.name, depth, where)
         worth_all_s = count * worth_s * self._expectation.truth(part.name)
         least = [(row_s + level_s) / (worth_all_s * chance) for row_s, chance in zip(rows_s[1:], right[1:], strict=True)]
-        first_s = rows_s[0] + self._drafting_s
+        first_s = rows_s[0] + self._prices.drafting_s
         pays = _CLEARLY * first_s / worth_s, sum(rows_s) / depth / worth_s
         draft_s = self._draft_s(part, self.depths.drafted(part.name, depth, where), count)
         return Decision(depth, chosen, least, draft_s, pays)
@@ -198,7 +173,7 @@ class AdaptivePolicy(Policy):
 
         trees: what the target would look at of what look-ups found.
         """
-        rows = self._rows(trees)
+        rows = self._prices.rows(trees)
         before = [self._levels(tree, part.budget.depth) for tree in trees]
         # what the trees so far are expected to emit, the target's own token of every sequence included
         tokens, truth = len(trees) + sum(map(sum, before)), self._expectation.truth(part.name)
@@ -208,11 +183,11 @@ class AdaptivePolicy(Policy):
             for sequence, tree, levels in zip(sequences, trees, before, strict=True)
         ]
         readings = [self._reading_s(part, sequence) / self._visits.drafts_left(part.name, sequence) for sequence in sequences]
-        worth, clearly = self._worth(_CLEARLY_COSTLY)
-        best, depth, chosen = clearly * worth(tokens, self._time(rows, any(len(tree) > 1 for tree in trees))), 0, ()
+        worth, clearly = self._prices.worth(_CLEARLY_COSTLY)
+        best, depth, chosen = clearly * worth(tokens, self._prices.step_s(rows, any(len(tree) > 1 for tree in trees))), 0, ()
         # by sequences drafted for: rows that the levels so far add if all are drafted, and what the step is expected to take
         forwards_s = self.costs.curve.span(rows, len(gains) * part.budget.depth * part.width)
-        undrafted = (0, self._time(rows, True))
+        undrafted = (0, self._prices.step_s(rows, True))
         steps: dict[int, tuple[int, float]] = {}
         falling, everyone = -inf, list(range(len(gains)))
         for level in range(1, part.budget.depth + 1):
@@ -246,7 +221,7 @@ class AdaptivePolicy(Policy):
         """
         depth = min(_TRIED_LEVELS, part.budget.depth)
         at = min(range(len(sequences)), key=lambda at: self._visits.last(part.name, sequences[at]))
-        cost_s = self._reading_s(part, sequences[at]) + self.costs.draft_s(part.name, depth, 1) + self._drafting_s
+        cost_s = self._reading_s(part, sequences[at]) + self.costs.draft_s(part.name, depth, 1) + self._prices.drafting_s
         return (depth, (at,)) if self._tryouts.begin(part.name, sequences[at].key, cost_s) else (0, ())
 
     def _draft_s(self, part: Part, drafted: Many[float], count: int) -> float:
@@ -263,46 +238,6 @@ class AdaptivePolicy(Policy):
         odds = self.acceptance.odds_before(sequence.key, part.name)
         brought = self.depths.brought(part.name, part.budget.depth, Where.of(sequence.generated_tokens, len(tree) > 1))
         return list(accumulate([min(shifted(chance, odds), LIKELIEST) for chance in brought], mul))
-
-    def _time(self, rows: int, drafted: bool) -> float:
-        """Seconds of a step whose forward has so many rows, its drafters not counted; a little more than none."""
-        other_s = self._other_s + drafted * self._more_s
-        beside_s = (self._batch + _STEP_ITSELF) * other_s + self._between_s
-        return self.costs.forward_s(rows, self._batch) + beside_s + 1e-9
-
-    def _rows(self, trees: Many[DraftTree]) -> int:
-        """Rows of a step over these trees: those of prompts come before those of drafts."""
-        return sum(map(len, trees)) + max(self._fed - len(trees), 0)
-
-    @property
-    def _drafting_s(self) -> float:
-        """Seconds that a step takes longer because anything is drafted in it, drafters and rows not counted."""
-        return (self._batch + _STEP_ITSELF) * self._more_s
-
-    @property
-    def _reads(self) -> bool:
-        """Whether this step reads prompts."""
-        return self._fed > self._batch
-
-    def _worth(self, clearly: float = _CLEARLY) -> tuple[Callable[[float, float], float], float]:
-        """What so many tokens in a step of so many seconds are worth, more is better; and by how much drafts must be better.
-
-        Tokens a second; but a step that reads prompts takes long whatever is drafted, and what is not drafted in it can be in the
-        next, where rows are cheap: there it is the time that tokens usually take, less this one.
-        """
-        if not self._reads:
-            return truediv, clearly
-        token_s = self._worth_of_token_s()
-        return lambda tokens, seconds: tokens * token_s - seconds, 1.0
-
-    def _worth_of_token_s(self) -> float:
-        """Seconds that a token takes, of late: what it is worth to have one more. Steps that read prompts come whether it was
-        drafted or not; there it takes a row, and no step.
-        """
-        # what was learnt, if anything was, may be of another batch: a token is worth no more than without drafts
-        batch = max(self._batch, 1)
-        token_s = min(self._token_s or inf, self._time(batch, False) / batch)
-        return token_s + self._reading * (min(self._row_s, token_s) - token_s)
 
     def _levels(self, tree: DraftTree, depth: int) -> list[float]:
         """Per depth from 1 on, the probability that some node of that depth comes true."""
@@ -337,11 +272,11 @@ class AdaptivePolicy(Policy):
 
     def _worthwhile(self, chances: Many[float], probes: int) -> int:
         """How many nodes to look at of those that come true so likely, the likeliest first."""
-        rows = max(self._fed, self._batch) + probes
+        rows = max(self._prices.fed, self._prices.batch) + probes
         forwards = self.costs.curve.span(rows, len(chances))
-        worth, clearly = self._worth()
-        fixed_s = self._time(rows, True) - forwards[0] + self._drafted_s
-        tokens = accumulate(chances, initial=float(self._batch))
+        worth, clearly = self._prices.worth(_CLEARLY)
+        fixed_s = self._prices.step_s(rows, True) - forwards[0] + self._drafted_s
+        tokens = accumulate(chances, initial=float(self._prices.batch))
         values = list(map(worth, tokens, [forward_s + fixed_s for forward_s in forwards]))
         values[0] *= clearly
         return values.index(max(values))
@@ -370,60 +305,42 @@ class AdaptivePolicy(Policy):
         began, tokens = perf_counter(), sum([len(verdict.tokens) for verdict in verdicts]) or len(verdicts)
         asked, glances = bool(timings.asked_s), self._glances
         # beside one that names its drafters a rest is none
-        if not self._reads and self._rested == self._rests.now:
-            seconds = timings.draft_s + timings.forward_s + timings.verify_s + timings.commit_s + self._between_s
+        if not self._prices.reads and self._rested == self._rests.now:
+            seconds = timings.draft_s + timings.forward_s + timings.verify_s + timings.commit_s + self._prices.between_s
             self._rests.saw(seconds, tokens, asked)
             if self._rests.due:
-                self._rests.begin(self.costs.forward_s(self._batch, self._batch) / self._batch)
+                self._rests.begin(self.costs.forward_s(self._prices.batch, self._prices.batch) / self._prices.batch)
         if not self._rested:
             glances.saw(asked)
         if self._rested or (glances.resting and not glances.last):
             self._tryouts.all_s += self._step_s
-            self._seen_at = perf_counter()
+            self._prices.ended()
             return
         # the first of those that passed was learnt from
         steps = glances.passed - 1 if glances.resting else 1
         drafted = any(len(tree) > 1 for tree in trees)
         self._expectation.observe(trees, verdicts, steps)
         other = timings.draft_s - timings.asked_s + timings.verify_s + timings.commit_s + self._learning_s[drafted] / steps
-        # a forward that read prompts too is taken for one that did not
         rows = sum(map(len, trees))
-        self._learn_beside(other, drafted)
-        self._reading += _SMOOTH * (self._reads - self._reading)
-        self._step_s = step_s = timings.asked_s + self.costs.forward_s(rows, len(trees)) + other + self._between_s
+        self._prices.saw_beside(other, drafted, self._glances.calm)
+        self._step_s = step_s = timings.asked_s + self.costs.forward_s(rows, len(trees)) + other + self._prices.between_s
         self._tryouts.all_s += step_s
-        token_s = step_s / tokens
-        before = self._token_s or token_s
-        self._token_s = before + _SMOOTH * (token_s - before)
+        self._prices.saw(step_s, tokens)
         if self._accounts.asked:
-            self._accounts.token_s = self._worth_of_token_s()
+            self._accounts.token_s = self._prices.token_s
         if trial := self._tryouts.begun:
             for sequence, tree, verdict in zip(sequences, trees, verdicts, strict=True):
                 if sequence.key == trial.key:
                     self._tryouts.end(self._gain_s(trial.part, tree, verdict, rows))
-        self._accounts.book(sequences, trees, self._deepened, self._forgone_s, self._drafting_s, self._steps)
+        self._accounts.book(sequences, trees, self._deepened, self._forgone_s, self._prices.drafting_s, self._steps)
         self._forget_step()
-        self._seen_at = perf_counter()
-        self._learning_s[drafted] = self._seen_at - began
-
-    def _learn_beside(self, other: float, drafted: bool) -> None:
-        """See what a step took beside its forward."""
-        # where one prompt is all that is read, its text and its cache take their own time
-        if self._reads and self._batch == 1:
-            return
-        before = self._other_s + drafted * self._more_s
-        # what runs for the first time, or is disturbed, takes many times as long
-        change = min(other / (self._batch + _STEP_ITSELF), 2 * before) - before
-        if drafted:
-            self._more_s = max(self._more_s + _SMOOTH * change, 0.0)
-        else:
-            self._other_s += (_SMOOTH if self._glances.calm or change < 0.0 else _REGAIN) * change
+        self._learning_s[drafted] = self._prices.ended() - began
 
     def _gain_s(self, part: str, tree: DraftTree, verdict: Verdict, rows: int) -> float:
         """Seconds that one drafter's nodes in a tree were worth, less those of their rows. rows: of the step."""
         brought = sum([tree.sources[node] == part for node in verdict.path])
         rows_s = self.costs.curve(rows) - self.costs.curve(rows - tree.sources.count(part))
-        return brought * self._worth_of_token_s() - rows_s
+        return brought * self._prices.token_s - rows_s
 
     def _forget_step(self) -> None:
         self._accounts.forget_asked()

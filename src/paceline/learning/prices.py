@@ -1,0 +1,119 @@
+"""Prices: what a step takes beside its drafters, and what it is worth to have one token more of it.
+
+A forward's time is known by its rows (`costs`). What Python does beside it is learnt from the steps, of those that draft and of
+those that do not. A token is worth the time that it would take otherwise; beside a prompt that is read that is a row's, and not
+a step's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence as Many
+from math import inf
+from operator import truediv
+from time import perf_counter
+
+from paceline.learning.costs import Costs
+from paceline.tree import DraftTree
+
+_OTHER_S = 2e-5
+"""Seconds of a step beside its forward and its drafters, before any was measured: per sequence, and as much as for so many
+sequences for the step itself."""
+_STEP_ITSELF = 4
+_IDLE_S = 2e-3
+"""A step that begins so much later than the last one ended has been waited for."""
+_SMOOTH = 0.1
+_REGAIN = 0.01
+"""How fast what a step without drafts takes beside its forward is believed to rise by one that is not calm: were there no drafts
+for long, it would take less."""
+
+
+class Prices:
+    """batch: sequences that are drafted for in this step, asked about or not. fed: rows that it feeds whatever is drafted.
+    between_s: seconds between two steps, in which texts are told and sequences picked. other_s: seconds of a step without drafts
+    beside its forward, and more_s how many more it takes with some beside the drafters, both as `_OTHER_S`."""
+
+    def __init__(self, costs: Costs) -> None:
+        self._costs = costs
+        self.batch = self.fed = 1
+        self.between_s, self._ended_at = 0.0, -inf
+        self.other_s, self.more_s = _OTHER_S, 0.0
+        self._token_s = 0.0
+        """Seconds that a token took, of late."""
+        self._reading = self._row_s = 0.0
+        """Share of steps, of late, that read prompts; what one more row takes in such a step."""
+
+    def begin(self, rows: int, sequences: int) -> None:
+        """A step begins that feeds so many rows before anything is drafted, and drafts for so many sequences."""
+        between_s = perf_counter() - self._ended_at
+        if between_s < _IDLE_S:
+            self.between_s += _SMOOTH * (between_s - self.between_s)
+        self.fed, self.batch = rows, sequences
+        if self.reads and sequences:
+            self._row_s = max(self._costs.curve(rows + sequences) - self._costs.curve(rows), 0.0) / sequences
+
+    def ended(self) -> float:
+        """It ended; when."""
+        self._ended_at = perf_counter()
+        return self._ended_at
+
+    @property
+    def reads(self) -> bool:
+        """Whether this step reads prompts."""
+        return self.fed > self.batch
+
+    @property
+    def drafting_s(self) -> float:
+        """Seconds that a step takes longer because anything is drafted in it, drafters and rows not counted."""
+        return (self.batch + _STEP_ITSELF) * self.more_s
+
+    def step_s(self, rows: int, drafted: bool) -> float:
+        """Seconds of a step whose forward has so many rows, its drafters not counted; a little more than none."""
+        beside_s = (self.batch + _STEP_ITSELF) * (self.other_s + drafted * self.more_s) + self.between_s
+        return self._costs.forward_s(rows, self.batch) + beside_s + 1e-9
+
+    def rows(self, trees: Many[DraftTree]) -> int:
+        """Rows of a step over these trees: those of prompts come before those of drafts."""
+        return sum(map(len, trees)) + max(self.fed - len(trees), 0)
+
+    @property
+    def token_s(self) -> float:
+        """Seconds that a token takes, of late: what it is worth to have one more. Steps that read prompts come whether it was
+        drafted or not; there it takes a row, and no step.
+        """
+        # what was learnt, if anything was, may be of another batch: a token is worth no more than without drafts
+        batch = max(self.batch, 1)
+        token_s = min(self._token_s or inf, self.step_s(batch, False) / batch)
+        return token_s + self._reading * (min(self._row_s, token_s) - token_s)
+
+    def worth(self, clearly: float) -> tuple[Callable[[float, float], float], float]:
+        """What so many tokens in a step of so many seconds are worth, more is better; and by how much drafts must be better,
+        `clearly` where that is told by a ratio.
+
+        Tokens a second; but a step that reads prompts takes long whatever is drafted, and what is not drafted in it can be in the
+        next, where rows are cheap: there it is the time that tokens usually take, less this one.
+        """
+        if not self.reads:
+            return truediv, clearly
+        token_s = self.token_s
+        return lambda tokens, seconds: tokens * token_s - seconds, 1.0
+
+    def saw_beside(self, seconds: float, drafted: bool, calm: bool) -> None:
+        """See what a step took beside its forward and its drafters. drafted: whether anything was. calm: whether nobody was asked
+        for drafts for a while."""
+        # where one prompt is all that is read, its text and its cache take their own time
+        if self.reads and self.batch == 1:
+            return
+        before = self.other_s + drafted * self.more_s
+        # what runs for the first time, or is disturbed, takes many times as long
+        change = min(seconds / (self.batch + _STEP_ITSELF), 2 * before) - before
+        if drafted:
+            self.more_s = max(self.more_s + _SMOOTH * change, 0.0)
+        else:
+            self.other_s += (_SMOOTH if calm or change < 0.0 else _REGAIN) * change
+
+    def saw(self, seconds: float, tokens: int) -> None:
+        """See what a step took, and brought; a forward that read prompts too is taken for one that did not."""
+        self._reading += _SMOOTH * (self.reads - self._reading)
+        token_s = seconds / tokens
+        before = self._token_s or token_s
+        self._token_s = before + _SMOOTH * (token_s - before)
