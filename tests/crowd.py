@@ -124,7 +124,7 @@ class Crowd:
         ends = life.sequence.finish_reason is None
         life.aborted |= ends
         self.engine.abort(life.sequence)
-        assert not ends or self.engine.speculative.cache.length(life.sequence.key) == 0
+        assert not self.engine.prefixes.runs(life.sequence)
 
     def step(self) -> None:
         self.model.steps.clear()

@@ -333,6 +333,26 @@ def test_chat_keeps_the_cache_between_turns(monkeypatch, capsys, models) -> None
     assert second >= size, "the second turn begins with the first one's cache"
 
 
+def test_a_conversation_longer_than_the_context_is_not_read_anew_in_every_turn(monkeypatch, capsys, models) -> None:
+    import io
+
+    from paceline.engine.prefix import Prefixes
+
+    found = []
+    begin = Prefixes.begin
+
+    def watched(self, sequence, room):
+        begin(self, sequence, room)
+        found.append(sequence.cached_tokens)
+
+    monkeypatch.setattr(Prefixes, "begin", watched)
+    monkeypatch.setattr("sys.stdin", io.StringIO("\n".join([*["the thing in the inn " * 3] * 24, "", ""])))
+    assert run(monkeypatch, "chat", models[0], "--draft", "ngram", "--max-tokens", "8") == 0
+    assert len(found) == 24
+    lost = [turn for turn, cached in enumerate(found[1:], 1) if not cached]
+    assert 0 < len(lost) <= 8, "it was cut now and then"
+
+
 def test_chat_makes_room_for_answers_and_survives_what_cannot_fit(monkeypatch, capsys, models) -> None:
     import io
 

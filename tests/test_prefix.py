@@ -108,7 +108,34 @@ def test_nobody_waits_for_a_prompt_that_is_not_read_any_longer() -> None:
     engine.abort(first)
     engine.step()
     assert engine.scheduler.running == [second]
-    assert second.cached_tokens == 0
+    assert second.cached_tokens == 12, "it goes on from what was read of it"
+
+
+@pytest.mark.parametrize("steps", [2, 12])
+def test_who_is_stopped_and_asks_again_finds_what_was_read(steps: int) -> None:
+    """In the midst of the prompt, and of the answer."""
+    model = WatchedModel(vocab_size=5)
+    engine = sharing(model, drafter_of("merged", model), chunk=4)
+    stopped = engine.add(PROMPT, LONG)
+    for _ in range(steps):
+        engine.step()
+    read = engine.speculative.cache.length(stopped.key)
+    engine.abort(stopped)
+    assert not engine.has_work
+    again = ended(engine, PROMPT, LONG)
+    assert again.cached_tokens == min(read, 29) > 0
+    assert again.generated == ended(sharing(TableModel(5)), PROMPT, LONG).generated
+
+
+def test_a_conversation_that_was_stopped_goes_on_from_all_that_was_said() -> None:
+    engine = sharing()
+    first = ended(engine, PROMPT, LONG)
+    told = [*first.tokens, 1, 2, 3]
+    stopped = engine.add(told, LONG)
+    for _ in range(3):
+        engine.step()
+    engine.abort(stopped)
+    assert ended(engine, [*told, 4]).cached_tokens >= len(first.tokens)
 
 
 def test_a_more_urgent_request_waits_for_no_other() -> None:

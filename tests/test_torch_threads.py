@@ -9,6 +9,7 @@ import torch
 
 from fakes import TableModel
 from native import THREADS
+from paceline.models.translated import TranslatedModel, Translation
 from paceline.params import SamplingParams
 from paceline.sequence import Sequence
 from paceline.step import Verdict
@@ -65,5 +66,42 @@ def test_whoever_verifies_leaves_the_cores_to_a_model_that_brings_its_threads(ow
     engine = engine_of(TableModel(7))
     engine.speculative.verifier = Watching()
     served(engine, [((1, 2, 3), SamplingParams(max_tokens=4))])
+    assert seen == {1 if own else THREADS[-1]}
+    assert scored == {THREADS[-1]}
+
+
+class Same(Translation):
+    """From a vocabulary to itself."""
+
+    def __init__(self) -> None:
+        self.special, self.columns = {}, torch.arange(7)
+
+    def spelled(self, token: int, opens: bool = False) -> tuple[int, ...]:
+        return (token,)
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_whoever_reads_another_vocabulary_leaves_them_too(own: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen, scored, honest = set[int](), set[int](), TableModel.score
+
+    def score(self: TableModel, *rest):
+        scored.add(torch.get_num_threads())
+        return honest(self, *rest)
+
+    class Columns(torch.Tensor):
+        @classmethod
+        def __torch_function__(cls, function, types, args=(), kwargs=None):
+            if function is torch.Tensor.index_select:
+                seen.add(torch.get_num_threads())
+            return super().__torch_function__(function, types, args, kwargs or {})
+
+    monkeypatch.setattr("paceline.torch_threads._SHARED", 6)
+    monkeypatch.setattr(TableModel, "score", score)
+    monkeypatch.setattr(TableModel, "threads_of_its_own", own)
+    model = TranslatedModel(TableModel(7), Same())
+    assert model.threads_of_its_own is own
+    model._columns = model._columns.as_subclass(Columns)
+    text = Sequence(0, (1, 2, 3), SamplingParams(), 0)
+    model.logits_after([(text, (1, 2, 3))], model.new_cache())
     assert seen == {1 if own else THREADS[-1]}
     assert scored == {THREADS[-1]}

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from paceline.record import record
+from paceline.frozen import frozen
 from paceline.stopping import Stopping
 
 
-@record
+@frozen
 class Budget:
     """What a drafter may propose for one sequence in one step: nodes besides the root, and levels below it.
 
@@ -25,6 +25,11 @@ class Budget:
     def some(self) -> bool:
         """Whether anything may be drafted."""
         return self.nodes > 0 and self.depth > 0
+
+    @property
+    def levels(self) -> int:
+        """How deep a draft may go: each level takes a node."""
+        return min(self.nodes, self.depth)
 
     def within(self, other: Budget) -> Budget:
         """The narrower of both."""

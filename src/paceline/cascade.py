@@ -179,7 +179,7 @@ class Cascade(LanguageModel):
     def fork(self, key: int, new_key: int, length: int | None) -> None:
         """Give `new_key` the state of `key`."""
         self._pair.cache.fork(key, new_key, length)
-        self._pair.drafter.fork(key, new_key)
+        self._pair.drafter.fork(key, new_key, length)
         # what it was given itself a moment ago may not have been looked at yet
         seen = self._shadows[key].sequence.tokens if key in self._shadows else self._seen.get(key)
         if seen is not None:

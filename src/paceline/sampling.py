@@ -13,9 +13,9 @@ from collections.abc import Sequence as Many
 import numpy as np
 import torch
 
+from paceline.frozen import frozen
 from paceline.noise import noised_best
 from paceline.params import SamplingParams
-from paceline.record import record
 from paceline.sequence import Sequence
 
 
@@ -30,7 +30,7 @@ class LogitsError(Exception):
         self.sequence = sequence
 
 
-@record
+@frozen
 class Context:
     """What a row of logits was computed after: a sequence's committed tokens, then `ancestors`, node tokens below its root."""
 

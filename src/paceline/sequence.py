@@ -6,6 +6,7 @@ next forward.
 
 from __future__ import annotations
 
+from array import array
 from collections import Counter
 from dataclasses import dataclass, field
 from itertools import accumulate
@@ -107,6 +108,8 @@ class Sequence:
     sources: list[str] = field(default_factory=list)
     """Per generated token, the drafter that proposed it, or "" where the target chose it unaided."""
     generated_counts: Counter[int] = field(default_factory=Counter)
+    shape: array[float] | None = None
+    """What compiled code is told of bias, bans and penalties behind these tokens (`kernels/choices/shapes`), once it asked."""
     finish_reason: str | None = None
     speculation: Speculation = field(default_factory=Speculation)
 
@@ -141,6 +144,7 @@ class Sequence:
         """Append final tokens."""
         self.tokens.extend(tokens)
         self.sources.extend(sources)
+        self.shape = None
         counts = self.generated_counts
         for token in tokens:
             # by Counter's own method it takes three times as long
@@ -152,6 +156,7 @@ class Sequence:
         """Keep so many tokens, the prompt's at least. Nothing of a request is ever taken back, much of a draft ahead of it is.
         Where tokens of that came from nobody asks.
         """
+        self.shape = None
         for token in self.tokens[length:]:
             self.generated_counts[token] -= 1
             if not self.generated_counts[token]:

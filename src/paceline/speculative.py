@@ -13,6 +13,7 @@ from paceline.budget import NOTHING, Budget
 from paceline.cache.base import Branching, KVCache
 from paceline.drafters.base import Drafter
 from paceline.drafters.merge import left_beside
+from paceline.frozen import frozen
 from paceline.kernels.choices.tellings import told
 from paceline.kernels.compiled import available
 from paceline.kernels.usual import CHOICES
@@ -21,7 +22,6 @@ from paceline.learning.costs import Timings
 from paceline.learning.depths import Where
 from paceline.models.base import LanguageModel
 from paceline.policies.base import Policy
-from paceline.record import record
 from paceline.sequence import Sequence
 from paceline.step import Feed, Segment, Step, Verdict
 from paceline.torch_threads import quiet
@@ -29,7 +29,7 @@ from paceline.tree import DraftTree
 from paceline.verifiers.base import Verifier
 
 
-@record
+@frozen
 class Work:
     """A sequence picked for this step: `count` committed tokens to feed from `start`, and what may be drafted behind them.
 
@@ -46,7 +46,7 @@ class Work:
         return self.start + self.count == len(self.sequence.tokens)
 
 
-@record
+@frozen
 class Outcome:
     """What one step brought for one sequence. tree is None for a prefill chunk. timings, rows: of the step."""
 
@@ -166,14 +166,13 @@ class Speculative:
             trees = part.propose([item.sequence for _, item, _ in asked], [budget for _, _, budget in asked])
             took_s = perf_counter() - began
             asked_s += took_s
-            # a costly draft takes its time by the levels that it has, but where it is made whole; a look-up by those it may have
-            depth = max(tree.deepest for tree in trees) if part.costly else 1
-            if depth and (part.drafts_whole or not part.costly):
-                depth = max(budget.depth for _, _, budget in asked)
             lengths = {item.sequence.key: len(item.sequence.tokens) for _, item, _ in asked}
             if not part.costly:
-                self.costs.looked_up(part.name, depth, lengths, took_s)
-            elif depth:
+                # how deep it may go makes no difference, and all of it is asked for but at the end of an answer
+                self.costs.looked_up(part.name, part.budget.depth, lengths, took_s)
+            elif depth := max(tree.deepest for tree in trees):
+                # a draft takes its time by the levels that it has, but where it is made whole
+                depth = max(budget.levels for _, _, budget in asked) if part.drafts_whole else depth
                 self.costs.drafted(part.name, depth, lengths, took_s)
             for (draft, item, budget), tree in zip(asked, trees, strict=True):
                 # a drafter that has nothing to say costs next to nothing
@@ -228,7 +227,7 @@ class Speculative:
         chains = self.target.branching < Branching.TREE
         if chains:
             tree = tree.first_chain()
-        draft.proposed.append((part, budget.depth, tree))
+        draft.proposed.append((part, budget.levels, tree))
         rated = self.acceptance.rated(item.sequence.key, tree)
         merged = draft.tree.merged(rated)
         if not chains:
@@ -260,7 +259,8 @@ class Speculative:
         self.acceptance.go_on(sequence.key, verdict.tokens)
         for before, (part, granted, proposed) in enumerate(draft.proposed):
             self.acceptance.observe(sequence.key, proposed, verdict.tokens)
-            if part.costly:
+            # who names its drafters has drafts that nothing ends before: they say little of those of others
+            if part.costly and sequence.drafters is None:
                 where = Where.of(sequence.generated_tokens - len(verdict.tokens), before > 0)
                 self.depths.observe(part.name, granted, proposed, verdict.tokens, where)
 

@@ -12,12 +12,12 @@ from functools import cached_property
 
 import torch
 
-from paceline.record import record
+from paceline.frozen import frozen
 from paceline.sequence import Sequence
 from paceline.tree import DraftTree
 
 
-@record
+@frozen
 class Feed:
     """Committed tokens to feed for one sequence: `tokens` go to the cache slots from `start` on.
 
@@ -32,7 +32,7 @@ class Feed:
     told: bool = False
 
 
-@record
+@frozen
 class Segment:
     """The rows [low, high) of a step that belong to one sequence.
 
@@ -111,7 +111,7 @@ class Segment:
         return self.start + self.chain - 1 + node
 
 
-@record
+@frozen
 class Step:
     """The flat view of one forward.
 
@@ -178,7 +178,7 @@ class Step:
         return torch.tensor(self.wanted_rows, dtype=torch.int64)
 
 
-@record
+@frozen
 class Verdict:
     """The target's answer to one tree.
 

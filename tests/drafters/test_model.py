@@ -145,6 +145,10 @@ def test_drafts_depend_on_the_text_alone(spec: str) -> None:
         kept = chain[: int(torch.randint(len(chain) + 1, (), generator=draw))]
         owner.commit((*kept, turn % 7), ())
         if turn % 7 == 3:
+            short = len(owner.tokens) - 3
+            drafter.fork(owner.key, 98, short)
+            assert drafter._cache.length(98) <= short
+            drafter.release(98)
             drafter.fork(owner.key, 99)
             assert drafter.propose([other := _twin(owner, 99)], [drafter.budget])[0].tokens[0] == other.root
             drafter.release(99)

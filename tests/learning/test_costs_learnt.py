@@ -7,10 +7,11 @@ from random import Random
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from fakes import ChainDrafter, TableModel
+from fakes import ChainDrafter, TableModel, coupled
 from paceline.budget import Budget
 from paceline.engine.scheduler import Limits
 from paceline.learning.costs import Costs
+from paceline.learning.depths import Where
 from paceline.learning.forward_curve import ForwardCurve
 from paceline.params import SamplingParams
 from paceline.sequence import Sequence
@@ -157,6 +158,26 @@ def test_steps_that_decode_teach_the_curve_and_show_their_trees() -> None:
     assert all(len(tree) > 1 for tree in trees[2:])
 
 
+def test_levels_for_which_a_request_has_no_nodes_are_none_that_fail() -> None:
+    model = TableModel(6, seed=3)
+    engine = engine_of(model, coupled(model, depth=6, disturbed=0.0))
+    text = engine.add([1, 2, 3, 4, 5], SamplingParams(max_tokens=60, ignore_eos=True), nodes=2)
+    while text.finish_reason is None:
+        engine.step()
+    assert text.speculation.tau > 2.5
+    assert min(engine.speculative.depths.brought("model", 6, Where.ALONE)) > 0.9
+
+
+def test_what_is_drafted_because_it_is_named_says_nothing_of_what_is_decided() -> None:
+    model = TableModel(6, seed=3)
+    engine = engine_of(model, coupled(model, depth=6, disturbed=0.0))
+    text = engine.add([1, 2, 3, 4, 5], SamplingParams(max_tokens=60, ignore_eos=True), drafters=frozenset({"model"}))
+    while text.finish_reason is None:
+        engine.step()
+    assert text.speculation.tau > 2.5
+    assert set(engine.speculative.depths.brought("model", 6, Where.ALONE)) == {0.6}
+
+
 class Clock:
     """Time that passes as it is told to, and a little at every look."""
 
@@ -196,3 +217,6 @@ def test_a_look_up_costs_what_it_takes_for_one_request_that_it_knows(requests: i
     engine.add([1, 2, 3, 4, 5], params)
     engine.step()
     assert costs.draft_s("scripted", 4, 1) == learnt_s, "nor does one who joins later make it dear"
+    while engine.has_work:
+        engine.step()
+    assert costs.draft_s("scripted", 4, 1) == pytest.approx(1.0, rel=1e-3), "nor are the last tokens of an answer cheaper"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from paceline.learning.decision import ALONE, NOBODY, Decision, Decisions, Situation, situation_of
@@ -78,9 +80,13 @@ def test_a_draft_is_granted_again_for_a_few_steps_and_for_more_where_it_is_decid
     assert stood(decisions, batch(1, 2)) == 1, "and rests begin anew"
 
 
-@pytest.mark.parametrize("now", [(1, 3), (1,), (1, 2, 3), (2, 1)])
+@pytest.mark.parametrize("now", [(1, 3), (1,), (1, 2, 3)])
 def test_in_a_batch_a_draft_is_granted_to_those_for_whom_it_was_decided(now: tuple[int, ...]) -> None:
     assert standing(taken(FIRST, batch(1, 2)), batch(*now), ALONE) is None
+
+
+def test_who_is_granted_a_draft_is_known_wherever_it_stands() -> None:
+    assert standing(taken(FIRST, batch(1, 2)), batch(2, 1), ALONE) == replace(FIRST, chosen=[1])
 
 
 def test_whoever_comes_is_granted_what_was_granted_to_all_before() -> None:

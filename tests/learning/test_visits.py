@@ -37,6 +37,16 @@ def test_reading_pays_over_the_drafts_that_are_left() -> None:
     for _ in range(100):
         visits.ended(sequence(2, answer=400))
     assert visits.drafts_left("model", sequence(1)) == pytest.approx(50.0, rel=0.01)
+    assert visits.drafts_left("model", sequence(1, answer=600)) == pytest.approx(50.0, rel=0.01), "no more than it may have"
+    visits._length = 8.0
+    assert visits.drafts_left("model", sequence(1, answer=200)) == pytest.approx(25.0, rel=0.01), "it has outlived the others"
+
+
+def test_answers_of_one_token_say_nothing_of_others() -> None:
+    visits = Visits()
+    for _ in range(100):
+        visits.ended(sequence(2, answer=1))
+    assert visits.drafts_left("model", sequence(1)) == 32.0
 
 
 def test_trials_and_shared_beginnings_say_nothing_of_how_often_a_drafter_is_asked() -> None:

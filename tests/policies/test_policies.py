@@ -413,6 +413,19 @@ def test_a_draft_beside_probes_adds_its_rows_all_the_same() -> None:
     assert depths[1] == 0, "behind four probes a row takes more than it brings"
 
 
+def test_what_a_token_is_worth_in_a_crowd_is_not_what_it_is_worth_alone() -> None:
+    policy = adaptive_with({1: 1.0, 8: 1.6})
+    worth = []
+    for batch in (1, 8, 1):
+        for _ in range(100):
+            policy.begin(batch, batch)
+            ones = [sequence(key) for key in range(batch)]
+            policy.observe(ones, [DraftTree.root(3)] * batch, [Verdict((), (7,), 0)] * batch, STEP)
+            worth.append(policy._prices.token_s)
+    assert worth[199] < 0.3 * worth[99]
+    assert worth[200] == pytest.approx(worth[99], rel=0.05)
+
+
 def test_a_row_is_never_worth_less_than_nothing() -> None:
     """A curve that was seen to fall says that rows beside a prompt cost less than none."""
     policy = adaptive_with({1: 1.0, 40: 8.0, 41: 6.0})
@@ -610,15 +623,18 @@ def test_sequences_that_are_not_asked_about_count_all_the_same() -> None:
     """One of two names its drafters: what is decided for the other is decided for a step of two, not for one with a prompt."""
 
     def granted(asked: int) -> list[Budget]:
-        policy = adaptive_with({1: 1.0, 2: 1.0, 3: 1.9, 16: 18.0}, 0.01)
+        policy = adaptive_with(curve, 0.01)
         policy.begin(2, 2)
         pair = [sequence(1), sequence(2)][:asked]
         return policy.budgets(MODEL, pair, [DraftTree.root(3)] * asked)
 
-    alone = adaptive_with({1: 1.0, 2: 1.0, 3: 1.9, 16: 18.0}, 0.01)
-    assert alone.budgets(MODEL, [sequence(1)], [DraftTree.root(3)])[0].some, "alone a second row is free"
-    assert granted(1) == [NOTHING]
-    assert granted(2) == [NOTHING] * 2
+    # what the third row takes longer, by which a step of two tokens is worse off and one of one token would not be
+    for third in (1.9, 1.3):
+        curve = {1: 1.0, 2: 1.0, 3: third, 16: 18.0}
+        alone = adaptive_with(curve, 0.01)
+        assert alone.budgets(MODEL, [sequence(1)], [DraftTree.root(3)])[0].some, "alone a second row is free"
+        assert granted(1) == [NOTHING]
+        assert granted(2) == [NOTHING] * 2
 
 
 def test_probes_cost_what_rows_cost() -> None:

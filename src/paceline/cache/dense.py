@@ -49,7 +49,8 @@ class DenseCache(KVCache):
         for segment in step.segments:
             slab = self._slabs.setdefault(segment.sequence.key, _Slab())
             if segment.end > slab.capacity:
-                slab.capacity = capacity_for(segment.end)
+                # room for the whole prompt at once: growing in between would copy what was read of it so far
+                slab.capacity = capacity_for(max(segment.end, len(segment.sequence.tokens)))
                 for layer, (keys, values) in slab.layers.items():
                     slab.layers[layer] = (
                         _copied(keys, slab.length, slab.capacity),

@@ -24,12 +24,16 @@ def loaded(
     weights: str | None,
     kv_cache: str | None,
     quiet: bool = False,
+    talks: bool = False,
 ) -> LLM:
-    """Load a target with its drafter, a spinner beside it where a person is watching."""
+    """Load a target with its drafter, a spinner beside it where a person is watching. talks: it must have a chat template."""
     from paceline.engine.llm import LLM
 
     with nullcontext() if quiet or not err.is_terminal else err.status("loading the model"):
         llm = LLM(model, draft, verify=verify, lossy=lossy, policy=policy, weights=weights, kv_cache=kv_cache)
+        if talks:
+            # what reads one takes a while to import, and nobody waits for an answer yet
+            llm.tokenizer.check_chat_template()
     # what torch and transformers left behind stays for good: the collector need not look through it at every turn
     gc.freeze()
     return llm

@@ -24,6 +24,9 @@ from paceline.cli.terminal import err, fail, out
 
 _LONGEST = 1 << 24
 """Characters of a line that are read at once: what has no end, such as a device, is not read on and on."""
+_KEPT_SHARE = 0.6
+"""Of the context, what a conversation that has become too long is cut down to: what is left of it is read anew, and goes on for
+some turns before it is cut again."""
 
 
 def chat(
@@ -46,7 +49,7 @@ def chat(
     if sys.stdin is None:
         fail("cannot read what is said: standard input is closed")
     params = sampling_params(max_tokens=max_tokens, temperature=temperature, top_p=top_p, seed=seed)
-    llm = loaded(model, draft, verify, lossy, policy, weights, kv_cache)
+    llm = loaded(model, draft, verify, lossy, policy, weights, kv_cache, talks=True)
     messages: list[dict[str, str]] = []
     while True:
         try:
@@ -62,10 +65,11 @@ def chat(
         room = min(max_tokens, longest // 2)
         kept = [*messages, {"role": "user", "content": said}]
         ids = llm.tokenizer.chat(kept)
-        while len(kept) > 1 and len(ids) + room > longest:
-            # the oldest exchange makes room for the newest and its answer
+        most = longest - room
+        while len(kept) > 1 and len(ids) > most:
+            # the oldest exchanges make room for the newest and its answer
             del kept[:2]
-            ids = llm.tokenizer.chat(kept)
+            ids, most = llm.tokenizer.chat(kept), min(most, int(_KEPT_SHARE * longest))
         if len(ids) >= longest:
             err.print(f"that is {len(ids)} tokens, of {longest} that fit with an answer: say it in fewer", highlight=False)
             continue

@@ -93,8 +93,9 @@ class Drafter(ABC):
     def truncate(self, key: int, length: int) -> None:
         """Forget what was learnt from tokens at and behind `length`."""
 
-    def fork(self, key: int, new_key: int) -> None:
-        """Give `new_key` the state of `key`; a drafter that rebuilds its state may ignore it."""
+    def fork(self, key: int, new_key: int, length: int | None = None) -> None:
+        """Give `new_key` the state of `key`, of its first `length` tokens or, where less is no less work, of all: then it is
+        truncated. A drafter that rebuilds its state may ignore it."""
 
     def settle(self, key: int) -> None:
         """A sequence ended and is kept for others to go on from: nothing but `fork` and `release` will be asked of its state."""

@@ -57,9 +57,9 @@ class MergedDrafter(Drafter):
         for part in self._parts:
             part.truncate(key, length)
 
-    def fork(self, key: int, new_key: int) -> None:
+    def fork(self, key: int, new_key: int, length: int | None = None) -> None:
         for part in self._parts:
-            part.fork(key, new_key)
+            part.fork(key, new_key, length)
 
     def settle(self, key: int) -> None:
         for part in self._parts:

@@ -182,9 +182,13 @@ class ModelDrafter(Drafter):
         drafted = self._cached.pop(key, [])
         self._cache.truncate(key, min(length, self._cache.length(key) - len(drafted)))
 
-    def fork(self, key: int, new_key: int) -> None:
-        self._cache.fork(key, new_key)
-        self._cached[new_key] = list(self._cached.get(key, []))
+    def fork(self, key: int, new_key: int, length: int | None = None) -> None:
+        drafted = self._cached.get(key, [])
+        if length is not None:
+            # what was only drafted goes, as in `truncate`
+            length, drafted = min(length, self._cache.length(key) - len(drafted)), []
+        self._cache.fork(key, new_key, length)
+        self._cached[new_key] = list(drafted)
 
     def forget(self) -> None:
         self.model.forget()
@@ -230,7 +234,7 @@ class TextDrafter(Drafter):
     def truncate(self, key: int, length: int) -> None:
         self._model.truncate(key, length)
 
-    def fork(self, key: int, new_key: int) -> None:
+    def fork(self, key: int, new_key: int, length: int | None = None) -> None:
         self._model.fork(key, new_key)
 
     def forget(self) -> None:

@@ -78,7 +78,7 @@ class NgramDrafter(StatefulDrafter[Occurrences]):
         if key in self._states:
             self._states[key].truncate(length)
 
-    def fork(self, key: int, new_key: int) -> None:
+    def fork(self, key: int, new_key: int, length: int | None = None) -> None:
         if key in self._states:
             self._states[new_key] = self._states[key].copy()
 

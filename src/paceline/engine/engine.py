@@ -13,12 +13,12 @@ from paceline.constraint import Constraint, GrammarError
 from paceline.engine.prefix import Prefixes
 from paceline.engine.scheduler import Limits, Scheduler
 from paceline.engine.stops import StopChecker
+from paceline.frozen import frozen
 from paceline.learning.costs import Timings
 from paceline.machine import free_bytes
 from paceline.models.base import LanguageModel
 from paceline.models.tokenizer import Tokenizer
 from paceline.params import SamplingParams
-from paceline.record import record
 from paceline.sampling import LogitsError
 from paceline.sequence import Sequence
 from paceline.speculative import Outcome, Speculative, Work
@@ -33,7 +33,7 @@ class RequestError(Exception):
     """A request that cannot be served; the message is one sentence for the user."""
 
 
-@record
+@frozen
 class Progress:
     """What one step brought for one sequence: final text that may be shown, and the draft and verdict behind it."""
 
@@ -197,16 +197,22 @@ class Engine:
     def _given_up(self, sequence: Sequence, error: LogitsError) -> Progress:
         """The end of a sequence that cannot go on; what was computed for it is not to be trusted."""
         progress = self._progress(_nothing_more(sequence, "abort"), error)
-        self.abort(sequence)
+        sequence.finish_reason = "abort"
+        self._leave(sequence)
+        self.prefixes.release(sequence)
         return progress
 
     def abort(self, sequence: Sequence) -> None:
-        """End a request now; its text so far stands. A no-op for one that ended."""
+        """End a request now; its text so far stands, and what was read of it serves whoever asks again. A no-op for one that
+        ended."""
         self._owed.pop(sequence, None)
         if sequence.finish_reason is None:
             sequence.finish_reason = "abort"
             self._leave(sequence)
-            self.prefixes.release(sequence)
+            if self.prefixes.runs(sequence):
+                self.prefixes.end(sequence)
+            else:
+                self.prefixes.release(sequence)
 
     def abort_all(self) -> None:
         """End every request now."""

@@ -204,8 +204,10 @@ def _measure(speculative: Speculative, costs: Costs, context: int, longest: int)
         reading_s = min(reading_s, draft(1, 1))
         for batch in _BATCHES:
             for depth in sorted({1, part.budget.depth}):
-                if perf_counter() - began < 2 * _PATIENCE_S:
-                    costs.measured(part.name, depth, batch, _fastest(draft, depth, batch))
+                patient = perf_counter() - began < 2 * _PATIENCE_S
+                if patient or batch == 1:
+                    # what was never measured would cost nothing
+                    costs.measured(part.name, depth, batch, (_fastest if patient else _warmed)(draft, depth, batch))
         draft.forget()
         costs.reading[part.name] = max(reading_s - costs.draft_s(part.name, 1, 1), 0.0) / context
     # last, for it takes the longest and matters least: a slow machine's patience is for the others

@@ -101,7 +101,7 @@ class Prefixes:
             # the latest to be used: it does not make room for its own copy
             self._ended[source] = self._ended.pop(source)
             self.make_room(room)
-        drafter.fork(source, key)
+        drafter.fork(source, key, common)
         self._speculative.policy.fork(source, key, common)
         if ended is not None and taken:
             cache.move(source, key)

@@ -5,8 +5,8 @@ such situation has a decision of its own. Prompts are told by about how much of 
 told by about how many tokens are expected of it, and the drafter by how much of the text it lacks; in a batch, where that is
 another thing each time, only whether anything is found.
 
-What is decided as it was before stands longer each time: what is learnt meanwhile is little. That nobody asks does so while the
-batch is about as large; and the more look-ups find the less asking is worth, so what nobody is worth beside less nobody is worth
+What is decided as it was before stands longer each time: what is learnt meanwhile is little. That nobody asks does so until the
+batch has shrunk; and the more look-ups find the less asking is worth, so what nobody is worth beside less nobody is worth
 beside more. A draft for all stands while the batch is as large, one for some while it is the same; in a batch only where nothing
 is found.
 """
@@ -14,7 +14,7 @@ is found.
 from __future__ import annotations
 
 from collections.abc import Sequence as Many
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf, log2
 from typing import NamedTuple
 
@@ -96,14 +96,19 @@ class _Held:
     until: int
     steps: int
 
-    def suits(self, sequences: Many[Sequence]) -> bool:
-        """Whether it is still about this batch."""
+    def of(self, sequences: Many[Sequence]) -> Decision | None:
+        """The decision for these sequences, if it is still about them, in whatever order they stand now."""
         if not self.decision.chosen:
-            return len(sequences) > _SHRUNK * len(self.keys)
+            return self.decision if len(sequences) > _SHRUNK * len(self.keys) else None
         if len(self.decision.chosen) == len(self.keys):
             # of all of them little is known that is not known of others
-            return len(sequences) == len(self.keys)
-        return [sequence.key for sequence in sequences] == self.keys
+            return self.decision if len(sequences) == len(self.keys) else None
+        keys = [sequence.key for sequence in sequences]
+        if keys == self.keys:
+            return self.decision
+        if len(keys) != len(self.keys) or set(keys) != set(self.keys):
+            return None
+        return replace(self.decision, chosen=[keys.index(self.keys[at]) for at in self.decision.chosen])
 
 
 class Decisions:
@@ -134,10 +139,10 @@ class Decisions:
     def latest(self, sequences: Many[Sequence], situation: Situation) -> Decision:
         """What was decided last, if it is about this batch, whether it still stands or not; that nobody asks, if nothing was."""
         held = self._held.get(situation)
-        return held.decision if held is not None and held.suits(sequences) else NOBODY
+        return (held.of(sequences) if held is not None else None) or NOBODY
 
     def _stands(self, held: _Held | None, sequences: Many[Sequence]) -> Decision | None:
-        return held.decision if held is not None and held.until >= self.now and held.suits(sequences) else None
+        return held.of(sequences) if held is not None and held.until >= self.now else None
 
     def take(self, decision: Decision, sequences: Many[Sequence], situation: Situation) -> None:
         """Decide anew, in the step in which nothing stood."""

@@ -7,12 +7,14 @@ a step's.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Sequence as Many
 from math import inf
 from operator import truediv
 from time import perf_counter
 
 from paceline.learning.costs import Costs
+from paceline.learning.draft_curve import bucket
 from paceline.tree import DraftTree
 
 _OTHER_S = 2e-5
@@ -37,8 +39,8 @@ class Prices:
         self.batch = self.fed = 1
         self.between_s, self._ended_at = 0.0, -inf
         self.other_s, self.more_s = _OTHER_S, 0.0
-        self._token_s = 0.0
-        """Seconds that a token took, of late."""
+        self._token_s_at = defaultdict[int, float](float)
+        """By size of the batch, seconds that a token took, of late."""
         self._reading = self._row_s = 0.0
         """Share of steps, of late, that read prompts; what one more row takes in such a step."""
 
@@ -80,9 +82,9 @@ class Prices:
         """Seconds that a token takes, of late: what it is worth to have one more. Steps that read prompts come whether it was
         drafted or not; there it takes a row, and no step.
         """
-        # what was learnt, if anything was, may be of another batch: a token is worth no more than without drafts
+        # a token is worth no more than without drafts
         batch = max(self.batch, 1)
-        token_s = min(self._token_s or inf, self.step_s(batch, False) / batch)
+        token_s = min(self._token_s_at[bucket(batch)] or inf, self.step_s(batch, False) / batch)
         return token_s + self._reading * (min(self._row_s, token_s) - token_s)
 
     def worth(self, clearly: float) -> tuple[Callable[[float, float], float], float]:
@@ -114,6 +116,6 @@ class Prices:
     def saw(self, seconds: float, tokens: int) -> None:
         """See what a step took, and brought; a forward that read prompts too is taken for one that did not."""
         self._reading += _SMOOTH * (self.reads - self._reading)
-        token_s = seconds / tokens
-        before = self._token_s or token_s
-        self._token_s = before + _SMOOTH * (token_s - before)
+        token_s, size = seconds / tokens, bucket(self.batch)
+        before = self._token_s_at[size] or token_s
+        self._token_s_at[size] = before + _SMOOTH * (token_s - before)

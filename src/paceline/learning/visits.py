@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from paceline.sequence import Sequence
 
 _USUAL_LENGTH, _FEWEST_LEFT, _TOKENS_APART = 64.0, 4.0, 2.0
-"""Tokens of an answer while none has ended, those taken to be left of one that is longer than usual, those from one draft of a
-drafter to its next."""
+"""Tokens of an answer while none has ended, the fewest taken to be left of one, those from one draft of a drafter to its next."""
 _SMOOTH = 0.1
 
 
@@ -43,8 +42,9 @@ class Visits:
         visits[part] = _Visit(now, len(sequence.tokens))
 
     def ended(self, sequence: Sequence) -> None:
-        """An answer ended."""
-        self._length += _SMOOTH * (sequence.generated_tokens - self._length)
+        """An answer ended. One of a single token, as those that classify are, says nothing of others."""
+        if sequence.generated_tokens > 1:
+            self._length += _SMOOTH * (sequence.generated_tokens - self._length)
 
     def last(self, part: str, sequence: Sequence) -> int:
         """The step in which a drafter was asked for a request last, -1 for never."""
@@ -55,9 +55,12 @@ class Visits:
         return len(sequence.tokens) - self._visit(part, sequence).read_tokens
 
     def drafts_left(self, part: str, sequence: Sequence) -> float:
-        """Drafts over which reading pays, if the answer is as long as answers were of late."""
-        left = min(self._length, sequence.params.max_tokens) - sequence.generated_tokens
-        return max(max(left, _FEWEST_LEFT) / max(self._apart.get(part, _TOKENS_APART), 1.0), 1.0)
+        """Drafts over which reading pays, if the answer is as long as answers were of late. Of one that is longer about as much
+        is left as there is: so it is where lengths differ by orders of magnitude."""
+        written = sequence.generated_tokens
+        left = max(self._length - written if written < self._length else written, _FEWEST_LEFT)
+        left = min(left, sequence.params.max_tokens - written)
+        return max(left / max(self._apart.get(part, _TOKENS_APART), 1.0), 1.0)
 
     def fork(self, key: int, new_key: int, length: int) -> None:
         """Request `new_key` begins with the first `length` tokens of `key`, and so does what the drafters hold of it."""

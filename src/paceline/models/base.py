@@ -11,9 +11,9 @@ from torch.nn.functional import pad
 
 from paceline.budget import Budget
 from paceline.cache.base import Branching, KVCache
+from paceline.frozen import frozen
 from paceline.growth import Draft, Growth
 from paceline.ranking import Ranking
-from paceline.record import record
 from paceline.sequence import Sequence
 from paceline.step import Feed, Segment, Step, Verdict
 from paceline.torch_threads import quiet
@@ -41,7 +41,7 @@ class ModelError(Exception):
     """A checkpoint or an architecture that cannot be used; the message is one sentence for the user."""
 
 
-@record
+@frozen
 class Scores:
     """What one forward returns.
 
@@ -157,11 +157,11 @@ class LanguageModel(ABC):
             step = Step.of([draft.feed(cache.length(draft.sequence.key)) for draft in live])
             cache.stage(step)
             logits = self.score(step, cache).logits
-            if self.vocab_size != vocab_size:
-                logits = pad(logits, (0, vocab_size - self.vocab_size), value=-torch.inf)
             # whole rows would be read from a device, and waited for one by one
             ranking = Ranking(together=self.returns_early)
             with quiet(vocab_size if self.threads_of_its_own else 0):
+                if self.vocab_size != vocab_size:
+                    logits = pad(logits, (0, vocab_size - self.vocab_size), value=-torch.inf)
                 for draft, rows in zip(live, logits.split([segment.nodes for segment in step.segments]), strict=True):
                     draft.look(rows[-len(draft.asked) :], ranking)
                 chosen = ranking.found()

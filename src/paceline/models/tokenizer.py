@@ -62,6 +62,11 @@ class Tokenizer:
     def has_chat_template(self) -> bool:
         return bool(self.library.chat_template)
 
+    def check_chat_template(self) -> None:
+        """Raise ModelError where the model has no chat template."""
+        if not self.has_chat_template:
+            raise ModelError(f"the model in '{self.path}' has no chat template")
+
     def encode(self, text: str, add_special: bool = True) -> list[int]:
         """Token ids; `add_special` adds what this model expects around a text, such as a BOS, once.
 
@@ -109,8 +114,7 @@ class Tokenizer:
         transformers' sandbox. Raises ModelError where there is none or it fails, and where a variable has a name that means
         something else.
         """
-        if not self.has_chat_template:
-            raise ModelError(f"the model in '{self.path}' has no chat template")
+        self.check_chat_template()
         taken = signature(self.library.apply_chat_template).parameters.keys() & variables.keys()
         if taken:
             raise ModelError(f"a variable of a chat template cannot be named '{min(taken)}'")

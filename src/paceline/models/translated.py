@@ -20,6 +20,7 @@ from paceline.models.base import LanguageModel, Scores
 from paceline.models.pieces import Pieces, translated_specials
 from paceline.sequence import Sequence
 from paceline.step import Feed, Segment, Step, Verdict
+from paceline.torch_threads import quiet
 from paceline.tree import DraftTree, Proposal
 
 
@@ -165,10 +166,11 @@ class TranslatedCache(KVCache):
                 self.inner.truncate(key, ends[-1] if ends else 0)
 
     def fork(self, key: int, new_key: int, length: int | None = None) -> None:
-        self.inner.fork(key, new_key)
-        self._ends[new_key] = list(self._ends.get(key, ()))
+        ends = self._ends[new_key] = list(self._ends.get(key, ()))
         if length is not None:
-            self.truncate(new_key, length)
+            del ends[length:]
+        self.inner.fork(key, new_key, ends[-1] if ends else 0)
+        self._settle(new_key)
 
     def release(self, key: int) -> None:
         self.inner.release(key)
@@ -192,7 +194,7 @@ class TranslatedModel(LanguageModel):
         self.name, self.weights, self.weights_bytes = inner.name, inner.weights, inner.weights_bytes
         self.vocab_size = len(translation.columns)
         self.context_length, self.branching = inner.context_length, inner.branching
-        self.prefill_chunk = inner.prefill_chunk
+        self.prefill_chunk, self.threads_of_its_own = inner.prefill_chunk, inner.threads_of_its_own
         ends = {other: token for token, other in translation.special.items()}
         self.eos_token_ids = frozenset(ends[token] for token in inner.eos_token_ids & ends.keys())
         self._missing = translation.columns < 0
@@ -214,8 +216,9 @@ class TranslatedModel(LanguageModel):
         if self._columns.device != device:
             # once: a copy to a GPU waits for it
             self._columns, self._missing = self._columns.to(device), self._missing.to(device)
-        logits = scores.logits[told.rows].index_select(1, self._columns)
-        logits.masked_fill_(self._missing, -torch.inf)
+        with quiet(max(self.vocab_size, self._inner.vocab_size) if self.threads_of_its_own else 0):
+            logits = scores.logits[told.rows].index_select(1, self._columns)
+            logits.masked_fill_(self._missing, -torch.inf)
         return Scores(logits, {layer: hidden[told.rows] for layer, hidden in scores.taps.items()})
 
     def room(self, sequence: Sequence, cache: TranslatedCache) -> int:  # pyright: ignore[reportIncompatibleMethodOverride]

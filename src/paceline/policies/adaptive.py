@@ -99,7 +99,7 @@ class AdaptivePolicy(Policy):
 
     def rests(self, sequences: Many[Sequence]) -> bool:
         self._rested = self._rests.now
-        return self._rested or self._glances.rests(sequences[-1].key)
+        return self._rested or self._glances.rests(max([sequence.key for sequence in sequences]))
 
     def budgets(self, part: Part, sequences: Many[Sequence], trees: Many[DraftTree]) -> list[Budget]:
         if part.costly:
@@ -176,7 +176,8 @@ class AdaptivePolicy(Policy):
         rows = self._prices.rows(trees)
         before = [self._levels(tree, part.budget.depth) for tree in trees]
         # what the trees so far are expected to emit, the target's own token of every sequence included
-        tokens, truth = len(trees) + sum(map(sum, before)), self._expectation.truth(part.name)
+        # and of those that nobody asks about, whose time this is too
+        tokens, truth = max(self._prices.batch, len(trees)) + sum(map(sum, before)), self._expectation.truth(part.name)
         drafted = self.depths.drafted(part.name, part.budget.depth, _where(sequences, trees))
         gains = [
             list(accumulate(map(_more, [truth * chance for chance in self._chain(sequence, part, tree)], levels)))
@@ -304,9 +305,13 @@ class AdaptivePolicy(Policy):
                 self._visits.ended(sequence)
         began, tokens = perf_counter(), sum([len(verdict.tokens) for verdict in verdicts]) or len(verdicts)
         asked, glances = bool(timings.asked_s), self._glances
+        drafted = any(len(tree) > 1 for tree in trees)
         # beside one that names its drafters a rest is none
         if not self._prices.reads and self._rested == self._rests.now:
             seconds = timings.draft_s + timings.forward_s + timings.verify_s + timings.commit_s + self._prices.between_s
+            if not (self._rested or glances.resting):
+                # to learn from it takes time too, which a rest spares
+                seconds += self._learning_s[drafted]
             self._rests.saw(seconds, tokens, asked)
             if self._rests.due:
                 self._rests.begin(self.costs.forward_s(self._prices.batch, self._prices.batch) / self._prices.batch)
@@ -318,7 +323,6 @@ class AdaptivePolicy(Policy):
             return
         # the first of those that passed was learnt from
         steps = glances.passed - 1 if glances.resting else 1
-        drafted = any(len(tree) > 1 for tree in trees)
         self._expectation.observe(trees, verdicts, steps)
         other = timings.draft_s - timings.asked_s + timings.verify_s + timings.commit_s + self._learning_s[drafted] / steps
         rows = sum(map(len, trees))

@@ -10,6 +10,13 @@ from paceline.sequence import Sequence
 def shape_of(sequence: Sequence) -> array[float]:
     """What shapes the logits behind its committed tokens: the numbers at the places that `native/layout` names, and behind them
     biased tokens, their biases, stop ids, tokens seen, tokens counted, and how often each came."""
+    # a step's verdict and the next draft ask for the same, and all tokens of a text are many
+    if sequence.shape is None:
+        sequence.shape = _shape_of(sequence)
+    return sequence.shape
+
+
+def _shape_of(sequence: Sequence) -> array[float]:
     params = sequence.params
     repeats = params.repetition_penalty != 1.0
     counts = sequence.generated_counts if params.presence_penalty or params.frequency_penalty else {}

@@ -179,6 +179,7 @@ class SuffixAutomaton:
 
 
 def _longer(rows: Any, needed: int) -> Any:
-    longer = np.zeros((max(needed, 2 * len(rows)), rows.shape[1]), rows.dtype)
+    # a prompt is added at once, and then token by token: with room for itself alone all of it would be copied behind the first
+    longer = np.zeros((max(needed + needed // 4, 2 * len(rows)), rows.shape[1]), rows.dtype)
     longer[: len(rows)] = rows
     return longer

@@ -1,4 +1,4 @@
-"""Record: a dataclass to whose fields nobody assigns, for what every step makes anew.
+"""Frozen: a dataclass to whose fields nobody assigns, for what every step makes anew.
 
 `dataclass(frozen=True)` watches over that field by field, when one is made too, which takes four times as long as making it. Here
 the type checker does.
@@ -13,6 +13,6 @@ Kind = TypeVar("Kind")
 
 
 @dataclass_transform(frozen_default=True)
-def record(kind: type[Kind]) -> type[Kind]:
+def frozen(kind: type[Kind]) -> type[Kind]:
     """Make a class such a dataclass, which is hashed by its fields."""
     return dataclass(unsafe_hash=True)(kind)
