@@ -12,7 +12,7 @@ import torch
 
 from fakes import MixedDrafter, ScriptedDrafter, TableModel, WrongDrafter
 from paceline.budget import Budget
-from paceline.cascade import Cascade
+from paceline.cascade import Cascade, _Shadow
 from paceline.compose import build_drafter
 from paceline.drafters.base import Drafter, Surroundings
 from paceline.drafters.merge import MergedDrafter
@@ -267,3 +267,10 @@ def test_a_draft_costs_no_more_behind_a_long_text() -> None:
             assert shadow.sequence.tokens[: shadow.committed] == request.tokens[: shadow.committed]
             assert shadow.sequence.generated_counts == Counter(shadow.sequence.generated)
     assert len(shadows) == 1
+
+
+def test_a_pair_is_not_asked_to_tell_of_its_own_logits() -> None:
+    params = SamplingParams(logprobs=2, prompt_logprobs=0, temperature=0.5)
+    shadow = _Shadow.of(Sequence(0, (1, 2, 3), params, 0)).sequence
+    assert not shadow.tells_prompt
+    assert (shadow.params.logprobs, shadow.params.temperature) == (None, 0.5)

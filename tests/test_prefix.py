@@ -122,6 +122,7 @@ def test_who_is_stopped_and_asks_again_finds_what_was_read(steps: int) -> None:
     read = engine.speculative.cache.length(stopped.key)
     engine.abort(stopped)
     assert not engine.has_work
+    assert sum(map(len, engine.prefixes._trees[""].spans())) == read, "and no more is known of it"
     again = ended(engine, PROMPT, LONG)
     assert again.cached_tokens == min(read, 29) > 0
     assert again.generated == ended(sharing(TableModel(5)), PROMPT, LONG).generated
@@ -169,6 +170,18 @@ def copies(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     monkeypatch.setattr(cache, "fork", watched)
     monkeypatch.setattr(cache, "move", lambda key, new_key: (fork(key, new_key), cache.release(key)))
     return seen
+
+
+def test_a_conversation_takes_over_what_drafters_hold_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = TableModel(5)
+    drafter = coupled(model)
+    engine = sharing(model, drafter)
+    turn = ended(engine, PROMPT, LONG)
+    moved, move = [], drafter._cache.move
+    monkeypatch.setattr(drafter._cache, "move", lambda key, new_key: (moved.append((key, new_key)), move(key, new_key)))
+    following = ended(engine, [*turn.tokens, 1, 2])
+    assert moved == [(turn.key, following.key)]
+    assert following.generated == ended(sharing(TableModel(5)), [*turn.tokens, 1, 2]).generated
 
 
 def test_a_conversation_takes_over_what_its_last_turn_left(monkeypatch: pytest.MonkeyPatch) -> None:

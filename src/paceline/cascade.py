@@ -208,7 +208,8 @@ class _Shadow:
         sequence = Sequence(
             request.key,
             request.prompt,
-            request.params,
+            # nobody reads what the pair would tell of its own logits
+            request.params.model_copy(update={"logprobs": None, "prompt_logprobs": None}),
             request.seed,
             request.stop_ids,
             reference=request.reference,

@@ -142,9 +142,9 @@ class Sequence:
 
     def commit(self, tokens: tuple[int, ...], sources: tuple[str, ...]) -> None:
         """Append final tokens."""
+        self.shape = None
         self.tokens.extend(tokens)
         self.sources.extend(sources)
-        self.shape = None
         counts = self.generated_counts
         for token in tokens:
             # by Counter's own method it takes three times as long

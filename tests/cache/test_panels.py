@@ -94,3 +94,11 @@ def test_room_can_be_had_and_counted_outside_of_a_step() -> None:
     cache.stage(Step.of([missing(cache, sequence(4, range(3)))]))
     cache.commit([Verdict()])
     assert (cache.length(3), cache.length(4)) == (1, 3)
+    cache.reserve(3, 4000)
+    cache.shrink(3)
+    assert (cache.slab(3).capacity, cache.length(3)) == (128, 1)
+    assert bool((cache.slab(3).values[:, :, :, 0] == 1).all())
+    small = cache.slab(4)
+    for key in (4, 5):
+        cache.shrink(key)
+    assert cache.slab(4) is small

@@ -7,6 +7,7 @@ import shutil
 import struct
 import warnings
 from collections.abc import Callable
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -587,6 +588,9 @@ def test_only_safe_files_are_asked_of_the_hub(monkeypatch: pytest.MonkeyPatch, w
     assert resolve("someone/something") == whole
     assert asked["name"] == "someone/something"
     assert not any(pattern.endswith((".bin", ".pt", ".py", "*")) for pattern in asked["allow_patterns"])
+    # Mistral's checkpoints hold all weights a second time
+    assert any(fnmatch("consolidated.safetensors", pattern) for pattern in asked["ignore_patterns"])
+    assert not any(fnmatch("model-00001-of-00003.safetensors", pattern) for pattern in asked["ignore_patterns"])
 
 
 @pytest.mark.parametrize("name", ["../nowhere", "a/b/c", "", "/no/such/place", "bad name"])

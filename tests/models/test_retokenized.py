@@ -219,6 +219,10 @@ def test_a_text_that_shares_its_beginning_reads_the_rest_alone(folder: Path) -> 
     model.fork(0, 1)
     model.truncate(1, 15)
     model.release(0)
+    # handed on before anybody looked at it
+    model.fork(1, 2)
+    assert model._cache.length(2) == model._cache.length(1) > 0
+    model.release(2)
     sharing = Sequence(1, (*text[:15], *texts(folder, 6, 5)[1:]), SamplingParams(), seed=0)
     model._brought_up(sharing)
     assert model._cache.length(1) >= 8

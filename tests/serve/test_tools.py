@@ -287,6 +287,51 @@ def test_other_templates_are_told_of_tools_in_text():
     assert plan(TOOLS).conversation([{"role": "user", "content": "a"}])[0]["role"] == "system"
 
 
+GEMMA = "{% if messages[0]['role'] == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}"
+
+
+def test_a_template_without_a_system_message_is_told_in_what_the_user_says_first():
+    call = {"id": "a", "type": "function", "function": {"name": "weather", "arguments": {"city": "Zürich"}}}
+    told = plan(TOOLS, template=GEMMA).conversation(
+        [
+            {"role": "user", "content": "Rain?"},
+            {"role": "assistant", "content": "", "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": "a", "content": "yes"},
+            {"role": "user", "content": "And snow?"},
+        ]
+    )
+    assert [message["role"] for message in told] == ["user", "assistant", "user"], "in turns"
+    assert told[0]["content"].startswith("You may call functions.")
+    assert told[0]["content"].endswith("Rain?")
+    assert told[2]["content"] == "<tool_response>\nyes\n</tool_response>\nAnd snow?"
+
+
+def test_a_template_that_looks_for_tools_in_a_message_is_told_in_words():
+    template = "{% if message['tools'] is not none and 'tools' in message %}{{ message.tools }}{% endif %}"
+    made = plan(TOOLS, template=template)
+    assert not made.native
+    assert "weather" in made.conversation([{"role": "user", "content": "a"}])[0]["content"]
+    for template in ("{% if tools %}", "{%- for tool in tools %}", "{{ tools | tojson }}", "{%if not tools is defined%}"):
+        assert plan(TOOLS, template=template).native
+
+
+def test_calls_have_the_ids_that_a_template_wants():
+    template = "{{ tools }}{{ raise_exception('Tool call IDs should be alphanumeric strings with length 9!') }}"
+    call = {"type": "function", "function": {"name": "now", "arguments": {}}}
+    said = [
+        {"role": "assistant", "tool_calls": [{"id": "call_0123456789", **call}, {"id": "abcdefg12", **call}]},
+        {"role": "tool", "tool_call_id": "call_0123456789", "content": "1"},
+        {"role": "tool", "tool_call_id": "abcdefg12", "content": "2"},
+    ]
+    asked, first, second = plan(TOOLS, template=template).conversation(said)
+    ids = [call["id"] for call in asked["tool_calls"]]
+    assert ids == [first["tool_call_id"], second["tool_call_id"]]
+    assert len(ids[0]) == 9
+    assert ids[0].isalnum()
+    assert ids[1] == "abcdefg12"
+    assert said[0]["tool_calls"][0]["id"] == "call_0123456789"
+
+
 def test_an_answer_that_calls_nothing_keeps_to_a_schema(tokenizer: Tokenizer):
     answer = Grammar(kind="json_schema", text='{"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}')
     for form in (HERMES, MISTRAL, MISTRAL_LIST):

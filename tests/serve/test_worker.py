@@ -36,8 +36,9 @@ def test_asks_are_prepared_beside_the_engine_s_steps_and_come_in_order() -> None
     seen: list[Ask] = []
 
     def lines() -> Iterator[bytes]:
-        yield line.write(Order(1, ask()))
+        yield line.write(Order(1, ask(Grammar(kind="regex", text="(yes|no)"))))
         yield line.write(Order(1))
+        yield line.write(Order(2, ask()))
         # the end of the input would end the process
         for_ever.wait()
 
@@ -49,7 +50,8 @@ def test_asks_are_prepared_beside_the_engine_s_steps_and_come_in_order() -> None
 
     orders = Orders(lines(), prepare)
     began.wait()
-    assert list(orders.taken(wait=False)) == [], "the engine does not wait for it"
+    (plain,) = orders.taken(wait=True)
+    assert plain.number == 2, "neither the engine waits for it, nor who asks for none"
     through.set()
     taken: list[Order] = []
     while len(taken) < 2:
@@ -89,6 +91,17 @@ def process(patch: str, settings: Settings) -> Iterator[tuple[subprocess.Popen[b
             yield started, started.stdin, started.stdout, started.stderr
         finally:
             started.kill()
+
+
+def test_an_engine_that_cannot_read_its_orders_ends() -> None:
+    patch = "worker.prepared = lambda engine, ask: int('a secret')"
+    line: Line[News] = Line(News)
+    with process(patch, Settings(draft="none", offer=(), log_json=True, log_level="error")) as (running, orders, out, err):
+        assert line.read(out.readline()).ready is not None
+        orders.write(Line(Order).write(Order(1, ask(Grammar(kind="regex", text="a")))))
+        orders.flush()
+        assert running.wait(30) == 1
+        assert "cannot read its orders" in err.read().decode()
 
 
 def test_an_engine_that_fails_ends_and_says_so_as_the_server_logs() -> None:

@@ -68,6 +68,9 @@ class KVCache(ABC):
         self.fork(key, new_key)
         self.release(key)
 
+    def shrink(self, key: int) -> None:
+        """Give back most of the room that was made for tokens which never came; a no-op where none is, or where none is made."""
+
     @abstractmethod
     def release(self, key: int) -> None:
         """Forget a sequence; a no-op for one never seen."""

@@ -137,6 +137,11 @@ class PanelCache(KVCache):
     def move(self, key: int, new_key: int) -> None:
         self._slabs[new_key] = self._slabs.pop(key, None) or Slab(self.shape)
 
+    def shrink(self, key: int) -> None:
+        slab = self._slabs.get(key)
+        if slab is not None and capacity_for(slab.length + AHEAD) < slab.capacity:
+            self._slabs[key] = slab.copied(self.shape, slab.length, slab.length + AHEAD)
+
     def release(self, key: int) -> None:
         self._slabs.pop(key, None)
 

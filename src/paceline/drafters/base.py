@@ -97,6 +97,11 @@ class Drafter(ABC):
         """Give `new_key` the state of `key`, of its first `length` tokens or, where less is no less work, of all: then it is
         truncated. A drafter that rebuilds its state may ignore it."""
 
+    def move(self, key: int, new_key: int, length: int) -> None:
+        """The same, and forget `key`."""
+        self.fork(key, new_key, length)
+        self.release(key)
+
     def settle(self, key: int) -> None:
         """A sequence ended and is kept for others to go on from: nothing but `fork` and `release` will be asked of its state."""
 

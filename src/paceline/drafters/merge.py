@@ -61,6 +61,10 @@ class MergedDrafter(Drafter):
         for part in self._parts:
             part.fork(key, new_key, length)
 
+    def move(self, key: int, new_key: int, length: int) -> None:
+        for part in self._parts:
+            part.move(key, new_key, length)
+
     def settle(self, key: int) -> None:
         for part in self._parts:
             part.settle(key)

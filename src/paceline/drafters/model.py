@@ -190,6 +190,11 @@ class ModelDrafter(Drafter):
         self._cache.fork(key, new_key, length)
         self._cached[new_key] = list(drafted)
 
+    def move(self, key: int, new_key: int, length: int) -> None:
+        self.truncate(key, length)
+        self._cache.move(key, new_key)
+        self.release(key)
+
     def forget(self) -> None:
         self.model.forget()
         if self._ranks is not None:
@@ -198,6 +203,7 @@ class ModelDrafter(Drafter):
 
     def settle(self, key: int) -> None:
         self._drafts.pop(key, None)
+        self._cache.shrink(key)
         self.model.settle(key)
 
     def release(self, key: int) -> None:

@@ -82,6 +82,10 @@ class NgramDrafter(StatefulDrafter[Occurrences]):
         if key in self._states:
             self._states[new_key] = self._states[key].copy()
 
+    def move(self, key: int, new_key: int, length: int) -> None:
+        if key in self._states:
+            self._states[new_key] = self._states.pop(key)
+
 
 def build(options: Options, surroundings: Surroundings) -> NgramDrafter:
     return NgramDrafter(options)

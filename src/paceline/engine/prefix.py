@@ -7,7 +7,7 @@ goes on from. The numbers held are those it would have computed itself, so none 
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence as Many
 
 from paceline.engine.radix import RadixTree
 from paceline.sequence import Sequence
@@ -90,7 +90,7 @@ class Prefixes:
             sequence.cached_tokens = self.length(sequence.key)
         self._awaited.pop(sequence.key, None)
         self._running[sequence.key] = sequence
-        self._show(sequence)
+        self._show(sequence.key, sequence.tenant, sequence.tokens)
 
     def _share(self, source: int, sequence: Sequence, common: int, room: int) -> None:
         """Copy a beginning, or take the whole over where nothing is lost or there is no room for both."""
@@ -101,7 +101,7 @@ class Prefixes:
             # the latest to be used: it does not make room for its own copy
             self._ended[source] = self._ended.pop(source)
             self.make_room(room)
-        drafter.fork(source, key, common)
+        (drafter.move if taken else drafter.fork)(source, key, common)
         self._speculative.policy.fork(source, key, common)
         if ended is not None and taken:
             cache.move(source, key)
@@ -119,8 +119,10 @@ class Prefixes:
         if held < self._shortest:
             self.release(sequence)
             return
-        self._show(sequence)
-        for common, keys in self._trees[sequence.tenant].alike(sequence.tokens[:held]):
+        # of one that was stopped as it read its prompt the rest is nowhere
+        read = sequence.tokens[:held]
+        self._show(sequence.key, sequence.tenant, read)
+        for common, keys in self._trees[sequence.tenant].alike(read):
             for key in keys:
                 if key in self._ended and _contained(self.length(key), common):
                     self._drop(key)
@@ -129,6 +131,7 @@ class Prefixes:
         self.kept_tokens += held
         del self._running[sequence.key]
         self._speculative.drafter.settle(sequence.key)
+        self._speculative.cache.shrink(sequence.key)
         while self._ended and self._speculative.cache.held_bytes > self._most_bytes:
             self._drop(next(iter(self._ended)))
 
@@ -151,8 +154,8 @@ class Prefixes:
         self.kept_tokens -= self.length(key)
         self._free(key, self._ended.pop(key))
 
-    def _show(self, sequence: Sequence) -> None:
-        self._trees.setdefault(sequence.tenant, RadixTree()).put(sequence.key, sequence.tokens)
+    def _show(self, key: int, tenant: str, tokens: Many[int]) -> None:
+        self._trees.setdefault(tenant, RadixTree()).put(key, tokens)
 
     def _free(self, key: int, tenant: str) -> None:
         tree = self._trees.get(tenant)

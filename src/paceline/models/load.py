@@ -18,6 +18,8 @@ from paceline.models.quiet import quiet, sentence
 from paceline.models.stated import StatedConfig, stated
 
 _HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
+_TWICE = ["*/*", "consolidated*"]
+"""What a checkpoint holds in another form as well, such as Mistral's in its own."""
 _HUB_FILES = ["*.safetensors", "*.json", "*.txt", "*.model", "*.jinja", "*.tiktoken"]
 _CONTEXT_NAMES = ("max_position_embeddings", "n_positions", "n_ctx", "seq_length", "max_seq_len", "max_sequence_length")
 _ORIGINAL = "original_max_position_embeddings"
@@ -63,7 +65,7 @@ def _fetched(name: str) -> Path:
 
     try:
         with quiet():
-            return Path(snapshot_download(name, allow_patterns=_HUB_FILES, ignore_patterns=["*/*"]))
+            return Path(snapshot_download(name, allow_patterns=_HUB_FILES, ignore_patterns=_TWICE))
     # the Hub's client raises its own errors, its transport's and the system's
     except Exception as error:
         raise ModelError(

@@ -201,9 +201,11 @@ class RetokenizedModel:
     def fork(self, key: int, new_key: int) -> None:
         """The text of the new sequence is written anew; what is cached counts as far as it agrees."""
         shadow = self._shadows.get(key)
-        if shadow is not None:
+        # what it was given itself a moment ago may not have been looked at yet
+        cached = shadow.cached if shadow is not None else self._forked.get(key)
+        if cached is not None:
             self._cache.fork(key, new_key)
-            self._forked[new_key] = list(shadow.cached)
+            self._forked[new_key] = list(cached)
 
     def forget(self) -> None:
         self._model.forget()

@@ -194,7 +194,8 @@ class TranslatedModel(LanguageModel):
         self.name, self.weights, self.weights_bytes = inner.name, inner.weights, inner.weights_bytes
         self.vocab_size = len(translation.columns)
         self.context_length, self.branching = inner.context_length, inner.branching
-        self.prefill_chunk, self.threads_of_its_own = inner.prefill_chunk, inner.threads_of_its_own
+        self.prefill_chunk = inner.prefill_chunk
+        self.threads_of_its_own, self.returns_early = inner.threads_of_its_own, inner.returns_early
         ends = {other: token for token, other in translation.special.items()}
         self.eos_token_ids = frozenset(ends[token] for token in inner.eos_token_ids & ends.keys())
         self._missing = translation.columns < 0

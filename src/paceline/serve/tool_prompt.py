@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence as Many
 from typing import Any
 
@@ -19,15 +20,36 @@ _MAY = "Where no function helps, answer in plain text."
 _MUST = "Answer with a call."
 
 
+_SHOWN = re.compile(r"""(?<![\w.'"])tools(?![\w'"])""")
+"""The variable; a message's field of that name, as Phi-4-mini has it, is another thing."""
+_SHORT = "Tool call IDs should be alphanumeric strings with length 9"
+_NO_SYSTEM = "System role not supported"
+"""What the templates of Gemma 1 and 2, and those made from them, say of a system message."""
+
+
 def knows_tools(template: str | None) -> bool:
     """Whether a template shows tools to the model."""
-    return template is not None and "tools" in template
+    return template is not None and _SHOWN.search(template) is not None
 
 
-def spelled_out(messages: Many[Mapping[str, Any]], functions: Many[Mapping[str, Any]], *, must: bool) -> list[dict[str, Any]]:
+def has_system(template: str | None) -> bool:
+    """Whether a template takes a system message."""
+    return template is None or _NO_SYSTEM not in template
+
+
+def wants_short_ids(template: str | None) -> bool:
+    """Whether a template refuses ids of calls that have not nine letters and digits, as Mistral's do."""
+    return template is not None and _SHORT in template
+
+
+def spelled_out(
+    messages: Many[Mapping[str, Any]], functions: Many[Mapping[str, Any]], *, must: bool, system: bool = True
+) -> list[dict[str, Any]]:
     """The conversation in the roles that every template has.
 
-    The tools go in front of the system message, or are one; calls become text of the assistant, results messages of the user.
+    The tools go in front of the system message, or are one; without one, `system`, they go in front of what the user says first.
+    Calls become text of the assistant, results messages of the user, with what the user says next: some templates want both to
+    speak in turns.
     """
     told: list[dict[str, Any]] = []
     for message in messages:
@@ -39,6 +61,8 @@ def spelled_out(messages: Many[Mapping[str, Any]], functions: Many[Mapping[str, 
                 told[-1]["of_tools"] = True
             else:
                 told.append({"role": "user", "content": content, "of_tools": True})
+        elif role == "user" and told and told[-1].pop("of_tools", False):
+            told[-1]["content"] += f"\n{content}"
         elif message.get("tool_calls"):
             calls = "\n".join(_call(call["function"]) for call in message["tool_calls"])
             told.append({"role": role, "content": f"{content}\n{calls}" if content else calls})
@@ -51,10 +75,10 @@ def spelled_out(messages: Many[Mapping[str, Any]], functions: Many[Mapping[str, 
             json.dumps({"type": "function", "function": _shown(function)}, ensure_ascii=False) for function in functions
         )
         text = _TOLD.format(tools=listed, rule=_MUST if must else _MAY)
-        if told and told[0]["role"] == "system":
+        if told and told[0]["role"] == ("system" if system else "user"):
             told[0] = {**told[0], "content": f"{text}\n\n{told[0]['content']}"}
         else:
-            told.insert(0, {"role": "system", "content": text})
+            told.insert(0, {"role": "system" if system else "user", "content": text})
     return told
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Collection, Mapping, Sequence as Many
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from hashlib import blake2b
 from typing import Any
 
 from paceline.params import Grammar
@@ -16,12 +17,13 @@ from paceline.serve.structured import check
 from paceline.serve.tool_forms import HERMES, PYTHON_TAG, Form, form_of
 from paceline.serve.tool_grammar import DEEPEST_SCHEMA, deepest, grammar_of
 from paceline.serve.tool_parsing import PlainText, ToolParser
-from paceline.serve.tool_prompt import knows_tools, spelled_out
+from paceline.serve.tool_prompt import has_system, knows_tools, spelled_out, wants_short_ids
 
 MOST_TOOLS = 128
 LONGEST_SCHEMAS = 65536
 """Characters of all schemas together, as JSON."""
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,128}\Z")
+_SHORT_ID = re.compile(r"[A-Za-z0-9]{9}\Z")
 
 
 @dataclass(frozen=True)
@@ -30,7 +32,8 @@ class ToolPlan:
 
     functions: name, description, parameters and strict of those that may be called. shown: tools for the template, as
     `Service.chat` takes them. grammar: what the answer keeps to; None where nothing binds it. special: ids of the pieces of calls
-    that are special tokens.
+    that are special tokens. native, system, short_ids: of the template, whether it shows tools, takes a system message, and wants
+    ids of calls to have nine letters and digits.
     """
 
     form: Form
@@ -40,6 +43,8 @@ class ToolPlan:
     special: Mapping[str, int] | None = None
     must: bool = False
     native: bool = False
+    system: bool = True
+    short_ids: bool = False
 
     @property
     def keeps_special(self) -> bool:
@@ -56,8 +61,8 @@ class ToolPlan:
         """Messages as the template takes them. One that knows no tools is told of them in a system message, as JSON, with the
         form of a call; calls and results of earlier turns become text then."""
         if self.native:
-            return [dict(message) for message in messages]
-        return spelled_out(messages, self.functions, must=self.must)
+            return [_with_short_ids(message) if self.short_ids else dict(message) for message in messages]
+        return spelled_out(messages, self.functions, must=self.must, system=self.system)
 
 
 async def planned(
@@ -118,10 +123,11 @@ def plan(
     """
     native = knows_tools(template)
     form = form_of(template or "") if native else HERMES
+    bare = ToolPlan(form, native=native, system=has_system(template), short_ids=wants_short_ids(template))
     functions = _functions(tools or ())
     must, named = _choice(tool_choice, functions)
     if not functions or tool_choice == "none":
-        return ToolPlan(form, grammar=answer, native=native)
+        return replace(bare, grammar=answer)
     if allowed is not None:
         functions = [function for function in functions if function["name"] in allowed]
     if named:
@@ -139,7 +145,21 @@ def plan(
     several = parallel is not False and named is None
     grammar = grammar_of(form, functions, free=not must, several=several, special=held, answer=schema, patterns=patterns)
     shown = tuple({"type": "function", "function": _without_strict(function)} for function in functions) if native else ()
-    return ToolPlan(form, tuple(functions), shown, grammar, held, must, native)
+    return replace(bare, functions=tuple(functions), shown=shown, grammar=grammar, special=held, must=must)
+
+
+def _with_short_ids(message: Mapping[str, Any]) -> dict[str, Any]:
+    """A message whose calls, or whose call, have ids that Mistral's templates take: always the same for the same."""
+    told = dict(message)
+    if calls := told.get("tool_calls"):
+        told["tool_calls"] = [{**call, "id": _short(call.get("id") or "")} for call in calls]
+    if "tool_call_id" in told:
+        told["tool_call_id"] = _short(told["tool_call_id"] or "")
+    return told
+
+
+def _short(call_id: str) -> str:
+    return call_id if _SHORT_ID.match(call_id) else blake2b(call_id.encode(errors="replace"), digest_size=5).hexdigest()[:9]
 
 
 def _choice(choice: str | Mapping[str, Any] | None, functions: Many[Mapping[str, Any]]) -> tuple[bool, str | None]:

@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from queue import Empty, SimpleQueue
-from threading import Thread
+from threading import Lock, Thread
 from time import monotonic
 from typing import BinaryIO
 
@@ -159,23 +159,46 @@ class Worker:
 class Orders:
     """Lines of the input, read by a thread of their own; the end of the input ends the process.
 
-    prepare: what is done with an ask in this thread first, while the engine goes on with its steps; none comes before the engine
-    is ready.
+    prepare: what is done with an ask that has a grammar first, in a thread that has nothing else to do, while the engine goes on
+    with its steps and whoever has none is served; none comes before the engine is ready.
     """
 
     def __init__(self, source: Iterable[bytes], prepare: Callable[[Ask], None] = lambda ask: None) -> None:
         self._source, self.prepare = source, prepare
-        self._queue: SimpleQueue[Order] = SimpleQueue()
-        Thread(target=self._read, daemon=True).start()
+        self._queue, self._waiting = SimpleQueue[Order](), SimpleQueue[Order]()
+        self._preparing, self._lock = set[int](), Lock()
+        for part in (self._read, self._prepare):
+            Thread(target=self._run, args=(part,), daemon=True).start()
+
+    def _run(self, part: Callable[[], None]) -> None:
+        try:
+            part()
+        except BaseException:
+            # nobody else does it: another process is sooner ready than this one is given up
+            logging.getLogger("paceline").exception("the engine cannot read its orders")
+            os._exit(1)
 
     def _read(self) -> None:
         line = Line(Order)
         for read in self._source:
             order = line.read(read)
+            with self._lock:
+                if order.ask is not None and order.ask.params.grammar is not None:
+                    self._preparing.add(order.number)
+                # what ends an ask comes behind it
+                waits = order.number in self._preparing
+            (self._waiting if waits else self._queue).put(order)
+        os._exit(0)
+
+    def _prepare(self) -> None:
+        while True:
+            order = self._waiting.get()
             if order.ask is not None:
                 self.prepare(order.ask)
             self._queue.put(order)
-        os._exit(0)
+            if order.ask is not None:
+                with self._lock:
+                    self._preparing.discard(order.number)
 
     def taken(self, wait: bool) -> Iterator[Order]:
         """What came in meanwhile; at least one where it is to wait."""

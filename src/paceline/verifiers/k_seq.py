@@ -79,6 +79,8 @@ def least_ratio(target_probs: np.ndarray, proposal_probs: np.ndarray, count: int
 
     target_probs, proposal_probs: float64 [V].
     """
+    if count == 1:
+        return 1.0
     both = np.flatnonzero((target_probs > 0.0) & (proposal_probs > 0.0))
     target_probs, proposal_probs = target_probs[both], proposal_probs[both]
 

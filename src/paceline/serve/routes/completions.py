@@ -175,7 +175,8 @@ async def _streamed(
         if delta.ending is not None:
             told["finish_reason"] = answer.finish_reason if fields.max_tokens != 0 else "length"
             told["stop_reason"] = answer.stop_reason if fields.max_tokens != 0 else None
-        if told["text"] or parts or delta.steps or delta.ending or fields.return_token_ids or chunks.silent_deltas:
+        says = told["text"] or parts or delta.steps or delta.ending or "prompt_logprobs" in told
+        if says or fields.return_token_ids or chunks.silent_deltas:
             yield chunks.of(told, delta)
     for chunk in chunks.last():
         yield chunk
