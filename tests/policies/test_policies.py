@@ -134,6 +134,22 @@ def test_a_look_up_that_was_never_timed_is_asked_again() -> None:
     assert all(run(policy, LOOKUP, -1.0, 10)), "and has its credit then"
 
 
+def test_a_pause_is_a_share_of_a_sequence_s_time_however_many_tokens_a_step_brings() -> None:
+    pauses = []
+    for tokens in (1, 5):
+        policy = adaptive_with({1: 1.0, 8: 1.2})
+        for _ in range(100):
+            policy.begin(1, 1)
+            policy.budgets(LOOKUP, [sequence()], [DraftTree.root(3)])
+            emitted = tuple(range(10, 10 + tokens))
+            tree = DraftTree.chain(3, emitted[:-1], "other") if tokens > 1 else DraftTree.root(3)
+            policy.observe([sequence()], [tree], [Verdict(tuple(range(1, tokens)), emitted, tokens - 1)], STEP)
+        pauses.append(policy._accounts._pause(0.6, 0.03))
+    assert pauses[0] == pytest.approx(20, abs=1)
+    # of a step's time, which a few rows make longer
+    assert 14 <= pauses[1] <= 20
+
+
 def test_what_another_drafter_proposed_is_not_charged_to_a_look_up() -> None:
     policy = adaptive_with({1: 1.0, 8: 4.0})
     policy._prices.more_s = 0.5

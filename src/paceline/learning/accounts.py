@@ -58,10 +58,11 @@ class Account:
 
 
 class Accounts:
-    """Of all look-ups and requests. token_s: seconds that a token is worth; whoever has the accounts keeps it."""
+    """Of all look-ups and requests. token_s, step_s: seconds that a token is worth, and of a step for each of its sequences;
+    whoever has the accounts keeps them."""
 
     def __init__(self, costs: Costs) -> None:
-        self._costs, self.token_s = costs, 0.0
+        self._costs, self.token_s, self.step_s = costs, 0.0, 0.0
         self._accounts: dict[str, dict[int, Account]] = {}
         """Look-up -> request -> account."""
         self._usual: dict[str, float] = {}
@@ -110,7 +111,7 @@ class Accounts:
 
     def _pause(self, ask_s: float, share: float) -> int:
         """Steps in which asking once takes only this share of the time of a sequence."""
-        return int(min(max(ask_s / (share * self.token_s + 1e-9), _SHORTEST_PAUSE), _LONGEST_PAUSE))
+        return int(min(max(ask_s / (share * self.step_s + 1e-9), _SHORTEST_PAUSE), _LONGEST_PAUSE))
 
     def book(
         self,

@@ -41,6 +41,8 @@ class Prices:
         self.other_s, self.more_s = _OTHER_S, 0.0
         self._token_s_at = defaultdict[int, float](float)
         """By size of the batch, seconds that a token took, of late."""
+        self.sequence_s = 0.0
+        """Seconds of a step for each of its sequences, of late."""
         self._reading = self._row_s = 0.0
         """Share of steps, of late, that read prompts; what one more row takes in such a step."""
 
@@ -119,3 +121,5 @@ class Prices:
         token_s, size = seconds / tokens, bucket(self.batch)
         before = self._token_s_at[size] or token_s
         self._token_s_at[size] = before + _SMOOTH * (token_s - before)
+        sequence_s = seconds / max(self.batch, 1)
+        self.sequence_s += _SMOOTH * (sequence_s - self.sequence_s) if self.sequence_s else sequence_s

@@ -331,7 +331,7 @@ class AdaptivePolicy(Policy):
         self._tryouts.all_s += step_s
         self._prices.saw(step_s, tokens)
         if self._accounts.asked:
-            self._accounts.token_s = self._prices.token_s
+            self._accounts.token_s, self._accounts.step_s = self._prices.token_s, self._prices.sequence_s
         if trial := self._tryouts.begun:
             for sequence, tree, verdict in zip(sequences, trees, verdicts, strict=True):
                 if sequence.key == trial.key:
