@@ -24,7 +24,6 @@ from paceline.models.base import LanguageModel
 from paceline.policies.base import Policy
 from paceline.sequence import Sequence
 from paceline.step import Feed, Segment, Step, Verdict
-from paceline.torch_threads import quiet
 from paceline.tree import DraftTree
 from paceline.verifiers.base import Verifier
 
@@ -82,8 +81,6 @@ class Speculative:
         self.cache: KVCache = target.new_cache()
         self.costs, self.acceptance, self.depths = policy.costs, policy.acceptance, policy.depths
         self.forwards = 0
-        self._crowded = target.vocab_size if target.threads_of_its_own else 0
-        """Numbers to a row of logits, where threads of torch that share in them would be in a model's way."""
         if not target.returns_early:
             # now, and not in the first step that samples
             available(*CHOICES, *verifier.kernels)
@@ -106,7 +103,7 @@ class Speculative:
         scored = perf_counter()
         sequences, trees = [item.sequence for item in drafting], list(grown.values())
         logits = [rows[: tree.candidates] if tree.probes else rows for rows, tree in zip(scores.of(trees), trees, strict=True)]
-        with quiet(self._crowded):
+        with self.target.undisturbed(self.target.vocab_size):
             verdicts = self.verifier(sequences, trees, logits) if trees else []
             verified = perf_counter()
             # text and stops are the engine's: they count as other

@@ -46,7 +46,7 @@ class GrammarDrafter(Drafter):
         return [self._one(sequence, budget) for sequence, budget in zip(sequences, budgets, strict=True)]
 
     def _one(self, sequence: Sequence, budget: Budget) -> DraftTree:
-        room = min(budget.nodes, budget.depth, self.budget.depth)
+        room = min(budget.levels, self.budget.depth)
         forced = sequence.constraint.forced(room) if sequence.constraint is not None else ()
         if not forced:
             return DraftTree.root(sequence.root)

@@ -62,7 +62,7 @@ class JacobiDrafter(StatefulDrafter[list[Guess]]):
 
     def _one(self, sequence: Sequence, budget: Budget) -> DraftTree:
         # within a cascade a text may begin with its answer
-        size, prompt = min(budget.nodes, budget.depth, self.options.block), sequence.prompt or sequence.tokens
+        size, prompt = min(budget.levels, self.options.block), sequence.prompt or sequence.tokens
         block = self._state(sequence)[:size]
         block += [(prompt[int(chance(sequence, self.name, at) * len(prompt))], 0) for at in range(len(block), size)]
         self._states[sequence.key] = block

@@ -65,7 +65,7 @@ class ReferenceDrafter(StatefulDrafter[Alignment]):
         alignment.follow(sequence.tokens)
         if alignment.lost:
             return DraftTree.root(sequence.root)
-        room = min(budget.nodes, budget.depth, self.budget.depth)
+        room = min(budget.levels, self.budget.depth)
         held = alignment.confidences(room, budget.floor)
         if not held:
             return DraftTree.root(sequence.root)

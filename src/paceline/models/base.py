@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence as Many
+from contextlib import AbstractContextManager
 from dataclasses import field
 
 import torch
@@ -92,6 +93,11 @@ class LanguageModel(ABC):
     threads_of_its_own = False
     """Whether it computes on threads that are not torch's, and needs the cores that those would spin on."""
 
+    def undisturbed(self, numbers: int) -> AbstractContextManager[None]:
+        """Where torch computes with so many numbers at once between its forwards: on the calling thread alone, if its own need
+        the cores."""
+        return quiet(numbers if self.threads_of_its_own else 0)
+
     @property
     def held(self) -> str:
         """The formats it is held in, which are part of what it is: "fp16", or "bf16, keys and values fp8"."""
@@ -159,7 +165,7 @@ class LanguageModel(ABC):
             logits = self.score(step, cache).logits
             # whole rows would be read from a device, and waited for one by one
             ranking = Ranking(together=self.returns_early)
-            with quiet(vocab_size if self.threads_of_its_own else 0):
+            with self.undisturbed(vocab_size):
                 if self.vocab_size != vocab_size:
                     logits = pad(logits, (0, vocab_size - self.vocab_size), value=-torch.inf)
                 for draft, rows in zip(live, logits.split([segment.nodes for segment in step.segments]), strict=True):

@@ -142,7 +142,7 @@ class FusedModel(OverPages):
         """As `LanguageModel.extend`; chains of its own choices with all their levels in one recording."""
         work = []
         for sequence, budget in zip(sequences, budgets, strict=True):
-            depth = min(budget.depth, budget.nodes, growth.chain or 0, self.room(sequence, cache))
+            depth = min(budget.levels, growth.chain or 0, self.room(sequence, cache))
             if depth > 0:
                 work.append((sequence, budget, depth))
         trees = None

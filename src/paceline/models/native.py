@@ -128,7 +128,7 @@ class NativeModel(LanguageModel):
             if not is_compiled(sequence.params, growth.kind):
                 apart.append((sequence, budget))
                 continue
-            depth = min(budget.depth, budget.nodes, levels, self.room(sequence, cache))
+            depth = min(budget.levels, levels, self.room(sequence, cache))
             if depth > 0:
                 live.append((sequence, budget if depth == budget.depth else replace(budget, depth=depth)))
         trees = self._drafted(live, cache, growth, vocab_size, source) if live else []

@@ -88,12 +88,12 @@ class RetokenizedModel:
 
         It gets shorter, down to nothing, where the context of the model ends or its text cannot be read back.
         """
-        asked = [(one, budget) for one, budget in zip(sequences, budgets, strict=True) if min(budget.nodes, budget.depth) > 0]
+        asked = [(one, budget) for one, budget in zip(sequences, budgets, strict=True) if budget.some]
         brought = [(one, budget, self._brought_up(one)) for one, budget in asked]
         # text that is nothing to the model leaves it nothing to go on from
         asked = [(one, budget) for one, budget, shadow in brought if shadow.tokens]
         shadows = [shadow for _, _, shadow in brought if shadow.tokens]
-        depths = [ceil(min(b.nodes, b.depth) * shadow.ratio) for shadow, (_, b) in zip(shadows, asked, strict=True)]
+        depths = [ceil(b.levels * shadow.ratio) for shadow, (_, b) in zip(shadows, asked, strict=True)]
         drafts = self._model.extend(
             [shadow.sequence for shadow in shadows],
             [Budget(depth, depth, budget.floor) for depth, (_, budget) in zip(depths, asked, strict=True)],
@@ -108,7 +108,7 @@ class RetokenizedModel:
             shadow.cached += [*shadow.tokens, *draft.tokens[1:]][len(shadow.cached) : held]
             shadow.same = min(held, len(shadow.tokens))
             chain, confidences = self._read_back(sequence, draft)
-            count = min(budget.nodes, budget.depth)
+            count = budget.levels
             found[sequence.key] = DraftTree.chain(sequence.root, chain[:count], source, confidences=confidences[:count])
         return [found.get(sequence.key, DraftTree.root(sequence.root)) for sequence in sequences]
 

@@ -20,7 +20,6 @@ from paceline.models.base import LanguageModel, Scores
 from paceline.models.pieces import Pieces, translated_specials
 from paceline.sequence import Sequence
 from paceline.step import Feed, Segment, Step, Verdict
-from paceline.torch_threads import quiet
 from paceline.tree import DraftTree, Proposal
 
 
@@ -217,7 +216,7 @@ class TranslatedModel(LanguageModel):
         if self._columns.device != device:
             # once: a copy to a GPU waits for it
             self._columns, self._missing = self._columns.to(device), self._missing.to(device)
-        with quiet(max(self.vocab_size, self._inner.vocab_size) if self.threads_of_its_own else 0):
+        with self.undisturbed(max(self.vocab_size, self._inner.vocab_size)):
             logits = scores.logits[told.rows].index_select(1, self._columns)
             logits.masked_fill_(self._missing, -torch.inf)
         return Scores(logits, {layer: hidden[told.rows] for layer, hidden in scores.taps.items()})

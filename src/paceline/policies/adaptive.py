@@ -305,11 +305,13 @@ class AdaptivePolicy(Policy):
                 self._visits.ended(sequence)
         began, tokens = perf_counter(), sum([len(verdict.tokens) for verdict in verdicts]) or len(verdicts)
         asked, glances = bool(timings.asked_s), self._glances
-        drafted = any(len(tree) > 1 for tree in trees)
+        # a step that was not thought about has no drafts
+        thought = not (self._rested or glances.resting)
+        drafted = thought and any(len(tree) > 1 for tree in trees)
         # beside one that names its drafters a rest is none
         if not self._prices.reads and self._rested == self._rests.now:
             seconds = timings.draft_s + timings.forward_s + timings.verify_s + timings.commit_s + self._prices.between_s
-            if not (self._rested or glances.resting):
+            if thought:
                 # to learn from it takes time too, which a rest spares
                 seconds += self._learning_s[drafted]
             self._rests.saw(seconds, tokens, asked)
