@@ -21,7 +21,7 @@ from transformers.utils import logging
 from paceline.cache.base import Branching
 from paceline.models import embedded
 from paceline.models.base import ModelError
-from paceline.models.checkpoint import name_of
+from paceline.models.checkpoint import inspected, name_of
 from paceline.models.embedded import DEFAULT, draft_of, embedded_models
 from paceline.models.load import context_length, load_model, resolve
 from paceline.models.quiet import quiet, sentence
@@ -131,6 +131,25 @@ def test_eos_of_the_generation_config_comes_first(folder: Path) -> None:
     assert load_model(folder).eos_token_ids == {2, 7}
     (folder / "generation_config.json").unlink()
     assert load_model(folder).eos_token_ids == {2}
+
+
+def test_the_eos_of_the_tokenizer_ends_a_text_too(folder: Path) -> None:
+    edit(folder / "generation_config.json", eos_token_id=[2])
+    edit(
+        folder / "tokenizer.json", added_tokens=[{"id": 8, "content": "<turn>"}, {"id": "x"}, 3, {"id": -1, "content": "<turn>"}]
+    )
+    edit(folder / "tokenizer_config.json", eos_token="<turn>")
+    assert inspected(folder).eos_token_ids == {2, 8}
+    listed = {
+        "9": {"content": "<turn>"},
+        "x": {"content": "<turn>"},
+        "7": {"content": "<unk>"},
+        "4" * 5000: {"content": "<turn>"},
+    }
+    edit(folder / "tokenizer_config.json", eos_token={"content": "<turn>"}, added_tokens_decoder=listed)
+    assert inspected(folder).eos_token_ids == {2, 9}
+    edit(folder / "tokenizer_config.json", eos_token=3)
+    assert inspected(folder).eos_token_ids == {2}
 
 
 def rewrite(file: Path, change: Callable[[bytes], bytes]) -> None:

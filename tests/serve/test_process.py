@@ -94,11 +94,11 @@ def test_an_engine_that_stops_for_good_is_replaced(monkeypatch: pytest.MonkeyPat
         # nobody waits for a word of one that has nothing to do
         await asyncio.sleep(0.3)
         engine.ask(Ask((1,), SamplingParams()), listening)
-        engine.doubt()
+        assert not engine.given_up()
         await asyncio.sleep(0.1)
         assert (engine.pid, listening.errors) == (first, [])
         await asyncio.sleep(0.2)
-        engine.doubt()
+        assert engine.given_up()
         while engine.ready is None or engine.pid == first:
             await asyncio.sleep(0.01)
         assert [one.code for one in listening.errors] == ["engine_failed"]

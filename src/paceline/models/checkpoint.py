@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.models.base import ModelError
+from paceline.models.ends import end_tokens
 from paceline.models.quiet import sentence
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -36,7 +37,7 @@ _BITS = {
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A folder that looks whole. config: config.json; eos_token_ids: from generation_config.json, else from config.json."""
+    """A folder that looks whole. config: config.json; eos_token_ids: as `end_tokens` says."""
 
     path: Path
     config: dict[str, Any]
@@ -78,14 +79,12 @@ def inspected(path: Path) -> Checkpoint:
         if name not in held[shard]:
             raise ModelError(f"'{path / INDEX}' says that tensor '{name}' is in '{shard.name}', which does not hold it")
     _check_layers(path / "config.json", config, sum(len(tensors) for tensors in held.values()))
-    generation = path / "generation_config.json"
-    eos = read_object(generation).get("eos_token_id") if generation.is_file() else None
     return Checkpoint(
         path,
         config,
         tuple(held),
         sum(size for tensors in held.values() for size in tensors.values()),
-        _ids(config.get("eos_token_id") if eos is None else eos),
+        end_tokens(path, config, read_object),
     )
 
 
@@ -109,11 +108,6 @@ def read_object(file: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ModelError(f"'{file}' does not hold a JSON object")
     return value
-
-
-def _ids(value: Any) -> frozenset[int]:
-    values = value if isinstance(value, list) else [value]
-    return frozenset(item for item in values if type(item) is int and item >= 0)
 
 
 def _placed(path: Path) -> dict[str, Path]:

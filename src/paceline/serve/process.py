@@ -19,7 +19,7 @@ _BACKOFF_S = (0.0, 1.0, 2.0, 5.0, 10.0, 30.0)
 """Waits before starts in a row that did not get as far as an answer."""
 _LEAVE_S = 5.0
 """What it gets to leave when its input ends, before it is killed."""
-_SILENT_S = 60.0
+_SILENT_S = 300.0
 """Without a word, though somebody waits for one, after which an answer that did not come in its time says that none will."""
 
 log = logging.getLogger("paceline.serve")
@@ -98,12 +98,15 @@ class EngineProcess:
         for number in self._listeners:
             self.expire(number)
 
-    def doubt(self) -> None:
-        """Somebody was told nothing in time. An engine that told nobody anything for long has stopped for good: replace it."""
-        if self.ready is not None and self._process is not None and monotonic() - self._owes_since_s > _SILENT_S:
+    def given_up(self) -> bool:
+        """Asked where somebody was told nothing in time: whether nobody will be, as the engine has been silent for so long that it
+        has stopped for good. It is replaced."""
+        silent = self.ready is not None and self._process is not None and monotonic() - self._owes_since_s > _SILENT_S
+        if silent and self._process is not None:
             log.error("the engine has told nothing for %g s; it is ended", _SILENT_S)
             with suppress(ProcessLookupError):
                 self._process.kill()
+        return silent
 
     def _send(self, order: Order) -> None:
         process = self._process

@@ -21,7 +21,8 @@ from paceline.serve.settings import Settings
 from paceline.serve.texts import Texts, sampling_defaults
 
 _GRACE_S = 10.0
-"""From the end of a request's time until it is given up without a word from the engine."""
+"""From the end of a request's time until it is asked whether the engine still lives, and so on as long as it does: a forward of a
+large model over a long prompt may take longer, and what there is by its end is told."""
 
 
 class EngineService(Service):
@@ -80,10 +81,8 @@ class EngineService(Service):
         inbox: asyncio.Queue[_Letter] = asyncio.Queue()
         numbers = dict[int, int]()
         loop = asyncio.get_running_loop()
-        alarms = [
-            loop.call_later(self._settings.request_timeout_s + grace_s, inbox.put_nowait, _Letter(last=grace_s > 0))
-            for grace_s in (0.0, _GRACE_S)
-        ]
+        alarm = loop.call_later(self._settings.request_timeout_s, inbox.put_nowait, _Letter())
+        expired = False
         try:
             for choice, ask in enumerate(asks):
                 numbers[choice] = self._engine.ask(ask, _Inbox(inbox, choice))
@@ -91,31 +90,32 @@ class EngineService(Service):
                 letters = [await inbox.get()]
                 while not inbox.empty():
                     letters.append(inbox.get_nowait())
-                if any(letter.choice is None for letter in letters):
+                late = any(letter.choice is None for letter in letters)
+                if late and not expired:
                     for number in numbers.values():
                         self._engine.expire(number)
                 for choice, delta in _read(letters).items():
                     if delta.ending is not None:
                         self._engine.end(numbers.pop(choice))
                     yield choice, delta
-                if numbers and any(letter.last for letter in letters):
-                    self._engine.doubt()
-                    raise APIError(503, "the engine does not answer", code="engine_silent", retry_after_s=5)
+                if late and numbers:
+                    if expired and self._engine.given_up():
+                        raise APIError(503, "the engine does not answer", code="engine_silent", retry_after_s=5)
+                    expired = True
+                    alarm = loop.call_later(_GRACE_S, inbox.put_nowait, _Letter())
         finally:
-            for alarm in alarms:
-                alarm.cancel()
+            alarm.cancel()
             for number in numbers.values():
                 self._engine.end(number)
 
 
 @dataclass(frozen=True)
 class _Letter:
-    """What came for one choice; for None the time is up. last: so long ago that no answer will come any more."""
+    """What came for one choice; for None the time is up."""
 
     choice: int | None = None
     delta: Delta | None = None
     error: APIError | None = None
-    last: bool = False
 
 
 @dataclass(frozen=True)
