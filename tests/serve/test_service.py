@@ -1,4 +1,4 @@
-"""The service between routes and engine, with an engine of a few lines in its place: what becomes of requests whose time is up."""
+"""The service between routes and engine, over an engine of a few lines: what becomes of requests whose time is up."""
 
 from __future__ import annotations
 

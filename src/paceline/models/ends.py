@@ -26,9 +26,8 @@ def _of_tokenizer(path: Path, read: Callable[[Path], Mapping[str, Any]]) -> froz
         return frozenset()
     listed = settings.get("added_tokens_decoder")
     if isinstance(listed, dict) and listed:
-        return _ids(
-            [int(token) for token, entry in listed.items() if _content(entry) == named and token.isdecimal() and len(token) < 10]
-        )
+        ids = [token for token, entry in listed.items() if _content(entry) == named]
+        return _ids([int(token) for token in ids if token.isdecimal() and len(token) < 10])
     added = _read(path / _DESCRIPTION, read).get("added_tokens")
     entries = [entry for entry in added if isinstance(entry, dict)] if isinstance(added, list) else []
     return _ids([entry.get("id") for entry in entries if _content(entry) == named])

@@ -99,8 +99,8 @@ class EngineProcess:
             self.expire(number)
 
     def given_up(self) -> bool:
-        """Asked where somebody was told nothing in time: whether nobody will be, as the engine has been silent for so long that it
-        has stopped for good. It is replaced."""
+        """Asked where somebody was told nothing in time: whether the engine has been silent for so long that it has stopped for
+        good. It is replaced."""
         silent = self.ready is not None and self._process is not None and monotonic() - self._owes_since_s > _SILENT_S
         if silent and self._process is not None:
             log.error("the engine has told nothing for %g s; it is ended", _SILENT_S)
