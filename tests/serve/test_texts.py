@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
+from threading import Event
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +15,7 @@ from paceline.models.base import ModelError
 from paceline.models.embedded import DEFAULT
 from paceline.models.load import resolve
 from paceline.models.tokenizer import Tokenizer
+from paceline.params import Grammar
 from paceline.serve.errors import APIError
 from paceline.serve.texts import Texts, sampling_defaults
 
@@ -22,6 +25,7 @@ ENDLESS = f"""
 import asyncio, sys, time
 from paceline.models.tokenizer import Tokenizer
 from paceline.serve import texts
+from paceline.params import Grammar
 from paceline.serve.errors import APIError
 
 async def main():
@@ -45,6 +49,20 @@ def texts() -> Texts:
 def chat(texts: Texts, content: str, tools: list[Any] | None = None, **more: Any) -> list[int]:
     messages = [{"role": "user", "content": content, **more}]
     return asyncio.run(texts.chat(messages, tools or [], False, {}))
+
+
+def test_texts_do_not_wait_for_grammars(texts: Texts, monkeypatch: pytest.MonkeyPatch):
+    checked = Event()
+    monkeypatch.setattr(texts, "_grammars", SimpleNamespace(check=lambda grammar: checked.wait(20)))
+
+    async def scene() -> None:
+        checks = asyncio.gather(*(texts.check(Grammar(kind="regex", text="a")) for _ in range(3)))
+        assert await texts.encode("a", False)
+        assert not checks.done()
+        checked.set()
+        await checks
+
+    asyncio.run(scene())
 
 
 @pytest.mark.parametrize("letter", ["a", "я", "東", "😀", "\n", '"', "\\"])

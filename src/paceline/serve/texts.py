@@ -25,6 +25,7 @@ _THREADS = 2
 _LONGEST_WAIT_S = 20.0
 """A template is a program of the model's; one that takes longer is taken not to end."""
 Result = TypeVar("Result")
+_Queue = SimpleQueue[tuple[Future[Any], Callable[[], Any]]]
 
 
 class Texts:
@@ -34,15 +35,17 @@ class Texts:
         self.tokenizer = tokenizer
         self._pieces, self._max_chars = Pieces(tokenizer, vocab_size), max_chars
         self._grammars = Grammars(self.tokenizer, vocab_size)
-        self._work: SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = SimpleQueue()
+        self._texts, self._checks = _Queue(), _Queue()
+        # texts do not wait for grammars, which may take seconds.
         # daemons, unlike the threads of an executor: a template that does not end must not keep the process from ending
-        for _ in range(_THREADS):
-            Thread(target=_work_off, args=(self._work,), name="texts", daemon=True).start()
+        for queue in (*[self._texts] * _THREADS, self._checks):
+            Thread(target=_work_off, args=(queue,), name="texts", daemon=True).start()
 
-    async def run(self, work: Callable[[], Result]) -> Result:
-        """Run in a thread. Raises APIError: 400 for ModelError and where it takes too long, 503 where others' work does."""
+    async def run(self, work: Callable[[], Result], queue: _Queue | None = None) -> Result:
+        """Run in a thread, of those for texts unless another is named. Raises APIError: 400 for ModelError and where it takes too
+        long, 503 where others' work does."""
         future: Future[Result] = Future()
-        self._work.put((future, work))
+        (queue or self._texts).put((future, work))
         try:
             return await asyncio.wait_for(asyncio.wrap_future(future), _LONGEST_WAIT_S)
         except TimeoutError:
@@ -69,7 +72,7 @@ class Texts:
 
     async def check(self, grammar: Grammar) -> None:
         try:
-            await self.run(lambda: self._grammars.check(grammar))
+            await self.run(lambda: self._grammars.check(grammar), self._checks)
         except GrammarError as error:
             raise invalid(str(error)) from None
 
@@ -86,7 +89,7 @@ class Texts:
             raise APIError(400, f"the request holds more than {self._max_chars} characters of text", code="text_too_long")
 
 
-def _work_off(queue: SimpleQueue[tuple[Future[Any], Callable[[], Any]]]) -> None:
+def _work_off(queue: _Queue) -> None:
     """One thread: work in the order it came. What is done is not held while it waits for more."""
     while True:
         _work_on(*queue.get())
