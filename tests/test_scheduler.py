@@ -70,6 +70,26 @@ def test_a_decoding_sequence_is_not_held_up_by_the_prompts_of_others() -> None:
         assert len(first.generated) == size
 
 
+def test_a_short_prompt_does_not_wait_for_a_long_one() -> None:
+    engine = engine_of(WatchedModel(vocab_size=5), limits=Limits(batch=6, chunk=16, cache_tokens=2_000, shortest_prefix=1_000))
+    long = engine.add([2] * 160, SamplingParams(max_tokens=2))
+    engine.step()
+    longer = engine.add([3] * 170, SamplingParams(max_tokens=2))
+    short = [engine.add([4] * 3, SamplingParams(max_tokens=1, ignore_eos=True)) for _ in range(2)]
+    late = engine.add([1] * 3, SamplingParams(max_tokens=1, ignore_eos=True), priority=1)
+    engine.step()
+    assert short[0].finish_reason == "length"
+    engine.step()
+    assert short[1].finish_reason == "length"
+    steps = 3
+    while long.finish_reason is None:
+        engine.step()
+        steps += 1
+    # the first of all keeps three quarters of every step
+    assert steps <= 160 / 12 + 2
+    assert (longer.finish_reason, late.finish_reason) == (None, None)
+
+
 def test_the_first_to_come_is_the_first_to_run_even_after_preemption() -> None:
     engine = engine_of(TableModel(5), limits=Limits(batch=4, chunk=64, cache_tokens=30))
     sequences = [engine.add([n % 5] * 6, SamplingParams(max_tokens=12, ignore_eos=True)) for n in range(8)]

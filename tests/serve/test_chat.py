@@ -41,7 +41,7 @@ def test_answer():
 
 
 def test_messages_reach_the_template_as_templates_read_them():
-    service = FakeService(chat_template="{{ tools }}")
+    service = FakeService(chat_template="{{ tools }} <tool_call>")
     messages = [
         {"role": "developer", "content": "be kind", "type": "text"},
         {"role": "user", "content": [{"type": "text", "text": "h"}, {"type": "text", "text": "i"}], "name": "ann"},

@@ -95,11 +95,6 @@ def said(**message: Any) -> dict[str, Any]:
         (said(content=[{"type": "input_audio", "input_audio": {}}]), "messages[0].content[0].type", "'input_audio'"),
         (said(content=[{"type": "file", "file": {}}]), "messages[0].content[0].type", "'file'"),
         (said(content=[{"type": "text"}]), "messages[0].content[0].text", "missing"),
-        (
-            said(role="assistant", tool_calls=[{**LOOK_CALL, "function": {"name": "look", "arguments": "[1]"}}]),
-            "messages[0].tool_calls[0].function.arguments",
-            "JSON object",
-        ),
         ({"max_tokens": 0}, "max_tokens", "greater than or equal to 1"),
         ({"max_completion_tokens": 0}, "max_completion_tokens", "greater than or equal to 1"),
         ({"logprobs": 1}, "logprobs", "'logprobs'"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -21,6 +22,12 @@ LOOK = {
     },
 }
 SAID = 'Well.\n<tool_call>\n{"name": "look", "arguments": {"at": [1, 2]}}\n</tool_call>\n<tool_call>\n{"name": "look", "arguments": {}}\n</tool_call>'  # noqa: E501
+
+
+def allowed(*names: str, mode: str = "auto") -> dict[str, Any]:
+    """As `tool_choice` says that only some may be called."""
+    tools = [{"type": "function", "function": {"name": name}} for name in names]
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
 
 
 def caller(**more: Any) -> FakeService:
@@ -50,6 +57,30 @@ def test_calls_alone_have_no_content():
     message = post(service, tools=[LOOK], tool_choice="required")["choices"][0]["message"]
     assert message["content"] is None
     assert len(message["tool_calls"]) == 2
+
+
+@pytest.mark.parametrize("mode", ["auto", "required"])
+def test_only_tools_that_are_allowed_are_shown(mode: str):
+    service, other = caller(), {**LOOK, "function": {**LOOK["function"], "name": "other"}}
+    post(service, tools=[LOOK, other], tool_choice=allowed("look", mode=mode))
+    assert service.chats[0][1] == [LOOK]
+    grammar = service.asked[0][0].params.grammar
+    assert grammar is not None
+    assert "other" not in grammar.text
+
+
+def test_a_conversation_goes_on_behind_a_call_that_was_cut_off():
+    service = caller()
+    call = {"id": "a", "type": "function", "function": {"name": "look", "arguments": '{"at": ['}}
+    said = {"role": "assistant", "reasoning_content": "Hm.", "tool_calls": [call]}
+    asked = [{"role": "user", "content": "Look."}, said, {"role": "tool", "tool_call_id": "a", "content": "no"}]
+    post(service, tools=[LOOK], messages=asked)
+    told = service.chats[0][0][1]
+    assert told["tool_calls"][0]["function"]["arguments"] == '{"at": ['
+    assert told["reasoning_content"] == "Hm."
+    spoken = FakeService(chat_template="{{ messages }}", context_length=2048)
+    post(spoken, tools=[LOOK], messages=asked)
+    assert json.loads(spoken.chats[0][0][2]["content"].split("\n")[1])["arguments"] == '{"at": ['
 
 
 @pytest.mark.parametrize("step", [1, 7, 500])
@@ -137,6 +168,11 @@ def test_a_template_that_knows_no_tools_is_told_of_them_in_words():
         ({"tools": [LOOK], "tool_choice": "any"}, "tool_choice"),
         ({"tools": [LOOK], "tool_choice": {"type": "function", "function": {"name": "other"}}}, "tool_choice"),
         ({"tools": [LOOK], "tool_choice": {"type": "allowed_tools", "allowed_tools": {}}}, None),
+        ({"tools": [LOOK], "tool_choice": {"type": "allowed_tools", "function": {"name": "look"}}}, None),
+        ({"tools": [LOOK], "tool_choice": {"type": "function", "name": "look"}}, None),
+        ({"tools": [LOOK], "tool_choice": {"type": "custom", "custom": {"name": "look"}}}, None),
+        ({"tools": [LOOK], "tool_choice": allowed("other")}, "tool_choice"),
+        ({"tool_choice": allowed("look")}, "tool_choice"),
         ({"tools": [LOOK], "guided_regex": "a"}, "tools"),
     ],
 )

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from fastapi import Request
 
+from paceline.serve import events
 from paceline.serve.errors import APIError
 from paceline.serve.events import Begun, EventStream, frame, openai_frames, unless_gone
 
@@ -44,6 +45,7 @@ def request_of(*messages: str, left: asyncio.Event | None = None) -> Request:
 
 def test_frames():
     assert frame({"a": "ü\n"}) == b'data: {"a":"\xc3\xbc\\n"}\n\n'
+    assert frame({"a": "\u2028\x85"}) == b'data: {"a":"\\u2028\\u0085"}\n\n'
     assert frame({}, "ping") == b"event: ping\ndata: {}\n\n"
     with pytest.raises(ValueError, match="not JSON compliant"):
         frame({"a": float("nan")})
@@ -55,6 +57,55 @@ def test_what_has_begun_goes_on():
         begun = await Begun.of(source.stream)
         assert [at async for at in begun] == [0, 1, 2]
         assert source.closed
+
+    asyncio.run(scene())
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_stream_shows_that_it_lives_until_it_begins(fails: bool, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(events, "_QUIET_S", 0.02)
+
+    async def scene() -> None:
+        opened, sent = asyncio.Event(), list[bytes]()
+
+        async def late() -> AsyncGenerator[dict[str, Any], None]:
+            await opened.wait()
+            if fails:
+                raise APIError(503, "it failed")
+            yield {"at": 0}
+
+        async def send(message: Any) -> None:
+            sent.append(message.get("body"))
+            if len(sent) == 4:
+                opened.set()
+
+        begun = await Begun.of(late())
+        response = EventStream(openai_frames(cast("Any", begun)), begun)
+        await asyncio.wait_for(response({"type": "http", "asgi": {"spec_version": "2.4"}}, asyncio.Event().wait, send), 5)
+        beats = sent.count(b": \n\n")
+        assert beats >= 3
+        assert sent[1 : 1 + beats] == [b": \n\n"] * beats
+        assert (b"it failed" if fails else b'{"at":0}') in sent[1 + beats]
+        assert sent[2 + beats :] == [b"data: [DONE]\n\n", b""]
+
+    asyncio.run(scene())
+
+
+def test_a_stream_that_is_left_before_it_begins_is_closed(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(events, "_QUIET_S", 0.02)
+
+    async def scene() -> None:
+        closed = asyncio.Event()
+
+        async def never() -> AsyncGenerator[int, None]:
+            try:
+                await asyncio.Event().wait()
+                yield 0
+            finally:
+                closed.set()
+
+        await (await Begun.of(never())).aclose()
+        assert closed.is_set()
 
     asyncio.run(scene())
 

@@ -48,6 +48,11 @@ def test_what_is_no_request_is_refused(wire: Wire, head: bytes) -> None:
     assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["message"] == "this is not a request in HTTP/1.1"
 
 
+def test_a_health_check_without_a_host_passes(wire: Wire) -> None:
+    assert wire.told(b"GET /health HTTP/1.0\r\n\r\n").startswith(b"HTTP/1.1 200")
+    assert b"403" in wire.told(b"GET /health HTTP/1.0\r\nHost: evil.example\r\n\r\n").partition(b"\r\n")[0]
+
+
 def test_a_head_that_drips_is_not_waited_for(wire: Wire) -> None:
     for begun, drip in ((b"GET / HT", b"T"), (b"", b"G"), (b"", b"")):
         assert wire.told(begun, drip=drip) == b""

@@ -59,7 +59,6 @@ def item(**fields: Any) -> dict[str, Any]:
             "input_image",
         ),
         (item(role="user", content=[{"type": "input_text"}]), "input[0].content[0].text", "holds"),
-        (item(type="function_call", call_id="a", name="f", arguments="[]"), "input[0].arguments", "JSON object"),
         (item(type="function_call_output", output="a"), "input[0].call_id", "missing"),
         ({"odd": 1}, "odd", "unknown"),
         ({"speculation": {"drafter": "magic"}}, "speculation.drafter", "ngram"),

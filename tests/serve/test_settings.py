@@ -215,4 +215,6 @@ def test_this_machine_needs_no_key(host: str) -> None:
 def test_hosts_that_are_named_are_the_only_ones() -> None:
     assert load({"allowed_hosts": ["Example.org", "[::1]"]}, {}).hosts == {"example.org", "::1"}
     assert load({"allowed_hosts": "*"}, {}).hosts is None
+    apps = ("tauri://localhost", "app://obsidian.md")
+    assert load({"cors_origins": apps}, {}).cors_origins == apps
     assert load({"cors_origins": ["https://Example.org:8443", "*"]}, {}).cors_origins == ("https://example.org:8443", "*")

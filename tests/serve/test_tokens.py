@@ -26,7 +26,7 @@ def test_text():
 
 
 def test_conversation():
-    service = FakeService(chat_template="{{ tools }}")
+    service = FakeService(chat_template="{{ tools }} <tool_call>")
     tool = {"type": "function", "function": {"name": "now", "parameters": {"type": "object", "properties": {}}}}
     messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "he"}]
     told = post("/tokenize", {"messages": messages, "tools": [tool], "continue_final_message": True}, service)

@@ -121,8 +121,20 @@ def test_template_tells_the_form(form: Form):
     assert form_of(FORMS[form]) == form
 
 
-def test_a_template_of_no_known_form_has_ours():
-    assert form_of("{{ messages }}") == HERMES
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ messages }}",
+        "{% for tool in tools %}<|tool|>{{ tool }}{% endfor %}",
+        "{{ tools }} <tool_call>{{ name }}<arg_key>{{ key }}</arg_key>",
+        "{{ tools }} <tool_call><function={{ name }}>",
+    ],
+)
+def test_a_template_of_no_known_form_is_told_of_ours(template: str):
+    made = plan(TOOLS, template=template)
+    assert form_of(template) is None
+    assert (made.form, made.native, made.shown) == (HERMES, False, ())
+    assert "<tool_call>" in made.conversation([{"role": "user", "content": "Rain?"}])[0]["content"]
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -312,11 +324,11 @@ def test_a_template_that_looks_for_tools_in_a_message_is_told_in_words():
     assert not made.native
     assert "weather" in made.conversation([{"role": "user", "content": "a"}])[0]["content"]
     for template in ("{% if tools %}", "{%- for tool in tools %}", "{{ tools | tojson }}", "{%if not tools is defined%}"):
-        assert plan(TOOLS, template=template).native
+        assert plan(TOOLS, template=f"{template} <tool_call>").native
 
 
 def test_calls_have_the_ids_that_a_template_wants():
-    template = "{{ tools }}{{ raise_exception('Tool call IDs should be alphanumeric strings with length 9!') }}"
+    template = "[TOOL_CALLS]{{ tools }}{{ raise_exception('Tool call IDs should be alphanumeric strings with length 9!') }}"
     call = {"type": "function", "function": {"name": "now", "arguments": {}}}
     said = [
         {"role": "assistant", "tool_calls": [{"id": "call_0123456789", **call}, {"id": "abcdefg12", **call}]},

@@ -110,7 +110,7 @@ class Engine:
         stop_ids = self.stop_ids(params)
         if params.min_tokens and len(stop_ids) >= size:
             raise RequestError("min_tokens bans every token: all of the vocabulary would stop the text")
-        seed = params.seed if params.seed is not None else secrets.randbits(63)
+        seed = params.seed if params.seed is not None else secrets.randbits(53)
         sequence = Sequence(
             self._keys, tuple(prompt), params, seed, stop_ids, tuple(reference), tenant, priority, drafters, nodes, streamed
         )

@@ -9,7 +9,7 @@ the others are.
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence as Many
 from dataclasses import dataclass
 
 from paceline.budget import Budget
@@ -22,6 +22,9 @@ _PATIENCE_STEPS = 256
 """Whoever has waited longer is overdue."""
 _TURN = 4
 """One admission in so many goes to the sequence that is overdue the longest, if there is one."""
+_SHARED = 4
+"""One part in so many of a step's prompt tokens is for other prompts than the first, the shortest before longer ones: a question
+does not wait until a book is read."""
 
 
 @dataclass(frozen=True)
@@ -93,23 +96,17 @@ class Scheduler:
         self._admit(wished)
         free = self._free
         self._prefixes.make_room(max(free - wished.nodes * len(self.running), 0))
-        chunk = self.limits.chunk
         work = []
         # those that decode come before prompts: a replayed one feeds a few tokens again and draws on the same chunk
         running = self.running
         if len(running) > 1:
             running = sorted(running, key=lambda one: (one.generated_tokens == 0, self._rank(one)))
-        for sequence in running:
-            start = self._prefixes.length(sequence.key)
-            missing = len(sequence.tokens) - start
-            # a sequence that lacks its root alone is never held up by the prompts of others
-            count = 1 if missing == 1 else min(missing, chunk)
+        starts = [self._prefixes.length(sequence.key) for sequence in running]
+        for sequence, start, count in zip(running, starts, self._counts(running, starts), strict=True):
             if count == 0:
                 continue
-            if missing > 1:
-                chunk -= count
             nodes = 0
-            if count == missing:
+            if start + count == len(sequence.tokens):
                 left = min(sequence.params.max_tokens - sequence.generated_tokens, self.longest - len(sequence.tokens))
                 nodes = max(min(wished.nodes, free), 0)
                 if sequence.nodes is not None:
@@ -120,6 +117,31 @@ class Scheduler:
                 work.append(Work(sequence, start, count, Budget(0, 0)))
             self._charge(sequence, start, count)
         return work
+
+    def _counts(self, running: Many[Sequence], starts: Many[int]) -> list[int]:
+        """How many tokens each feeds. running: whoever comes first before the others. starts: how many of its own each holds."""
+        missing = [len(one.tokens) - start for one, start in zip(running, starts, strict=True)]
+        # a sequence that lacks its root alone is never held up by the prompts of others
+        counts = [1 if lacks == 1 else 0 for lacks in missing]
+        prompts = [at for at, lacks in enumerate(missing) if lacks > 1]
+        chunk = self.limits.chunk
+        if len(prompts) > 1:
+            urgency = self._urgency(running[prompts[0]])
+            equal = [at for at in prompts[1:] if self._urgency(running[at]) == urgency]
+            shared = chunk // _SHARED
+            for at in sorted(equal, key=lambda at: missing[at]):
+                counts[at] = min(missing[at], shared)
+                shared -= counts[at]
+                chunk -= counts[at]
+        for at in prompts:
+            more = min(missing[at] - counts[at], chunk)
+            counts[at] += more
+            chunk -= more
+        return counts
+
+    def _urgency(self, sequence: Sequence) -> tuple[bool, bool, int]:
+        """What goes before any share: text that is computed again, who is overdue, and the priority."""
+        return sequence.generated_tokens == 0, sequence.key not in self._overdue, sequence.priority
 
     def _charge(self, sequence: Sequence, start: int, count: int) -> None:
         """Count what is fed, and what was accepted since; neither what was found in the cache nor what is computed again."""

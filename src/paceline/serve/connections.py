@@ -20,8 +20,9 @@ _PATIENCE_S = 10.0
 """For the head of a request to arrive whole, and for a body that is no longer read to end."""
 _READING_S = 60.0
 """For a client to read some of its answer, once so much lies unread that nothing more is sent."""
-_KEEP_ALIVE_S = 60
-"""Longer than clients pool connections by default, so that it is they who close one, and not we while they send."""
+_KEEP_ALIVE_S = 620
+"""Longer than clients and load balancers pool connections by default (nginx and Amazon's 60 s, Go 90 s, Google's 600 s), so that
+it is they who close one, and not we while they send."""
 _FILES_KEPT = 64
 """Open files that are left for other things than connections."""
 _MOST_CONNECTIONS = 4096

@@ -7,7 +7,7 @@ import json
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Mapping
 from contextlib import aclosing
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 from fastapi import Request
 from fastapi.responses import StreamingResponse
@@ -16,7 +16,11 @@ from starlette.types import Receive, Scope, Send
 from paceline.serve.errors import APIError
 
 T = TypeVar("T")
+_LINE_ENDS = [(chr(at), f"\\u{at:04x}") for at in (0x85, 0x2028, 0x2029)]
+"""JSON leaves them as they are, and some readers of lines take them for the end of one."""
 _HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+_QUIET_S = 15.0
+"""For which nothing is sent, at most: many proxies give up after 60 s, some sooner."""
 _logger = logging.getLogger(__name__)
 
 
@@ -42,43 +46,60 @@ async def _disconnected(request: Request) -> None:
         pass
 
 
-class Closable(Protocol):
-    def aclose(self) -> Awaitable[None]: ...
-
-
 class Begun(Generic[T]):
-    """What an asynchronous generator yields, the first item already awaited: before it, an error still has its HTTP status."""
+    """What an asynchronous generator yields, the first item already awaited: before it, an error still has its HTTP status. But
+    not for longer than proxies and load balancers wait for a first byte."""
 
-    def __init__(self, first: T, source: AsyncGenerator[T, None]) -> None:
-        self._first, self._source = [first], source
+    def __init__(self, source: AsyncGenerator[T, None]) -> None:
+        self._source = source
+        self._first: asyncio.Task[T] | None = asyncio.ensure_future(_first(source))
 
     @classmethod
     async def of(cls, source: AsyncGenerator[T, None]) -> Begun[T]:
-        """Raises what the generator raises, which then is closed."""
+        """Raises what the generator raises within that time, and then is closed."""
+        begun = cls(source)
         try:
-            return cls(await anext(source), source)
-        except StopAsyncIteration:
-            raise APIError(503, "the engine stopped before it had answered", code="aborted", retry_after_s=1) from None
+            if await begun.came(_QUIET_S) and begun._first is not None and (error := begun._first.exception()):
+                raise error
         except BaseException:
-            await source.aclose()
+            await begun.aclose()
             raise
+        return begun
+
+    async def came(self, seconds: float) -> bool:
+        """Whether the first item, or an error in its place, is there, or comes within this time."""
+        return self._first is None or bool((await asyncio.wait({self._first}, timeout=seconds))[0])
 
     def __aiter__(self) -> Begun[T]:
         return self
 
     async def __anext__(self) -> T:
-        return self._first.pop() if self._first else await anext(self._source)
+        if self._first is None:
+            return await anext(self._source)
+        first, self._first = self._first, None
+        return await first
 
     async def aclose(self) -> None:
+        if self._first is not None:
+            self._first.cancel()
+            await asyncio.gather(self._first, return_exceptions=True)
         await self._source.aclose()
+
+
+async def _first(source: AsyncGenerator[T, None]) -> T:
+    try:
+        return await anext(source)
+    except StopAsyncIteration:
+        raise APIError(503, "the engine stopped before it had answered", code="aborted", retry_after_s=1) from None
 
 
 class EventStream(StreamingResponse):
     """Server-sent events. Whichever way the response ends, `frames` and then `source` are closed before it has."""
 
-    def __init__(self, frames: AsyncGenerator[bytes, None], source: Closable) -> None:
-        super().__init__(frames, media_type="text/event-stream", headers=_HEADERS)
-        self._closing: tuple[Closable, ...] = (frames, source)
+    def __init__(self, frames: AsyncGenerator[bytes, None], source: Begun[Any]) -> None:
+        beating = _beating(frames, source)
+        super().__init__(beating, media_type="text/event-stream", headers=_HEADERS)
+        self._closing = (beating, frames, source)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -92,10 +113,21 @@ class EventStream(StreamingResponse):
             await one.aclose()
 
 
+async def _beating(frames: AsyncGenerator[bytes, None], source: Begun[Any]) -> AsyncGenerator[bytes, None]:
+    """The frames, and comments as long as the first is not there: whoever passes them on knows that the connection lives."""
+    while not await source.came(0.0):
+        yield b": \n\n"
+        await source.came(_QUIET_S)
+    async for one in frames:
+        yield one
+
+
 def frame(data: Mapping[str, Any], event: str | None = None) -> bytes:
     """One server-sent event. event: its name, where the API names its events."""
     text = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     named = f"event: {event}\n" if event else ""
+    for end, written in _LINE_ENDS:
+        text = text.replace(end, written)
     return f"{named}data: {text}\n\n".encode()
 
 

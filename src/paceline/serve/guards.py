@@ -62,7 +62,9 @@ class Heads:
         if len(headers) > _MOST_HEADERS or sum(len(name) + len(value) + 4 for name, value in headers) + target > self._max_bytes:
             raise APIError(431, f"the head of the request is larger than {self._max_bytes} bytes or {_MOST_HEADERS} headers")
         host = _only(headers, b"host").lower()
-        if self._hosts is not None and _name(host) not in self._hosts:
+        # browsers always name a host, health checks in HTTP/1.0 do not
+        named = host or any(name == b"host" for name, _ in headers)
+        if self._hosts is not None and named and _name(host) not in self._hosts:
             raise APIError(403, f"the host '{_quoted(host)}' is not served here: --allowed-host adds it", code="host_not_allowed")
         origin = _only(headers, b"origin").lower()
         if origin and self._origins is not None and origin not in self._origins and origin.partition("://")[2] != host:

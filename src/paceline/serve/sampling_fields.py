@@ -17,8 +17,8 @@ from paceline.serve.wire.generation import Extensions, Generation
 
 _API_DEFAULTS = {"temperature": 1.0, "top_p": 1.0}
 _WIRE_NAMES = {"keep_stop": "include_stop_str_in_output", "skip_special": "skip_special_tokens"}
-_SEEDS = 2**63 - 1
-"""JSON readers of many languages hold no more."""
+_SEED_BITS = 53
+"""JavaScript reads no larger whole numbers from JSON, and a seed is told so that it can be sent again."""
 _LEAST_TOP_P = 1e-9
 """OpenAI's top_p may be 0: the likeliest token alone."""
 
@@ -73,7 +73,7 @@ def sampling_params(service: Service, settings: Settings, values: Mapping[str, A
     """
     said = {name: value for name, value in values.items() if value is not None}
     known = {name: value for name, value in service.defaults.items() if name in SamplingParams.model_fields}
-    merged = {**_API_DEFAULTS, "seed": secrets.randbits(63), **known, **said}
+    merged = {**_API_DEFAULTS, "seed": secrets.randbits(_SEED_BITS), **known, **said}
     check_stops(settings, merged.get("stop", ()), "stop")
     for name in ("logit_bias", "stop_token_ids"):
         for token in merged.get(name, ()):
@@ -110,7 +110,7 @@ def asks(
     """
     assert params.seed is not None
     speculation, shared = fields.speculation, tuple(prompt)
-    seeds = [params.seed, *(stream(params.seed, "choice", at) & _SEEDS for at in range(1, n))]
+    seeds = [params.seed, *(stream(params.seed, "choice", at) & (2**_SEED_BITS - 1) for at in range(1, n))]
     return [
         Ask(
             prompt=shared,

@@ -20,7 +20,8 @@ _PREFIX = "PACELINE_"
 _LARGEST_FILE_BYTES = 1 << 20
 _NEAR = 0.8
 """How like a setting an unknown variable must be to be taken for a slip: Kubernetes sets some of its own under any prefix."""
-_ORIGIN = re.compile(r"http://[^/?#@*\s]+(?<!:80)|https://[^/?#@*\s]+(?<!:443)")
+_ORIGIN = re.compile(r"http://[^/?#@*\s]+(?<!:80)|https://[^/?#@*\s]+(?<!:443)|(?!https?:)[a-z][a-z0-9+.-]*://[^/?#@*\s]+")
+"""Apps and extensions of browsers have schemes of their own, such as tauri://localhost."""
 _HOST_NAME = re.compile(r"[\w.-]+")
 _LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
 _FLAGS = {"api_key": "api_keys", "allowed_host": "allowed_hosts", "cors_origin": "cors_origins"}
@@ -95,7 +96,7 @@ class Settings(BaseModel):
     max_json_depth: Annotated[int, Field(ge=8, le=256)] = 64
     default_max_tokens: Count | None = None
 
-    request_timeout_s: Seconds = 600.0
+    request_timeout_s: Seconds = 570.0
     body_timeout_s: Seconds = 30.0
     drain_timeout_s: Annotated[float, Field(ge=0, le=86400, allow_inf_nan=False)] = 30.0
 

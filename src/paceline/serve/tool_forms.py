@@ -53,14 +53,18 @@ PYTHON_TAG = "<|python_tag|>"
 """A token that Llama 3 may write before a call."""
 
 
-def form_of(template: str) -> Form:
-    """The form that a chat template speaks, by the marks in its source."""
+_NOT_JSON = ("<arg_key>", "<function=")
+"""Within the marks of Hermes, GLM and Qwen's coders write their arguments one by one."""
+
+
+def form_of(template: str) -> Form | None:
+    """The form that a chat template speaks, by the marks in its source; None for one that is not known here."""
     if "<tool_call>" in template:
-        return HERMES
+        return None if any(mark in template for mark in _NOT_JSON) else HERMES
     if "[ARGS]" in template:
         return MISTRAL
     if "[TOOL_CALLS]" in template or "[AVAILABLE_TOOLS]" in template:
         return MISTRAL_LIST
     if PYTHON_TAG in template or '"parameters": dictionary of argument name' in template:
         return LLAMA
-    return HERMES
+    return None

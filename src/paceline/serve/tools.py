@@ -18,6 +18,7 @@ from paceline.serve.tool_forms import HERMES, PYTHON_TAG, Form, form_of
 from paceline.serve.tool_grammar import DEEPEST_SCHEMA, deepest, grammar_of
 from paceline.serve.tool_parsing import PlainText, ToolParser
 from paceline.serve.tool_prompt import has_system, knows_tools, spelled_out, wants_short_ids
+from paceline.serve.wire.common import printable
 
 MOST_TOOLS = 128
 LONGEST_SCHEMAS = 65536
@@ -76,7 +77,7 @@ async def planned(
     """`plan` for the template and vocabulary of a service; its grammar compiles, without patterns where it does not with them.
     Raises APIError (400)."""
     template = service.chat_template
-    special = await _special(service, form_of(template or "")) if tools else {}
+    special = await _special(service, form_of(template or "") or HERMES) if tools else {}
     planned_as = partial(plan, tools, tool_choice, parallel, template, special=special, answer=answer, allowed=allowed)
     made = planned_as()
     if made.grammar is None or made.grammar is answer:
@@ -114,18 +115,22 @@ def plan(
     """Tools and choice as /v1/chat/completions has them: {"type": "function", "function": {...}}; "none", "auto", "required" or
     {"type": "function", "function": {"name": ...}}.
 
-    With "none" the model is not shown the tools, and nothing it writes is a call. Arguments always keep to their schema; parts of
-    it that no grammar can say are left out, unless the tool is `strict`: then they are refused. parallel: False for at most one
+    A model whose template shows no tools, or in no form that is known here, is told of them in words, in the form of Hermes. With
+    "none" the model is not shown the tools, and nothing it writes is a call. Arguments always keep to their schema; parts of it
+    that no grammar can say are left out, unless the tool is `strict`: then they are refused. parallel: False for at most one
     call. answer: what an answer that calls nothing keeps to. special: ids of markers that are special tokens. allowed: names of
     tools that may be called, the others being as if they were not there; all, if None. patterns: as in `grammar_of`.
 
     Raises APIError (400) for a choice that does not fit the tools, and schemas beyond the bounds.
     """
-    native = knows_tools(template)
-    form = form_of(template or "") if native else HERMES
+    form = form_of(template or "") if knows_tools(template) else None
+    # a template that shows tools in a form not known here would have the model write calls that nobody reads
+    native, form = form is not None, form or HERMES
     bare = ToolPlan(form, native=native, system=has_system(template), short_ids=wants_short_ids(template))
     functions = _functions(tools or ())
     must, named = _choice(tool_choice, functions)
+    if strangers := set(allowed or ()) - {function["name"] for function in functions}:
+        raise invalid(f"'tool_choice' allows '{printable(min(strangers))}', which is not among 'tools'", "tool_choice")
     if not functions or tool_choice == "none":
         return replace(bare, grammar=answer)
     if allowed is not None:

@@ -24,7 +24,7 @@ from paceline.serve.speculation_told import metrics
 from paceline.serve.speech import Speech
 from paceline.serve.structured import check, param_of, wanted
 from paceline.serve.tools import ToolPlan, planned
-from paceline.serve.wire.chat import ChatRequest, NamedTool
+from paceline.serve.wire.chat import ChatRequest
 from paceline.serve.wire.common import STREAMS, check_model
 
 
@@ -84,9 +84,10 @@ async def _asked(service: Service, settings: Settings, fields: ChatRequest) -> t
 
 
 async def _tools(service: Service, fields: ChatRequest, answer: Grammar | None) -> ToolPlan:
-    choice = fields.tool_choice.model_dump() if isinstance(fields.tool_choice, NamedTool) else fields.tool_choice
     try:
-        return await planned(service, fields.template_tools, choice, fields.parallel_tool_calls, answer)
+        return await planned(
+            service, fields.template_tools, fields.plain_choice, fields.parallel_tool_calls, answer, fields.allowed_tools
+        )
     except APIError as error:
         error.param = error.param or "tools"
         raise

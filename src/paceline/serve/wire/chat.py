@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import ConfigDict, Field, Tag, model_validator
 
-from paceline.serve.errors import invalid
-from paceline.serve.wire.common import Entries, Name, Text, Wire, misfit, refusal, up_to
+from paceline.serve.wire.common import Entries, Name, Text, Wire, arguments, misfit, refusal, up_to
 from paceline.serve.wire.generation import FOREIGN, Generation, TextPart
+from paceline.serve.wire.typed import OfType, by_kind
 
 FunctionName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,128}$")]
 
@@ -31,7 +31,8 @@ class ToolCall(Wire):
 class Message(Wire):
     """One message. Images, audio and files are refused, and whatever URLs are in a text stay text.
 
-    type: a mark that lm-eval and clients of other APIs put on messages; it says nothing more.
+    type: a mark that lm-eval and clients of other APIs put on messages; it says nothing more. reasoning_content, or reasoning:
+    what an assistant thought before it answered; templates of models that think read it.
     """
 
     # no schema can say that a user's message needs its content
@@ -39,8 +40,6 @@ class Message(Wire):
     unsupported: ClassVar = {
         "audio": "messages are text",
         "function_call": "use 'tool_calls'",
-        "reasoning": "the model keeps no reasoning",
-        "reasoning_content": "the model keeps no reasoning",
     }
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
@@ -51,6 +50,8 @@ class Message(Wire):
     annotations: Annotated[list[Any], up_to(0)] | None = None
     tool_calls: Annotated[list[ToolCall], up_to(128)] | None = None
     tool_call_id: Name | None = None
+    reasoning: Text | None = None
+    reasoning_content: Text | None = None
 
     @model_validator(mode="after")
     def _coherent(self) -> Message:
@@ -68,12 +69,12 @@ class Message(Wire):
             return self.refusal or ""
         return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
 
-    def for_template(self, param: str) -> dict[str, Any]:
-        """What the model's template reads. Templates know no developers, and want arguments as objects.
-
-        Raises APIError (400) where the arguments of a call are none. param: where the message stands in the request.
-        """
+    @property
+    def for_template(self) -> dict[str, Any]:
+        """What the model's template reads. Templates know no developers."""
         told: dict[str, Any] = {"role": "system" if self.role == "developer" else self.role, "content": self.text}
+        if reasoning := self.reasoning_content or self.reasoning:
+            told["reasoning_content"] = reasoning
         for name in ("name", "tool_call_id"):
             if (value := getattr(self, name)) is not None:
                 told[name] = value
@@ -84,22 +85,12 @@ class Message(Wire):
                     "type": "function",
                     "function": {
                         "name": call.function.name,
-                        "arguments": _object(call.function.arguments, f"{param}.tool_calls[{at}].function.arguments"),
+                        "arguments": arguments(call.function.arguments),
                     },
                 }
-                for at, call in enumerate(self.tool_calls)
+                for call in self.tool_calls
             ]
         return told
-
-
-def _object(text: str, param: str) -> dict[str, Any]:
-    try:
-        read = json.loads(text) if text else {}
-    except (ValueError, RecursionError):
-        read = None
-    if not isinstance(read, dict):
-        raise invalid(f"'{param}' must be a JSON object, written as a string", param)
-    return read
 
 
 class Function(Wire):
@@ -120,9 +111,31 @@ class NamedFunction(Wire):
     name: FunctionName
 
 
-class NamedTool(Wire):
+class AllowedTool(Wire):
     type: Literal["function"]
     function: NamedFunction
+
+
+class AllowedTools(Wire):
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[AllowedTool], up_to(128, least=1)]
+
+
+class ChosenTools(OfType):
+    """One function that must be called, or some that may."""
+
+    known: ClassVar = ("function", "allowed_tools")
+
+    type: Literal["function", "allowed_tools"]
+    function: NamedFunction | None = None
+    allowed_tools: AllowedTools | None = None
+
+    @model_validator(mode="after")
+    def _coherent(self) -> ChosenTools:
+        for name in self.known:
+            if (getattr(self, name) is not None) != (self.type == name):
+                raise misfit(name, f"belongs to the type '{name}', which needs it")
+        return self
 
 
 Messages = Annotated[list[Message], up_to(4096, least=1)]
@@ -157,14 +170,15 @@ class Conversation(Wire):
     @property
     def characters(self) -> int:
         """How much there is to render and tokenize."""
+        thoughts = sum(len(message.reasoning_content or message.reasoning or "") for message in self.messages)
         calls = [call for message in self.messages for call in message.tool_calls or ()]
         tools = sum(len(json.dumps(tool.model_dump(exclude_none=True), ensure_ascii=False)) for tool in self.tools or ())
-        return sum(len(message.text) for message in self.messages) + sum(len(call.function.arguments) for call in calls) + tools
+        texts = sum(len(message.text) for message in self.messages)
+        return texts + thoughts + sum(len(call.function.arguments) for call in calls) + tools
 
     @property
     def template_messages(self) -> list[dict[str, Any]]:
-        """Raises APIError (400)."""
-        return [message.for_template(f"messages[{at}]") for at, message in enumerate(self.messages)]
+        return [message.for_template for message in self.messages]
 
     @property
     def template_tools(self) -> list[dict[str, Any]]:
@@ -190,7 +204,13 @@ class ChatRequest(Conversation, Generation):
     max_tokens: Annotated[int, Field(ge=1, le=2**31)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
-    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    tool_choice: (
+        Annotated[
+            Annotated[Literal["none", "auto", "required"], Tag("str")] | Annotated[ChosenTools, Tag("dict")],
+            by_kind("must be a word or an object"),
+        ]
+        | None
+    ) = None
     parallel_tool_calls: bool | None = None
     modalities: Annotated[list[Name], up_to(8)] | None = None
     reasoning_effort: Name | None = None
@@ -208,6 +228,21 @@ class ChatRequest(Conversation, Generation):
         if self.top_logprobs is not None and not self.logprobs:
             raise misfit("top_logprobs", "needs 'logprobs' to be true")
         return self
+
+    @property
+    def plain_choice(self) -> str | dict[str, Any] | None:
+        """How tools are chosen among those of `allowed_tools`."""
+        if not isinstance(self.tool_choice, ChosenTools):
+            return self.tool_choice
+        allowed = self.tool_choice.allowed_tools
+        return self.tool_choice.model_dump(include={"type", "function"}) if allowed is None else allowed.mode
+
+    @property
+    def allowed_tools(self) -> set[str] | None:
+        """Names of those that may be called; all, if None."""
+        if not isinstance(self.tool_choice, ChosenTools) or self.tool_choice.allowed_tools is None:
+            return None
+        return {tool.function.name for tool in self.tool_choice.allowed_tools.tools}
 
     @property
     def most_tokens(self) -> int | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence as Many
 from dataclasses import dataclass
@@ -131,6 +132,16 @@ def _path(place: Many[int | str]) -> str:
         elif _FIELD.match(part) and part not in _BRANCHES:
             path = _joined(path, part)
     return path
+
+
+def arguments(text: str) -> dict[str, Any] | str:
+    """Those of a call as chat templates want them, an object; what is none, as an answer that was cut writes, stays the text that
+    it is."""
+    try:
+        read = json.loads(text) if text else {}
+    except (ValueError, RecursionError):
+        return text
+    return read if isinstance(read, dict) else text
 
 
 class ErrorTold(BaseModel):

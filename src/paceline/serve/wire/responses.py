@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, Tag, model_validator
@@ -11,7 +10,7 @@ from paceline.params import Grammar
 from paceline.serve.errors import invalid
 from paceline.serve.structured import ANY_OBJECT, schema_grammar, structured
 from paceline.serve.wire.chat import FunctionName
-from paceline.serve.wire.common import Name, Text, Wire, misfit, printable, refusal, up_to
+from paceline.serve.wire.common import Name, Text, Wire, arguments, misfit, printable, refusal, up_to
 from paceline.serve.wire.generation import FOREIGN, Generation
 from paceline.serve.wire.typed import OfType, by_kind
 
@@ -195,14 +194,13 @@ class ResponsesRequest(Generation):
 
     @property
     def template_messages(self) -> list[dict[str, Any]]:
-        """Raises APIError (400) where the arguments of a call are none."""
         told: list[dict[str, Any]] = []
         if self.instructions:
             told.append({"role": "system", "content": self.instructions})
         if isinstance(self.input, str):
             return [*told, {"role": "user", "content": self.input}]
         calling = False
-        for at, item in enumerate(self.input):
+        for item in self.input:
             if item.type == "message":
                 told.append({"role": "system" if item.role == "developer" else item.role, "content": joined(item.content)})
             elif item.type == "function_call_output":
@@ -211,7 +209,7 @@ class ResponsesRequest(Generation):
                 # calls are part of the message that the model wrote before them
                 if not (told and told[-1]["role"] == "assistant" and (calling or "tool_calls" not in told[-1])):
                     told.append({"role": "assistant", "content": ""})
-                function = {"name": item.name, "arguments": _arguments(item.arguments or "", f"input[{at}].arguments")}
+                function = {"name": item.name, "arguments": arguments(item.arguments or "")}
                 told[-1].setdefault("tool_calls", []).append({"id": item.call_id, "type": "function", "function": function})
             calling = item.type == "function_call"
         return told
@@ -223,13 +221,10 @@ class ResponsesRequest(Generation):
 
     @property
     def allowed_tools(self) -> set[str] | None:
-        """Names of those that may be called; all, if None. Raises APIError (400) where there is no such tool."""
+        """Names of those that may be called; all, if None."""
         if not isinstance(self.tool_choice, ChosenTool) or self.tool_choice.tools is None:
             return None
-        allowed = {str(tool.get("name")) for tool in self.tool_choice.tools}
-        if strangers := allowed - {tool.name for tool in self.tools or ()}:
-            raise invalid(f"'tool_choice' allows '{printable(min(strangers))}', which is not among 'tools'", "tool_choice")
-        return allowed
+        return {str(tool.get("name")) for tool in self.tool_choice.tools}
 
     @property
     def plain_choice(self) -> str | dict[str, Any] | None:
@@ -263,13 +258,3 @@ def joined(content: Content | None) -> str:
     if content is None or isinstance(content, str):
         return content or ""
     return "".join(part.text or part.refusal or "" for part in content)
-
-
-def _arguments(text: str, param: str) -> dict[str, Any]:
-    try:
-        read = json.loads(text) if text else {}
-    except (ValueError, RecursionError):
-        read = None
-    if not isinstance(read, dict):
-        raise invalid(f"'{param}' must be a JSON object, written as a string", param)
-    return read
