@@ -170,6 +170,19 @@ def test_a_fork_cut_back_goes_on_as_if_it_had_never_seen_more(
     assert proposed(drafter, owner, drafter.budget) == before, "the sequence it came from is left alone"
 
 
+def test_a_short_beginning_takes_no_room_for_the_long_text_it_comes_from() -> None:
+    long = [token % 97 for token in range(20_000)]
+    drafter, fresh, owner = NgramDrafter(Options()), NgramDrafter(Options()), sequence(0, long)
+    proposed(drafter, owner, drafter.budget)
+    branch = sequence(1, [*long[:100], *long[:50]])
+    drafter.fork(0, 1, 100)
+    assert proposed(drafter, branch, drafter.budget) == proposed(fresh, branch, fresh.budget)
+    assert drafter._states[1].held_bytes == fresh._states[1].held_bytes
+    drafter.fork(0, 2, 19_000)
+    assert drafter._states[2].text is not drafter._states[0].text
+    assert len(drafter._states[2].text) == 20_000
+
+
 def test_what_is_released_is_held_no_longer_and_can_be_rebuilt() -> None:
     drafter, owner = NgramDrafter(Options()), sequence(0, [1, 2, 3, 4, 1, 2, 3])
     before = proposed(drafter, owner, drafter.budget)

@@ -324,3 +324,17 @@ def test_no_more_bytes_are_kept_than_there_is_room_for() -> None:
             engine.step()
         assert engine.speculative.cache.held_bytes <= 2.5 * one
     assert engine.speculative.cache.held_bytes == 2 * one
+
+
+def test_what_drafters_hold_counts_as_well() -> None:
+    engine = LLM(draft="model").engine
+    target, drafter = engine.speculative.cache, engine.speculative.drafter
+    for first in range(3):
+        engine.add([first, *range(5, 204)], SamplingParams(max_tokens=2))
+        while engine.has_work:
+            engine.step()
+        if first == 0:
+            one = target.held_bytes + drafter.sequence_bytes
+            assert drafter.sequence_bytes > 0
+            engine.prefixes._most_bytes = one + target.held_bytes
+    assert target.held_bytes + drafter.sequence_bytes == one

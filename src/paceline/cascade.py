@@ -180,6 +180,17 @@ class Cascade(LanguageModel):
         """Give `new_key` the state of `key`."""
         self._pair.cache.fork(key, new_key, length)
         self._pair.drafter.fork(key, new_key, length)
+        self._show(key, new_key)
+
+    def move(self, key: int, new_key: int) -> None:
+        """The same, and forget `key`."""
+        self.settle(key)
+        self._pair.drafter.move(key, new_key, self._pair.cache.length(key))
+        self._pair.cache.move(key, new_key)
+        self._show(key, new_key)
+        self.release(key)
+
+    def _show(self, key: int, new_key: int) -> None:
         # what it was given itself a moment ago may not have been looked at yet
         seen = self._shadows[key].sequence.tokens if key in self._shadows else self._seen.get(key)
         if seen is not None:
@@ -325,6 +336,12 @@ class _PairCache(KVCache):
 
     def fork(self, key: int, new_key: int, length: int | None = None) -> None:
         self._cascade.fork(key, new_key, length)
+
+    def move(self, key: int, new_key: int) -> None:
+        self._cascade.move(key, new_key)
+
+    def shrink(self, key: int) -> None:
+        self._cache.shrink(key)
 
     def release(self, key: int) -> None:
         self._cascade.release(key)

@@ -234,6 +234,18 @@ def test_a_text_that_shares_its_beginning_reads_the_rest_alone(folder: Path) -> 
     assert not model._forked
 
 
+def test_a_short_beginning_takes_no_room_for_the_text_it_comes_from(folder: Path) -> None:
+    model, text = retokenized(folder, "pieced"), texts(folder, 5, 20)
+    owner = Sequence(0, tuple(text), SamplingParams(), seed=0)
+    model.extend([owner], [Budget(4, 4)], "m")
+    model.settle(0)
+    model.fork(0, 1, 6)
+    assert 0 < model._cache.length(1) < model._cache.length(0) / 2
+    sharing = Sequence(1, (*text[:6], *texts(folder, 6, 5)[1:]), SamplingParams(), seed=0)
+    (tree,) = model.extend([sharing], [Budget(4, 4)], "m")
+    assert retokenized(folder, "pieced").extend([sharing], [Budget(4, 4)], "m") == [tree]
+
+
 def test_what_drafts_for_the_model_is_told_how_a_text_ended(folder: Path) -> None:
     """In the model's tokens, to the last of them."""
     model, text = retokenized(folder, "pieced", SuffixDrafter(SuffixOptions())), texts(folder, 5, 20)

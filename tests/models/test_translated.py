@@ -22,6 +22,7 @@ from paceline.models.tokenizer import Tokenizer
 from paceline.models.translated import TranslatedCache, TranslatedModel, Translation
 from paceline.params import SamplingParams
 from paceline.sequence import Sequence
+from paceline.step import Verdict
 from paceline.tree import DraftTree, Proposal
 from paceline.tree_shapes import caterpillar, optimal_tree
 from stepping import accept, missing, score, sequence
@@ -185,6 +186,23 @@ def test_a_draft_ends_where_the_text_in_its_own_tokens_would(folder: Path) -> No
 def test_the_end_of_a_text_is_that_of_the_model(folder: Path) -> None:
     for kind in KINDS:
         assert translated(folder, kind)[2].eos_token_ids == {2}
+
+
+def test_what_is_handed_over_is_not_copied(folder: Path) -> None:
+    _, _, model = translated(folder, KINDS[0])
+    held = model.new_cache()
+    assert isinstance(held, TranslatedCache)
+    owner = sequence(0, [1, *range(3, 60)])
+    with torch.inference_mode():
+        score(model, held, [missing(held, owner)])
+    held.commit([Verdict()])
+    slab = held.inner.slab(0)
+    held.shrink(0)
+    assert held.inner.slab(0) is slab or held.inner.slab(0).capacity < slab.capacity
+    slab, length = held.inner.slab(0), held.length(0)
+    held.move(0, 1)
+    assert held.inner.slab(1) is slab
+    assert (held.length(0), held.length(1)) == (0, length)
 
 
 def test_a_cache_scores_no_step_but_the_staged_one(folder: Path) -> None:

@@ -112,9 +112,14 @@ class Drafter(ABC):
         """Forget what was learnt from the texts of all requests so far; a no-op for what learns from one at a time."""
 
     @property
-    def held_bytes(self) -> int:
-        """Bytes of state over all sequences."""
+    def sequence_bytes(self) -> int:
+        """Bytes of what is kept by sequence, which `release` gives back."""
         return 0
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of all state."""
+        return self.sequence_bytes
 
 
 State = TypeVar("State")
@@ -156,7 +161,7 @@ class StatefulDrafter(Drafter, Generic[State]):
         self._states.pop(key, None)
 
     @property
-    def held_bytes(self) -> int:
+    def sequence_bytes(self) -> int:
         return sum(self._bytes_of(state) for state in self._states.values())
 
     def _bytes_of(self, state: Any) -> int:

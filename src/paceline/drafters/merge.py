@@ -78,6 +78,10 @@ class MergedDrafter(Drafter):
             part.forget()
 
     @property
+    def sequence_bytes(self) -> int:
+        return sum(part.sequence_bytes for part in self._parts)
+
+    @property
     def held_bytes(self) -> int:
         return sum(part.held_bytes for part in self._parts)
 

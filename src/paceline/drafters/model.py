@@ -212,7 +212,7 @@ class ModelDrafter(Drafter):
         self._cache.release(key)
 
     @property
-    def held_bytes(self) -> int:
+    def sequence_bytes(self) -> int:
         return self._cache.held_bytes
 
 
@@ -241,7 +241,7 @@ class TextDrafter(Drafter):
         self._model.truncate(key, length)
 
     def fork(self, key: int, new_key: int, length: int | None = None) -> None:
-        self._model.fork(key, new_key)
+        self._model.fork(key, new_key, length)
 
     def forget(self) -> None:
         self._model.forget()
@@ -253,7 +253,7 @@ class TextDrafter(Drafter):
         self._model.release(key)
 
     @property
-    def held_bytes(self) -> int:
+    def sequence_bytes(self) -> int:
         return self._model.held_bytes
 
 

@@ -79,7 +79,8 @@ class NgramDrafter(StatefulDrafter[Occurrences]):
             self._states[key].truncate(length)
 
     def fork(self, key: int, new_key: int, length: int | None = None) -> None:
-        if key in self._states:
+        # of a beginning that is short beside the text all is taken in again sooner than it is copied and cut back
+        if key in self._states and (length is None or 2 * length >= self._states[key].size):
             self._states[new_key] = self._states[key].copy()
 
     def move(self, key: int, new_key: int, length: int) -> None:

@@ -20,8 +20,8 @@ _LOSS, _LOSS_SHARE = 16, 8
 class Prefixes:
     """The state that target and drafters hold for every sequence, in flight or ended.
 
-    shortest: tokens of the shortest beginning that is worth sharing. most_bytes: of keys and values, over all sequences, beyond
-    which nothing is kept for ended ones.
+    shortest: tokens of the shortest beginning that is worth sharing. most_bytes: of the target's keys and values
+    and of what drafters hold, over all sequences, beyond which nothing is kept for ended ones.
     """
 
     def __init__(self, speculative: Speculative, shortest: int, most_bytes: int) -> None:
@@ -132,8 +132,13 @@ class Prefixes:
         del self._running[sequence.key]
         self._speculative.drafter.settle(sequence.key)
         self._speculative.cache.shrink(sequence.key)
-        while self._ended and self._speculative.cache.held_bytes > self._most_bytes:
+        while self._ended and self._held_bytes > self._most_bytes:
             self._drop(next(iter(self._ended)))
+
+    @property
+    def _held_bytes(self) -> int:
+        """What target and drafters hold by sequence."""
+        return self._speculative.cache.held_bytes + self._speculative.drafter.sequence_bytes
 
     def runs(self, sequence: Sequence) -> bool:
         """Whether it was begun, and neither ended nor released."""

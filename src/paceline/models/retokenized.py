@@ -26,6 +26,8 @@ _LOOKBEHIND = 10
 """Tokens before a seam that are split anew, and among how many more a place is sought where a word begins."""
 _MOST_TO_ONE = 4.0
 """Tokens of the model drafted for one of the target's, at most."""
+_MORE = 1.25
+"""Times what a beginning takes of the model's tokens, in proportion to the whole text, that is copied of it."""
 
 
 @dataclass
@@ -198,13 +200,17 @@ class RetokenizedModel:
             shadow.text.clear()
             shadow.settled, shadow.taken = opening, 0
 
-    def fork(self, key: int, new_key: int) -> None:
-        """The text of the new sequence is written anew; what is cached counts as far as it agrees."""
+    def fork(self, key: int, new_key: int, length: int | None = None) -> None:
+        """The text of the new sequence is written anew; what is cached counts as far as it agrees. length: tokens of the target
+        that both begin with."""
         shadow = self._shadows.get(key)
         # what it was given itself a moment ago may not have been looked at yet
         cached = shadow.cached if shadow is not None else self._forked.get(key)
         if cached is not None:
-            self._cache.fork(key, new_key)
+            if length is not None and shadow is not None and 2 * length < shadow.taken:
+                # about as many tokens of its own, and a few more that do not agree
+                cached = cached[: int(_MORE * length * len(cached) / shadow.taken)]
+            self._cache.fork(key, new_key, len(cached))
             self._forked[new_key] = list(cached)
 
     def forget(self) -> None:
@@ -216,6 +222,7 @@ class RetokenizedModel:
         if shadow is not None and shadow.owner.finish_reason is not None:
             self._brought_up(shadow.owner)
             shadow.sequence.finish_reason = shadow.owner.finish_reason
+        self._cache.shrink(key)
         self._model.settle(key)
 
     def release(self, key: int) -> None:

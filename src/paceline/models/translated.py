@@ -171,6 +171,13 @@ class TranslatedCache(KVCache):
         self.inner.fork(key, new_key, ends[-1] if ends else 0)
         self._settle(new_key)
 
+    def move(self, key: int, new_key: int) -> None:
+        self._ends[new_key] = self._ends.pop(key, [])
+        self.inner.move(key, new_key)
+
+    def shrink(self, key: int) -> None:
+        self.inner.shrink(key)
+
     def release(self, key: int) -> None:
         self.inner.release(key)
         self._ends.pop(key, None)

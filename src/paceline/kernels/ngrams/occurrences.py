@@ -101,8 +101,9 @@ class Occurrences:
 
     def copy(self) -> Occurrences:
         other = Occurrences(int(self.lengths[0]), int(self.lengths[-1]))
-        other.size, other.text, other.tables = self.size, self.text.copy(), self.tables.copy()
-        other.ends, other.counts = self.ends.copy(), self.counts.copy()
+        room = max(self.size, len(other.text))
+        other.size, other.text, other.tables = self.size, self.text[:room].copy(), self.tables.copy()
+        other.ends, other.counts = self.ends[..., :room].copy(), self.counts.copy()
         return other
 
     @property
