@@ -36,7 +36,7 @@ def test_decoders_take_turns_and_the_warm_up_is_not_counted() -> None:
     assert tallies["a"].total_s == 3.0 + 2.0, "medians of each prompt, summed"
     assert tallies["a"].tokens == 6, "what comes with and behind EOS does not count"
     assert tallies["a"].tokens_per_s == pytest.approx(6 / 5)
-    assert tallies["a"].decode_tokens_per_s == pytest.approx(4 / 4)
+    assert tallies["a"].decode_tokens_per_s(tallies["a"]) == pytest.approx(4 / 4)
     assert tallies["a"].equal_prompts(tallies["b"]) == 2
     assert decoders[0].begun == 1 + 3, "no repeat learns from the one before"
 
@@ -45,15 +45,25 @@ def test_decoding_takes_what_each_repeat_took_behind_its_own_first_token() -> No
     tally = Tally()
     for first_s, total_s in ((0.1, 1.0), (0.6, 1.1), (0.5, 2.0)):
         tally.add(0, Decoded([1, 2, 3], first_s, 1, total_s))
-    assert tally.decode_s == pytest.approx(0.9), "and not the median total less the median first"
+    assert tally.decode_s(tally) == pytest.approx(0.9), "and not the median total less the median first"
     assert tally.seconds == {"first_s": [[0.1, 0.6, 0.5]], "total_s": [[1.0, 1.1, 2.0]]}
+
+
+def test_what_a_mode_takes_longer_to_its_first_token_counts_as_decoding() -> None:
+    """One engine's draft model reads the prompt before the first token, another's behind it."""
+    plain, before, behind = Tally(), Tally(), Tally()
+    plain.add(0, Decoded([1, 2, 3, 4, 5], 1.0, 1, 5.0))
+    before.add(0, Decoded([1, 2, 3, 4, 5], 1.5, 3, 2.5))
+    behind.add(0, Decoded([1, 2, 3, 4, 5], 0.9, 1, 2.4))
+    assert before.decode_s(plain) == behind.decode_s(plain) == pytest.approx(1.5)
+    assert before.decode_tokens_per_s(plain) == behind.decode_tokens_per_s(plain) == pytest.approx(4 / 1.5)
 
 
 def test_first_tokens_that_reach_past_the_end_take_nothing_from_other_answers() -> None:
     tally = Tally()
     tally.add(0, Decoded([5], 0.1, 7, 0.1))
     tally.add(1, Decoded([1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11], 0.5, 1, 1.5))
-    assert tally.decode_tokens_per_s == pytest.approx(10.0)
+    assert tally.decode_tokens_per_s(tally) == pytest.approx(10.0)
 
 
 def test_texts_of_other_lengths_are_counted_with_the_times_that_they_took() -> None:
@@ -63,7 +73,9 @@ def test_texts_of_other_lengths_are_counted_with_the_times_that_they_took() -> N
         tally.add(0, Decoded(list(range(tokens)), 0.2, 1, total_s))
     assert (tally.tokens, tally.total_s) == (10, 2.0), "the one in the middle by its rate, whole"
     assert tally.tokens_per_s == pytest.approx(10 / 2.0)
-    assert tally.decode_tokens_per_s == pytest.approx(9 / 1.8)
+    assert tally.decode_tokens_per_s(tally) == pytest.approx(9 / 1.8)
+    tally.add(0, Decoded(list(range(12)), 0.4, 1, 2.0))
+    assert (tally.tokens, tally.total_s, tally.first_s) == (8, 1.5, 0.2), "of four the two in the middle"
 
 
 def test_a_decoder_that_fails_leaves_the_contest_and_the_others_go_on() -> None:
@@ -91,7 +103,7 @@ def test_one_repeat_that_differs_makes_the_prompt_unequal() -> None:
 def test_nothing_behind_the_first_tokens_has_no_rate() -> None:
     tally = Tally()
     tally.add(0, Decoded([5], 1.0, 1, 1.0))
-    assert tally.decode_tokens_per_s is None
+    assert tally.decode_tokens_per_s(tally) is None
 
 
 def test_an_answer_ends_before_its_end() -> None:

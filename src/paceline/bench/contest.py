@@ -72,30 +72,24 @@ class Tally:
         """Of whole answers, prompts included."""
         return self.tokens / self.total_s
 
-    @property
-    def decode_tokens_per_s(self) -> float | None:
-        """Of what came behind the first tokens; None where nothing did."""
+    def decode_tokens_per_s(self, plain: Tally) -> float | None:
+        """Of what comes behind the first tokens of `plain`, plain decoding of the same engine; None where nothing does."""
         # the first tokens of a mode may reach past the end of an answer
-        later = self._summed(lambda one: max(len(one.token_ids) - one.first_tokens, 0))
-        return later / self.decode_s if later > 0 and self.decode_s > 0 else None
+        later = sum(
+            _middle(repeats, lambda one, first=plain.runs[prompt][0].first_tokens: max(len(one.token_ids) - first, 0))
+            for prompt, repeats in self.runs.items()
+        )
+        seconds = self.decode_s(plain)
+        return later / seconds if later > 0 and seconds > 0 else None
 
-    @property
-    def decode_s(self) -> float:
-        """From the first tokens to the end."""
-        return self._summed(lambda one: one.total_s - one.first_s)
+    def decode_s(self, plain: Tally) -> float:
+        """From its first tokens to the end, and what it takes longer than `plain` until then: a draft model reads the prompt too,
+        some engines have it do so before the first token and others behind it."""
+        return self._summed(lambda one: one.total_s - one.first_s) + max(self.first_s - plain.first_s, 0.0)
 
     def _summed(self, value: Callable[[Decoded], float]) -> float:
-        """Over the prompts, the medians of their repeats. Where repeats have texts of other lengths, as under rules that keep the
-        law alone, what the one in the middle by its rate has: a median of times would belong to another text than that of tokens.
-        """
-        total = 0.0
-        for repeats in self.runs.values():
-            if len({len(one.token_ids) for one in repeats}) == 1:
-                total += median(map(value, repeats))
-            else:
-                ordered = sorted(repeats, key=lambda one: len(one.token_ids) / one.total_s)
-                total += value(ordered[len(ordered) // 2])
-        return total
+        """Over the prompts, the middle of their repeats."""
+        return sum(_middle(repeats, value) for repeats in self.runs.values())
 
     @property
     def seconds(self) -> dict[str, list[list[float]]]:
@@ -138,6 +132,15 @@ class Tally:
             all(one.token_ids == other.runs[prompt][0].token_ids for one in (*repeats, *other.runs[prompt]))
             for prompt, repeats in self.runs.items()
         )
+
+
+def _middle(repeats: Many[Decoded], value: Callable[[Decoded], float]) -> float:
+    """The median. Where repeats have texts of other lengths, as under rules that keep the law alone, what the one in the middle, or
+    both, by its rate has: a median of times would belong to another text than that of tokens."""
+    if len({len(one.token_ids) for one in repeats}) == 1:
+        return median(map(value, repeats))
+    ordered = sorted(repeats, key=lambda one: len(one.token_ids) / one.total_s)
+    return (value(ordered[(len(ordered) - 1) // 2]) + value(ordered[len(ordered) // 2])) / 2
 
 
 def answer(token_ids: Many[int], ends: frozenset[int]) -> list[int]:

@@ -55,7 +55,8 @@ def page(
         " the middle), and stands beside both of its terms; modes took turns (in older runs batches did not). Newer"
         " records hold every measurement. Rates are tokens per second, greedy unless a run says otherwise, one request at"
         " a time where no batch is named. **tokens/s** is of whole answers, prompt included; **decoding** leaves out the"
-        " time until the first token, and answers are short: read it with care. **tau** is the mean number of tokens per"
+        " time that plain decoding of the same engine takes to its first token, so what a draft model takes to read the prompt"
+        " counts, and answers are short: read it with care. **tau** is the mean number of tokens per"
         " decoding step of the target.",
         "",
         "Peers get the same token ids, run in processes of their own that are stopped while others are measured, and compute"

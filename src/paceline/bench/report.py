@@ -22,15 +22,18 @@ def task_rows(
         if tally.error is not None:
             rows.append({**row, "error": tally.error})
             continue
+        base = tallies.get(f"{peers[name]} {PLAIN}") if name in peers else plain
+        # of a peer that was not asked to decode plainly a mode stands by itself
+        base = tally if base is None or base.error is not None else base
         row |= {
             "prompt_tokens": sum(map(len, task.prompts)),
             "tokens": tally.tokens,
             "total_s": tally.total_s,
             "first_s": tally.first_s,
-            "decode_s": tally.decode_s,
+            "decode_s": tally.decode_s(base),
             "seconds": tally.seconds,
             "tokens_per_s": tally.tokens_per_s,
-            "decode_tokens_per_s": tally.decode_tokens_per_s,
+            "decode_tokens_per_s": tally.decode_tokens_per_s(base),
             "equal_prompts": tally.equal_prompts(plain),
         }
         if name not in peers:
