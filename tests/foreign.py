@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from paceline.models.load import load_model
 from paceline.models.pieces import Pieces
@@ -51,6 +51,16 @@ def pieced_tokenizer() -> Tokenizer:
     )
     tokenizer.post_processor = processors.TemplateProcessing(  # pyright: ignore[reportAttributeAccessIssue]
         single="<s> $A", special_tokens=[("<s>", 1)]
+    )
+    return tokenizer
+
+
+def spaced_tokenizer() -> Tokenizer:
+    """The same with added tokens for runs of spaces, as Gemma has them, and </s> behind every text."""
+    tokenizer = pieced_tokenizer()
+    tokenizer.add_tokens([AddedToken("\u2581" * size, normalized=False) for size in (2, 3, 4)])
+    tokenizer.post_processor = processors.TemplateProcessing(  # pyright: ignore[reportAttributeAccessIssue]
+        single="<s> $A </s>", special_tokens=[("<s>", 1), ("</s>", 2)]
     )
     return tokenizer
 

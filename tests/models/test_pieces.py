@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from foreign import pieced_tokenizer, save, shuffled_tokenizer
+from foreign import pieced_tokenizer, save, shuffled_tokenizer, spaced_tokenizer
 from paceline.models.embedded import WEIGHTS_FOLDER
 from paceline.models.pieces import Pieces, translated_specials
 from paceline.models.tokenizer import Tokenizer
@@ -32,6 +32,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     save_tokenizer(made / "tiny")
     save(made / "shuffled", shuffled_tokenizer(), _Silent(), eos_token="<end>", bos_token="<s>")
     save(made / "pieced", pieced_tokenizer(), _Silent(), unk_token="<unk>", bos_token="<s>", eos_token="</s>")
+    save(made / "spaced", spaced_tokenizer(), _Silent(), unk_token="<unk>", bos_token="<s>", eos_token="</s>")
     return made
 
 
@@ -55,7 +56,7 @@ def made(folder: Path) -> Made:
     return get
 
 
-NAMES = ["tiny", "shuffled", "pieced", "stories", "embedded"]
+NAMES = ["tiny", "shuffled", "pieced", "spaced", "stories", "embedded"]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -80,6 +81,12 @@ def test_every_token_means_what_it_decodes_to(made: Made, name: str) -> None:
         if "\ufffd" not in decoded:
             assert before.encode() + pieces.of[token] == decoded.encode()
     assert pieces.of[tokenizer.vocab_size :] == [b""] * 3
+
+
+def test_what_stands_behind_a_text_does_not_open_it(made: Made) -> None:
+    tokenizer, pieces = made("spaced")
+    assert tokenizer.encode("x")[-1] == pieces.roles["eos"]
+    assert pieces.opening == (pieces.roles["bos"],)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -1,7 +1,7 @@
 """Pieces: the bytes that every token of a tokenizer stands for, and any bytes in tokens, without a text around them.
 
 Byte-level vocabularies write a byte as a printable character, those of the SentencePiece kind a space as U+2581 and single bytes
-as <0x0A>; added tokens are written as they are. What texts are compared by is bytes: a character may be split between tokens.
+as <0x0A>; added tokens of byte-level ones are written as they are. What texts are compared by is bytes: a character may be split between tokens.
 """
 
 from __future__ import annotations
@@ -49,11 +49,15 @@ class Pieces:
         self._bytewise: set[int] = set()
         for name, token in vocabulary.items():
             if name not in self.special:
-                self.of[token] = name.encode() if name in added else written(name)
+                # decoders of pieces read added tokens as they read all others, such as the runs of spaces in Gemma's
+                self.of[token] = name.encode() if by_level and name in added else written(name)
                 if _BYTE.fullmatch(name):
                     self._bytewise.add(token)
         with_opening, without = tokenizer.encode("x"), tokenizer.encode("x", add_special=False)
-        opening = with_opening[: len(with_opening) - len(without)]
+        # an EOS may be put behind it too
+        starts = range(len(with_opening) - len(without) + 1)
+        place = next((at for at in starts if with_opening[at : at + len(without)] == without), len(with_opening) - len(without))
+        opening = with_opening[: max(place, 0)]
         self.opening = tuple(token for token in opening if token < vocab_size)
 
     @cached_property
