@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from paceline.kernels.prepacked import PrepackedLinear, available, prepack
+from paceline.kernels.prepacked import PrepackedLinear, available, outputs_of, prepack, unpack_what_is_read
 
 pytestmark = pytest.mark.skipif(not available(), reason="this build of torch has no oneDNN packed product")
 
@@ -21,6 +21,22 @@ def test_the_packed_product_is_the_plain_one(shape: tuple[int, int], bias: bool)
         for count in (1, 2, 7, 33):
             torch.testing.assert_close(packed(rows[:, :count]), plain(rows[:, :count]), rtol=2e-5, atol=2e-5)
     torch.testing.assert_close(packed.weight, plain.weight.detach(), rtol=0, atol=0)
+
+
+def test_weights_that_a_model_reads_are_plain_again() -> None:
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(*(torch.nn.Linear(512, 384, bias=bias) for bias in (False, True, True)))
+    held = [(part.weight.detach().clone(), part.bias) for part in model]
+    prepack(model)
+    assert [outputs_of(part) for part in model] == [384] * 3
+    read = [model[0].weight, model[1].weight]
+    unpack_what_is_read(model)
+    assert [type(part) for part in model] == [torch.nn.Linear, torch.nn.Linear, PrepackedLinear]
+    for part, (weight, bias), seen in zip(model, held, read, strict=False):
+        assert torch.equal(part.weight, weight)
+        assert torch.equal(seen, weight)
+        assert part.bias is bias
+    assert [outputs_of(part) for part in model] == [384] * 3
 
 
 def test_only_large_plain_float32_linears_are_replaced() -> None:

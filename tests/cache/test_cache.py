@@ -150,7 +150,7 @@ class WholeChains(Whole):
 
 class Snapshots(Store):
     def __init__(self) -> None:
-        self.cache: ReplayCache[list[int]] = ReplayCache(Lists().copy, Lists().nbytes)
+        self.cache: ReplayCache[list[int]] = ReplayCache(Lists().copy, lambda *states: sum(map(Lists().nbytes, states)))
 
     def write(self, step: Step, part: float = 1.0) -> None:
         for segment in step.segments:

@@ -9,11 +9,14 @@ import torch
 
 from paceline.cache.base import Branching
 from paceline.models import attention
+from paceline.models.attention import AttentionOptions
 from paceline.models.base import LanguageModel, ModelError
 from paceline.models.hub import HubModel
 from paceline.models.probe import Identity, probed
 from paceline.models.stateful import ReplayModel, StatefulModel
-from paceline.step import Segment
+from paceline.params import SamplingParams
+from paceline.sequence import Sequence
+from paceline.step import Feed, Segment, Step, Verdict
 from tiny import tiny_model
 
 ROADS: dict[str, tuple[type[LanguageModel], Branching]] = {
@@ -35,6 +38,27 @@ def test_every_family_finds_its_road(kind: str) -> None:
     found = probe(tiny_model(kind))
     assert (type(found), found.branching) == ROADS[kind]
     assert found.eos_token_ids == {2}
+
+
+def test_queries_scaled_by_the_length_of_a_text_are_those_of_the_model() -> None:
+    """Llama 4 scales them from some position on, counted by its cache."""
+    scaled = {"attn_temperature_tuning": True, "floor_scale": 16, "attn_scale": 0.5}
+    experts = {
+        "num_local_experts": 2,
+        "moe_layers": [],
+        "intermediate_size_mlp": 64,
+        "attention_chunk_size": 8192,
+        "pad_token_id": 0,
+    }
+    model = tiny_model("llama4_text", head_dim=16, no_rope_layers=[1, 0], **scaled, **experts)
+    ids = torch.randint(3, 90, (1, 100), generator=torch.Generator().manual_seed(0)).tolist()[0]
+    with torch.inference_mode():
+        wanted = model(input_ids=torch.tensor([ids]), use_cache=False).logits[0, -1]
+    found = probe(model)
+    found.prefill_chunk = 8
+    owner = Sequence(0, tuple(ids), SamplingParams(), seed=0)
+    (told,) = found.logits_after([(owner, tuple(ids))], found.new_cache())
+    assert torch.allclose(told, wanted, atol=1e-3 * float(wanted.std()))
 
 
 @pytest.mark.parametrize("kind", ["llama", "gemma2", "mixtral", "gpt_oss", "falcon", "bloom", "mpt", "lfm2"])
@@ -110,3 +134,39 @@ def test_a_refused_model_is_left_with_its_own_attention() -> None:
     own = model.config._attn_implementation
     probe(model)
     assert model.config._attn_implementation == own
+
+
+@pytest.mark.parametrize("kind", ["lfm2", "qwen3_next"])
+def test_snapshots_of_a_text_share_its_keys(kind: str) -> None:
+    model = probe(tiny_model(kind))
+    owner, cache = Sequence(0, tuple(range(3, 63)), SamplingParams(), seed=0), model.new_cache()
+    for start in range(0, 60, 10):
+        step = Step.of([Feed(owner, start, owner.prompt[start : start + 10])])
+        cache.stage(step)
+        model.score(step, cache)
+        cache.commit([Verdict()])
+    snapshots = cache._snapshots[0]
+    assert len(snapshots) == 6
+    held = [[tensor for layer in state.layers if (tensor := getattr(layer, "keys", None)) is not None] for _, state in snapshots]
+    assert {len(tensors) for tensors in held} == {1}
+    assert len({tensors[0].untyped_storage().data_ptr() for tensors in held}) == 1
+    assert [tensors[0].shape[-2] for tensors in held] == [at for at, _ in snapshots]
+    # and going back is as it was
+    cache.truncate(0, 35)
+    assert cache.length(0) == 30
+    (told,) = model.logits_after([(owner, owner.prompt[30:])], cache)
+    (wanted,) = model.logits_after([(owner, owner.prompt)], model.new_cache())
+    assert torch.allclose(told, wanted, atol=1e-4)
+
+
+def test_attention_written_out_is_the_same_in_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    folded, keys, values = torch.randn(2, 40, 16), torch.randn(2, 90, 16), torch.randn(2, 90, 16)
+    mask = torch.zeros(40, 90).masked_fill(torch.rand(40, 90) > 0.7, -torch.inf)
+    for options in (AttentionOptions(None, 0.25, 5.0), AttentionOptions(None, 0.25, None, torch.randn(4))):
+        whole = [attention._explicit(folded, keys, values, given, options) for given in (mask, None)]
+        monkeypatch.setattr(attention, "_SCORES", 2 * 90 * 7)
+        sliced = [attention._explicit(folded, keys, values, given, options) for given in (mask, None)]
+        monkeypatch.undo()
+        for one, other in zip(whole, sliced, strict=True):
+            torch.testing.assert_close(one, other)

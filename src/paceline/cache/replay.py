@@ -21,12 +21,19 @@ _SNAPSHOTS = 6
 
 
 class ReplayCache(KVCache, Generic[State]):
-    """copy: makes a state that later forwards do not touch; nbytes: the device memory that one holds."""
+    """copy: makes a state that later forwards do not touch. nbytes: the device memory that some hold together. share: called with
+    an older state and its length, and a newer one of the same text and its length: lets the older hold what both have as part of
+    the newer."""
 
     branching = Branching.REPLAY
 
-    def __init__(self, copy: Callable[[State], State], nbytes: Callable[[State], int]) -> None:
-        self._copy, self._nbytes = copy, nbytes
+    def __init__(
+        self,
+        copy: Callable[[State], State],
+        nbytes: Callable[..., int],
+        share: Callable[[State, int, State, int], None] = lambda *_: None,
+    ) -> None:
+        self._copy, self._nbytes, self._share = copy, nbytes, share
         self._snapshots: dict[int, list[tuple[int, State]]] = {}
         self._reached: dict[int, list[tuple[int, State]]] = {}
         self._staged: Step | None = None
@@ -63,6 +70,8 @@ class ReplayCache(KVCache, Generic[State]):
             snapshots += [(at, state) for at, state in self._reached.get(key, []) if at <= length + len(slots)]
             while len(snapshots) > _SNAPSHOTS:
                 del snapshots[_superfluous([at for at, _ in snapshots])]
+            for at, state in snapshots[:-1]:
+                self._share(state, at, snapshots[-1][1], snapshots[-1][0])
         self._reached.clear()
         self._staged = None
 
@@ -88,7 +97,7 @@ class ReplayCache(KVCache, Generic[State]):
     @property
     def held_bytes(self) -> int:
         distinct = {id(state): state for snapshots in self._snapshots.values() for _, state in snapshots}
-        return sum(self._nbytes(state) for state in distinct.values())
+        return self._nbytes(*distinct.values())
 
 
 def _superfluous(lengths: Many[int]) -> int:

@@ -33,10 +33,13 @@ class PrepackedLinear(torch.nn.Module):
         self.in_features, self.out_features = linear.in_features, linear.out_features
         self.bias = linear.bias
         self._packed = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach(), _ROWS_HINT)
+        self.was_read = False
+        """Whether anybody asked for the weight itself."""
 
     @property
     def weight(self) -> torch.Tensor:
         """float32 [out, in], unpacked anew at every call."""
+        self.was_read = True
         return self._packed.to_dense()
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
@@ -59,6 +62,26 @@ def prepack(model: torch.nn.Module) -> None:
         for name, child in list(parent.named_children()):
             if _gains(child):
                 setattr(parent, name, PrepackedLinear(child).eval())
+
+
+def unpack_what_is_read(model: torch.nn.Module) -> None:
+    """Put plain `Linear`s back where a model reads weights in its forwards, as Mamba does: unpacking takes far longer than what
+    packing saves. To be called once the model has run."""
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            if isinstance(child, PrepackedLinear) and child.was_read:
+                plain = torch.nn.Linear(child.in_features, child.out_features, bias=False, device="meta")
+                plain.weight = torch.nn.Parameter(child.weight, requires_grad=False)
+                plain.bias = child.bias
+                setattr(parent, name, plain.eval())
+
+
+def outputs_of(linear: torch.nn.Module) -> int:
+    """Rows of a weight, without unpacking it."""
+    if isinstance(linear, PrepackedLinear):
+        return linear.out_features
+    assert isinstance(linear.weight, torch.Tensor)
+    return linear.weight.shape[0]
 
 
 def _gains(module: torch.nn.Module) -> TypeGuard[torch.nn.Linear]:

@@ -24,6 +24,8 @@ from paceline.cache.dense import DenseCache
 from paceline.step import Segment, Step
 
 NAME = "paceline"
+_SCORES = 1 << 24
+"""Scores that attention written out holds at once: those of a chunk of a prompt behind a long text would take gigabytes."""
 Rule = Callable[[Any, Any, Any, Any], torch.Tensor]
 
 
@@ -173,18 +175,45 @@ def _explicit(
 
     folded: [K, G*n, D]; mask: [G*n, end], additive.
     """
+    at_once = max(_SCORES // (keys.shape[0] * keys.shape[1]), 1)
+    if folded.shape[1] <= at_once:
+        return _mixed(folded, keys, values, mask, _column(folded, options), options)
+    column = _column(folded, options)
+    parts = []
+    for low in range(0, folded.shape[1], at_once):
+        rows = slice(low, low + at_once)
+        part_mask, part_column = None if mask is None else mask[rows], None if column is None else column[:, rows]
+        parts.append(_mixed(folded[:, rows], keys, values, part_mask, part_column, options))
+    return torch.cat(parts, 1)
+
+
+def _column(folded: torch.Tensor, options: AttentionOptions) -> torch.Tensor | None:
+    """[K, G*n, 1]: the sink of each row, where there are any."""
+    if options.sinks is None:
+        return None
+    rows = folded.shape[1] * folded.shape[0] // options.sinks.shape[0]
+    return options.sinks.to(folded.dtype).repeat_interleave(rows).view(folded.shape[0], folded.shape[1], 1)
+
+
+def _mixed(
+    folded: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    mask: torch.Tensor | None,
+    column: torch.Tensor | None,
+    options: AttentionOptions,
+) -> torch.Tensor:
+    """The same of some rows, whose sinks are `column`."""
     scores = folded @ keys.mT * options.scale
     if options.softcap is not None:
         scores = options.softcap * torch.tanh(scores / options.softcap)
     if mask is not None:
         scores = scores + mask
-    if options.sinks is not None:
-        rows = scores.shape[1] * scores.shape[0] // options.sinks.shape[0]
-        column = options.sinks.to(scores.dtype).repeat_interleave(rows).view(scores.shape[0], scores.shape[1], 1)
+    if column is not None:
         scores = torch.cat([scores, column], -1)
     # half precision loses too much in a softmax over a long context
     weights = scores.softmax(-1, dtype=torch.float32).to(values.dtype)
-    return (weights if options.sinks is None else weights[..., :-1]) @ values
+    return (weights if column is None else weights[..., :-1]) @ values
 
 
 AttentionInterface.register(NAME, attend)

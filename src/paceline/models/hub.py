@@ -14,7 +14,7 @@ import torch
 
 from paceline.cache.base import Branching, KVCache
 from paceline.cache.dense import DenseCache
-from paceline.kernels.prepacked import held_bytes
+from paceline.kernels.prepacked import held_bytes, outputs_of
 from paceline.models.attention import FORWARD, Forward, InFlight, PassThrough
 from paceline.models.base import weights_name
 from paceline.models.flat import FlatModel
@@ -27,7 +27,7 @@ class HubModel(FlatModel):
 
     def __init__(self, model: Any, name: str, context_length: int, eos_token_ids: frozenset[int] = frozenset()) -> None:
         self.model, self.name = model, name
-        self.vocab_size = model.get_output_embeddings().weight.shape[0]
+        self.vocab_size = outputs_of(model.get_output_embeddings())
         self.weights = weights_name(model.dtype)
         self.weights_bytes = held_bytes(model)
         self.context_length = context_length

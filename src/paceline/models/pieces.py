@@ -1,7 +1,7 @@
 """Pieces: the bytes that every token of a tokenizer stands for, and any bytes in tokens, without a text around them.
 
-Byte-level vocabularies write a byte as a printable character, those of the SentencePiece kind a space as U+2581 and single bytes
-as <0x0A>; added tokens of byte-level ones are written as they are. What texts are compared by is bytes: a character may be split between tokens.
+Byte-level vocabularies write a byte as a printable character, and added tokens as they are; those of the SentencePiece kind write
+a space as U+2581 and single bytes as <0x0A>. What texts are compared by is bytes: a character may be split between tokens.
 """
 
 from __future__ import annotations

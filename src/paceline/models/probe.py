@@ -19,7 +19,7 @@ import torch
 
 from paceline.cache.base import Branching
 from paceline.kernels.device import served
-from paceline.kernels.prepacked import prepack
+from paceline.kernels.prepacked import prepack, unpack_what_is_read
 from paceline.models.attention import NAME
 from paceline.models.base import ROUGH, LanguageModel, ModelError
 from paceline.models.hub import HubModel
@@ -75,6 +75,7 @@ def probed(model: Any, identity: Identity) -> LanguageModel:
                 candidate = _paged(model, identity)
                 reason = trial.objection(candidate, rounded=True)
             if not reason:
+                unpack_what_is_read(model)
                 return candidate
         except Exception as error:
             # a road may bring failures of its own: Triton's compiler has no class of error that it could be known by
@@ -94,11 +95,13 @@ def probed(model: Any, identity: Identity) -> LanguageModel:
 
 def _roads(model: Any, identity: Identity) -> Iterator[Callable[[], LanguageModel]]:
     common = (model, identity.name, identity.context_length)
-    if served(model.device):
+    by_length = _by_length(model)
+    if served(model.device) and not by_length:
         # first as it is: what rounded keys leave of the logits cannot tell a road that is right from one nearly so
         yield lambda: _paged(model, replace(identity, kv_cache=None))
-    yield lambda: _flat(model, identity)
-    if _free_of_slots(model):
+    if not by_length:
+        yield lambda: _flat(model, identity)
+    if _free_of_slots(model) and not by_length:
         yield partial(StatefulModel, *common, Branching.TREE, identity.eos_token_ids)
     yield partial(StatefulModel, *common, Branching.CHAIN, identity.eos_token_ids)
     yield partial(ReplayModel, *common, identity.eos_token_ids)
@@ -130,6 +133,12 @@ def _free_of_slots(model: Any) -> bool:
     windows = (getattr(config, name, None) for name in ("sliding_window", "attention_chunk_size"))
     bound = any(windows) or "local" in (getattr(config, "attention_layers", None) or ()) or getattr(config, "alibi", False)
     return "position_ids" in inspect.signature(model.forward).parameters and not bound
+
+
+def _by_length(model: Any) -> bool:
+    """True where queries are scaled by how much a cache holds, as Llama 4 does: only one that holds a text and nothing else can
+    tell. The prompts of the probe are shorter than the texts for which that begins, so it is read, not tried."""
+    return bool(getattr(model.config.get_text_config(), "attn_temperature_tuning", False))
 
 
 def _mixer(layer: torch.nn.Module) -> str:

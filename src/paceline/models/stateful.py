@@ -21,7 +21,7 @@ from transformers.cache_utils import DynamicCache, DynamicLayer
 from paceline.cache.base import Branching, KVCache
 from paceline.cache.replay import ReplayCache
 from paceline.cache.stateful import StatefulCache
-from paceline.kernels.prepacked import held_bytes
+from paceline.kernels.prepacked import held_bytes, outputs_of
 from paceline.models.base import LanguageModel, Scores, weights_name
 from paceline.models.taps import decoder_layers, tapped
 from paceline.step import Segment, Step
@@ -41,7 +41,7 @@ class OwnStateModel(LanguageModel):
 
     def __init__(self, model: Any, name: str, context_length: int, eos_token_ids: frozenset[int] = frozenset()) -> None:
         self.model, self.name = model, name
-        self.vocab_size = model.get_output_embeddings().weight.shape[0]
+        self.vocab_size = outputs_of(model.get_output_embeddings())
         self.weights = weights_name(model.dtype)
         self.weights_bytes = held_bytes(model)
         self.context_length = context_length
@@ -171,7 +171,7 @@ class ReplayModel(OwnStateModel):
         self._stepwise = stepwise
 
     def new_cache(self) -> ReplayCache[Any]:
-        return ReplayCache(_branched, _nbytes)
+        return ReplayCache(_branched, _nbytes, _shared)
 
     def _score(self, step: Step, segment: Segment, cache: ReplayCache[Any], taps: Many[int]) -> Iterator[Piece]:
         key, state = segment.sequence.key, cache.working(segment.sequence.key)
@@ -234,9 +234,28 @@ def _pair(layer: DynamicLayer) -> tuple[torch.Tensor, torch.Tensor]:
     return layer.keys, layer.values
 
 
-def _nbytes(state: Any) -> int:
-    """Bytes of all tensors of a transformers cache, wherever its layers keep them."""
-    return sum(tensor.nbytes for layer in state.layers for value in vars(layer).values() for tensor in _tensors(value))
+def _shared(older: Any, length: int, newer: Any, newer_length: int) -> None:
+    """Let an older state of a text hold the keys and values of its `length` tokens as part of those of a newer one: a layer that
+    grows by concatenation makes all of them anew in every forward."""
+    for layer, grown in zip(older.layers, newer.layers, strict=True):
+        if not (isinstance(layer, DynamicLayer) and layer.is_initialized):
+            continue
+        keys, values = _pair(grown)
+        # not where a window holds the end of the text alone
+        if (_pair(layer)[0].shape[-2], keys.shape[-2]) == (length, newer_length):
+            layer.keys, layer.values = keys[..., :length, :], values[..., :length, :]
+
+
+def _nbytes(*states: Any) -> int:
+    """Bytes that all tensors of transformers caches take together, wherever their layers keep them."""
+    storages = {
+        tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes()
+        for state in states
+        for layer in state.layers
+        for value in vars(layer).values()
+        for tensor in _tensors(value)
+    }
+    return sum(storages.values())
 
 
 def _tensors(value: Any) -> list[torch.Tensor]:
