@@ -5,6 +5,8 @@ Source of the laws: `test_cache`, whose sequences come, grow, lose their tails, 
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
@@ -13,7 +15,7 @@ from hypothesis.stateful import invariant, run_state_machine_as_test
 from cache.test_cache import Life, Store, grow, marks_of
 from paceline.cache import paged
 from paceline.cache.dense import DenseCache
-from paceline.cache.paged import LayerPages, PagedCache
+from paceline.cache.paged import PagedCache
 from paceline.cache.pages import OutOfPages
 from paceline.cache.scaled import NARROW, narrowed, widened
 from paceline.step import Step, Verdict
@@ -229,23 +231,49 @@ def test_without_memory_for_twice_as_many_pages_there_are_as_many_as_are_needed(
     grow(store, one)
     before, enlarged, counts = store.contents(0), paged._enlarged, list[int]()
 
-    def short_of_memory(layer: LayerPages, count: int) -> LayerPages:
+    def short_of_memory(pages: torch.Tensor, count: int) -> torch.Tensor:
         counts.append(count)
         if count > most:
             raise torch.OutOfMemoryError
-        return enlarged(layer, count)
+        return enlarged(pages, count)
 
     monkeypatch.setattr(paged, "_enlarged", short_of_memory)
     most = 7
-    with pytest.raises(torch.OutOfMemoryError):
+    with pytest.raises(OutOfPages) as full:
         store.cache.stage(Step.of([missing(store.cache, other)]))
+    assert (full.value.needed, full.value.free, full.value.slots) == (3, 0, 16)
     assert counts == [9, 8]
     assert store.contents(0) == before
     assert store.cache.length(1) == store.cache.free_pages == 0
     most = 8
     grow(store, other)
-    assert counts == [9, 8, 9, 8, 8], "in vain for the first of two layers, and then for each"
+    assert counts == [9, 8, 9, 8, 8, 8, 8], "in vain for the first of four stores, and then for each"
     assert store.contents(0) == before
     assert store.cache.free_pages == 0
-    store.cache.release(1)
-    assert store.cache.free_pages == 3
+
+
+@pytest.mark.parametrize("room", range(18, 60, 3))
+def test_a_pool_grows_as_far_as_memory_goes(room: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """room: pages of single stores that there is memory for, those that are copied among them."""
+    cache, enlarged = PagedCache(2, 4, grows=True), paged._enlarged
+
+    def held_pages() -> int:
+        return sum(len(store) for layer in cache._layers.values() for store in layer.stores)
+
+    def within_memory(pages: torch.Tensor, count: int) -> torch.Tensor:
+        if held_pages() + count > room:
+            raise torch.OutOfMemoryError
+        return enlarged(pages, count)
+
+    monkeypatch.setattr(paged, "_enlarged", within_memory)
+    for layer in range(2):
+        cache.reserve(layer, torch.zeros(1, 1, 1), torch.zeros(1, 1, 1))
+    monkeypatch.setattr(cache, "_affordable", lambda: max((room - held_pages() - cache._pool.count - 1) // 4, 0))
+    owner, held = sequence(0, range(400)), 0
+    with contextlib.suppress(OutOfPages):
+        for held in range(0, 400, 4):
+            cache.stage(Step.of([missing(cache, owner, upto=held + 4)]))
+            cache.commit([Verdict()])
+    # four stores, and one of them twice while it is copied
+    assert 5 * (cache._pool.count + 2) > room
+    assert cache.length(0) == held == 4 * cache._pool.count

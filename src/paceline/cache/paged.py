@@ -18,10 +18,13 @@ from itertools import islice
 import torch
 
 from paceline.cache.base import Branching, KVCache, check_starts, kept_slots
-from paceline.cache.pages import PagePool
+from paceline.cache.pages import OutOfPages, PagePool
 from paceline.cache.scaled import NARROW, narrowed, widened
 from paceline.step import Segment, Step, Verdict
 
+_STORES = ("keys", "values", "key_scales", "value_scales")
+_SPARED = 16
+"""One part in so many of a device's memory is left to forwards when a pool grows."""
 Mover = Callable[[Many[torch.Tensor], Many[int], Many[int]], None]
 """Copies slots within every store: stores [pages, page_size, ...], and where slots come from and go to, as places in pages that
 are joined end to end."""
@@ -40,7 +43,7 @@ class LayerPages:
 
     @property
     def stores(self) -> list[torch.Tensor]:
-        every = (self.keys, self.values, self.key_scales, self.value_scales)
+        every = [getattr(self, name) for name in _STORES]
         return [store for store in every if store is not None]
 
 
@@ -117,11 +120,9 @@ class PagedCache(KVCache):
             plan.append((held, lacking, copied))
         needed = sum(lacking + copied for _, lacking, copied in plan)
         if self._grows and needed > self._pool.free:
-            lacking = needed - self._pool.free
-            try:
-                self._grow(max(self._pool.count, lacking))
-            except torch.OutOfMemoryError:
-                self._grow(lacking)
+            self._make(needed - self._pool.free)
+        if needed > self._pool.free:
+            raise OutOfPages(needed, self._pool.free, self._pool.count * self.page_size)
         taken = iter(self._pool.take(needed))
         for segment, (held, lacking, copied) in zip(step.segments, plan, strict=True):
             self._held[segment.sequence.key] = held
@@ -130,18 +131,45 @@ class PagedCache(KVCache):
             held.blocks.extend(islice(taken, lacking))
         self._staged = step
 
-    def _grow(self, more: int) -> None:
-        """So many more pages: every layer's pool is copied into a larger one, and `moves` counts that it was.
+    def _make(self, lacking: int) -> None:
+        """Twice as many pages, or as many more as there is memory for, but `lacking` at least; none where there is not even so
+        much."""
+        most = max(self._pool.count, lacking)
+        # what a failure held is free again once it was dealt with, so the second try lies behind it
+        if not self._grown(max(min(most, self._affordable()), lacking)):
+            self._grown(lacking)
 
-        Layer by layer, since a device that could hold all of them twice is rare. Where there is no memory for one, some are
+    def _affordable(self) -> int:
+        """More pages for which the device has memory, while a store is copied and beside what a forward takes."""
+        stores = [store for layer in self._layers.values() for store in layer.stores]
+        if not stores or stores[0].device.type != "cuda":
+            return self._pool.count
+        device = stores[0].device
+        free, total = torch.cuda.mem_get_info(device)
+        unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        room = free + unused - max(store.nbytes for store in stores) - total // _SPARED
+        return max(room // sum(store[0].nbytes for store in stores), 0)
+
+    def _grown(self, more: int) -> bool:
+        """Whether there is memory for so many more pages: every store is copied into a larger one, which `moves` counts.
+
+        Store by store, since a device that could hold all of them twice is rare. Where there is no memory for one, some are
         larger than they need be, and nothing else is changed.
         """
         self.moves += 1
         count = self._pool.count + more + 1
-        for place, layer in self._layers.items():
-            if len(layer.keys) < count:
-                self._layers[place] = _enlarged(layer, count)
+        try:
+            for place, layer in self._layers.items():
+                for name in _STORES:
+                    store = getattr(layer, name)
+                    if store is not None and len(store) < count:
+                        layer = self._layers[place] = replace(layer, **{name: _enlarged(store, count)})
+                        # the one before goes now
+                        del store
+        except torch.OutOfMemoryError:
+            return False
         self._pool.extend(more)
+        return True
 
     def _copy_last(self, blocks: array[int], page: int) -> None:
         """Put a copy of its last page in that page's place."""
@@ -280,15 +308,11 @@ class PagedCache(KVCache):
         return each * self._pool.used
 
 
-def _enlarged(layer: LayerPages, count: int) -> LayerPages:
-    """A layer's pages with room for `count` of them."""
-    grown = {}
-    for name in ("keys", "values", "key_scales", "value_scales"):
-        store = getattr(layer, name)
-        if store is not None:
-            grown[name] = store.new_empty(count, *store.shape[1:])
-            grown[name][: len(store)] = store
-    return replace(layer, **grown)
+def _enlarged(store: torch.Tensor, count: int) -> torch.Tensor:
+    """The same pages with room for `count` of them."""
+    grown = store.new_empty(count, *store.shape[1:])
+    grown[: len(store)] = store
+    return grown
 
 
 def _on(device: torch.device, numbers: Many[int]) -> torch.Tensor:

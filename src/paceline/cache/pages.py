@@ -7,11 +7,14 @@ from collections.abc import Iterable
 
 
 class OutOfPages(Exception):
-    """A step needs more pages than are free. Nothing has been changed; whoever schedules frees some and tries again."""
+    """A step needs more pages than are free. Nothing has been changed; whoever schedules frees some and tries again.
 
-    def __init__(self, needed: int, free: int) -> None:
+    slots: of all pages together.
+    """
+
+    def __init__(self, needed: int, free: int, slots: int = 0) -> None:
         super().__init__(f"the step needs {needed} more pages of the cache, but only {free} are free")
-        self.needed, self.free = needed, free
+        self.needed, self.free, self.slots = needed, free, slots
 
 
 class PagePool:

@@ -77,6 +77,7 @@ def _give_up_output() -> None:
 
 def _user_errors() -> tuple[type[Exception], ...]:
     from paceline.bench.errors import BenchError
+    from paceline.cache.pages import OutOfPages
     from paceline.engine.engine import RequestError
     from paceline.kernels.compilers import CompileError
     from paceline.models.base import ModelError
@@ -84,7 +85,8 @@ def _user_errors() -> tuple[type[Exception], ...]:
     from paceline.sampling import LogitsError
     from paceline.spec import SpecError
 
-    return (ModelError, SpecError, UnknownMethod, RequestError, LogitsError, BenchError, CompileError, *_server_errors())
+    ours = (ModelError, SpecError, UnknownMethod, RequestError, LogitsError, OutOfPages, BenchError, CompileError)
+    return (*ours, *_server_errors())
 
 
 def _server_errors() -> tuple[type[Exception], ...]:

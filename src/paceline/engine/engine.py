@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from paceline.cache.pages import OutOfPages
 from paceline.constraint import Constraint, GrammarError
 from paceline.engine.prefix import Prefixes
 from paceline.engine.scheduler import Limits, Scheduler
@@ -41,7 +42,7 @@ class Progress:
     text: str
     """Everything that may be shown so far; it only grows. Of a sequence that is not streamed, nothing before its end, unless it
     may stop at a string."""
-    error: LogitsError | None = None
+    error: LogitsError | OutOfPages | None = None
     """Why the engine gave the sequence up, where it did; the finish reason is "abort" then."""
 
     @property
@@ -167,12 +168,18 @@ class Engine:
             if failed is None or failed.finish_reason is not None:
                 raise
             return [self._given_up(failed, error)]
+        except OutOfPages as error:
+            # the device has less memory than the cache may hold
+            self._recover(work)
+            if self.scheduler.bound(error.slots):
+                return []
+            return [self._given_up(work[0].sequence, error)]
         except BaseException:
             self._recover(work)
             raise
         return progress
 
-    def _progress(self, outcome: Outcome, error: LogitsError | None = None) -> Progress:
+    def _progress(self, outcome: Outcome, error: LogitsError | OutOfPages | None = None) -> Progress:
         stream = self.stops.stream(outcome.sequence)
         return Progress(outcome, stream.text if outcome.verdict.finish and error is None else stream.safe, error)
 
@@ -194,7 +201,7 @@ class Engine:
                 self._leave(sequence)
                 self.prefixes.release(sequence)
 
-    def _given_up(self, sequence: Sequence, error: LogitsError) -> Progress:
+    def _given_up(self, sequence: Sequence, error: LogitsError | OutOfPages) -> Progress:
         """The end of a sequence that cannot go on; what was computed for it is not to be trusted."""
         progress = self._progress(_nothing_more(sequence, "abort"), error)
         sequence.finish_reason = "abort"

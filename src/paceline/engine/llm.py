@@ -12,6 +12,7 @@ from operator import index
 from threading import Lock, RLock
 from typing import Any
 
+from paceline.cache.pages import OutOfPages
 from paceline.compose import build_drafters, build_policy, build_verifier, exactness, spelled_out, usual_policy
 from paceline.drafters.base import Surroundings
 from paceline.engine.engine import Engine, Progress, RequestError
@@ -62,7 +63,7 @@ class _Inbox:
     """
 
     def __init__(self, keeps: int | None) -> None:
-        self._steps: deque[tuple[Outcome, int, LogitsError | None]] = deque(maxlen=keeps)
+        self._steps: deque[tuple[Outcome, int, LogitsError | OutOfPages | None]] = deque(maxlen=keeps)
         self._text = ""
 
     def __len__(self) -> int:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from bisect import insort
 from collections.abc import Iterator, Sequence as Many
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from paceline.budget import Budget
 from paceline.engine.prefix import Prefixes
@@ -153,6 +153,16 @@ class Scheduler:
         """Who comes first: the smaller."""
         key = sequence.key
         return key not in self._overdue, sequence.priority, self._shares[sequence.tenant], key
+
+    def bound(self, slots: int) -> bool:
+        """A step needed more room than the cache has, which is of so many slots: from now on fewer tokens are held. Whether that
+        makes room."""
+        if len(self.running) < 2 and not self._prefixes.kept_tokens:
+            return False
+        held = min(self.limits.cache_tokens, slots or self.limits.cache_tokens)
+        # pages are seldom full
+        self.limits = replace(self.limits, cache_tokens=max(held * 7 // 8, 1))
+        return True
 
     @property
     def _free(self) -> int:
