@@ -69,7 +69,7 @@ class SamplingRows:
             top_k = 0 if greedy or params.top_k >= vocab_size else params.top_k
             top_p = 1.0 if greedy else params.top_p
             log_min_p = -math.inf if greedy else params.log_min_p
-            cuts = cuts or top_k > 0 or top_p < 1.0 or log_min_p > -math.inf
+            cuts = cuts or _cut(params, vocab_size)
             words = _signed(bits & 0xFFFFFFFF), _signed(bits >> 32)
             rows.append((*words, params.temperature, top_k, top_p, log_min_p))
         host = torch.tensor(rows, dtype=torch.float64, pin_memory=device.type == "cuda")
@@ -145,6 +145,12 @@ def _best_of_row(values, tokens, counts, numbers, doubts, chosen, blocks, lines:
     tl.store(chosen + row, tl.where(certain, token, -1))
 
 
+def _cut(params: SamplingParams, vocab_size: int) -> bool:
+    """Whether a row is narrowed before its token is chosen."""
+    narrows = 0 < params.top_k < vocab_size or params.top_p < 1.0 or params.log_min_p > -math.inf
+    return narrows and params.temperature > 0.0
+
+
 def _cuts(logits: torch.Tensor, numbers: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """float32 [W], scores below which are dropped, and bool [W], rows whose cut another order of summing might move.
 
@@ -200,10 +206,16 @@ class Choices:
         self._logits, self._contexts = logits, contexts
         asked = [row for row, context in enumerate(contexts) if fits(context.sequence.params, logits.shape[1])]
         self._chosen = [-1] * len(contexts)
-        if asked:
-            rows = SamplingRows.of([contexts[row] for row in asked], logits.shape[1], logits.device)
-            part = logits if len(asked) == len(contexts) else logits[asked]
-            for row, token in zip(asked, choose_on_device(part, rows).tolist(), strict=True):
+        # a cut takes ten times as long as the choice: those that have none do not wait for it
+        cut = [row for row in asked if _cut(contexts[row].sequence.params, logits.shape[1])]
+        groups = [cut, [row for row in asked if row not in set(cut)]]
+        parts = []
+        for group in groups:
+            if group:
+                rows = SamplingRows.of([contexts[row] for row in group], logits.shape[1], logits.device)
+                parts.append(choose_on_device(logits if len(group) == len(contexts) else logits[group], rows))
+        if parts:
+            for row, token in zip([row for group in groups for row in group], torch.cat(parts).tolist(), strict=True):
                 self._chosen[row] = token
 
     def __call__(self, row: int) -> int:

@@ -28,7 +28,8 @@ _TOGETHER = 8
 def _turned(
     parts, bias, query_norm, key_norm, cosines, sines, positions, destinations, queries, keys, values, count, epsilon,
     heads: tl.constexpr, kv_heads: tl.constexpr, size: tl.constexpr, lines: tl.constexpr, rotary: tl.constexpr,
-    part_count: tl.constexpr, biased: tl.constexpr, normed: tl.constexpr, together: tl.constexpr, early: tl.constexpr,
+    part_count: tl.constexpr, biased: tl.constexpr, normed: tl.constexpr, together: tl.constexpr, limit: tl.constexpr,
+    early: tl.constexpr,
 ):  # fmt: skip
     """One row and some of its heads: those of queries, then of keys, then of values."""
     row = tl.program_id(0).to(tl.int64)
@@ -64,8 +65,15 @@ def _turned(
     slot = tl.load(destinations + row).to(tl.int64) * kv_heads * size
     tl.store(queries + row * heads * size + place, turned.to(queries.dtype.element_ty), mask=there & asks)
     in_slot = slot + place - heads * size
-    tl.store(keys + in_slot, turned.to(keys.dtype.element_ty), mask=there & (asks == 0) & (tells == 0))
-    tl.store(values + in_slot - kv_heads * size, numbers.to(values.dtype.element_ty), mask=there & tells)
+    tl.store(keys + in_slot, _finite(turned, limit).to(keys.dtype.element_ty), mask=there & (asks == 0) & (tells == 0))
+    tl.store(values + in_slot - kv_heads * size, _finite(numbers, limit).to(values.dtype.element_ty), mask=there & tells)
+
+
+@triton.jit
+def _finite(numbers, limit: tl.constexpr):
+    """An infinity weighed with nothing is no number: a drafted token that overflows would spoil rows before it in its block. What
+    is no number stays none."""
+    return tl.where(numbers > limit, limit, tl.where(numbers < -limit, -limit, numbers))
 
 
 @triton.jit
@@ -96,7 +104,8 @@ def turned(
     bias: torch.Tensor | None = None,
     norms: tuple[Norm, Norm] | None = None,
 ) -> torch.Tensor:
-    """The queries of a step, [T, H, D] in the dtype of `keys`; its keys and values are written where `destinations` says.
+    """The queries of a step, [T, H, D] in the dtype of `keys`; its keys and values, as far as they are finite, are written
+    where `destinations` says, and infinite ones as the largest of their dtype.
 
     parts: float32 [P, T, (H + 2 K) D], added up in order: queries, keys, values. tables: cosines and sines, float32 [positions,
     rotary / 2]. positions, destinations: int32 [T]; a negative position is none and counts as 0. keys, values: [slots, K, D],
@@ -110,6 +119,6 @@ def turned(
         destinations, queries, keys, values, count, query_norm.epsilon if query_norm else 0.0,
         heads=heads.queries, kv_heads=heads.keys, size=heads.size, lines=triton.next_power_of_2(heads.size), rotary=heads.rotary,
         part_count=part_count, biased=bias is not None, normed=norms is not None, together=_TOGETHER,
-        enable_fp_fusion=False, **overlapped(parts.device),
+        limit=torch.finfo(keys.dtype).max, enable_fp_fusion=False, **overlapped(parts.device),
     )  # fmt: skip
     return queries

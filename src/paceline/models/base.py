@@ -181,10 +181,10 @@ class LanguageModel(ABC):
         """Levels that can be drafted before the context of this model ends, 0 or less for none; the last one is never fed."""
         return self.context_length - len(sequence.tokens) + 1
 
-    def _catch_up(self, sequences: Many[Sequence], cache: KVCache) -> None:
-        """Feed all that is missing but for the last tokens, where it is more than one forward should take."""
+    def _catch_up(self, sequences: Many[Sequence], cache: KVCache, most: int | None = None) -> None:
+        """Feed all that is missing but for the last tokens, where it is more than one forward should take: `most`, if given."""
         missing = [(sequence, tuple(sequence.tokens[cache.length(sequence.key) : -1])) for sequence in sequences]
-        if sum(len(tokens) for _, tokens in missing) > self.prefill_chunk:
+        if sum(len(tokens) for _, tokens in missing) > (most or self.prefill_chunk):
             self.logits_after([(sequence, tokens) for sequence, tokens in missing if tokens], cache)
 
     def logits_after(self, feeds: Many[tuple[Sequence, tuple[int, ...]]], cache: KVCache) -> torch.Tensor:

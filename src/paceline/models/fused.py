@@ -92,7 +92,8 @@ class FusedModel(OverPages):
     def first_pages(self) -> int:
         """An eighth of the memory that is free, but no more than some requests come to need."""
         form = self._held.form
-        page = PAGE * len(form.layers) * 2 * form.key_heads * form.head_size * self._held.dtype.itemsize
+        head = form.head_size * self._held.dtype.itemsize if self.kv_cache is None else form.head_size + 4
+        page = PAGE * len(form.layers) * 2 * form.key_heads * head
         free = torch.cuda.mem_get_info(self._device)[0] if self._device.type == "cuda" else 0
         return max(min(free // (8 * page), _MOST_PAGES), super().first_pages)
 
@@ -147,7 +148,8 @@ class FusedModel(OverPages):
                 work.append((sequence, budget, depth))
         trees = None
         if work and self._recordable and all(is_fused(sequence, growth) for sequence, *_ in work):
-            self._catch_up([sequence for sequence, *_ in work], cache)
+            # a recording for each size of a prompt would take longer to make than it saves
+            self._catch_up([sequence for sequence, *_ in work], cache, max(self.smallest.rows, 2 * len(work)))
             trees = self._drafted(work, cache, min(vocab_size, self.vocab_size), source)
         if trees is None:
             options = {"growth": growth, "vocab_size": vocab_size, "source": source}
@@ -287,10 +289,13 @@ def _text(model: FusedModel, tokens: int) -> Sequence:
 
 def _tried(model: FusedModel, rows: int, tiling: Tiling | None = None) -> torch.Tensor:
     """The logits behind a text of so many tokens. tiling: the model's own, if None."""
-    text, own = _text(model, rows), model._tiling
+    text, own, cache = _text(model, rows), model._tiling, model.new_cache()
     model._tiling = tiling or own
     try:
-        return model.logits_after([(text, tuple(text.tokens))], model.new_cache())
+        # in one forward, however many rows are more than it should take
+        step = Step.of([Feed(text, 0, tuple(text.tokens), DraftTree.root(text.root))])
+        cache.stage(step)
+        return model.score(step, cache).logits
     finally:
         model._tiling = own
 

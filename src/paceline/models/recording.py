@@ -97,11 +97,14 @@ def captured(call: Callable[[], object], pool: Pool | None = None, never_waits: 
     """
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        call()
-        if not never_waits:
-            _without_waiting(call)
-    torch.cuda.current_stream().wait_stream(stream)
+    try:
+        with torch.cuda.stream(stream):
+            call()
+            if not never_waits:
+                _without_waiting(call)
+    finally:
+        # what was launched before a failure still reads what is freed behind it
+        torch.cuda.current_stream().wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
     torch._C._cuda_clearCublasWorkspaces()
     try:

@@ -1,0 +1,34 @@
+"""Rotary positions in Triton: what is written to pages can be weighed with nothing."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="there is no Triton for this platform")
+
+from paceline.kernels.rotary import Heads, turned
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_keys_and_values_that_overflow_are_the_largest_there_are(dtype: torch.dtype) -> None:
+    heads, rows, most = Heads(queries=2, keys=1, size=16, rotary=8), 3, torch.finfo(dtype).max
+    torch.manual_seed(0)
+    parts = torch.randn(1, rows, 4 * 16, device=DEVICE)
+    plain, spoilt = parts.clone(), parts.clone()
+    spoilt[:, 1, 32:] = 3.4e38
+    spoilt[:, 1, 40:] = -3.4e38
+    places = torch.arange(rows, dtype=torch.int32, device=DEVICE)
+    tables = torch.ones(8, 4, device=DEVICE), torch.zeros(8, 4, device=DEVICE)
+    found = []
+    for numbers in (plain, spoilt):
+        keys, values = torch.zeros(2, rows, 1, 16, dtype=dtype, device=DEVICE)
+        turned(numbers, heads, tables, places, places, keys, values)
+        found.append((keys, values))
+    for clean, harmed in zip(*found, strict=True):
+        assert torch.equal(clean[::2], harmed[::2]), "other numbers are what they were"
+    keys, values = found[1]
+    assert keys[1, 0].tolist() == [most] * 8 + [-most] * 8
+    assert values[1, 0].tolist() == [-most] * 16
