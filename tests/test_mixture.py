@@ -17,8 +17,11 @@ from paceline.sequence import Sequence
 from paceline.speculative import Speculative, Work
 from paceline.step import Verdict
 from paceline.tree import DraftTree, Proposal
+from paceline.verifiers.base import Verifier
+from paceline.verifiers.block import Block
 from paceline.verifiers.match import Match
 from paceline.verifiers.multi_round import MultiRound, Options
+from paceline.verifiers.rejection import Rejection
 
 
 class Right(ChainDrafter):
@@ -110,3 +113,56 @@ def test_a_model_whose_context_is_full_is_not_asked() -> None:
     drafter.model.context_length = 8
     assert drafter.suits(Sequence(0, (1,) * 8, SamplingParams(), 0))
     assert not drafter.suits(Sequence(0, (1,) * 9, SamplingParams(), 0))
+
+
+@pytest.mark.parametrize("rule", [Rejection(), Block(), MultiRound(Options())])
+@pytest.mark.parametrize("drawing_first", [False, True])
+def test_what_is_drawn_keeps_its_proposals_or_is_not_drawn(rule: Verifier, drawing_first: bool) -> None:
+    """Beside others it would be point masses: so one of both is drafted, and which is settled before anything is drawn."""
+
+    class Found(ChainDrafter):
+        name = "found"
+        chance = 0.9
+
+        def propose(self, sequences: Many[Sequence], budgets: Many[Budget]) -> list[DraftTree]:
+            return [DraftTree.chain(one.root, [2] * 3, self.name, confidences=[self.chance] * 3) for one in sequences]
+
+    class Drawing(ChainDrafter):
+        name, kinds, asked = "drawing", frozenset({Proposal.POINT, Proposal.IID}), 0
+        costly = True
+
+        def propose(self, sequences: Many[Sequence], budgets: Many[Budget]) -> list[DraftTree]:
+            self.asked += 1
+            proposals = {(node, self.name): torch.full((6,), 1 / 6) for node in range(2)}
+            return [DraftTree.chain(one.root, [1, 3], self.name, Proposal.IID, proposals=proposals) for one in sequences]
+
+    model = TableModel(6)
+    drawing, found = Drawing(model), Found(model)
+    parts = [drawing, found] if drawing_first else [found, drawing]
+    speculative = Speculative(model, MergedDrafter(parts), rule, FixedPolicy())
+    sequence, sources = Sequence(0, (1, 2, 3), SamplingParams(temperature=1.0, max_tokens=10_000), 0), list[str | None]()
+    for chance in (0.9, 0.9, 0.01, 0.01):
+        found.chance = chance
+        held, asked = speculative.cache.length(0), drawing.asked
+        (outcome,) = speculative.step([Work(sequence, held, len(sequence.tokens) - held, Budget(5, 5))], NeverEnds())
+        assert outcome.tree is not None
+        sources.append(outcome.tree.only_source)
+        assert outcome.tree.kind is (Proposal.IID if sources[-1] == "drawing" else Proposal.POINT)
+        assert len(outcome.tree.proposals) == (2 if sources[-1] == "drawing" else 0)
+        assert drawing.asked == asked + (sources[-1] == "drawing")
+    # whatever comes first in a spec, look-ups are asked first
+    assert (sources[0], sources[-1]) == ("found", "drawing")
+
+
+@pytest.mark.parametrize(("temperature", "size"), [(1.0, 2), (0.0, 3)])
+def test_a_rule_that_reads_a_chain_is_shown_one(temperature: float, size: int) -> None:
+    class Wide(ChainDrafter):
+        def propose(self, sequences: Many[Sequence], budgets: Many[Budget]) -> list[DraftTree]:
+            return [DraftTree.grown("wide", (one.root, 1, 2), (-1, 0, 0), (1.0, 0.6, 0.4)) for one in sequences]
+
+    model = TableModel(6)
+    speculative = Speculative(model, Wide(model), Rejection(), FixedPolicy())
+    sequence = Sequence(0, (1, 2, 3), SamplingParams(temperature=temperature, max_tokens=10_000), 0)
+    (outcome,) = speculative.step([Work(sequence, 0, 3, Budget(5, 5))], NeverEnds())
+    assert outcome.tree is not None
+    assert len(outcome.tree) == size

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
+from itertools import accumulate
+from operator import mul
 from time import perf_counter
 from typing import Protocol
 
@@ -156,6 +158,8 @@ class Speculative:
             for at, budget in zip(served, granted, strict=True):
                 # most steps of a policy that drafts nothing for anyone end here
                 if budget is not NOTHING and (room := budget.within(left_beside(drafts[at].tree, drafting[at].room))).some:
+                    if self._draws(part, sequences[at]) and not self._prevails(part, room, drafts[at], sequences[at]):
+                        continue
                     asked.append((drafts[at], drafting[at], room))
             if not asked:
                 continue
@@ -219,13 +223,35 @@ class Speculative:
                 granted[at] = budget
         return granted
 
+    @staticmethod
+    def _draws(part: Drafter, sequence: Sequence) -> bool:
+        return sequence.params.temperature > 0.0 and any(kind.drawn for kind in part.kinds)
+
+    def _prevails(self, part: Drafter, budget: Budget, draft: _Draft, sequence: Sequence) -> bool:
+        """Whether a part that draws is expected to bring more than what was looked up before, which then goes.
+
+        Together they would be point masses, and hide from a rule what was drawn from what. It is settled before anything is
+        drawn, as a choice that has seen drawn tokens leaves nothing of how they were drawn.
+        """
+        if len(draft.tree) == 1 or draft.tree.kind.drawn:
+            return True
+        brought = self.depths.brought(part.name, budget.levels, Where.of(sequence.generated_tokens, True))
+        if 1.0 + sum(accumulate(brought, mul)) < expected_tokens(draft.tree):
+            return False
+        draft.tree = DraftTree.root(sequence.root)
+        return True
+
     def _take(self, draft: _Draft, item: Work, part: Drafter, budget: Budget, tree: DraftTree) -> None:
         """Add what one part proposed: within the room, and in a form that the target can verify."""
-        chains = self.target.branching < Branching.TREE
+        reads_chain = self.verifier.reads_chain and item.sequence.params.temperature > 0.0
+        chains = reads_chain or self.target.branching < Branching.TREE
         if chains:
             tree = tree.first_chain()
         draft.proposed.append((part, budget.levels, tree))
         rated = self.acceptance.rated(item.sequence.key, tree)
+        if draft.tree.kind.drawn and not rated.kind.drawn:
+            # as in `_prevails`
+            return
         merged = draft.tree.merged(rated)
         if not chains:
             draft.tree = merged.likeliest(item.room.nodes)

@@ -43,7 +43,8 @@ class Verifier(ABC):
 
     prefers: kinds a drafter should produce for it, the best first; POINT can always be had. amateur: True where it needs the
     drafter's own distribution, untouched by sampling parameters, at every node, those without children included. law: whose
-    distribution the tokens have, the target's own or one made from it. kernels: what it asks compiled code beside the choices of
+    distribution the tokens have, the target's own or one made from it. reads_chain: whether all it looks at of a tree, where it
+    samples, is the path of first children. kernels: what it asks compiled code beside the choices of
     the target.
     """
 
@@ -52,6 +53,7 @@ class Verifier(ABC):
     prefers: tuple[Proposal, ...] = (Proposal.COUPLED, Proposal.POINT)
     amateur: bool = False
     law: str = "target"
+    reads_chain: bool = False
     kernels: tuple[Kernel, ...] = ()
 
     @abstractmethod
@@ -192,10 +194,20 @@ def greedy_or(
     """One verdict per sequence: the target's own choices where it is greedy, else what `sampled` says."""
     work = list(zip(sequences, trees, logits, strict=True))
     greedy = [one for one in work if one[0].params.temperature == 0.0]
+    rest = _on_host([one for one in work if one[0].params.temperature != 0.0])
     if not greedy:
-        return [_judged(sampled, *one) for one in work]
-    followed = iter(follow_choices(*zip(*greedy, strict=True)))
-    return [next(followed) if one[0].params.temperature == 0.0 else _judged(sampled, *one) for one in work]
+        return [_judged(sampled, *one) for one in rest]
+    followed, others = iter(follow_choices(*zip(*greedy, strict=True))), (_judged(sampled, *one) for one in rest)
+    return [next(followed if one[0].params.temperature == 0.0 else others) for one in work]
+
+
+def _on_host(work: list[tuple[Sequence, DraftTree, torch.Tensor]]) -> list[tuple[Sequence, DraftTree, torch.Tensor]]:
+    """The same with logits on the host, where compiled code makes distributions of them: one copy, and not a wait a row."""
+    if not work or work[0][2].is_cpu:
+        return work
+    sequences, trees, logits = zip(*work, strict=True)
+    rows = _in_one(logits).cpu().split([len(rows) for rows in logits])
+    return list(zip(sequences, trees, rows, strict=True))
 
 
 def _judged(

@@ -71,6 +71,7 @@ class Chain:
 
 class Block(Verifier):
     name = "block"
+    reads_chain = True
     exactness = dict.fromkeys(Proposal, Exactness.LAW)
     prefers = (Proposal.IID, Proposal.POINT)
     kernels = (SPREAD,)

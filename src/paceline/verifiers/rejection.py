@@ -28,6 +28,7 @@ class Options(BaseModel):
 
 class Rejection(NodeByNode):
     name = "rejection"
+    reads_chain = True
     prefers = (Proposal.IID, Proposal.POINT)
 
     def trials(self, target_probs: np.ndarray, groups: Iterator[Group]) -> Trials:
