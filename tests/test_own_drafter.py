@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from paceline import LLM, SamplingParams
 from paceline.methods import described, options
-from paceline.registry import DRAFTERS, Row
+from paceline.registry import DRAFTERS, Row, UnknownMethod
 from test_lossless import LONGEST, Way, plain, run
 
 PAGE = Path(__file__).parents[1] / "docs" / "drafters.md"
@@ -58,3 +59,48 @@ def test_it_says_what_it_is(spec: str) -> None:
     (option,) = options(DRAFTERS[name].load())
     assert (option.name, option.values, option.default) == ("depth", "1 to 64", 4)
     assert option.meaning
+
+
+def test_a_file_is_a_drafter_wherever_it_lies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, *_ = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    (tmp_path / "of+mine").mkdir()
+    file = tmp_path / "of+mine" / "latest.py"
+    file.write_text(source, encoding="utf-8")
+    monkeypatch.chdir(file.parent)
+    prompt, params = "a b c a b c a b", SamplingParams(max_tokens=24)
+    wanted = LLM(draft="none").generate([prompt], params)[0].text
+    for spec in ("./latest.py", "latest.py:2", f'"{file}":depth=3+ngram'):
+        llm = LLM(draft=spec)
+        assert llm.generate([prompt], params)[0].text == wanted
+        assert "latest" in llm.engine.speculative.drafter.name
+        assert llm.engine.speculative.forwards < 24
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "latest.py").write_text(source, encoding="utf-8")
+    assert LLM(draft="mine.latest:2").generate([prompt], params)[0].text == wanted
+
+
+@pytest.mark.parametrize(
+    ("source", "spec", "said"),
+    [
+        (None, "gone.py", "'gone.py' cannot be imported (FileNotFoundError"),
+        (
+            None,
+            "nowhere.to_be.found",
+            "'nowhere.to_be.found' cannot be imported (ModuleNotFoundError: No module",
+        ),
+        ("import (", "own.py", "'own.py' cannot be imported (SyntaxError"),
+        ("raise KeyError('a\\nb')", "own.py", "'own.py' cannot be imported (KeyError"),
+        ("class Options: ...", "own.py:3", "'own.py' holds no method: it has no 'build'"),
+    ],
+)
+def test_a_file_that_holds_no_drafter_is_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str | None, spec: str, said: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    if source is not None:
+        (tmp_path / "own.py").write_text(source, encoding="utf-8")
+    with pytest.raises(UnknownMethod) as refused:
+        LLM(draft=spec)
+    assert str(refused.value).startswith(said)
+    assert "\n" not in str(refused.value)

@@ -7,9 +7,13 @@ from these tables; what a method says of itself is read from its module's docstr
 from __future__ import annotations
 
 import importlib
+import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
+from hashlib import sha256
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
 from types import ModuleType
 
 AUTO = "auto"
@@ -48,17 +52,57 @@ class Row:
         return (self.example, *self.more)
 
     def load(self) -> ModuleType:
-        return importlib.import_module(self.module)
+        """Raises UnknownMethod where somebody's own method cannot be had."""
+        if not _is_own(self.module):
+            return importlib.import_module(self.module)
+        try:
+            module = _of_file(Path(self.module)) if self.module.endswith(".py") else importlib.import_module(self.module)
+        # whatever the code of a stranger raises
+        except Exception as error:
+            told = f"{type(error).__name__}: {error}".splitlines()[0]
+            raise UnknownMethod(f"'{self.module}' cannot be imported ({told})") from error
+        for name in ("Options", "build"):
+            if not hasattr(module, name):
+                raise UnknownMethod(f"'{self.module}' holds no method: it has no '{name}'; docs/drafters.md shows one")
+        return module
+
+
+def _is_own(name: str) -> bool:
+    """Whether a name is that of a file or a module outside of the package: methods of the tables have no dots."""
+    return "." in name and not name.startswith("paceline.")
+
+
+def _of_file(file: Path) -> ModuleType:
+    """The module of a file; the same one for the same file."""
+    name = f"paceline_own_{file.stem}_{sha256(str(file.resolve()).encode()).hexdigest()[:8]}"
+    if name not in sys.modules:
+        spec = spec_from_file_location(name, file)
+        assert spec is not None
+        assert spec.loader is not None
+        module = module_from_spec(spec)
+        # dataclasses and pydantic look their module up while it is read
+        sys.modules[name] = module
+        try:
+            spec.loader.exec_module(module)
+        except BaseException:
+            del sys.modules[name]
+            raise
+    return sys.modules[name]
 
 
 class Registry(Mapping[str, Row]):
-    """An immutable table of methods of one family, e.g. "drafter". also: names that stand for several, which it can suggest."""
+    """An immutable table of methods of one family, e.g. "drafter". also: names that stand for several, which it can suggest.
+
+    Beside its rows it gives one for every name with a dot: a Python file or module of somebody's own, such as `./latest.py`.
+    """
 
     def __init__(self, family: str, rows: Mapping[str, Row], also: tuple[str, ...] = ()) -> None:
         self.family, self._rows, self._also = family, dict(rows), also
 
     def __getitem__(self, name: str) -> Row:
         if name not in self._rows:
+            if _is_own(name):
+                return Row(name, name)
             raise UnknownMethod(f"there is no {self.family} '{name}'; {suggestion(name, (*self._also, *self._rows))}")
         return self._rows[name]
 

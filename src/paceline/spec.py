@@ -95,7 +95,7 @@ def _method(text: str) -> Method:
             raise SpecError(f"in the spec '{text}' the argument '{part}' stands behind an option")
         else:
             arguments.append(_unquoted(part))
-    return Method(name.strip(), tuple(arguments), options)
+    return Method(_unquoted(name), tuple(arguments), options)
 
 
 def _unquoted(text: str) -> str:
