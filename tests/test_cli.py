@@ -382,6 +382,6 @@ def test_chat_makes_room_for_answers_and_survives_what_cannot_fit(monkeypatch, c
 def test_the_public_names_are_the_documented_ones() -> None:
     import paceline
 
-    assert set(paceline.__all__) == {"LLM", "Completion", "SamplingParams", "__version__"}
+    assert set(paceline.__all__) == {"LLM", "Completion", "Grammar", "PacelineError", "Progress", "SamplingParams", "__version__"}
     assert all(getattr(paceline, name) is not None for name in paceline.__all__)
     assert set(dir(paceline)) == set(paceline.__all__)

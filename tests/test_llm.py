@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import gc
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -14,8 +15,10 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from paceline import LLM, SamplingParams
+from paceline import LLM, PacelineError, SamplingParams, params
+from paceline.display import summary
 from paceline.engine.engine import RequestError
+from paceline.models.embedded import DEFAULT, WEIGHTS_FOLDER
 from paceline.sampling import LogitsError
 from paceline.spec import SpecError
 from tiny import save_tiny
@@ -394,3 +397,41 @@ def test_log_probabilities_stand_in_the_answer_where_they_were_asked_for(llm: LL
     assert answer.prompt_logprobs[0] is None
     assert [told.token for told in answer.prompt_logprobs[1:] if told] == llm.encode("the thin")[1:]
     assert (plain.token_ids, plain.logprobs, plain.prompt_logprobs) == (answer.token_ids, [], [])
+
+
+def test_token_ids_may_come_as_any_row_of_whole_numbers(llm: LLM) -> None:
+    short = SamplingParams(max_tokens=4)
+    wanted = llm.generate([[5, 6, 7]], short)[0].token_ids
+    for ids in (torch.tensor([5, 6, 7]), torch.tensor([[5, 6, 7]]), np.array([5, 6, 7]), (5, 6, 7)):
+        (answer,) = llm.generate(ids, short)  # pyright: ignore[reportArgumentType]
+        assert answer.token_ids == wanted
+
+
+def test_a_model_may_be_named_by_a_path(tmp_path: Path) -> None:
+    assert LLM(WEIGHTS_FOLDER / DEFAULT, draft="none").target.name == DEFAULT
+    with pytest.raises(PacelineError, match="there is no model directory"):
+        LLM(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize(
+    ("verify", "temperature", "keeps"),
+    [("match", 1.0, "text"), ("rejection", 1.0, "law"), ("rejection", 0.0, "text"), ("typical", 1.0, "nothing")],
+)
+def test_an_answer_says_what_it_keeps_of_plain_decoding(verify: str, temperature: float, keeps: str) -> None:
+    llm = LLM(draft="ngram", verify=verify, lossy=True)
+    (answer,) = llm.generate("a", SamplingParams(max_tokens=2, temperature=temperature))
+    assert answer.keeps == keeps
+    told = {"text": "(ngram)", "law": "(ngram); in distribution", "nothing": "(ngram); not lossless"}
+    assert summary(answer, "ngram", 1.0).endswith(told[keeps])
+
+
+def test_what_type_checkers_are_told_of_sampling_is_what_there_is() -> None:
+    (made,) = [node for node in ast.walk(ast.parse(Path(params.__file__).read_text())) if getattr(node, "name", "") == "__init__"]
+    assert isinstance(made, ast.FunctionDef)
+    told = {one.arg: default for one, default in zip(made.args.kwonlyargs, made.args.kw_defaults, strict=True)}
+    assert list(told) == list(SamplingParams.model_fields)
+    for name, default in told.items():
+        assert default is not None
+        value = ast.literal_eval(default)
+        held = SamplingParams.model_fields[name].default
+        assert value == held or (value in ((), ...) and not held)

@@ -7,12 +7,21 @@ from typing import TYPE_CHECKING, Any
 from paceline.version import __version__
 
 if TYPE_CHECKING:
+    from paceline.engine.engine import Progress
     from paceline.engine.llm import LLM, Completion
-    from paceline.params import SamplingParams
+    from paceline.errors import PacelineError
+    from paceline.params import Grammar, SamplingParams
 
-__all__ = ["LLM", "Completion", "SamplingParams", "__version__"]
+__all__ = ["LLM", "Completion", "Grammar", "PacelineError", "Progress", "SamplingParams", "__version__"]
 
-_PLACES = {"LLM": "paceline.engine.llm", "Completion": "paceline.engine.llm", "SamplingParams": "paceline.params"}
+_PLACES = {
+    "LLM": "paceline.engine.llm",
+    "Completion": "paceline.engine.llm",
+    "Grammar": "paceline.params",
+    "PacelineError": "paceline.errors",
+    "Progress": "paceline.engine.engine",
+    "SamplingParams": "paceline.params",
+}
 
 
 def __getattr__(name: str) -> Any:

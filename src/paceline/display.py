@@ -73,7 +73,9 @@ def summary(completion: Completion, drafter: str, wall_s: float) -> str:
     line = f"{len(completion.token_ids)} tokens, {rate:.1f} tokens/s, tau {count.tau:.2f}"
     if count.draft_tokens:
         line += f", acceptance {count.accepted_tokens / count.draft_tokens:.2f}"
-    return f"{line} ({drafter})"
+    # the text of plain decoding is what nobody needs to be told of
+    told = {"law": "; in distribution", "nothing": "; not lossless"}.get(completion.keeps, "")
+    return f"{line} ({drafter}){told}"
 
 
 def speculation_json(count: Speculation) -> dict[str, Any]:

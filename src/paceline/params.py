@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated, Any, Literal
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
@@ -69,6 +70,32 @@ class SamplingParams(BaseModel):
     keep_stop: bool = False
     skip_special: bool = True
     grammar: Grammar | None = None
+
+    if TYPE_CHECKING:
+        # what may be given, and not what it becomes
+        def __init__(
+            self,
+            *,
+            max_tokens: int = 256,
+            temperature: float = 0.0,
+            top_k: int = 0,
+            top_p: float = 1.0,
+            min_p: float = 0.0,
+            repetition_penalty: float = 1.0,
+            presence_penalty: float = 0.0,
+            frequency_penalty: float = 0.0,
+            logit_bias: Mapping[int, float] = ...,
+            min_tokens: int = 0,
+            stop: str | Iterable[str] = (),
+            stop_token_ids: Iterable[int] = (),
+            seed: int | None = None,
+            ignore_eos: bool = False,
+            logprobs: int | None = None,
+            prompt_logprobs: int | None = None,
+            keep_stop: bool = False,
+            skip_special: bool = True,
+            grammar: Grammar | None = None,
+        ) -> None: ...
 
     @property
     def shapes_logits(self) -> bool:

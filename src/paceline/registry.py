@@ -16,13 +16,15 @@ from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
 
+from paceline.errors import PacelineError
+
 AUTO = "auto"
 """A draft of its own: what suits the model. It names no method, so nothing is put together with it."""
 _NEAR = 0.6
 """How alike two names are, from 0 to 1, where one may have been meant by the other; difflib's own default."""
 
 
-class UnknownMethod(Exception):
+class UnknownMethod(PacelineError):
     """A name that no registry knows; the message names the nearest one, or all where none is near."""
 
 

@@ -13,13 +13,14 @@ from collections.abc import Sequence as Many
 import numpy as np
 import torch
 
+from paceline.errors import PacelineError
 from paceline.frozen import frozen
 from paceline.noise import noised_best
 from paceline.params import SamplingParams
 from paceline.sequence import Sequence
 
 
-class LogitsError(Exception):
+class LogitsError(PacelineError):
     """A model gave logits that are not numbers; the message is one sentence for the user.
 
     sequence: whose they are, where that is known.

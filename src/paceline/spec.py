@@ -14,10 +14,11 @@ from typing import TypeVar
 
 from pydantic import BaseModel, ValidationError
 
+from paceline.errors import PacelineError
 from paceline.registry import suggestion
 
 
-class SpecError(Exception):
+class SpecError(PacelineError):
     """A spec string that cannot be understood or built; the message is one sentence for the user."""
 
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
+from paceline.errors import PacelineError
 
-class OutOfPages(Exception):
+
+class OutOfPages(PacelineError):
     """A step needs more pages than are free. Nothing has been changed; whoever schedules frees some and tries again.
 
     slots: of all pages together.

@@ -44,7 +44,6 @@ def chat(
 ) -> None:
     """Talk with a model through its own chat template; an empty line or end of input ends it."""
     from paceline.display import summary
-    from paceline.engine.llm import completed
 
     if sys.stdin is None:
         fail("cannot read what is said: standard input is closed")
@@ -75,7 +74,7 @@ def chat(
             continue
         messages = kept
         last = streamed(llm.stream(ids, params), Typed().show)
-        completion = completed(last.sequence, last.text)
+        completion = llm.completed(last.sequence, last.text)
         messages.append({"role": "assistant", "content": completion.text})
         out.file.write("\n")
         line = summary(completion, llm.draft_name, perf_counter() - began)

@@ -76,7 +76,6 @@ def generate(
 ) -> None:
     """Complete a prompt."""
     from paceline.display import Trace, profile_table, summary
-    from paceline.engine.llm import completed
 
     params = sampling_params(
         max_tokens=max_tokens,
@@ -96,7 +95,7 @@ def generate(
     began = perf_counter()
     last = streamed(llm.stream(prompt, params), tracer.show if tracer else None if as_json else Typed().show)
     wall_s = perf_counter() - began
-    completion = completed(last.sequence, last.text)
+    completion = llm.completed(last.sequence, last.text)
     costs = llm.engine.speculative.costs
     if as_json:
         answer = _answer_json(llm, completion, params, wall_s)

@@ -14,6 +14,7 @@ from paceline.constraint import Constraint, GrammarError
 from paceline.engine.prefix import Prefixes
 from paceline.engine.scheduler import Limits, Scheduler
 from paceline.engine.stops import StopChecker
+from paceline.errors import PacelineError
 from paceline.frozen import frozen
 from paceline.learning.costs import Timings
 from paceline.machine import free_bytes
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from paceline.models.grammar import Grammars
 
 
-class RequestError(Exception):
+class RequestError(PacelineError):
     """A request that cannot be served; the message is one sentence for the user."""
 
 

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence as Many
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from numbers import Integral
 from operator import index
+from os import PathLike, fspath
 from threading import Lock, RLock
 from typing import Any
 
@@ -42,7 +42,8 @@ class Completion:
 
     text, token_ids: the generated ones only. finish_reason: "stop", "length" or "abort". prompt_tokens: how many the prompt had.
     seed: the one given or drawn. sources: per token the drafter that proposed it, or "". speculation: what was drafted and
-    accepted. logprobs, prompt_logprobs: per token, where the parameters asked for them; of a prompt None for the first.
+    accepted. keeps: what of plain decoding is kept, "text", "law" (its distribution) or "nothing". logprobs, prompt_logprobs: per
+    token, where the parameters asked for them; of a prompt None for the first.
     """
 
     text: str
@@ -52,6 +53,7 @@ class Completion:
     seed: int
     sources: list[str]
     speculation: Speculation
+    keeps: str
     logprobs: list[TokenLogprobs]
     prompt_logprobs: list[TokenLogprobs | None]
 
@@ -99,7 +101,7 @@ class LLM:
 
     def __init__(
         self,
-        model: str | None = None,
+        model: str | PathLike[str] | None = None,
         draft: str = "auto",
         *,
         verify: str = "match",
@@ -121,7 +123,7 @@ class LLM:
         for name, named in (("beside", beside), ("offer", offer)):
             if isinstance(named, str) or not isinstance(named, Many):
                 raise ValueError(f"{name} is a list of drafters, not {named!r}")
-        self.path = str(resolve(model if model is not None else DEFAULT))
+        self.path = str(resolve(fspath(model) if model is not None else DEFAULT))
         if weights is not None and weights not in WEIGHTS:
             raise ModelError(f"weights can be held as {', '.join(WEIGHTS)}, not as '{weights}'")
         if kv_cache is not None and kv_cache not in KV_CACHES:
@@ -207,8 +209,7 @@ class LLM:
 
     def lossless(self, params: SamplingParams) -> Exactness | None:
         """What the answer keeps of plain decoding. Raises RequestError where it keeps nothing and lossy was not asked for."""
-        speculative = self.engine.speculative
-        kept = exactness(speculative.drafter, speculative.verifier, params)
+        kept, speculative = self._kept(params), self.engine.speculative
         if kept is None and not self.lossy:
             raise RequestError(
                 f"'{speculative.verifier.name}' keeps neither the text nor its distribution for drafts by"
@@ -218,8 +219,26 @@ class LLM:
 
     def keeps(self, params: SamplingParams) -> str:
         """The same in a word, as records and answers say it: "text", "law" or "nothing"."""
-        kept = self.lossless(params)
+        kept = self._kept(params)
         return kept.value if kept else "nothing"
+
+    def _kept(self, params: SamplingParams) -> Exactness | None:
+        return exactness(self.engine.speculative.drafter, self.engine.speculative.verifier, params)
+
+    def completed(self, sequence: Sequence, text: str) -> Completion:
+        """The answer of a sequence that ended with this text."""
+        return Completion(
+            text,
+            list(sequence.generated),
+            sequence.finish_reason or "abort",
+            len(sequence.prompt),
+            sequence.seed,
+            list(sequence.sources),
+            sequence.speculation,
+            self.keeps(sequence.params),
+            list(sequence.logprobs),
+            list(sequence.prompt_logprobs),
+        )
 
     def generate(
         self,
@@ -254,7 +273,7 @@ class LLM:
                 for prompt, one, like in zip(asked, chosen, references, strict=True):
                     sequence = self.engine.add(self.encode(prompt), one, reference=self._reference(like, prompt), streamed=False)
                     opened[sequence] = self._opened(sequence, keeps=1)
-            return [completed(sequence, self._text_at_end(sequence, inbox)) for sequence, inbox in opened.items()]
+            return [self.completed(sequence, self._text_at_end(sequence, inbox)) for sequence, inbox in opened.items()]
         finally:
             for sequence in opened:
                 self._close(sequence)
@@ -331,20 +350,6 @@ def _checkpoint(name: str, weights: str | None = None) -> tuple[LanguageModel, T
     return load_model(folder, weights=weights), Tokenizer(folder)
 
 
-def completed(sequence: Sequence, text: str) -> Completion:
-    return Completion(
-        text,
-        list(sequence.generated),
-        sequence.finish_reason or "abort",
-        len(sequence.prompt),
-        sequence.seed,
-        list(sequence.sources),
-        sequence.speculation,
-        list(sequence.logprobs),
-        list(sequence.prompt_logprobs),
-    )
-
-
 def _checked(params: Any) -> SamplingParams:
     """One set of parameters; None is the defaults. Raises RequestError for anything else."""
     if params is None:
@@ -362,7 +367,12 @@ def _listed(prompts: Any, name: str) -> list[Prompt]:
         listed = list(prompts)
     except TypeError:
         raise _unfit(prompts, name) from None
-    return [listed] if listed and isinstance(listed[0], Integral) else listed
+    try:
+        # whatever can be taken for a whole number, such as an element of a tensor
+        index(listed[0])
+    except (IndexError, TypeError):
+        return listed
+    return [listed]
 
 
 def _ids(prompt: Any, name: str) -> list[int]:

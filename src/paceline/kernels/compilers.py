@@ -18,6 +18,7 @@ from threading import Timer
 from typing import Any
 
 from paceline.child import command, module_paths
+from paceline.errors import PacelineError
 from paceline.machine import most_threads
 
 READY, DONE = "ready", "done"
@@ -27,7 +28,7 @@ _START_S = 120.0
 """Seconds for one to start: where the program that runs this is no Python it may wait for ever."""
 
 
-class CompileError(RuntimeError):
+class CompileError(PacelineError, RuntimeError):
     """A kernel could not be compiled."""
 
 

@@ -12,6 +12,7 @@ from torch.nn.functional import pad
 
 from paceline.budget import Budget
 from paceline.cache.base import Branching, KVCache
+from paceline.errors import PacelineError
 from paceline.frozen import frozen
 from paceline.growth import Draft, Growth
 from paceline.ranking import Ranking
@@ -38,7 +39,7 @@ def weights_name(dtype: torch.dtype) -> str:
     return next((name for name, kind in DTYPES.items() if kind == dtype), str(dtype).removeprefix("torch."))
 
 
-class ModelError(Exception):
+class ModelError(PacelineError):
     """A checkpoint or an architecture that cannot be used; the message is one sentence for the user."""
 
 
