@@ -14,9 +14,9 @@ import numpy as np
 import torch
 
 from paceline.kernels.native import layout
-from paceline.kernels.native.formats import padded
+from paceline.kernels.native.formats import FORMATS, padded
 from paceline.kernels.native.layout import WORD, word_of, words
-from paceline.kernels.native.needs import lines_bytes, scratch_bytes
+from paceline.kernels.native.needs import highest_tile, lines_bytes, scratch_bytes
 from paceline.kernels.native.vectors import PANEL
 from paceline.models.packing import Weights
 
@@ -62,6 +62,10 @@ class StepArrays:
         self._rows = rows
 
 
+_TALLEST = max(map(highest_tile, FORMATS.values()))
+"""Rows of the tallest tile of any format."""
+
+
 class Scratch:
     """What a forward writes on its way."""
 
@@ -99,7 +103,8 @@ class Scratch:
         record["attended"] = record["projected"] + 4 * rows * self._projected
         record["counter"], record["longest"] = self._counter.ctypes.data, longest
         each = {
-            "tiles": rows * self._row_bytes,
+            # of more rows than a tile has the tiles are everybody's
+            "tiles": min(rows, _TALLEST) * self._row_bytes,
             "row": lines_bytes(self._widest, rows),
             "attention": scratch_bytes(self._head_size, rows, longest),
         }
@@ -107,7 +112,8 @@ class Scratch:
             # each thread's part on cache lines of its own
             size = padded(size, 128) + 128
             record[name + "_bytes"] = size
-            self._point(record, name, threads * size // 4)
+            whole = max(threads * size, padded(rows * self._row_bytes, 128)) if name == "tiles" else threads * size
+            self._point(record, name, whole // 4)
         self._threads, self._rows, self._longest = threads, rows, longest
 
     def _point(self, record: Any, name: str, count: int) -> None:

@@ -1,8 +1,8 @@
 """Rows: activations laid out for the tiles, and the products of all rows of a step with one matrix.
 
 Up to as many rows as the tallest tile of a format has make one tile, more are split into tiles of about equal height; weights are
-walked outside and tiles inside, so that past the first tile they come from cache. For few rows every thread lays them out for
-itself, which costs less than meeting; for many they share the work.
+walked outside and tiles inside, so that past the first tile they come from cache. A single tile every thread lays out for itself,
+which costs less than meeting; several are shared out.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def normed(norm, row, count, out):
 
 @helper
 def _shared(parts, threads):
-    return threads > 1 and parts >= 2 * threads
+    return threads > 1 and parts > 1
 
 
 @helper
