@@ -1,10 +1,17 @@
-# make setup, demo, test, test-all, test-gpu-kernels, test-page, test-clients, soak, check, docs, bench: a fresh machine needs
-# `make demo` and `make test` only.
+# a fresh machine needs `make demo` and `make test` only
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: setup demo test test-all test-gpu-kernels test-page test-clients soak check docs bench bench-once
+.PHONY: help setup demo test test-all test-gpu-kernels test-page test-clients soak check docs bench bench-once
+
+help:
+	@echo "make demo     decode real prompts plainly and with drafts, and compare the texts"
+	@echo "make test     the tests of every change, some ten minutes; make test-all: all of them"
+	@echo "make setup    install into $(VENV), as the two above do first"
+	@echo "make check    style, types, layers and documentation; make docs: write what is generated"
+	@echo "make bench    the records in benchmarks/ and their pages, on this machine"
+	@echo "make test-gpu-kernels, test-page, test-clients, soak: what needs Triton, a browser, npm, half an hour"
 
 setup: $(VENV)/.ready
 

@@ -217,7 +217,7 @@ _LONELY_AUTO = "'auto' stands alone, or names a smaller model as in 'auto:PATH';
         (["-p", "x", "--draft", "ngram", "--verify", "contrastive", "--lossy"], "contrasts the target"),
         (["-p", "x", "--draft", "ngram", "--verify", "typical"], "lossy"),
         (["-p", "x", "--draft", "ngram+"], "lacks a method"),
-        (["-p", "x", "--draft", "auto:"], "'auto:' names no smaller model behind its ':'"),
+        (["-p", "x", "--draft", "auto:"], "the spec 'auto:' has nothing behind its ':'"),
         (["-p", "x", "--verify", "mach"], "there is no verifier 'mach'; the nearest is 'match'"),
         (["-p", "x", "--temperature", "-1"], "--temperature"),
         (["-p", "x", "--temperature", "nan"], "--temperature"),

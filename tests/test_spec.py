@@ -27,7 +27,7 @@ class Options(BaseModel):
 
 def test_a_name_alone_is_a_method() -> None:
     assert parse("ngram") == Method("ngram")
-    assert parse(" ngram: ") == Method("ngram")
+    assert parse(" ngram ") == Method("ngram")
 
 
 def test_arguments_come_by_place_and_options_by_name() -> None:
@@ -145,7 +145,21 @@ def test_what_is_no_text_is_no_spec(text: object) -> None:
         parse(text)  # pyright: ignore[reportArgumentType]
 
 
-@pytest.mark.parametrize("text", ["auto+ngram", "ngram+auto", "auto^model:x", "auto@int8", "auto:x,y", "auto:depth=4"])
+@pytest.mark.parametrize("text", ["auto:x,y", "auto:depth=4", "auto:x,depth=4"])
+def test_auto_takes_no_options(text: str) -> None:
+    with pytest.raises(SpecError, match=r"^'auto' takes no options: spell it out, as in 'ngram"):
+        spelled_out(text, "/a/model")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"), [("model:", "nothing behind its ':'"), ("ngram: ", "nothing behind"), ("auto,ngram", "has a ','")]
+)
+def test_what_was_hardly_meant_is_refused(text: str, said: str) -> None:
+    with pytest.raises(SpecError, match=said):
+        parse(text)
+
+
+@pytest.mark.parametrize("text", ["auto+ngram", "ngram+auto", "auto^model:x", "auto@int8"])
 def test_auto_is_part_of_no_other_spec(text: str) -> None:
     assert not is_automatic(text)
     told = r"^'auto' stands alone, or names a smaller model as in 'auto:PATH'; for this model it is 'ngram\+recycle'$"

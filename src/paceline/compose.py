@@ -53,11 +53,10 @@ def is_automatic(draft: str) -> bool:
 def _smaller(draft: str) -> str | None:
     """The path of the smaller model that an `auto` names, "" for none; None for any other draft."""
     spec = parse(draft)
-    if not isinstance(spec, Method) or spec.name != AUTO or spec.options or len(spec.arguments) > 1:
+    if not isinstance(spec, Method) or spec.name != AUTO:
         return None
-    if draft.rstrip().endswith(":"):
-        # as of a variable that is not set
-        raise SpecError(f"'{draft}' names no smaller model behind its ':'")
+    if spec.options or len(spec.arguments) > 1:
+        raise SpecError(f"'{AUTO}' takes no options: spell it out, as in 'ngram+model:PATH,depth=4', to choose them yourself")
     return spec.arguments[0] if spec.arguments else ""
 
 

@@ -102,13 +102,16 @@ def profile_table(parts: Mapping[str, Spent], steps: int) -> Table:
     return table
 
 
+_WIDE = 120
+"""Characters of a line from which a table has room for more than names and summaries."""
 _COLUMNS = ("name", "summary", "proposals", "exactness", "branching", "trained")
 
 
-def methods_table(family: str, rows: list[dict[str, str]]) -> Table:
-    """One registry as a table: the short fields; `--json` and docs/methods.md have them all."""
+def methods_table(family: str, rows: list[dict[str, str]], width: int) -> Table:
+    """One registry as a table: the short fields, as far as they fit; `--json` and docs/methods.md have them all."""
     table = Table(title=family, title_justify="left", title_style="bold", header_style="dim", box=box.SIMPLE)
-    columns = [name for name in _COLUMNS if any(name in row for row in rows)]
+    shown = _COLUMNS if width >= _WIDE else _COLUMNS[:2]
+    columns = [name for name in shown if any(name in row for row in rows)]
     for name in columns:
         table.add_column(name, ratio=4 if name == "summary" else 1)
     for row in rows:

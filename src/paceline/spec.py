@@ -77,9 +77,14 @@ def _split(text: str, signs: str) -> Spec:
 
 
 def _method(text: str) -> Method:
-    name, _, rest = text.partition(":")
+    name, colon, rest = text.partition(":")
     if not name.strip():
         raise SpecError(f"the spec '{text}' has no name before its ':'")
+    if colon and not rest.strip():
+        # as of a variable that is not set
+        raise SpecError(f"the spec '{text}' has nothing behind its ':'")
+    if "," in name and '"' not in name:
+        raise SpecError(f"'{text}' has a ',' where one method is named: name others by '+', or each by an option of its own")
     arguments: list[str] = []
     options: dict[str, str] = {}
     # with a comma behind each part, the pattern also matches the nothing behind the last of them

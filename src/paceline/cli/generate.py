@@ -89,6 +89,8 @@ def generate(
         seed=seed,
         stop=tuple(stop or ()),
     )
+    if trace and as_json:
+        fail("--trace is for people to look at, and --json for programs: leave one of them out")
     prompt = _prompt(prompt, prompt_file)
     llm = loaded(model, draft, verify, lossy, policy, weights, kv_cache, quiet=as_json)
     tracer = Trace(out, llm.tokenizer) if trace and not as_json else None

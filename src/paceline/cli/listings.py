@@ -18,7 +18,7 @@ def methods(as_json: Json = False) -> None:
     found = {family: described(registry) for family, registry in FAMILIES.items()} | together
     for family, rows in found.items():
         if rows:
-            out.print(methods_table(family, rows))
+            out.print(methods_table(family, rows, out.width))
 
 
 def models(as_json: Json = False) -> None:
