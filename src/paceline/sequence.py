@@ -9,6 +9,7 @@ from __future__ import annotations
 from array import array
 from collections import Counter
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import accumulate
 
 from paceline.constraint import Constraint
@@ -120,6 +121,11 @@ class Sequence:
         self.prompt_set = frozenset(self.prompt)
         # these never change, and every step asks for them
         self.shapes_logits, self.plain_greedy = self.params.shapes_logits, self.params.plain_greedy
+
+    @cached_property
+    def prompt_numbers(self) -> array[float]:
+        """The tokens of the prompt, each once, as compiled code is told of them: there may be thousands, at every commit."""
+        return array("d", self.prompt_set)
 
     @property
     def root(self) -> int:

@@ -22,7 +22,11 @@ def _shape_of(sequence: Sequence) -> array[float]:
     counts = sequence.generated_counts if params.presence_penalty or params.frequency_penalty else {}
     until = params.min_tokens - sequence.generated_tokens
     stops = sequence.stop_ids if until > 0 else ()
-    seen = sequence.prompt_set.union(sequence.generated_counts) if repeats else ()
+    known = sequence.prompt_numbers if repeats else ()
+    new = [token for token in sequence.generated_counts if token not in sequence.prompt_set] if repeats else ()
     head = params.repetition_penalty, params.presence_penalty, params.frequency_penalty, until
-    sizes = len(params.logit_bias), len(stops), len(seen), len(counts)
-    return array("d", (*head, *sizes, *params.logit_bias, *params.logit_bias.values(), *stops, *seen, *counts, *counts.values()))
+    sizes = len(params.logit_bias), len(stops), len(known) + len(new), len(counts)
+    shape = array("d", (*head, *sizes, *params.logit_bias, *params.logit_bias.values(), *stops))
+    for tokens in (known, new, counts, counts.values()):
+        shape.extend(tokens)
+    return shape
