@@ -6,32 +6,42 @@ from collections.abc import Iterable
 from typing import Any
 
 from paceline.serve.choices import Answer
+from paceline.serve.thoughts import Thoughts
 from paceline.serve.tool_parsing import Arguments, CallBegun, CallEnded, Content, Event
 from paceline.serve.tools import ToolPlan
 
 
 class Speech:
-    """One choice, read as it comes. plan: of the request's tools."""
+    """One choice, read as it comes. plan: of the request's tools. thoughts: what reads a thought; None where none is."""
 
-    def __init__(self, plan: ToolPlan) -> None:
-        self._parser = plan.parser()
+    def __init__(self, plan: ToolPlan, thoughts: Thoughts | None = None) -> None:
+        self._parser, self._thoughts = plan.parser(), thoughts
         self._calls = self._whole = False
         """Whether it has called anything, and whether the last call is whole."""
 
     def delta(self, text: str, ended: bool) -> dict[str, Any]:
         """`delta` of a chunk, empty where nothing became known. text: what is new of the answer."""
+        thought = ""
+        if self._thoughts is not None:
+            thought, text = self._thoughts.feed(text)
+            if ended:
+                more, rest = self._thoughts.end()
+                thought, text = thought + more, text + rest
         events = [*self._parser.feed(text), *(self._parser.end() if ended else ())]
         content, calls = _read(events)
         for event in events:
             if isinstance(event, CallBegun | CallEnded):
                 self._calls, self._whole = True, isinstance(event, CallEnded)
-        return ({"content": content} if content else {}) | ({"tool_calls": calls} if calls else {})
+        said: dict[str, Any] = {"reasoning_content": thought} if thought else {}
+        return said | ({"content": content} if content else {}) | ({"tool_calls": calls} if calls else {})
 
     def message(self, answer: Answer) -> dict[str, Any]:
         """All of it; content is null where there are only calls."""
         said = self.delta(answer.text, ended=True)
         content = said.get("content", None if self._calls else "")
         message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
+        if self._thoughts is not None:
+            message["reasoning_content"] = said.get("reasoning_content")
         if self._calls:
             message["tool_calls"] = [{key: call[key] for key in ("id", "type", "function")} for call in said["tool_calls"]]
         return message

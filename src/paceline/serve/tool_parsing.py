@@ -125,7 +125,7 @@ class ToolParser:
             self._begun, self._held = before[len(kept) :] + trigger, self._held[at + len(trigger) :]
             self._state = self._head
             return True
-        safe = len(self._held) - max(_overlap(self._held, one) for one in self._triggers)
+        safe = len(self._held) - max(overlap(self._held, one) for one in self._triggers)
         safe = len(self._held[:safe].rstrip(_BLANK))
         self._say(events, self._held[:safe])
         self._held = self._held[safe:]
@@ -207,7 +207,7 @@ def _compact(text: str) -> str:
     return "".join(text.split())
 
 
-def _overlap(text: str, marker: str) -> int:
+def overlap(text: str, marker: str) -> int:
     """How much of the end of `text` may be the beginning of `marker`."""
     return next((size for size in range(min(len(marker) - 1, len(text)), 0, -1) if text.endswith(marker[:size])), 0)
 

@@ -33,8 +33,8 @@ class ToolPlan:
 
     functions: name, description, parameters and strict of those that may be called. shown: tools for the template, as
     `Service.chat` takes them. grammar: what the answer keeps to; None where nothing binds it. special: ids of the pieces of calls
-    that are special tokens. native, system, short_ids: of the template, whether it shows tools, takes a system message, and wants
-    ids of calls to have nine letters and digits.
+    that are special tokens. free: whether the answer may be plain text whatever the grammar. native, system, short_ids: of the
+    template, whether it shows tools, takes a system message, and wants ids of calls to have nine letters and digits.
     """
 
     form: Form
@@ -43,6 +43,7 @@ class ToolPlan:
     grammar: Grammar | None = None
     special: Mapping[str, int] | None = None
     must: bool = False
+    free: bool = False
     native: bool = False
     system: bool = True
     short_ids: bool = False
@@ -150,7 +151,9 @@ def plan(
     several = parallel is not False and named is None
     grammar = grammar_of(form, functions, free=not must, several=several, special=held, answer=schema, patterns=patterns)
     shown = tuple({"type": "function", "function": _without_strict(function)} for function in functions) if native else ()
-    return replace(bare, functions=tuple(functions), shown=shown, grammar=grammar, special=held, must=must)
+    return replace(
+        bare, functions=tuple(functions), shown=shown, grammar=grammar, special=held, must=must, free=not must and answer is None
+    )
 
 
 def _with_short_ids(message: Mapping[str, Any]) -> dict[str, Any]:

@@ -23,9 +23,13 @@ from paceline.serve.settings import Settings
 from paceline.serve.speculation_told import metrics
 from paceline.serve.speech import Speech
 from paceline.serve.structured import check, param_of, wanted
+from paceline.serve.thoughts import Thoughts, is_open, thinks
 from paceline.serve.tools import ToolPlan, planned
 from paceline.serve.wire.chat import ChatRequest
 from paceline.serve.wire.common import STREAMS, check_model
+
+_LAST = 8
+"""Tokens at the end of a prompt, among which the mark is that opens a thought."""
 
 
 def router(service: Service, settings: Settings) -> APIRouter:
@@ -42,7 +46,8 @@ def router(service: Service, settings: Settings) -> APIRouter:
 async def _answered(service: Service, settings: Settings, fields: ChatRequest) -> Response:
     check_model(fields.model, service.model)
     tools, prompt, asked = await _asked(service, settings, fields)
-    speeches = [Speech(tools) for _ in asked]
+    opened = _thinks(service, tools, prompt)
+    speeches = [Speech(tools, None if opened is None else Thoughts(opened)) for _ in asked]
     if fields.stream:
         deltas = await Begun.of(service.submit(asked))
         top = head(service, "chat.completion.chunk", "chatcmpl")
@@ -81,6 +86,14 @@ async def _asked(service: Service, settings: Settings, fields: ChatRequest) -> t
     prompt = await service.chat(messages, tools.shown, answer_begun=begun, variables=variables)
     longest = longest_of(service, settings, prompt, fields.most_tokens, "messages")
     return tools, prompt, asks(prompt, params.model_copy(update={"max_tokens": longest}), fields, reference, service, n)
+
+
+def _thinks(service: Service, tools: ToolPlan, prompt: list[int]) -> bool | None:
+    """Whether the prompt opens a thought; None where none is expected, as of an answer that keeps to a grammar from its first
+    token on."""
+    if not thinks(service.chat_template) or (tools.grammar is not None and not tools.free):
+        return None
+    return is_open(service.decode(prompt[-_LAST:], skip_special=False))
 
 
 async def _tools(service: Service, fields: ChatRequest, answer: Grammar | None) -> ToolPlan:

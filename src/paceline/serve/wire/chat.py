@@ -194,7 +194,7 @@ class ChatRequest(Conversation, Generation):
         "echo": "it belongs to text completions",
         "functions": "use 'tools'",
         "function_call": "use 'tool_choice'",
-        "include_reasoning": "the model keeps no reasoning",
+        "include_reasoning": "what a model thinks is always told, as reasoning_content",
         "moderation": "answers are not moderated",
         "suffix": "it belongs to text completions",
         "web_search_options": "nothing is fetched from the web",

@@ -1,0 +1,85 @@
+"""Thoughts: what a model that thinks before it answers writes between <think> and </think>, apart from the answer.
+
+Templates of some models (DeepSeek-R1, QwQ) open the thought themselves; others leave it to the model (Qwen 3). Other marks are
+not known here, and text between them is content.
+"""
+
+from __future__ import annotations
+
+from enum import Enum, auto
+
+from paceline.serve.tool_parsing import overlap
+
+_OPENS, _CLOSES = "<think>", "</think>"
+_BLANK = " \t\r\n"
+
+
+class _State(Enum):
+    BEGINS = auto()
+    THINKS = auto()
+    """Nothing but blanks was thought yet."""
+    GOES_ON = auto()
+    ANSWERS = auto()
+    """Nothing but blanks stands behind the thought yet."""
+    SAYS = auto()
+
+
+def thinks(template: str | None) -> bool:
+    """Whether a model thinks, as its chat template shows."""
+    return template is not None and _CLOSES in template
+
+
+def is_open(prompt_end: str) -> bool:
+    """Whether the end of a prompt opens a thought."""
+    return prompt_end.rstrip(_BLANK).endswith(_OPENS)
+
+
+class Thoughts:
+    """Reads one answer as it comes. opened: whether its prompt opens a thought. Blanks around a thought are part of nothing."""
+
+    def __init__(self, opened: bool) -> None:
+        self._state = _State.THINKS if opened else _State.BEGINS
+        self._held = ""
+
+    def feed(self, text: str) -> tuple[str, str]:
+        """What became known with some more text: what was thought, and what is said."""
+        self._held += text
+        if self._state is _State.BEGINS:
+            start = self._held.lstrip(_BLANK)
+            if _OPENS.startswith(start[: len(_OPENS)]) and len(start) < len(_OPENS):
+                return "", ""
+            if start.startswith(_OPENS):
+                self._state, self._held = _State.THINKS, start[len(_OPENS) :]
+            else:
+                self._state = _State.SAYS
+        thought = self._thought()
+        if self._state is _State.ANSWERS:
+            self._held = self._held.lstrip(_BLANK)
+            if self._held:
+                self._state = _State.SAYS
+        said = ""
+        if self._state is _State.SAYS:
+            said, self._held = self._held, ""
+        return thought, said
+
+    def _thought(self) -> str:
+        if self._state is _State.THINKS:
+            self._held = self._held.lstrip(_BLANK)
+            if self._held:
+                self._state = _State.GOES_ON
+        if self._state is not _State.GOES_ON:
+            return ""
+        at = self._held.find(_CLOSES)
+        if at >= 0:
+            thought, self._held = self._held[:at].rstrip(_BLANK), self._held[at + len(_CLOSES) :]
+            self._state = _State.ANSWERS
+            return thought
+        safe = len(self._held) - overlap(self._held, _CLOSES)
+        thought = self._held[:safe].rstrip(_BLANK)
+        self._held = self._held[len(thought) :]
+        return thought
+
+    def end(self) -> tuple[str, str]:
+        """What was still held back when the answer ended."""
+        held, self._held = self._held, ""
+        return (held, "") if self._state is _State.GOES_ON else ("", held if self._state is _State.BEGINS else "")
