@@ -26,8 +26,9 @@ export function request(settings) {
  */
 export function chunkRead(chunk) {
   const choice = chunk.choices?.[0];
+  const said = choice?.delta;
   return {
-    text: choice?.text ?? choice?.delta?.content ?? "",
+    text: choice?.text ?? `${said?.reasoning_content ?? ""}${said?.content ?? ""}`,
     steps: chunk.speculation?.steps ?? null,
     logprobs: choice?.logprobs ? logprobsRead(choice.logprobs) : [],
     reason: choice?.finish_reason ?? null,
