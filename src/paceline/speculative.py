@@ -83,6 +83,7 @@ class Speculative:
         self.cache: KVCache = target.new_cache()
         self.costs, self.acceptance, self.depths = policy.costs, policy.acceptance, policy.depths
         self.forwards = 0
+        self._chains, self._reads_chain = target.branching < Branching.TREE, verifier.reads_chain
         if not target.returns_early:
             # now, and not in the first step that samples
             available(*CHOICES, *verifier.kernels)
@@ -243,8 +244,7 @@ class Speculative:
 
     def _take(self, draft: _Draft, item: Work, part: Drafter, budget: Budget, tree: DraftTree) -> None:
         """Add what one part proposed: within the room, and in a form that the target can verify."""
-        reads_chain = self.verifier.reads_chain and item.sequence.params.temperature > 0.0
-        chains = reads_chain or self.target.branching < Branching.TREE
+        chains = self._chains or (self._reads_chain and item.sequence.params.temperature > 0.0)
         if chains:
             tree = tree.first_chain()
         draft.proposed.append((part, budget.levels, tree))
