@@ -219,8 +219,7 @@ class LLM:
 
     def keeps(self, params: SamplingParams) -> str:
         """The same in a word, as records and answers say it: "text", "law" or "nothing"."""
-        kept = self._kept(params)
-        return kept.value if kept else "nothing"
+        return _word(self.lossless(params))
 
     def _kept(self, params: SamplingParams) -> Exactness | None:
         return exactness(self.engine.speculative.drafter, self.engine.speculative.verifier, params)
@@ -235,7 +234,7 @@ class LLM:
             sequence.seed,
             list(sequence.sources),
             sequence.speculation,
-            self.keeps(sequence.params),
+            _word(self._kept(sequence.params)),
             list(sequence.logprobs),
             list(sequence.prompt_logprobs),
         )
@@ -348,6 +347,10 @@ class LLM:
 def _checkpoint(name: str, weights: str | None = None) -> tuple[LanguageModel, Tokenizer]:
     folder = str(resolve(name))
     return load_model(folder, weights=weights), Tokenizer(folder)
+
+
+def _word(kept: Exactness | None) -> str:
+    return kept.value if kept else "nothing"
 
 
 def _checked(params: Any) -> SamplingParams:
