@@ -148,8 +148,7 @@ class FusedModel(OverPages):
                 work.append((sequence, budget, depth))
         trees = None
         if work and self._recordable and all(is_fused(sequence, growth) for sequence, *_ in work):
-            # a recording for each size of a prompt would take longer to make than it saves
-            self._catch_up([sequence for sequence, *_ in work], cache, max(self.smallest.rows, 2 * len(work)))
+            self._catch_up([sequence for sequence, *_ in work], cache, _PROMPT)
             trees = self._drafted(work, cache, min(vocab_size, self.vocab_size), source)
         if trees is None:
             options = {"growth": growth, "vocab_size": vocab_size, "source": source}
@@ -270,6 +269,8 @@ def _multiplies_alike(device: torch.device) -> bool:
     return device.type != "cuda" or torch.cuda.get_device_capability(device) < (10, 0)
 
 
+_PROMPT = 64
+"""More rows are those of prompts: a recording for each size of them would take longer to make than it saves."""
 _SIZES = (3, 17, 33, 65, 129, 257, 513)
 """Rows for which the kernels of a forward are compiled, one number for each of their tiles, so that none is in the midst of an
 answer."""
