@@ -12,7 +12,19 @@ import time
 import httpx2
 
 URL = "http://127.0.0.1:8123"
-LOAD = "--tasks e2e --requests 2048 --concurrency 1,4,16,64 --temperature 0 --max-tokens 96 --salt".split()
+LOAD = [
+    "--tasks",
+    "e2e",
+    "--requests",
+    "2048",
+    "--concurrency",
+    "1,4,16,64",
+    "--temperature",
+    "0",
+    "--max-tokens",
+    "96",
+    "--salt",
+]
 START_S = 120.0
 
 
