@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from paceline.errors import PacelineError
 
-class BenchError(Exception):
+
+class BenchError(PacelineError):
     """A task file, a size or a peer that cannot be used; the message is one sentence for the user."""

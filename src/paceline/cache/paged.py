@@ -18,7 +18,7 @@ from itertools import islice
 import torch
 
 from paceline.cache.base import Branching, KVCache, check_starts, kept_slots
-from paceline.cache.pages import OutOfPages, PagePool
+from paceline.cache.pages import PagePool
 from paceline.cache.scaled import NARROW, narrowed, widened
 from paceline.step import Segment, Step, Verdict
 
@@ -81,7 +81,7 @@ class PagedCache(KVCache):
         if narrow is not None and narrow not in NARROW:
             raise ValueError("a narrow cache is in float8_e4m3fn or int8")
         self.page_size, self.moves = page_size, 0
-        self._pool, self._narrow, self._grows, self._mover = PagePool(pages), narrow, grows, mover
+        self._pool, self._narrow, self._grows, self._mover = PagePool(pages, page_size), narrow, grows, mover
         self._layers: dict[int, LayerPages] = {}
         self._held: dict[int, _Held] = {}
         self._places: dict[int, torch.Tensor] = {}
@@ -121,8 +121,6 @@ class PagedCache(KVCache):
         needed = sum(lacking + copied for _, lacking, copied in plan)
         if self._grows and needed > self._pool.free:
             self._make(needed - self._pool.free)
-        if needed > self._pool.free:
-            raise OutOfPages(needed, self._pool.free, self._pool.count * self.page_size)
         taken = iter(self._pool.take(needed))
         for segment, (held, lacking, copied) in zip(step.segments, plan, strict=True):
             self._held[segment.sequence.key] = held

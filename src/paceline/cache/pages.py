@@ -14,7 +14,7 @@ class OutOfPages(PacelineError):
     slots: of all pages together.
     """
 
-    def __init__(self, needed: int, free: int, slots: int = 0) -> None:
+    def __init__(self, needed: int, free: int, slots: int) -> None:
         super().__init__(f"the step needs {needed} more pages of the cache, but only {free} are free")
         self.needed, self.free, self.slots = needed, free, slots
 
@@ -22,8 +22,8 @@ class OutOfPages(PacelineError):
 class PagePool:
     """Pages 1 to count, counted by reference. Page 0 belongs to nobody: rows that only pad a captured graph write to it."""
 
-    def __init__(self, count: int) -> None:
-        self.count = count
+    def __init__(self, count: int, page_size: int) -> None:
+        self.count, self.page_size = count, page_size
         self._free = list(range(count, 0, -1))
         self._holders: Counter[int] = Counter()
 
@@ -43,7 +43,7 @@ class PagePool:
     def take(self, count: int) -> list[int]:
         """Pages held once. Raises OutOfPages, and takes none, where fewer are free."""
         if count > len(self._free):
-            raise OutOfPages(count, len(self._free))
+            raise OutOfPages(count, len(self._free), self.count * self.page_size)
         pages = [self._free.pop() for _ in range(count)]
         self._holders.update(pages)
         return pages

@@ -15,6 +15,7 @@ from io import TextIOWrapper
 
 from paceline.cli.app import app
 from paceline.cli.terminal import say
+from paceline.errors import PacelineError
 
 _UNWRITABLE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}
 """What a write fails with where the output is a file or a device that takes no more."""
@@ -43,7 +44,7 @@ def main() -> None:
             _give_up_output()
             say(f"the output cannot be written: {error.strerror}")
             raise SystemExit(2) from None
-        if not isinstance(error, _user_errors()):
+        if not isinstance(error, PacelineError):
             raise
         say(str(error))
         raise SystemExit(2) from None
@@ -73,27 +74,3 @@ def _give_up_output() -> None:
     with suppress(OSError, ValueError):
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, sys.stdout.fileno())
-
-
-def _user_errors() -> tuple[type[Exception], ...]:
-    from paceline.bench.errors import BenchError
-    from paceline.cache.pages import OutOfPages
-    from paceline.engine.engine import RequestError
-    from paceline.kernels.compilers import CompileError
-    from paceline.models.base import ModelError
-    from paceline.registry import UnknownMethod
-    from paceline.sampling import LogitsError
-    from paceline.spec import SpecError
-
-    ours = (ModelError, SpecError, UnknownMethod, RequestError, LogitsError, OutOfPages, BenchError, CompileError)
-    return (*ours, *_server_errors())
-
-
-def _server_errors() -> tuple[type[Exception], ...]:
-    # only where the server was started, which has them loaded
-    if "paceline.serve.serving" not in sys.modules:
-        return ()
-    from paceline.serve.process import EngineError
-    from paceline.serve.settings import SettingsError
-
-    return (EngineError, SettingsError)

@@ -43,7 +43,7 @@ class Progress:
     text: str
     """Everything that may be shown so far; it only grows. Of a sequence that is not streamed, nothing before its end, unless it
     may stop at a string."""
-    error: LogitsError | OutOfPages | None = None
+    error: PacelineError | None = None
     """Why the engine gave the sequence up, where it did; the finish reason is "abort" then."""
 
     @property
@@ -180,7 +180,7 @@ class Engine:
             raise
         return progress
 
-    def _progress(self, outcome: Outcome, error: LogitsError | OutOfPages | None = None) -> Progress:
+    def _progress(self, outcome: Outcome, error: PacelineError | None = None) -> Progress:
         stream = self.stops.stream(outcome.sequence)
         return Progress(outcome, stream.text if outcome.verdict.finish and error is None else stream.safe, error)
 
@@ -202,7 +202,7 @@ class Engine:
                 self._leave(sequence)
                 self.prefixes.release(sequence)
 
-    def _given_up(self, sequence: Sequence, error: LogitsError | OutOfPages) -> Progress:
+    def _given_up(self, sequence: Sequence, error: PacelineError) -> Progress:
         """The end of a sequence that cannot go on; what was computed for it is not to be trusted."""
         progress = self._progress(_nothing_more(sequence, "abort"), error)
         sequence.finish_reason = "abort"

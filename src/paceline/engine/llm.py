@@ -12,12 +12,12 @@ from os import PathLike, fspath
 from threading import Lock, RLock
 from typing import Any
 
-from paceline.cache.pages import OutOfPages
 from paceline.compose import build_drafters, build_policy, build_verifier, exactness, spelled_out, usual_policy
 from paceline.drafters.base import Surroundings
 from paceline.engine.engine import Engine, Progress, RequestError
 from paceline.engine.measure import measure
 from paceline.engine.scheduler import Limits
+from paceline.errors import PacelineError
 from paceline.logprobs import TokenLogprobs
 from paceline.models.base import KV_CACHES, WEIGHTS, LanguageModel, ModelError
 from paceline.models.embedded import DEFAULT
@@ -25,7 +25,6 @@ from paceline.models.free_memory import return_free_memory
 from paceline.models.load import load_model, resolve
 from paceline.models.tokenizer import Tokenizer
 from paceline.params import SamplingParams
-from paceline.sampling import LogitsError
 from paceline.sequence import Sequence, Speculation
 from paceline.spec import SpecError
 from paceline.speculative import Outcome, Speculative
@@ -65,7 +64,7 @@ class _Inbox:
     """
 
     def __init__(self, keeps: int | None) -> None:
-        self._steps: deque[tuple[Outcome, int, LogitsError | OutOfPages | None]] = deque(maxlen=keeps)
+        self._steps: deque[tuple[Outcome, int, PacelineError | None]] = deque(maxlen=keeps)
         self._text = ""
 
     def __len__(self) -> int:

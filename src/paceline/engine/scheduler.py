@@ -139,9 +139,9 @@ class Scheduler:
             chunk -= more
         return counts
 
-    def _urgency(self, sequence: Sequence) -> tuple[bool, bool, int]:
+    def _urgency(self, sequence: Sequence) -> tuple[bool | int, ...]:
         """What goes before any share: text that is computed again, who is overdue, and the priority."""
-        return sequence.generated_tokens == 0, sequence.key not in self._overdue, sequence.priority
+        return sequence.generated_tokens == 0, *self._rank(sequence)[:2]
 
     def _charge(self, sequence: Sequence, start: int, count: int) -> None:
         """Count what is fed, and what was accepted since; neither what was found in the cache nor what is computed again."""
@@ -159,9 +159,8 @@ class Scheduler:
         makes room."""
         if len(self.running) < 2 and not self._prefixes.kept_tokens:
             return False
-        held = min(self.limits.cache_tokens, slots or self.limits.cache_tokens)
         # pages are seldom full
-        self.limits = replace(self.limits, cache_tokens=max(held * 7 // 8, 1))
+        self.limits = replace(self.limits, cache_tokens=max(min(self.limits.cache_tokens, slots) * 7 // 8, 1))
         return True
 
     @property

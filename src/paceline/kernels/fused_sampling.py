@@ -69,7 +69,7 @@ class SamplingRows:
             top_k = 0 if greedy or params.top_k >= vocab_size else params.top_k
             top_p = 1.0 if greedy else params.top_p
             log_min_p = -math.inf if greedy else params.log_min_p
-            cuts = cuts or _cut(params, vocab_size)
+            cuts = cuts or params.cuts
             words = _signed(bits & 0xFFFFFFFF), _signed(bits >> 32)
             rows.append((*words, params.temperature, top_k, top_p, log_min_p))
         host = torch.tensor(rows, dtype=torch.float64, pin_memory=device.type == "cuda")
@@ -145,12 +145,6 @@ def _best_of_row(values, tokens, counts, numbers, doubts, chosen, blocks, lines:
     tl.store(chosen + row, tl.where(certain, token, -1))
 
 
-def _cut(params: SamplingParams, vocab_size: int) -> bool:
-    """Whether a row is narrowed before its token is chosen."""
-    narrows = 0 < params.top_k < vocab_size or params.top_p < 1.0 or params.log_min_p > -math.inf
-    return narrows and params.temperature > 0.0
-
-
 def _cuts(logits: torch.Tensor, numbers: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """float32 [W], scores below which are dropped, and bool [W], rows whose cut another order of summing might move.
 
@@ -207,7 +201,7 @@ class Choices:
         asked = [row for row, context in enumerate(contexts) if fits(context.sequence.params, logits.shape[1])]
         self._chosen = [-1] * len(contexts)
         # a cut takes ten times as long as the choice: those that have none do not wait for it
-        cut = [row for row in asked if _cut(contexts[row].sequence.params, logits.shape[1])]
+        cut = [row for row in asked if contexts[row].sequence.params.cuts]
         groups = [cut, [row for row in asked if row not in set(cut)]]
         parts = []
         for group in groups:

@@ -176,15 +176,13 @@ def _explicit(
     folded: [K, G*n, D]; mask: [G*n, end], additive.
     """
     at_once = max(_SCORES // (keys.shape[0] * keys.shape[1]), 1)
-    if folded.shape[1] <= at_once:
-        return _mixed(folded, keys, values, mask, _column(folded, options), options)
     column = _column(folded, options)
     parts = []
     for low in range(0, folded.shape[1], at_once):
         rows = slice(low, low + at_once)
         part_mask, part_column = None if mask is None else mask[rows], None if column is None else column[:, rows]
         parts.append(_mixed(folded[:, rows], keys, values, part_mask, part_column, options))
-    return torch.cat(parts, 1)
+    return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
 
 
 def _column(folded: torch.Tensor, options: AttentionOptions) -> torch.Tensor | None:

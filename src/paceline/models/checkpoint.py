@@ -84,7 +84,7 @@ def inspected(path: Path) -> Checkpoint:
         config,
         tuple(held),
         sum(size for tensors in held.values() for size in tensors.values()),
-        end_tokens(path, config, read_object),
+        end_tokens(path, config, read_if_there),
     )
 
 
@@ -108,6 +108,11 @@ def read_object(file: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ModelError(f"'{file}' does not hold a JSON object")
     return value
+
+
+def read_if_there(file: Path) -> dict[str, Any]:
+    """The same; nothing where there is no such file."""
+    return read_object(file) if file.is_file() else {}
 
 
 def _placed(path: Path) -> dict[str, Path]:

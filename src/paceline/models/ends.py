@@ -13,14 +13,15 @@ def end_tokens(path: Path, config: Mapping[str, Any], read: Callable[[Path], Map
     """What generation_config.json names, or config.json where it names none, and the EOS of the tokenizer.
 
     Models are often trained further on conversations that end in a token of their own, which only their tokenizer was told of:
-    without it they would go on behind their answer. config: config.json. read: reads a JSON file that holds an object.
+    without it they would go on behind their answer. config: config.json. read: reads a JSON file that holds an object, empty
+    where there is none.
     """
-    stated = _read(path / _GENERATION, read).get("eos_token_id")
+    stated = read(path / _GENERATION).get("eos_token_id")
     return _ids(config.get("eos_token_id") if stated is None else stated) | _of_tokenizer(path, read)
 
 
 def _of_tokenizer(path: Path, read: Callable[[Path], Mapping[str, Any]]) -> frozenset[int]:
-    settings = _read(path / _SETTINGS, read)
+    settings = read(path / _SETTINGS)
     named = _content(settings.get("eos_token"))
     if named is None:
         return frozenset()
@@ -28,13 +29,9 @@ def _of_tokenizer(path: Path, read: Callable[[Path], Mapping[str, Any]]) -> froz
     if isinstance(listed, dict) and listed:
         ids = [token for token, entry in listed.items() if _content(entry) == named]
         return _ids([int(token) for token in ids if token.isdecimal() and len(token) < 10])
-    added = _read(path / _DESCRIPTION, read).get("added_tokens")
+    added = read(path / _DESCRIPTION).get("added_tokens")
     entries = [entry for entry in added if isinstance(entry, dict)] if isinstance(added, list) else []
     return _ids([entry.get("id") for entry in entries if _content(entry) == named])
-
-
-def _read(file: Path, read: Callable[[Path], Mapping[str, Any]]) -> Mapping[str, Any]:
-    return read(file) if file.is_file() else {}
 
 
 def _content(token: Any) -> str | None:

@@ -14,7 +14,7 @@ from typing import Any
 from tokenizers import Tokenizer as Backend
 
 from paceline.models.base import ModelError
-from paceline.models.checkpoint import read_object
+from paceline.models.checkpoint import read_if_there
 from paceline.models.quiet import quiet, sentence
 
 _DESCRIPTION = "tokenizer.json"
@@ -35,7 +35,7 @@ class Tokenizer:
 
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path)
-        settings = _settings(self.path / "tokenizer_config.json")
+        settings = read_if_there(self.path / "tokenizer_config.json")
         self._bare = _bare(self.path, settings)
         if self._bare is None:
             self._decode = _decoder(self.library)
@@ -175,7 +175,7 @@ def _backend(file: Path) -> Backend:
 
 
 def _read(path: Path) -> Any:
-    settings = _settings(path / "tokenizer_config.json")
+    settings = read_if_there(path / "tokenizer_config.json")
     names = (_DESCRIPTION, "tokenizer.model", "vocab.json", "vocab.txt", "tokenizer_config.json")
     if not any((path / name).is_file() for name in names):
         raise ModelError(f"'{path}' has no tokenizer: tokenizer.json is missing")
@@ -205,8 +205,3 @@ def _decoder(tokenizer: Any) -> Callable[[list[int], bool], str]:
     if isinstance(tokenizer, stock) and kind.decode is stock.decode and kind._decode is stock._decode:
         return tokenizer.backend_tokenizer.decode
     return lambda ids, skip: str(tokenizer.decode(ids, skip_special_tokens=skip, clean_up_tokenization_spaces=False))
-
-
-def _settings(file: Path) -> dict[str, Any]:
-    """tokenizer_config.json, or nothing where there is none."""
-    return read_object(file) if file.is_file() else {}

@@ -11,6 +11,7 @@ from time import monotonic
 from typing import Protocol
 
 from paceline.child import command, module_paths
+from paceline.errors import PacelineError
 from paceline.serve.asking import Ask, Delta
 from paceline.serve.errors import APIError, invalid
 from paceline.serve.pipe import LONGEST_LINE_BYTES, Line, News, Order, Ready, Stats, untellable
@@ -25,7 +26,7 @@ _SILENT_S = 300.0
 log = logging.getLogger("paceline.serve")
 
 
-class EngineError(Exception):
+class EngineError(PacelineError):
     """The engine cannot be started; the message is one sentence for the user."""
 
 

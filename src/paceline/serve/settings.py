@@ -16,6 +16,8 @@ from typing import Annotated, Any, Literal, cast
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator, model_validator
 
+from paceline.errors import PacelineError
+
 _PREFIX = "PACELINE_"
 _LARGEST_FILE_BYTES = 1 << 20
 _NEAR = 0.8
@@ -28,7 +30,7 @@ _FLAGS = {"api_key": "api_keys", "allowed_host": "allowed_hosts", "cors_origin":
 """Flags that may be repeated, and the lists they fill: every source knows both names."""
 
 
-class SettingsError(Exception):
+class SettingsError(PacelineError):
     """A setting that cannot be had; the message is one sentence for the user."""
 
 

@@ -46,7 +46,7 @@ class Thoughts:
         self._held += text
         if self._state is _State.BEGINS:
             start = self._held.lstrip(_BLANK)
-            if _OPENS.startswith(start[: len(_OPENS)]) and len(start) < len(_OPENS):
+            if len(start) < len(_OPENS) and _OPENS.startswith(start):
                 return "", ""
             if start.startswith(_OPENS):
                 self._state, self._held = _State.THINKS, start[len(_OPENS) :]

@@ -70,11 +70,15 @@ class Message(Wire):
         return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
 
     @property
+    def thought(self) -> str:
+        return self.reasoning_content or self.reasoning or ""
+
+    @property
     def for_template(self) -> dict[str, Any]:
         """What the model's template reads. Templates know no developers."""
         told: dict[str, Any] = {"role": "system" if self.role == "developer" else self.role, "content": self.text}
-        if reasoning := self.reasoning_content or self.reasoning:
-            told["reasoning_content"] = reasoning
+        if self.thought:
+            told["reasoning_content"] = self.thought
         for name in ("name", "tool_call_id"):
             if (value := getattr(self, name)) is not None:
                 told[name] = value
@@ -170,7 +174,7 @@ class Conversation(Wire):
     @property
     def characters(self) -> int:
         """How much there is to render and tokenize."""
-        thoughts = sum(len(message.reasoning_content or message.reasoning or "") for message in self.messages)
+        thoughts = sum(len(message.thought) for message in self.messages)
         calls = [call for message in self.messages for call in message.tool_calls or ()]
         tools = sum(len(json.dumps(tool.model_dump(exclude_none=True), ensure_ascii=False)) for tool in self.tools or ())
         texts = sum(len(message.text) for message in self.messages)
