@@ -18,6 +18,7 @@ from paceline.drafters.base import Drafter
 from paceline.drafters.model import ModelDrafter, Options
 from paceline.draws import siblings
 from paceline.models.base import LanguageModel, Scores
+from paceline.policies.fixed import FixedPolicy
 from paceline.sampling import Context, best
 from paceline.sequence import Sequence
 from paceline.step import Segment, Step, Verdict
@@ -314,6 +315,17 @@ class BlindChainDrafter(ScriptedDrafter):
     def _tree(self, sequence: Sequence, budget: Budget, stream: Random) -> DraftTree:
         tokens = [skewed(stream, self.model.vocab_size) for _ in range(min(budget.depth, budget.nodes))]
         return DraftTree.chain(sequence.root, tokens, self.name)
+
+
+class TrimmingPolicy(FixedPolicy):
+    """Has the target look only at what its drafter found likely. Of drawn trees that would be a choice among draws."""
+
+    def trimmed(self, sequences: Many[Sequence], trees: Many[DraftTree]) -> list[DraftTree]:
+        return [tree.only(node for node in range(1, len(tree)) if self._likely(tree, node)) for tree in trees]
+
+    def _likely(self, tree: DraftTree, node: int) -> bool:
+        probs = tree.proposals.get((tree.parents[node], tree.sources[node]))
+        return probs is None or float(probs[tree.tokens[node]]) >= 0.35
 
 
 class DrawnDrafter(Drafter):

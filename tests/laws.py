@@ -22,6 +22,7 @@ from paceline.budget import Budget
 from paceline.drafters.base import Drafter
 from paceline.engine.stops import StopChecker
 from paceline.params import SamplingParams
+from paceline.policies.base import Policy
 from paceline.policies.fixed import FixedPolicy
 from paceline.sampling import Context
 from paceline.sequence import Sequence
@@ -93,10 +94,12 @@ def drawn(
     seeds: Many[int],
     length: int = LENGTH,
     verifier: Verifier | None = None,
+    policy: Policy | None = None,
 ) -> list[Outcome]:
-    """`length` tokens per seed, by the whole step loop, in batches of a thousand; by `match` unless another rule is given."""
+    """`length` tokens per seed, by the whole step loop, in batches of a thousand; by `match`, and all that is drafted, unless
+    another rule or policy is given."""
     params = params.model_copy(update={"max_tokens": length})
-    speculative = Speculative(model, drafter, verifier or Match(), FixedPolicy())
+    speculative = Speculative(model, drafter, verifier or Match(), policy or FixedPolicy())
     stops = StopChecker(FakeTokenizer.of_letters(model.vocab_size), 10_000)  # pyright: ignore[reportArgumentType]
     outcomes: list[Outcome] = []
     for first in range(0, len(seeds), BLOCK):

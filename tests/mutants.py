@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import textwrap
 from collections.abc import Callable, Sequence as Many
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
@@ -45,6 +47,15 @@ def mutant(*caught_by: str) -> Callable[[Patch], Patch]:
         return apply
 
     return listed
+
+
+def altered(function: Callable[..., Any], text: str, by: str) -> Callable[..., Any]:
+    """The function with a piece of its text, which is there once, replaced."""
+    source = textwrap.dedent(inspect.getsource(function))
+    assert source.count(text) == 1, f"{function.__name__} has no such text to replace"
+    made: dict[str, Any] = {}
+    exec(source.replace(text, by), function.__globals__, made)
+    return made[function.__name__]
 
 
 def rewritten(change: Callable[[Sequence, DraftTree, Verdict, torch.Tensor], Verdict]) -> Patch:

@@ -16,15 +16,16 @@ import torch
 import fakes
 import reference
 from enumeration import Source, blocks, error, target_law
-from fakes import DrawnDrafter, TableModel
+from fakes import DrawnDrafter, TableModel, TrimmingPolicy
 from laws import PROMPT, bulk, drawn, obeys
-from mutants import mutant, replaced
+from mutants import altered, mutant, replaced
 from paceline import draws, trials
 from paceline.compose import build_verifier
 from paceline.kernels.choices import distributions
 from paceline.params import SamplingParams
 from paceline.sampling import Context
 from paceline.sequence import Sequence
+from paceline.speculative import Speculative
 from paceline.step import Verdict
 from paceline.tree import DraftTree, Proposal
 from paceline.trials import Group, Trials
@@ -73,22 +74,25 @@ def dice() -> bool:
     model = TableModel(5, sharpness=1.3, seed=8)
     # what is rejected nearly beat one of the two tokens that are left: their noise has been seen
     target, draft = _everywhere([0.01, 0.5, 0.49]), _everywhere([0.5, 0.4, 0.1])
-    return all(
-        _in_the_loop(*case)
-        for case in [
-            ("rejection", model, model.disturbed(1.0), Proposal.IID, (1, 1)),
-            ("multi-round", model, model.disturbed(1.0), WITHOUT, (3, 1)),
-            ("block", model, model.disturbed(1.0), Proposal.IID, (1, 1)),
-            ("rejection", target, draft, Proposal.IID, (1,)),
-        ]
-    )
+    with pytest.MonkeyPatch.context() as patch:
+        # of five tokens, too, most do not lie in the first stretch
+        patch.setattr(draws, "_STRETCH", 2)
+        return all(
+            _in_the_loop(*case)
+            for case in [
+                ("rejection", model, model.disturbed(1.0), Proposal.IID, (1, 1)),
+                ("multi-round", model, model.disturbed(1.0), WITHOUT, (3, 1)),
+                ("block", model, model.disturbed(1.0), Proposal.IID, (1, 1)),
+                ("rejection", target, draft, Proposal.IID, (1,)),
+            ]
+        )
 
 
 def _in_the_loop(rule: str, model: TableModel, draft: TableModel, kind: Proposal, widths: tuple[int, ...]) -> bool:
     law = reference.law(lambda tokens: model.row(tokens).double().numpy(), PROMPT, LOOP_PARAMS, 3)
+    drafter, verifier, policy = DrawnDrafter(draft, kind, widths), build_verifier(rule), TrimmingPolicy()
     with bulk():
-        found = drawn(model, DrawnDrafter(draft, kind, widths), LOOP_PARAMS, range(3_000), verifier=build_verifier(rule))
-    return obeys(found, law)
+        return obeys(drawn(model, drafter, LOOP_PARAMS, range(3_000), verifier=verifier, policy=policy), law)
 
 
 def _everywhere(probs: Many[float]) -> TableModel:
@@ -295,6 +299,19 @@ def one_number_decides_all_tests_of_a_step(patch: pytest.MonkeyPatch) -> None:
 def a_draft_is_drawn_with_the_number_that_draws_the_residual(patch: pytest.MonkeyPatch) -> None:
     honest = draws.stream
     patch.setattr(draws, "stream", lambda seed, name, node=0, trial=0: honest(seed, "", node, trial))
+
+
+@mutant("dice")
+def a_token_behind_the_first_stretch_is_sought_from_the_beginning(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(draws, "drawn", altered(draws.drawn, "aim - (sums[at - 1] if at else 0.0)", "aim - 0.0"))
+    for room in (base, block):
+        patch.setattr(room, "drawn", draws.drawn)
+
+
+@mutant("dice")
+def drawn_trees_are_trimmed_as_looked_up_ones_are(patch: pytest.MonkeyPatch) -> None:
+    honest = Speculative._drafted
+    patch.setattr(Speculative, "_drafted", altered(honest, "and not draft.tree.kind.drawn and", "and"))
 
 
 @mutant("dice")

@@ -14,8 +14,9 @@ import pytest
 import torch
 
 import reference
-from fakes import DrawnDrafter, TableModel, coupled
+from fakes import DrawnDrafter, TableModel, TrimmingPolicy, coupled
 from laws import FALSE_ALARM, PROMPT, Outcome, bulk, chi_square, drawn, obeys
+from paceline import draws
 from paceline.cache.base import Branching
 from paceline.compose import build_verifier
 from paceline.drafters.base import Drafter
@@ -98,6 +99,14 @@ def test_choosing_between_a_drawn_chain_and_a_point_mass_keeps_the_law(rule: str
         assert obeys(drawn(target, drafter, PARAMS, range(6_000), verifier=build_verifier(rule)), wanted())
 
 
+@pytest.mark.parametrize("case", ["rejection", "multi-round without replacement", "block"])
+def test_what_is_drawn_is_never_trimmed(case: str) -> None:
+    rule, drafter = CASES[case]
+    with bulk():
+        found = drawn(MODEL, drafter, PARAMS, range(2_000), verifier=build_verifier(rule), policy=TrimmingPolicy())
+    assert obeys(found, wanted())
+
+
 @pytest.mark.parametrize("kind", [Proposal.IID, Proposal.WITHOUT_REPLACEMENT])
 def test_contrastive_draws_from_its_own_law(kind: Proposal) -> None:
     """The first three tokens of six: the last ones may be asked of the target alone."""
@@ -120,6 +129,16 @@ def test_contrastive_draws_from_its_own_law(kind: Proposal) -> None:
 @pytest.mark.parametrize("case", CASES)
 def test_three_tokens_have_the_joint_law_of_the_target_at_length(case: str) -> None:
     assert keeps_the_law(*CASES[case], 40_000)
+
+
+def test_a_token_of_thousands_is_drawn_by_its_probability() -> None:
+    """Uneven ones, with stretches of nothing in between and behind."""
+    probs = torch.randn(2_000, generator=torch.Generator().manual_seed(3)).abs().pow(4).double().numpy()
+    probs[300:1100], probs[1900:] = 0.0, 0.0
+    probs /= probs.sum()
+    law = {(token,): chance for token, chance in enumerate(probs.tolist()) if chance > 0}
+    found = [(draws.drawn(probs, Sequence(seed, (0,), SamplingParams(), seed), "residual", 0),) for seed in range(20_000)]
+    assert obeys(found, law)
 
 
 @pytest.mark.parametrize("kind", [kind for kind in Proposal if kind.drawn])
