@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import os
 import platform
+import sys
+from contextlib import suppress
+from functools import cache
+from math import ceil, isinf
 from pathlib import Path
+
+from paceline.container import memory_left, processor_limit
 
 
 def processor() -> str:
@@ -21,12 +27,24 @@ def core() -> dict[str, str]:
 
 
 def most_threads() -> int:
-    """Threads that can run at once on this machine."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """Threads that can run at once: one for each processor that this process may use, and for as many as its container may."""
+    processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(processors, _allowed())
+
+
+@cache
+def _allowed() -> int:
+    """Threads beyond which a container's time is used up early, and all of them then wait."""
+    limit = processor_limit()
+    return sys.maxsize if isinf(limit) else max(ceil(limit), 1)
 
 
 def free_bytes() -> int:
-    """Memory that is free, or that the system would give at once; a gigabyte where it does not tell."""
+    """Memory that is free, or that the system would give at once, to this container too; a gigabyte where it does not tell."""
+    return int(min(_available(), memory_left()))
+
+
+def _available() -> int:
     meminfo = Path("/proc/meminfo")
     lines = meminfo.read_text().splitlines() if meminfo.exists() else []
     available = next((int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:")), None)
@@ -36,6 +54,22 @@ def free_bytes() -> int:
         return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (AttributeError, OSError, ValueError):
         return 1 << 30
+
+
+def user_cache() -> Path | None:
+    """Where this user's caches are; None where nobody's are, as without a home."""
+    usual = "~/Library/Caches" if sys.platform == "darwin" else os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    with suppress(RuntimeError):
+        return Path(usual).expanduser().absolute() / "paceline"
+    return None
+
+
+def expanded(path: str | Path) -> Path:
+    """A path whose `~` is somebody's home. Raises OSError where that is the home of nobody."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError as error:
+        raise OSError(f"there is no such home as in '{path}'") from error
 
 
 def peak_resident_bytes() -> int | None:

@@ -16,7 +16,6 @@ Cost: some tens of microseconds, more where the datastore is not in memory; 8 by
 from __future__ import annotations
 
 from collections.abc import Sequence as Many
-from pathlib import Path
 from typing import Annotated
 
 import numpy as np
@@ -26,6 +25,7 @@ from paceline.budget import Budget
 from paceline.datastore import Datastore
 from paceline.drafters.base import Drafter, Surroundings
 from paceline.kernels.suffixes.array import DRAFTED, LONGEST_MATCH, SORTED_TO
+from paceline.machine import expanded
 from paceline.sequence import Sequence
 from paceline.spec import SpecError
 from paceline.tree import DraftTree, Proposal
@@ -91,7 +91,11 @@ class DatastoreDrafter(Drafter):
 
 
 def build(options: Options, surroundings: Surroundings) -> DatastoreDrafter:
-    datastore = Datastore.open(Path(options.path).expanduser())
+    try:
+        folder = expanded(options.path)
+    except OSError as error:
+        raise SpecError(f"there is no datastore in '{options.path}': {error}") from error
+    datastore = Datastore.open(folder)
     if datastore.header.tokenizer != surroundings.tokenizer.fingerprint:
         raise SpecError(f"the datastore in '{options.path}' was built for another tokenizer: build it anew with --model")
     ends = surroundings.target.eos_token_ids

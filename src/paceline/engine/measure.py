@@ -23,7 +23,7 @@ from paceline.drafters.base import Drafter
 from paceline.kernels.compiled import SOURCES
 from paceline.learning.costs import Costs
 from paceline.learning.forward_curve import ForwardCurve
-from paceline.machine import processor
+from paceline.machine import processor, user_cache
 from paceline.models.base import LanguageModel
 from paceline.params import SamplingParams
 from paceline.sequence import Sequence
@@ -137,7 +137,7 @@ def measure(speculative: Speculative, longest: int, draft: str) -> None:
     target = speculative.target
     drafters = [(part.part, part.measured_as) for part in speculative.drafter.parts if part.costly]
     file, costs = _file(target, (draft, longest, *drafters)), Costs()
-    then, now = _read(file, costs), _look(target, longest)
+    then, now = _read(file, costs) if file is not None else None, _look(target, longest)
     if then is not None and not then.like(now):
         now = now.fastest(_look(target, longest))
     if then is None or not then.like(now):
@@ -146,7 +146,8 @@ def measure(speculative: Speculative, longest: int, draft: str) -> None:
         again = _look(target, longest)
         if then is None or now.like(again):
             costs, then, now = fresh, again, again
-            _write(file, fresh, again)
+            if file is not None:
+                _write(file, fresh, again)
     speculative.costs.start_from(costs, now.one_s / then.one_s)
 
 
@@ -270,13 +271,13 @@ def _fastest(run: Callable[..., float], *shape: int) -> float:
     return min(run(*shape) for _ in range(_REPEATS))
 
 
-def _file(target: LanguageModel, measured: tuple[object, ...]) -> Path:
-    """Where the costs of this model on this machine are kept. measured: what else they are of."""
+def _file(target: LanguageModel, measured: tuple[object, ...]) -> Path | None:
+    """Where the costs of this model on this machine are kept, if anywhere. measured: what else they are of."""
     device = torch.cuda.get_device_name() if target.returns_early else ""
     machine = (processor(), os.cpu_count(), torch.get_num_threads(), device)
     told = (__version__, SOURCES, *machine, target.measured_as, *measured)
-    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "paceline" / "costs"
-    return folder / f"{sha256(repr(told).encode()).hexdigest()[:24]}.json"
+    own = user_cache()
+    return own and own / "costs" / f"{sha256(repr(told).encode()).hexdigest()[:24]}.json"
 
 
 def _read(file: Path, costs: Costs) -> _Look | None:

@@ -7,10 +7,10 @@ with kernels needs nothing more, whoever it is run by.
 from __future__ import annotations
 
 import os
-import sys
-from contextlib import suppress
 from functools import cache
 from pathlib import Path
+
+from paceline.machine import user_cache
 
 VARIABLE = "PACELINE_KERNELS"
 
@@ -22,8 +22,5 @@ def folders() -> tuple[Path, ...]:
     if named:
         return (Path(named).absolute(),)
     found = [Path(__file__).parent / "__pycache__"]
-    caches = Path("~/Library/Caches" if sys.platform == "darwin" else os.environ.get("XDG_CACHE_HOME") or "~/.cache")
-    with suppress(RuntimeError):
-        # no home
-        found.append(caches.expanduser().absolute() / "paceline" / "kernels")
-    return tuple(found)
+    own = user_cache()
+    return (*found, own / "kernels") if own is not None else tuple(found)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 
 from paceline.lookups.documents import word_end
+from paceline.machine import expanded
 from paceline.spec import SpecError
 
 LARGEST_MIB = 16
@@ -19,8 +19,8 @@ _PIECE = 1 << 16
 
 def text_of_file(path: str) -> str:
     """The text of a file. Raises SpecError where it is missing, too large, not UTF-8, or empty."""
-    file = Path(path).expanduser()
     try:
+        file = expanded(path)
         if not file.is_file():
             raise SpecError(f"there is no file '{path}'")
         if file.stat().st_size > LARGEST_MIB << 20:
@@ -29,7 +29,7 @@ def text_of_file(path: str) -> str:
     except UnicodeDecodeError as error:
         raise SpecError(f"'{path}' is not a text file: it is not valid UTF-8 at byte {error.start}") from error
     # ValueError: a path that no file can have, such as one with a null byte
-    except (OSError, ValueError, RuntimeError) as error:
+    except (OSError, ValueError) as error:
         raise SpecError(f"'{path}' cannot be read: {getattr(error, 'strerror', None) or error}") from error
     if not text.strip():
         raise SpecError(f"'{path}' holds no text")

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from paceline.kernels.device import served
+from paceline.machine import expanded, most_threads
 from paceline.models.base import DTYPES, LanguageModel, ModelError
 from paceline.models.checkpoint import Checkpoint, inspected
 from paceline.models.embedded import DEFAULT, embedded_path
@@ -42,11 +43,11 @@ def resolve(name: str) -> Path:
     Raises ModelError where there is none.
     """
     try:
-        path = Path(name).expanduser()
+        path = expanded(name)
         if name and path.is_dir():
             return path.resolve()
     # the home of nobody, or a name longer than any file's
-    except (OSError, RuntimeError) as error:
+    except OSError as error:
         raise ModelError(f"there is no model directory '{name[:80]}'") from error
     embedded = embedded_path(name)
     if embedded is not None:
@@ -86,6 +87,9 @@ def load_model(
         raise ModelError(f"keys and values are kept as {kv_cache} by kernels for a GPU, which need CUDA and Triton")
     if kv_cache == "fp8" and torch.cuda.is_available() and torch.cuda.get_device_capability() < _FP8_FROM:
         raise ModelError(f"'{torch.cuda.get_device_name()}' cannot read fp8: keep keys and values as int8")
+    if torch.get_num_threads() > most_threads():
+        # torch knows the machine's processors, not how much of their time a container is given
+        torch.set_num_threads(most_threads())
     checkpoint = inspected(resolve(str(path)))
     reason = "compiled kernels are switched off"
     config = stated(checkpoint.config) or _configuration(checkpoint)

@@ -53,6 +53,16 @@ _begun: list[_Pool] = []
 """Every pool that may have a thread."""
 
 
+def _renew() -> None:
+    """A forked process has not the thread that may have held the lock."""
+    global _opening
+    _opening = Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_renew)
+
+
 def _pool(process: int, threads: int) -> _Pool:
     pool = _pools.get((process, threads))
     if pool is None:

@@ -61,10 +61,17 @@ def _listed() -> str:
     return listed
 
 
+def _triple() -> str:
+    return llvm.get_process_triple()
+
+
 def _detected() -> Machine:
     # of what is listed twice the last counts, as it does for LLVM
     said = {feature[1:]: feature[0] == "+" for feature in _listed().split(",") if feature}
     present = frozenset(feature for feature, there in said.items() if there)
+    if _triple().startswith(("aarch64", "arm64")):
+        # part of this architecture; on macOS LLVM lists nothing that the processor's name implies
+        present |= {"neon"}
     if "avx512f" in present:
         return Machine(16, 32, present)
     if "avx2" in present and "fma" in present:
@@ -110,12 +117,6 @@ MATRIX_UNIT = _matrix_unit()
 Software Developer's Manual, volume 1, chapter "Programming with Intel AMX"; Linux, Documentation/arch/x86/xstate.rst.
 """
 
-_AMD = ("amdfam", "bdver", "btver", "znver")
-PAGES = 4 if "sse2" in MACHINE.features and not llvm.get_host_cpu_name().startswith(_AMD) else 1
-"""Pages of memory that are prefetched in turn, a power of two. Intel's prefetchers work by pages: four at once are read half as
-fast again as one (ADR 0004). On AMD's Zen 4 two and four take 1.2 to 1.6 of one's time, and on Zen 5 one was the fastest too.
-"""
-
 if MACHINE.lanes == 16:
     # LLVM splits 512-bit vectors on processors that it thinks prefer 256, and sums of products of pairs where it does not list
     # the one instruction as fast; read by Numba when it is first imported
@@ -123,6 +124,12 @@ if MACHINE.lanes == 16:
     os.environ.setdefault("NUMBA_CPU_FEATURES", llvm.get_host_cpu_features().flatten() + ",-prefer-256-bit,+fast-dpwssd")
 TARGET = (os.environ.get("NUMBA_CPU_NAME") or llvm.get_host_cpu_name(), _listed())
 """Name and features of the processor that is compiled for."""
+
+_AMD = ("amdfam", "bdver", "btver", "znver")
+PAGES = 4 if "sse2" in MACHINE.features and not TARGET[0].startswith(_AMD) else 1
+"""Pages of memory that are prefetched in turn, a power of two. Intel's prefetchers work by pages: four at once are read half as
+fast again as one (ADR 0004). On AMD's Zen 4 two and four take 1.2 to 1.6 of one's time, and on Zen 5 one was the fastest too.
+"""
 
 VECTOR = ir.VectorType(F32, LANES)
 WORDS = ir.VectorType(I32, LANES)
