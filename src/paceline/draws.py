@@ -1,8 +1,8 @@
 """Draws that are not the target's choice: drafts, acceptance tests, residuals; each from a stream of its own.
 
-A stream is keyed (seed, name, position behind the root, node, trial), never by the position-keyed noise alone: a draft that had
-seen the number with which it is judged would not be a sample of its proposal. Whoever draws twice at one node of one step says
-so by another name or trial.
+A stream is keyed (seed and number of the request, name, position behind the root, node, trial), never by the position-keyed noise
+alone: a draft that had seen the number with which it is judged would not be a sample of its proposal. Whoever draws twice at one
+node of one step says so by another name or trial.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _STRETCH = 512
 
 def chance(sequence: Sequence, name: str, node: int, trial: int = 0) -> float:
     """A number between 0 and 1 for one test at a node of the tree below this sequence's root."""
-    return uniform(stream(sequence.seed, name, node, trial), len(sequence.tokens))
+    return uniform(stream(sequence.draws_seed, name, node, trial), len(sequence.tokens))
 
 
 def happens(probability: float, sequence: Sequence, name: str, node: int, trial: int = 0) -> bool:
@@ -58,7 +58,7 @@ def siblings(probs: torch.Tensor, kind: Proposal, count: int, sequence: Sequence
     if kind is Proposal.IID:
         return [_drawn(scores, sequence, name, node, trial) for trial in range(count)]
     if kind is Proposal.WITHOUT_REPLACEMENT:
-        return noised_best(scores, stream(sequence.seed, name, node), len(sequence.tokens), count)
+        return noised_best(scores, stream(sequence.draws_seed, name, node), len(sequence.tokens), count)
     if kind is not Proposal.HUB:
         raise ValueError(f"tokens of kind {kind.name} are chosen, not drawn")
     first, hub = _drawn(scores, sequence, name, node, 0), likeliest(probs)
@@ -81,4 +81,4 @@ def _scores(probs: torch.Tensor) -> torch.Tensor:
 
 
 def _drawn(scores: torch.Tensor, sequence: Sequence, name: str, node: int, trial: int) -> int:
-    return noised_best(scores, stream(sequence.seed, name, node, trial), len(sequence.tokens))[0]
+    return noised_best(scores, stream(sequence.draws_seed, name, node, trial), len(sequence.tokens))[0]

@@ -25,7 +25,7 @@ from paceline.drafters.model import ModelDrafter, Options
 from paceline.draws import siblings
 from paceline.params import SamplingParams
 from paceline.sequence import Sequence
-from paceline.tree import Proposal
+from paceline.tree import DraftTree, Proposal
 
 MODEL = TableModel(5, sharpness=1.3, seed=8)
 PARAMS = SamplingParams(temperature=1.2, top_p=0.92, repetition_penalty=1.2, frequency_penalty=0.4)
@@ -160,6 +160,18 @@ def test_siblings_have_the_joint_law_of_their_kind(kind: Proposal) -> None:
         sequence = Sequence(seed, (0,), SamplingParams(), seed)
         found.append(tuple(siblings(probs, kind, 2, sequence, "draft one", 0)))
     assert chi_square(found, law) > FALSE_ALARM
+
+
+@pytest.mark.parametrize("rule", ["rejection", "multi-round", "k-seq", "block"])
+def test_an_earlier_answer_of_the_same_seed_is_no_better_a_draft_than_another(rule: str) -> None:
+    """What was drawn then must say nothing of what is drawn now."""
+    verifier, found = build_verifier(rule), []
+    for seed in range(3_000):
+        asked = [Sequence(key, (1, 2), SamplingParams(temperature=1.0), seed) for key in (0, 1)]
+        (first,) = verifier([asked[0]], [DraftTree.root(2)], [torch.zeros(1, 3)])
+        (second,) = verifier([asked[1]], [DraftTree.chain(2, [first.tokens[0]], "suffix")], [torch.zeros(2, 3)])
+        found.append((first.tokens[0], second.tokens[0]))
+    assert obeys(found, dict.fromkeys(itertools.product(range(3), repeat=2), 1 / 9))
 
 
 def test_names_alike_in_their_beginning_have_streams_of_their_own() -> None:

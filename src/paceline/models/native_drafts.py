@@ -197,7 +197,7 @@ class Drafts:
         of = [(place, trial) for place, those in enumerate(below) for trial in range(len(those))]
         for owner, sequence in enumerate(sequences):
             for place, trial in of:
-                self._streams[owner, place, trial] = signed_seed(stream(sequence.seed, self._source, place, trial))
+                self._streams[owner, place, trial] = signed_seed(stream(sequence.draws_seed, self._source, place, trial))
 
     def _allot(self, sequences: int, deepest: int, most: int, places: int, wide: int, rows: int) -> None:
         # none until all are there: whoever is interrupted in between begins anew
