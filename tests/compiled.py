@@ -162,7 +162,7 @@ def laid_out(activations: torch.Tensor, packed: Packed) -> torch.Tensor:
         whole = whole.view(count, -1, BLOCK)
         if bits == 8:
             laid = whole.to(torch.int8)
-        elif count >= fewest_rows(packed.form):
+        elif packed.form.in_planes or count >= fewest_rows(packed.form):
             upper = (whole + 128).div(256, rounding_mode="floor")
             laid = torch.cat([upper, whole - 256 * upper]).to(torch.int8)
         else:

@@ -74,7 +74,8 @@ def page(
         "The model is the small one that comes with the package, trained on the domains that most of the prompts come from (E2E,"
         " WikiSQL, school problems, stories, code), and its draft was distilled from it: drafts come true more often here than"
         " they may elsewhere. A grown model is the same function, padded to the size of a larger one: its cost is that size's,"
-        " its text and its acceptance are those of the small model. No speed was measured on a public pair of models.",
+        " its text and its acceptance are those of the small model. No speed was measured on a public pair of models. What `copy`"
+        " asks for the small model cannot do: its answers soon go in circles, and whoever drafts from the text follows them.",
         "",
         *_summary(runs),
     ]

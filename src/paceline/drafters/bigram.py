@@ -3,7 +3,7 @@
 Where fewer followers were seen than may be tried, the commonest tokens of all fill the places; as much as one observation goes to
 what was never seen behind a token, shared out by how common each is anywhere.
 
-Source: Leviathan et al. (arXiv:2211.17192), section 4.1 (bigram approximation). Smoothing by a Dirichlet prior in the shape of
+Source: Leviathan et al. (arXiv:2211.17192), sections 3.6 and 4.2 (bigram model). Smoothing by a Dirichlet prior in the shape of
 the unigrams: MacKay and Peto, A Hierarchical Dirichlet Language Model (1995); here it weighs one observation, and only what was
 never seen has a share of it.
 Proposals: POINT

@@ -2,7 +2,7 @@
 
 The cheapest drafter there is, and the floor that others are measured from.
 
-Source: Leviathan et al. (arXiv:2211.17192), section 4.1 (their bigram approximation, without its context).
+Source: Leviathan et al. (arXiv:2211.17192), sections 3.6 and 4.2 (n-gram models as approximations that cost next to nothing).
 Proposals: POINT
 Taps: none
 Branching: REPLAY, or TREE with width above 1

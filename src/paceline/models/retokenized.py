@@ -3,7 +3,7 @@
 A shadow of every sequence is kept in the model's tokens. What follows may change how a text is split, so the last tokens before a
 seam are split anew together with what comes behind it, on the way there and on the way back.
 
-Source: string-level exact match, Timor et al. (arXiv:2502.05202), section 2; the window before the seam is that of universal
+Source: string-level exact match, Timor et al. (arXiv:2502.05202), section 3; the window before the seam is that of universal
 assisted generation (Gante et al., 2024).
 """
 

@@ -5,7 +5,7 @@ the target token's; what the model has no token for it cannot draft, and reads s
 token is spelled alike wherever it stands, so that what is cached stays true.
 
 Source: token-level intersection, Timor et al., Accelerating LLM Inference with Lossless Speculative Decoding Algorithms for
-Heterogeneous Vocabularies (arXiv:2502.05202), section 3.
+Heterogeneous Vocabularies (arXiv:2502.05202), section 4.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from llvmlite import ir
 
 from compiled import as_read, multiplied
 from native import FORMATS
-from paceline.kernels.native import tall, tiles
+from paceline.kernels.native import ahead, tall, tiles
 from paceline.kernels.native.formats import FORMATS as FORMS, GROUP, SUMMED
 from paceline.kernels.native.matrix_unit import HIGHEST
 from paceline.kernels.native.needs import highest_tile
@@ -264,7 +264,8 @@ def test_rows_that_have_no_room_beside_a_panel_walk_it_in_blocks(name: str) -> N
 @pytest.mark.parametrize("name", FORMATS)
 def test_every_tile_fetches_whole_turns_of_pages(name: str, pages: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """As Intel's processors have them, whatever this one is: `lines_in_turn` would refuse others."""
-    monkeypatch.setattr(tiles, "PAGES", pages)
+    for module in (ahead, tiles):
+        monkeypatch.setattr(module, "PAGES", pages)
     module = ir.Module()
     for rows in range(1, MOST_ROWS + 1):
         if tall.suits(FORMS[name], rows):

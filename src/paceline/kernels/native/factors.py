@@ -14,6 +14,7 @@ from paceline.kernels.native.vectors import (
     LANES,
     MULTIPLIES_BYTES,
     MULTIPLIES_HALVES,
+    MULTIPLIES_SIGNED_BYTES,
     PAIR_PRODUCTS,
     PAIRS,
     VECTOR,
@@ -64,7 +65,7 @@ def half_products(builder: Any, sums: Any, left: Any, right: Any) -> Any:
 
 
 def whole_numbers(builder: Any, form: Format, word: Any, step: int) -> Any:
-    """The `step`-th weights of each lane's word, as they are multiplied: two of 16 bits or four unsigned ones of 8.
+    """The `step`-th weights of each lane's word, as they are multiplied: two of 16 bits or four of 8.
 
     Of four signed bytes the first and third make a pair, and the second and fourth, whatever instructions there are.
     """
@@ -79,10 +80,14 @@ def whole_numbers(builder: Any, form: Format, word: Any, step: int) -> Any:
 
 
 def four_products(builder: Any, sums: Any, unsigned: Any, signed: Any) -> Any:
-    """Per 32-bit lane: the sum plus the products of four unsigned with four signed bytes."""
+    """Per 32-bit lane: the sum plus the products of four unsigned with four signed bytes, or of four signed ones both where these
+    are what is multiplied."""
+    kind = ir.VectorType(I8, 4 * LANES)
+    if MULTIPLIES_SIGNED_BYTES:
+        callee = external(builder, "llvm.aarch64.neon.sdot.v4i32.v16i8", WORDS, [WORDS, kind, kind])
+        return builder.call(callee, [sums, builder.bitcast(unsigned, kind), builder.bitcast(signed, kind)])
     if MULTIPLIES_BYTES:
         bits = 32 * LANES
-        kind = ir.VectorType(I8, 4 * LANES)
         callee = external(builder, f"llvm.x86.avx512.vpdpbusd.{bits}", WORDS, [WORDS, kind, kind])
         return builder.call(callee, [sums, builder.bitcast(unsigned, kind), builder.bitcast(signed, kind)])
     for odd in (False, True):

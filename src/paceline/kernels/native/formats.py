@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from paceline.kernels.native.vectors import PANEL
+from paceline.kernels.native.vectors import MULTIPLIES_SIGNED_BYTES, PANEL
 
 GROUP = 32
 """Inputs that share a scale in `int4`; every K is padded with zeros to a multiple of it."""
@@ -54,6 +54,11 @@ class Format:
     def scaled_once(self) -> bool:
         """Whether one scale serves all inputs, not a group of them."""
         return self.scaled and not self.by_group
+
+    @property
+    def in_planes(self) -> bool:
+        """Whether activations of 16 bits are multiplied as two bytes each: one instruction then takes four of either."""
+        return self.scaled_once and self.activation_bits > 8 and MULTIPLIES_SIGNED_BYTES
 
     @property
     def multiple(self) -> int:
@@ -103,7 +108,8 @@ FORMATS = {
         Format("w16a16", 16, 2, 4, halved=True),
         Format("int8", 8, 4, 4, activation_bits=16),
         Format("int4", 4, 8, 4, activation_bits=16, by_group=True, excess=8),
-        Format("w8a8", 8, 4, 4, activation_bits=8, excess=128),
+        # as the instruction wants weights: unsigned, or signed
+        Format("w8a8", 8, 4, 4, activation_bits=8, excess=0 if MULTIPLIES_SIGNED_BYTES else 128),
     )
 }
 

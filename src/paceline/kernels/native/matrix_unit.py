@@ -16,8 +16,9 @@ from typing import Any
 
 from llvmlite import ir
 
+from paceline.kernels.native.ahead import AHEAD, lines_in_turn
 from paceline.kernels.native.formats import BLOCK, GROUP, SUMMED, Format
-from paceline.kernels.native.tiles import ADD, AHEAD, CONTINUE, MOST_ROWS, lines_in_turn
+from paceline.kernels.native.tiles import ADD, CONTINUE, MOST_ROWS
 from paceline.kernels.native.vectors import (
     F16,
     F32,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from paceline.kernels.native import matrix_unit
 from paceline.kernels.native.formats import Format, padded
 from paceline.kernels.native.layout import BYTES, FLOATS, GROUPED, HALVES, HALVES_AND_REST, WORDS
-from paceline.kernels.native.tiles import MOST_ROWS
-from paceline.kernels.native.vectors import PANEL
+from paceline.kernels.native.tiles import MOST_ROWS, most_rows_of
+from paceline.kernels.native.vectors import PANEL, VECTORS
 
 _TOGETHER = 2**20
 """Bytes of weights that stay in a core's cache while tile after tile is multiplied with them."""
@@ -14,7 +14,7 @@ _TOGETHER = 2**20
 
 def highest_tile(form: Format) -> int:
     """Rows of the tallest tile of a format."""
-    return matrix_unit.highest(form) if matrix_unit.suits(form) else MOST_ROWS
+    return matrix_unit.highest(form) if matrix_unit.suits(form) else min(MOST_ROWS, most_rows_of(form, VECTORS // 2))
 
 
 def laid_as(form: Format) -> int:

@@ -113,8 +113,8 @@ def _words(values: torch.Tensor, form: Format) -> torch.Tensor:
             shifts = torch.tensor([0, 16, 4, 20, 8, 24, 12, 28]).view(8, 1)
             return (nibbles << shifts).sum(-2).to(torch.int32)
         case "w8a8":
-            # unsigned, as the instruction wants them: what is too much is taken off again by the sum of activations
-            return _side_by_side((values + form.excess).to(torch.uint8), 4)
+            # what is too much where they are unsigned is taken off again by the sum of activations
+            return _side_by_side((values + form.excess).to(torch.uint8 if form.excess else torch.int8), 4)
     raise ValueError(f"nothing packs the format {form.name!r}")
 
 

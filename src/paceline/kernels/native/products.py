@@ -15,10 +15,11 @@ from typing import Any
 from llvmlite import ir
 
 from paceline.kernels.native import matrix_unit, tall
+from paceline.kernels.native.ahead import AHEAD
 from paceline.kernels.native.entries import PRODUCT_WORDS
 from paceline.kernels.native.formats import FORMATS, Format
 from paceline.kernels.native.memory import helper, intrinsic, prefetched
-from paceline.kernels.native.tiles import AHEAD, emit_tile, most_rows
+from paceline.kernels.native.tiles import emit_tile, most_rows_of
 from paceline.kernels.native.vectors import I64, PANEL, VECTORS, constant
 
 from numba import types  # isort: skip  (after `vectors`, which tells it how wide registers are)
@@ -94,7 +95,7 @@ def _over(builder: Any, form: Format, count: int, arguments: Any) -> None:
     if tall.suits(form, count):
         tiles = [tall.emit_tall_tile(builder.module, form, count)]
     else:
-        vectors = VECTORS if count <= most_rows(VECTORS) else VECTORS // 2
+        vectors = VECTORS if count <= most_rows_of(form, VECTORS) else VECTORS // 2
         tiles = [emit_tile(builder.module, form, count, vectors, first) for first in range(0, VECTORS, vectors)]
     with _panels(builder, arguments) as panel:
         for tile in tiles:

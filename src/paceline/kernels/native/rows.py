@@ -27,8 +27,8 @@ from paceline.kernels.native.transposition import turned
 from paceline.kernels.native.vectors import LANES, PANEL
 
 _f = np.float32
-_PLANES_FROM = fewest_rows(FORMATS["int8"])
-"""Rows from which a tile's activations of 16 bits lie as the matrix unit takes them."""
+_PLANES_FROM = 1 if FORMATS["int8"].in_planes else fewest_rows(FORMATS["int8"])
+"""Rows from which a tile's activations of 16 bits lie as bytes, which a matrix unit takes, or ARM."""
 
 
 up = helper(padded)

@@ -17,6 +17,7 @@ from typing import Any
 
 from llvmlite import ir
 
+from paceline.kernels.native.ahead import AHEAD, LINE, lines_in_turn
 from paceline.kernels.native.factors import WORDS_OF, four_products, half_products, pair_products, whole_numbers, widened
 from paceline.kernels.native.formats import BLOCK, GROUP, SUMMED, Format
 from paceline.kernels.native.vectors import (
@@ -43,12 +44,6 @@ from paceline.kernels.native.vectors import (
 )  # fmt: skip
 
 STORE, ADD, CONTINUE = 0, 1, 2
-PAGE = 4096
-_LINE = 64
-AHEAD = max(8192, PAGES * PAGE)
-"""Bytes by which a tile prefetches its panel: the latency of memory at the speed it is read, measured (ADR 0004). All pages that
-are fetched in turn have arrived when the first of them is read.
-"""
 _TURNS = BLOCK // 4
 """Words of inputs for which a row's activations lie side by side."""
 _SPARE = 5
@@ -66,6 +61,11 @@ def most_rows(vectors: int) -> int:
 
 MOST_ROWS = min(most_rows(VECTORS // 2), 12)
 """Rows of the tallest tile of vectors; more rows are split into tiles of about equal height."""
+
+
+def most_rows_of(form: Format, vectors: int) -> int:
+    """The same in a format: numbers in planes have two sums each."""
+    return most_rows(2 * vectors if form.in_planes else vectors)
 
 
 def emit_tile(module: Any, form: Format, rows: int, vectors: int, first: int) -> Any:
@@ -129,21 +129,6 @@ def ended(builder: Any, places: list[list[Any]], mode: Any, sums: list[Any]) -> 
                 store(builder, value, place, 4)
 
 
-def lines_in_turn(builder: Any, ahead: Any, reach: int) -> list[Any]:
-    """What to fetch in a turn of a walk that takes `reach` bytes a turn and has `ahead` before it: as many lines, of PAGES
-    neighbouring pages. Which lines of its pages a turn fetches counts up as its place does, so over all turns each is fetched
-    once.
-    """
-    pages = max(min(PAGES, reach // _LINE), 1)
-    if pages == 1:
-        return [builder.add(ahead, constant(line)) for line in range(0, reach, _LINE)]
-    assert pages * PAGE % reach == 0, "or some lines would be fetched twice and others never"
-    part = builder.and_(builder.udiv(ahead, constant(reach)), constant(pages * PAGE // reach - 1))
-    window = builder.and_(ahead, constant(-pages * PAGE))
-    begin = builder.add(window, builder.mul(part, constant(reach // pages)))
-    return [builder.add(begin, constant(page * PAGE + line)) for line in range(0, reach // pages, _LINE) for page in range(pages)]
-
-
 class Body:
     """The loops of one tile. Accumulators are lists in the order row, vector.
 
@@ -177,7 +162,7 @@ class Body:
         self._next = None if vectors == VECTORS else builder.add(builder.add(panel, panel_bytes), share)
         self._parts = parts or VECTORS // vectors
         # a turn takes as many words as have a line to fetch on each page: less to count, and less to find out where
-        self._unrolled = max(self._parts * PAGES * _LINE // form.bytes_together, 1)
+        self._unrolled = max(self._parts * PAGES * LINE // form.bytes_together, 1)
 
     def words_in(self, inputs: Any) -> Any:
         """Words of every output."""
@@ -218,16 +203,21 @@ class Body:
 
     def blockwise(self, activations: Any, inputs: Any, start: list[Any]) -> list[Any]:
         """Sums of whole numbers over as many inputs as 32 bits hold, which are rounded and added, and scaled in the end."""
-        builder = self.builder
+        builder, planes = self.builder, 2 if self.form.in_planes else 1
         running = self.kept([ZERO] * len(start))
 
         def multiplied(word: Any, words: list[Any], sums: list[Any]) -> list[Any]:
+            if planes == 2:
+                return self._added_up(self._planes(activations, word), words, four_products, sums)
             factors = self._factors(activations, word, 2 * BLOCK)
             sums = self._products(factors, words, 0, sums)
             return self._products([builder.add(place, constant(4)) for place in factors], words, 1, sums)
 
         with in_blocks(builder, builder.udiv(inputs, constant(4)), SUMMED // 4) as (before, count):
-            sums = self.walked(before, count, [repeated(0)] * len(start), multiplied)
+            sums = self.walked(before, count, [repeated(0)] * len(start) * planes, multiplied)
+            if planes == 2:
+                upper, lower = sums[: len(start)], sums[len(start) :]
+                sums = [builder.add(builder.shl(high, repeated(8)), low) for high, low in zip(upper, lower, strict=True)]
             for place, value in zip(running, sums, strict=True):
                 builder.store(builder.fadd(builder.load(place), builder.sitofp(value, VECTOR)), place)
         scale = self._scales(builder.add(activations, builder.mul(inputs, constant(2 * self.rows))), constant(0))
@@ -264,6 +254,13 @@ class Body:
         within = builder.mul(builder.urem(turn, constant(turns)), constant(row_bytes // turns))
         first = builder.add(activations, builder.add(block, within))
         return [builder.add(first, constant((self.low + row) * row_bytes)) for row in range(self.rows)]
+
+    def _planes(self, activations: Any, turn: Any) -> list[Any]:
+        """Addresses of the `turn`-th word of each row's upper bytes, then of its lower ones."""
+        builder = self.builder
+        block = builder.mul(builder.udiv(turn, constant(_TURNS)), constant(2 * self.laid * BLOCK))
+        first = builder.add(activations, builder.add(block, builder.mul(builder.urem(turn, constant(_TURNS)), constant(4))))
+        return [builder.add(first, constant((plane * self.laid + row) * BLOCK)) for plane in (0, 1) for row in range(self.rows)]
 
     def kept(self, values: list[Any]) -> list[Any]:
         """Room for vectors on the stack, and the values in it."""

@@ -70,8 +70,8 @@ def _detected() -> Machine:
     said = {feature[1:]: feature[0] == "+" for feature in _listed().split(",") if feature}
     present = frozenset(feature for feature, there in said.items() if there)
     if _triple().startswith(("aarch64", "arm64")):
-        # part of this architecture; on macOS LLVM lists nothing that the processor's name implies
-        present |= {"neon"}
+        # part of this architecture; on macOS LLVM lists nothing, and the first of these processors had products of bytes
+        present |= {"neon", "dotprod"} if "apple" in _triple() else {"neon"}
     if "avx512f" in present:
         return Machine(16, 32, present)
     if "avx2" in present and "fma" in present:
@@ -85,7 +85,9 @@ FUSES = bool(MACHINE.features & {"fma", "avx512f", "neon"})
 """Whether a fused multiply-add is one instruction here; without it `llvm.fma` is a library call per number."""
 
 MULTIPLIES_BYTES = bool(MACHINE.features & {"avx512vnni", "avxvnni"})
-"""Whether one instruction multiplies four pairs of bytes and adds them up."""
+"""Whether one instruction multiplies four pairs of an unsigned and a signed byte, and adds them up."""
+MULTIPLIES_SIGNED_BYTES = MACHINE.lanes == 4 and "dotprod" in MACHINE.features
+"""The same of signed bytes both, on ARM."""
 
 
 MULTIPLIES_HALVES = MACHINE.lanes == 16 and "avx512bf16" in MACHINE.features
