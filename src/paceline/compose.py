@@ -35,8 +35,8 @@ def automatic(model_path: str, draft_path: str = "") -> str:
     `auto:PATH` names a smaller model of one's own to draft with instead.
     How deep the draft goes, if it is made at all, is for the policy; eight levels are more than a small machine ever asks for.
     Rows are nearly free on a GPU, so look-ups and recycled trees are larger there: with 32 recycled nodes in place of 8 the
-    embedded model emits a quarter more tokens a step, and files rewritten with edits take an eighth fewer steps. A draft is free to be an approximation, so it is held in int8 where weights are packed: half as
-    much to read, and hardly another token.
+    embedded model emits a quarter more tokens a step, and files rewritten with edits take an eighth fewer steps. A draft is
+    free to be an approximation, so it is held in int8 where weights are packed: half as much to read, and hardly another token.
     """
     draft = draft_path or draft_of(model_path)
     held = "@int8" if packs_weights() else ""

@@ -82,6 +82,20 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "phi3",
         {"sliding_window": 5, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}},
     ),
+    "phi3, longrope": (
+        "phi3",
+        {
+            "original_max_position_embeddings": 64,
+            "rope_parameters": {
+                **_ROPE,
+                "rope_type": "longrope",
+                "factor": 2.0,
+                "short_factor": [1.0 + 0.1 * pair for pair in range(6)],
+                "long_factor": [4.0] * 6,
+                "partial_rotary_factor": 0.75,
+            },
+        },
+    ),
     "stablelm": ("stablelm", {}),
     "stablelm, biases": ("stablelm", {"use_qkv_bias": True, "partial_rotary_factor": 0.5}),
 }
@@ -110,20 +124,6 @@ OUTSIDE: dict[str, tuple[str, dict[str, Any], str]] = {
     "phi": ("phi", {}, "'phi'"),
     "gelu": ("llama", {"hidden_act": "gelu"}, "activation is 'gelu'"),
     "dynamic": ("llama", {"rope_parameters": {**_ROPE, "rope_type": "dynamic", "factor": 2.0}}, "'dynamic'"),
-    "longrope": (
-        "phi3",
-        {
-            "original_max_position_embeddings": 64,
-            "rope_parameters": {
-                **_ROPE,
-                "rope_type": "longrope",
-                "factor": 2.0,
-                "short_factor": [1.0] * 8,
-                "long_factor": [2.0] * 8,
-            },
-        },
-        "'longrope'",
-    ),
     "an odd part of a head": (
         "phi3",
         {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.3125}},

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Protocol
 
+from paceline.bench.loops import looped_tokens
 from paceline.sequence import Speculation
 
 
@@ -66,6 +67,11 @@ class Tally:
     def tokens(self) -> int:
         """Tokens emitted by one repeat over all prompts, EOS left out: the one count for every decoder."""
         return round(self._summed(lambda one: len(one.token_ids)))
+
+    @property
+    def looped_tokens(self) -> int:
+        """Those of them that end an answer in a loop."""
+        return sum(looped_tokens(repeats[0].token_ids) for repeats in self.runs.values())
 
     @property
     def tokens_per_s(self) -> float:

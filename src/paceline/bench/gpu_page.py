@@ -54,7 +54,8 @@ def gpu_section(record: dict[str, Any], picture: str) -> list[str]:
         "Prompts read in one step, beside what a library's products of the same matrices take by themselves:",
         "",
         *table(("tokens", "ms", "the library's products alone, ms"), [_prompt(one) for one in record["prefill"]]),
-        "Whole answers of 128 tokens through the engine, one at a time, every draft in turns with none. Drafted texts that equal"
+        "128 tokens through the engine, one request at a time, every draft in turns with none; the model's own end of text is"
+        " ignored, so most of them are what it writes behind its answer. Drafted texts that equal"
         f" those without: {_sum(drafted, 'equal')} of {_sum(drafted, 'answers')}.",
         "",
         *table(

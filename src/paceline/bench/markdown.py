@@ -1,8 +1,18 @@
-"""Markdown: tables of it, and links to its headings."""
+"""Markdown: tables of it, plots, and links to its headings."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence as Many
+from pathlib import Path
+
+_ALTS = {
+    "speedup": "decoding speed over plain decoding by task",
+    "acceptance": "acceptance by depth of the draft",
+    "verify": "cost of a forward by rows, over one row",
+    "step": "where the time of a step goes",
+    "latencies": "how latencies are distributed at each load",
+    "load": "tokens and requests per second, time to first token and time per output token by requests at once",
+}
 
 
 def table(columns: Many[str], rows: Many[Many[object]]) -> list[str]:
@@ -18,3 +28,8 @@ def _cell(content: object) -> str:
 def anchor(heading: str) -> str:
     """A heading as GitHub links to it, where no other of the page is linked to alike."""
     return "".join(c for c in heading.lower().replace(" ", "-") if c.isalnum() or c in "-_")
+
+
+def pictured(plots: Many[str], of: str) -> list[str]:
+    """Links to the plots of a record, each with what it shows."""
+    return [line for link in plots for line in (f"![{_ALTS[Path(link).stem.rpartition('-')[2]]}: {of}]({link})", "")]

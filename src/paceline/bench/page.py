@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,22 +14,16 @@ from typing import Any
 from paceline.bench.circumstances import circumstances
 from paceline.bench.files import records, title
 from paceline.bench.gpu_page import gpu_section, plot_gpu
-from paceline.bench.load.plots import body_label, plot as plot_load
-from paceline.bench.markdown import anchor, table
+from paceline.bench.load.plots import plot as plot_load
+from paceline.bench.load_page import load_section
+from paceline.bench.loops import LONGEST
+from paceline.bench.markdown import anchor, pictured, table
 from paceline.bench.ours import PLAIN
 from paceline.bench.plots import plot
 from paceline.bench.report import same_text
 from paceline.bench.step_page import step_section
 
 _GPU = "gpu.json"
-_ALTS = {
-    "speedup": "decoding speed over plain decoding by task",
-    "acceptance": "acceptance by depth of the draft",
-    "verify": "cost of a forward by rows, over one row",
-    "step": "where the time of a step goes",
-    "latencies": "how latencies are distributed at each load",
-    "load": "tokens and requests per second, time to first token and time per output token by requests at once",
-}
 
 
 def page(
@@ -74,15 +67,16 @@ def page(
         "The model is the small one that comes with the package, trained on the domains that most of the prompts come from (E2E,"
         " WikiSQL, school problems, stories, code), and its draft was distilled from it: drafts come true more often here than"
         " they may elsewhere. A grown model is the same function, padded to the size of a larger one: its cost is that size's,"
-        " its text and its acceptance are those of the small model. No speed was measured on a public pair of models. What `copy`"
-        " asks for the small model cannot do: its answers soon go in circles, and whoever drafts from the text follows them.",
+        " its text and its acceptance are those of the small model. No speed was measured on a public pair of models. Greedy,"
+        " it falls into loops, above all in `copy`, `story` and `code`, and drafts follow a loop to its end: read `e2e` and"
+        " `sql` for what they gain on other text. Newer records say how much of a task was in loops.",
         "",
         *_summary(runs),
     ]
     for file, record in runs.items():
         lines += _run(record, file, plots.get(file, []))
     for file, record in (loads or {}).items():
-        lines += _served(record, file, plots.get(file, []))
+        lines += load_section(record, file, plots.get(file, []))
     if steps is not None:
         lines += step_section(steps)
     if gpu is not None:
@@ -166,16 +160,13 @@ def _run(record: dict[str, Any], file: str, plots: list[str]) -> list[str]:
         *circumstances(record, file),
         "",
         *_speeds(record),
+        *_loops(record),
         *_against(record),
         *_batches(record),
         *_verify(record),
         *_lost(record),
-        *_pictures(plots, f"{title(record)}{_elsewhere(file)}"),
+        *pictured(plots, f"{title(record)}{_elsewhere(file)}"),
     ]
-
-
-def _pictures(plots: list[str], of: str) -> list[str]:
-    return [line for link in plots for line in (f"![{_ALTS[Path(link).stem.rpartition('-')[2]]}: {of}]({link})", "")]
 
 
 def _elsewhere(file: str) -> str:
@@ -203,6 +194,15 @@ def _speeds(record: dict[str, Any]) -> list[str]:
         )  # fmt: skip
     columns = ("task", "mode", "tokens", "tokens/s", "over plain", "decoding tokens/s", "over plain", "tau", "same text as plain")
     return table(columns, rows)
+
+
+def _loops(record: dict[str, Any]) -> list[str]:
+    told = [(row["task"], row["looped_tokens"] / max(row["tokens"], 1)) for row in record["rows"] if "looped_tokens" in row]
+    if not told:
+        return []
+    shares = ", ".join(f"{task} {share:.0%}" for task, share in told)
+    meant = f"the last phrase, of at most {LONGEST} tokens, three times or more"
+    return [f"Plain decoding's tokens that end an answer in a loop ({meant}): {shares}.", ""]
 
 
 def _against(record: dict[str, Any]) -> list[str]:
@@ -313,59 +313,6 @@ def _lost(record: dict[str, Any]) -> list[str]:
     if not lost:
         return ["Nothing lost: neither whole answers nor decoding, the first token or batches.", ""]
     return ["What lost:", "", *table(("in", "task", "ours", "against", "ours over theirs"), lost)]
-
-
-def _started(told: dict[str, Any] | None) -> str:
-    """How a server was started, as far as it said."""
-    if not told:
-        return "How the server was started, and so its `--batch`, the record does not say"
-    drafting = "+".join(told.get("default", ())) or "nobody"
-    return (
-        f"The server: {told.get('target')}, {drafting} drafting, {told.get('verifier')} verifying, {told.get('policy')} deciding,"
-        f" up to {told.get('batch')} requests at once"
-    )
-
-
-def _served(record: dict[str, Any], file: str, plots: list[str]) -> list[str]:
-    """A server under load, as `paceline bench serve` saw it from outside."""
-    settings, machine, server = record["settings"], record["machine"], record["server"]
-    versions = ", ".join(f"{name} {version}" for name, version in record["versions"].items())
-    rows: list[tuple[object, ...]] = []
-    for level in record["levels"]:
-        for name, found in level["bodies"].items():
-            ms = (
-                " / ".join(f"{1e3 * found[measure][at]:.1f}" for at in ("mean", "p50", "p99")) if found[measure] else ""
-                for measure in ("ttft_s", "tpot_s", "e2e_s")
-            )
-            rate, mean = f"{found['tokens_per_s']:.1f}", found.get("tau")
-            rows.append((f"{level['load']['value']:g}", body_label(name, record), rate, found["chunks"], _rate(mean, ".2f"), *ms))
-    lines = [
-        f"## The server under load: {server['model']}",
-        "",
-        f"- Machine: {machine['processor']}, {machine['cores']} cores, {machine['system']}; the server at {server['url']}",
-        f"- Versions: {versions}; commit {record['commit']}; {record['date']}",
-        f"- Command: `{shlex.join(record['argv'])}` ([record](../benchmarks/{file})). {_started(server.get('speculation'))}",
-        f"- {settings['requests']} requests of each body and load, made from {settings['distinct_prompts']} distinct prompts of"
-        f" {', '.join(settings['tasks'])}; answers of up to {settings['max_tokens']} tokens",
-        f"- {body_label('body', record)}: `{json.dumps(settings['body'])}` added to every request",
-    ]
-    if settings["against"] is not None:
-        equal = [level["against"]["equal_texts"] for level in record["levels"] if level["against"] is not None]
-        same = f"{sum(one['equal'] for one in equal)} of {sum(one['of'] for one in equal)}"
-        against = f"{body_label('against', record)}, in turns with it: `{json.dumps(settings['against'])}`"
-        lines += [f"- {against}; the same text in {same} pairs"]
-    columns = (
-        record["levels"][0]["load"]["kind"], "body", "tokens/s", "chunks sent", "tau",
-        "ms to first token: mean / p50 / p99", "ms per output token behind it", "ms of a whole answer",
-    )  # fmt: skip
-    lines += ["", *table(columns, rows)]
-    lines += [
-        "A chunk is one event of the stream, which the server writes and the load reads: a step that accepts drafts sends several"
-        " tokens in one. So what is compared here is the engine and the cost of HTTP together, of which drafts save a part. The"
-        " batches of the runs above are of the engine alone, so drafts have less to save there.",
-        "",
-    ]
-    return lines + _pictures(plots, f"the server under load, {server['model']}")
 
 
 def main(source: Path, docs: Path) -> None:

@@ -36,6 +36,8 @@ def task_rows(
             "decode_tokens_per_s": tally.decode_tokens_per_s(base),
             "equal_prompts": tally.equal_prompts(plain),
         }
+        if name == PLAIN:
+            row["looped_tokens"] = tally.looped_tokens
         if name not in peers:
             row |= {"keeps": keeps[name], **_speculation(tally)}
         elif (own := tallies.get(f"{peers[name]} {PLAIN}")) is not None and own.error is None:

@@ -148,7 +148,9 @@ def _rotary(config: Any, size: int) -> int:
     parameters = config.rope_parameters
     kinds = [parameters] if "rope_type" in parameters else [one for one in parameters.values() if isinstance(one, dict)]
     for one in kinds:
-        if one["rope_type"] in ("dynamic", "longrope", "proportional"):
+        # a longrope changes where the context ends here (`load.context_length`), if it says where that is
+        changes = one["rope_type"] in ("dynamic", "proportional")
+        if changes or (one["rope_type"] == "longrope" and not _original_length(config, one)):
             raise Unsuited(f"its rotation is '{one['rope_type']}', which changes with the length of the text")
     fractions = {one.get("partial_rotary_factor", 1.0) for one in kinds}
     if fractions != {1.0} and config.model_type not in _PARTLY_ROTATED:
@@ -160,6 +162,11 @@ def _rotary(config: Any, size: int) -> int:
     if not 0 < rotary <= size or rotary % 2:
         raise Unsuited(f"it rotates {rotary} of the {size} numbers of a head")
     return rotary
+
+
+def _original_length(config: Any, rotation: dict[str, Any]) -> Any:
+    name = "original_max_position_embeddings"
+    return rotation.get(name) or getattr(config, name, None)
 
 
 def _layers(config: Any) -> tuple[LayerForm, ...]:

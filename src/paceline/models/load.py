@@ -17,6 +17,8 @@ from paceline.models.forms import Unsuited
 from paceline.models.native import native_model, runs_here
 from paceline.models.quiet import quiet, sentence
 from paceline.models.stated import StatedConfig, stated
+from paceline.models.tensors import Tensors
+from paceline.models.towers import SEEING, text_config
 
 _HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 _TWICE = ["*/*", "consolidated*"]
@@ -119,6 +121,8 @@ def load_model(
 
 def _of_the_llama_form(checkpoint: Checkpoint, config: Any, weights: str | None, kv_cache: str | None) -> LanguageModel:
     """The model in kernels of our own for this device. Raises Unsuited where it must go by transformers."""
+    if config.model_type in SEEING:
+        config = text_config(config, "lm_head.weight" in Tensors(checkpoint).kinds)
     if not torch.cuda.is_available():
         if kv_cache is not None:
             raise Unsuited("packed weights keep keys and values in the precision that suits them")
@@ -181,6 +185,9 @@ def _weighed(checkpoint: Checkpoint, config: Any, dtype: torch.dtype | None) -> 
     """The transformers model with every weight read from the checkpoint, in eval mode, frozen, on its device."""
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
+    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        # its language model alone would be one, but for what the compiled kernels lack
+        raise _not_causal(checkpoint)
     device = _device()
     if dtype is None and device.type == "cpu":
         dtype = torch.float32
@@ -239,6 +246,11 @@ def _configuration(checkpoint: Checkpoint) -> Any:
     # the constructor of a configuration trusts its arguments
     except Exception as error:
         raise ModelError(f"'{file}' is not a valid '{kind}' configuration: {sentence(error)}") from error
-    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
-        raise ModelError(f"'{checkpoint.path}' has the architecture '{kind}', which is no causal language model")
+    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING and kind not in SEEING:
+        raise _not_causal(checkpoint)
     return config
+
+
+def _not_causal(checkpoint: Checkpoint) -> ModelError:
+    kind = checkpoint.config["model_type"]
+    return ModelError(f"'{checkpoint.path}' has the architecture '{kind}', which is no causal language model")

@@ -8,25 +8,32 @@ import torch
 from safetensors import safe_open
 
 from paceline.models.checkpoint import Checkpoint
+from paceline.models.towers import text_name
 
 
 class Tensors:
-    """Reads by name and remembers what was never asked for. kinds: name -> the type held, as safetensors names it."""
+    """Reads by name and remembers what was never asked for. kinds: name -> the type held, as safetensors names it.
+
+    Of a model that also sees only its language model is there, by the names that it has alone.
+    """
 
     def __init__(self, checkpoint: Checkpoint) -> None:
-        self._places: dict[str, Path] = {}
+        self._places: dict[str, tuple[Path, str]] = {}
         self.kinds: dict[str, str] = {}
         for shard in checkpoint.shards:
             with safe_open(shard, "pt") as file:
-                for name in file.keys():  # noqa: SIM118
-                    self._places[name] = shard
-                    self.kinds[name] = file.get_slice(name).get_dtype()
+                for held in file.keys():  # noqa: SIM118
+                    name = text_name(held, checkpoint.config["model_type"])
+                    if name is not None:
+                        self._places[name] = shard, held
+                        self.kinds[name] = file.get_slice(held).get_dtype()
         self.unread = set(self._places)
 
     def find(self, name: str) -> torch.Tensor | None:
         """None where there is none of that name. The file is closed again, and its mapped pages with it."""
         if name not in self._places:
             return None
-        with safe_open(self._places[name], "pt") as file:
+        shard, held = self._places[name]
+        with safe_open(shard, "pt") as file:
             self.unread.discard(name)
-            return file.get_tensor(name).clone()
+            return file.get_tensor(held).clone()

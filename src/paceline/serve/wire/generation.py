@@ -200,7 +200,7 @@ FOREIGN = {
     "logits_processors": "no code is taken from a request",
     "guided_decoding_backend": "there is one",
     "guided_whitespace_pattern": "write it into the grammar",
-    "thinking_token_budget": "there is no thinking to bound",
+    "thinking_token_budget": "thoughts are not bounded apart from the answer: use max_tokens",
     "lora": "there are no adapters",
 }
 """Fields of other open servers that are refused with a reason, not as unknown."""

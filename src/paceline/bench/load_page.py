@@ -1,0 +1,72 @@
+"""Load page: what `paceline bench serve` saw of a server, as a section of the page of benchmarks."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from typing import Any
+
+from paceline.bench.load.plots import body_label
+from paceline.bench.markdown import pictured, table
+
+
+def _started(told: dict[str, Any] | None) -> str:
+    """How a server was started, as far as it said."""
+    if not told:
+        return "How the server was started, and so its `--batch`, the record does not say"
+    drafting = "+".join(told.get("default", ())) or "nobody"
+    return (
+        f"The server: {told.get('target')}, {drafting} drafting, {told.get('verifier')} verifying, {told.get('policy')} deciding,"
+        f" up to {told.get('batch')} requests at once"
+    )
+
+
+def load_section(record: dict[str, Any], file: str, plots: list[str]) -> list[str]:
+    """A server under load, as `paceline bench serve` saw it from outside."""
+    settings, machine, server = record["settings"], record["machine"], record["server"]
+    versions = ", ".join(f"{name} {version}" for name, version in record["versions"].items())
+    rows: list[tuple[object, ...]] = []
+    for level in record["levels"]:
+        for name, found in level["bodies"].items():
+            ms = (
+                " / ".join(f"{1e3 * found[measure][at]:.1f}" for at in ("mean", "p50", "p99")) if found[measure] else ""
+                for measure in ("ttft_s", "tpot_s", "e2e_s")
+            )
+            rate, mean = f"{found['tokens_per_s']:.1f}", found.get("tau")
+            rows.append(
+                (
+                    f"{level['load']['value']:g}",
+                    body_label(name, record),
+                    rate,
+                    found["chunks"],
+                    "" if mean is None else f"{mean:.2f}",
+                    *ms,
+                )
+            )
+    lines = [
+        f"## The server under load: {server['model']}",
+        "",
+        f"- Machine: {machine['processor']}, {machine['cores']} cores, {machine['system']}; the server at {server['url']}",
+        f"- Versions: {versions}; commit {record['commit']}; {record['date']}",
+        f"- Command: `{shlex.join(record['argv'])}` ([record](../benchmarks/{file})). {_started(server.get('speculation'))}",
+        f"- {settings['requests']} requests of each body and load, made from {settings['distinct_prompts']} distinct prompts of"
+        f" {', '.join(settings['tasks'])}; answers of up to {settings['max_tokens']} tokens",
+        f"- {body_label('body', record)}: `{json.dumps(settings['body'])}` added to every request",
+    ]
+    if settings["against"] is not None:
+        equal = [level["against"]["equal_texts"] for level in record["levels"] if level["against"] is not None]
+        same = f"{sum(one['equal'] for one in equal)} of {sum(one['of'] for one in equal)}"
+        against = f"{body_label('against', record)}, in turns with it: `{json.dumps(settings['against'])}`"
+        lines += [f"- {against}; the same text in {same} pairs"]
+    columns = (
+        record["levels"][0]["load"]["kind"], "body", "tokens/s", "chunks sent", "tau",
+        "ms to first token: mean / p50 / p99", "ms per output token behind it", "ms of a whole answer",
+    )  # fmt: skip
+    lines += ["", *table(columns, rows)]
+    lines += [
+        "A chunk is one event of the stream, which the server writes and the load reads: a step that accepts drafts sends several"
+        " tokens in one. So what is compared here is the engine and the cost of HTTP together, of which drafts save a part. The"
+        " batches of the runs above are of the engine alone, so drafts have less to save there.",
+        "",
+    ]
+    return lines + pictured(plots, f"the server under load, {server['model']}")
