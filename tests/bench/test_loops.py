@@ -15,7 +15,7 @@ from paceline.bench.loops import LONGEST, looped_tokens
         ("abc", 0),
         ("xaa", 0),
         ("xaaa", 3),
-        ("so it is, it is, it is", 18),
+        ("so, it is, it is, it is", 21),
         ("it is, it is, it is, no", 0),
         ("abababc", 0),
         ("abababa", 7),

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from paceline.bench import page as benchmarks_page
+from paceline.bench import markdown, page as benchmarks_page
 from paceline.bench.circumstances import circumstances
 from paceline.bench.errors import BenchError
 from paceline.bench.files import title
@@ -198,7 +198,7 @@ def test_the_page_is_that_of_the_records(tmp_path: Path, monkeypatch: pytest.Mon
     docs = RECORDS.parent / "docs"
 
     def drawn(_record: dict[str, Any], place: Path) -> list[Path]:
-        names = [f"{place.name}-{kind}.png" for kind in benchmarks_page._ALTS]
+        names = [f"{place.name}-{kind}.png" for kind in markdown._ALTS]
         return [place.with_name(name) for name in names if (docs / place.relative_to(tmp_path)).with_name(name).exists()]
 
     for plot in ("plot", "plot_load"):
