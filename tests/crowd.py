@@ -176,6 +176,9 @@ class Crowd:
         engine, drafter = self.engine, self.engine.speculative.drafter
         assert not engine.scheduler.waiting
         assert not engine.scheduler.running
+        assert not engine.scheduler._queues
+        assert not engine.scheduler._fed
+        assert not engine.prefixes._awaited
         assert not engine.stops._streams
         engine.forget()
         assert not engine.prefixes.kept_tokens

@@ -204,6 +204,7 @@ _LONELY_AUTO = "'auto' stands alone, or names a smaller model as in 'auto:PATH';
         (["-p", "x", "--draft", "ngam"], "there is no drafter 'ngam'; the nearest is 'ngram'"),
         (["-p", "x", "--draft", "NGRAM"], "there is no drafter 'NGRAM'; the nearest is 'ngram'"),
         (["-p", "x", "--draft", "zzz"], "there is no drafter 'zzz'; choose from auto, none, unigram"),
+        (["-p", "x", "--draft", "Qwen/Qwen2.5-0.5B"], "'Qwen/Qwen2.5-0.5B' names no drafter: a smaller model drafts as 'model:"),
         (["-p", "x", "--draft", "auto+ngram"], _LONELY_AUTO),
         (["-p", "x", "--draft", "ngram:mx=3"], "'ngram' has no option 'mx'; the nearest is 'max'"),
         (["-p", "x", "--draft", "ngram:max=0"], "max"),
@@ -305,78 +306,6 @@ def test_what_has_no_end_is_not_read_on_and_on(monkeypatch, capsys, command: tup
     said = capsys.readouterr().err
     assert "/dev/zero" in said
     assert len(said.strip().splitlines()) == 1
-
-
-def test_chat_without_an_input_says_so(monkeypatch, capsys, models) -> None:
-    monkeypatch.setattr("sys.stdin", None)
-    assert run(monkeypatch, "chat", models[0]) == 2
-    assert "standard input is closed" in capsys.readouterr().err
-
-
-def test_chat_keeps_the_cache_between_turns(monkeypatch, capsys, models) -> None:
-    import io
-
-    from paceline.engine.prefix import Prefixes
-
-    found = []
-    begin = Prefixes.begin
-
-    def watched(self, sequence, room):
-        begin(self, sequence, room)
-        found.append((sequence.cached_tokens, len(sequence.prompt)))
-
-    monkeypatch.setattr(Prefixes, "begin", watched)
-    monkeypatch.setattr("sys.stdin", io.StringIO(f"{'the thin ' * 40}\nthe thing\n\n"))
-    assert run(monkeypatch, "chat", models[0], "--draft", "ngram", "--max-tokens", "8") == 0
-    (first, size), (second, _) = found
-    assert first == 0
-    assert second >= size, "the second turn begins with the first one's cache"
-
-
-def test_a_conversation_longer_than_the_context_is_not_read_anew_in_every_turn(monkeypatch, capsys, models) -> None:
-    import io
-
-    from paceline.engine.prefix import Prefixes
-
-    found = []
-    begin = Prefixes.begin
-
-    def watched(self, sequence, room):
-        begin(self, sequence, room)
-        found.append(sequence.cached_tokens)
-
-    monkeypatch.setattr(Prefixes, "begin", watched)
-    monkeypatch.setattr("sys.stdin", io.StringIO("\n".join([*["the thing in the inn " * 3] * 24, "", ""])))
-    assert run(monkeypatch, "chat", models[0], "--draft", "ngram", "--max-tokens", "8") == 0
-    assert len(found) == 24
-    lost = [turn for turn, cached in enumerate(found[1:], 1) if not cached]
-    assert 0 < len(lost) <= 8, "it was cut now and then"
-
-
-def test_chat_makes_room_for_answers_and_survives_what_cannot_fit(monkeypatch, capsys, models) -> None:
-    import io
-
-    from paceline.engine.llm import LLM
-
-    asked, fits, stream = [], [], LLM.stream
-
-    def watched(self, ids, params):
-        asked.append(self.tokenizer.decode(ids))
-        fits.append(len(ids) + 40 <= self.engine.longest)
-        # an answer may be shorter than it might
-        return stream(self, ids, params.model_copy(update={"max_tokens": min(params.max_tokens, 40)}))
-
-    monkeypatch.setattr(LLM, "stream", watched)
-    said = ["the thin thing " * 4, "the thin " * 5000, *["the thing in the inn " * 3] * 8]
-    monkeypatch.setattr("sys.stdin", io.StringIO("\n".join([*said, "", ""])))
-    assert run(monkeypatch, "chat", models[0], "--draft", "ngram", "--max-tokens", "40") == 0
-    assert "say it in fewer" in capsys.readouterr().err
-    assert fits == [True] * 9
-    # however long answers may be, what was said before is kept while half of the context holds it
-    asked.clear()
-    monkeypatch.setattr("sys.stdin", io.StringIO("the thin thing\nthe inn\n\n"))
-    assert run(monkeypatch, "chat", models[0], "--draft", "ngram", "--max-tokens", "100000") == 0
-    assert ["thin thing" in one for one in asked] == [True, True]
 
 
 def test_the_public_names_are_the_documented_ones() -> None:

@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from fakes import DenseTableCache, RecordingCache, TableModel, coupled
-from paceline.cache.pages import OutOfPages
 from paceline.cascade import Cascade
 from paceline.compose import build_verifier
 from paceline.drafters.base import Drafter
@@ -25,7 +24,6 @@ from paceline.sampling import LogitsError
 from paceline.sequence import Sequence
 from paceline.serve.asking import Ask
 from paceline.serve.running import Running
-from paceline.step import Step
 from paceline.verifiers.match import Match
 from serving import engine_of
 
@@ -314,46 +312,3 @@ def test_of_a_request_that_ended_nothing_is_held_that_no_other_can_use() -> None
         ended(engine, [sequence])
     assert engine.prefixes.kept_tokens > 0
     assert engine.speculative.drafter.held_bytes == 0
-
-
-def scarce(engine: Engine, monkeypatch: pytest.MonkeyPatch, slots: int) -> None:
-    """The target's cache has memory for so many tokens of all sequences together."""
-    cache, lengths = engine.speculative.cache, dict[int, int]()
-    stage, release = cache.stage, cache.release
-
-    def staged(step: Step) -> None:
-        wanted = lengths | {segment.sequence.key: segment.end for segment in step.segments}
-        if sum(wanted.values()) > slots:
-            raise OutOfPages(1, 0, slots)
-        stage(step)
-        lengths.update(wanted)
-
-    monkeypatch.setattr(cache, "stage", staged)
-    monkeypatch.setattr(cache, "release", lambda key: (lengths.pop(key, None), release(key)))
-
-
-@pytest.mark.parametrize("draft", range(3))
-def test_where_memory_ends_before_the_cache_is_full_requests_take_turns(draft: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    model, limits = TableModel(5), Limits(batch=4, chunk=8, cache_tokens=10_000, shortest_prefix=4)
-    prompts = [[at % 4, 1, 2, 3, *[at % 3] * 10] for at in range(8)]
-    wanted = []
-    for prompt in prompts:
-        alone = engine_of(model)
-        (sequence,) = ended(alone, [alone.add(prompt, PARAMS)])
-        wanted.append(sequence.generated)
-    engine = engine_of(model, drafters(model)[draft], limits=limits)
-    scarce(engine, monkeypatch, 60)
-    sequences = [engine.add(prompt, PARAMS) for prompt in prompts]
-    last = ended(engine, sequences)
-    assert [one.generated for one in sequences] == wanted
-    assert all(last[one].error is None for one in sequences)
-    assert engine.scheduler.limits.cache_tokens <= 60
-
-
-def test_a_request_that_no_memory_suffices_for_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = engine_of(TableModel(5), limits=Limits(batch=4, chunk=8, cache_tokens=10_000))
-    scarce(engine, monkeypatch, 20)
-    long, short = engine.add([1] * 30, PARAMS), engine.add([2] * 3, PARAMS)
-    last = ended(engine, [long, short])
-    assert isinstance(last[long].error, OutOfPages)
-    assert (long.finish_reason, short.finish_reason, len(short.generated)) == ("abort", "length", 12)

@@ -338,3 +338,24 @@ def test_what_drafters_hold_counts_as_well() -> None:
             assert drafter.sequence_bytes > 0
             engine.prefixes._most_bytes = one + target.held_bytes
     assert target.held_bytes + drafter.sequence_bytes == one
+
+
+def test_what_drafters_hold_is_added_up_once_for_each_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, counted = LLM(draft="ngram").engine, []
+
+    class Watched(type(engine.speculative.drafter)):
+        @property
+        def sequence_bytes(self) -> int:
+            counted.append(True)
+            return super().sequence_bytes
+
+    engine.speculative.drafter.__class__ = Watched
+    for first in range(6):
+        engine.add([first, *range(5, 204)], SamplingParams(max_tokens=2))
+        while engine.has_work:
+            engine.step()
+        if first == 2:
+            # three texts, and half of another
+            engine.prefixes._most_bytes = engine.speculative.cache.held_bytes * 7 // 6
+    assert len(engine.prefixes._ended) == 3
+    assert len(counted) == 6

@@ -16,7 +16,7 @@ from paceline.cache.base import Branching
 from paceline.compose import build_drafter, build_verifier
 from paceline.drafters.base import Drafter, Surroundings
 from paceline.methods import FAMILIES, compositions, described, listed, options
-from paceline.registry import DRAFTERS, POLICIES, VERIFIERS, Registry
+from paceline.registry import DRAFTERS, POLICIES, VERIFIERS, Registry, UnknownMethod
 from paceline.spec import Method, SpecError, bind, parse
 from paceline.tree import Proposal
 
@@ -170,6 +170,27 @@ def test_every_verifier_is_built_under_its_name(name: str) -> None:
 @pytest.mark.parametrize("registry", [POLICIES, VERIFIERS])
 def test_every_method_can_be_built(registry: Registry) -> None:
     assert all(callable(registry[name].load().build) for name in registry)
+
+
+@pytest.mark.parametrize(
+    "name", ["Qwen/Qwen2.5-0.5B-Instruct", "./small.model", "small.model", "small", "/no/such/folder", "paceline-14m-draft"]
+)
+def test_a_model_is_no_drafter_and_it_is_said_how_one_drafts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str) -> None:
+    for folder in ("small.model", "small"):
+        (tmp_path / folder).mkdir()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UnknownMethod) as refused:
+        DRAFTERS[name]
+    assert str(refused.value) == f"'{name}' names no drafter: a smaller model drafts as 'model:{name}' or 'auto:{name}'"
+    with pytest.raises(UnknownMethod) as refused:
+        VERIFIERS[name].load()
+    assert "model:" not in str(refused.value)
+
+
+@pytest.mark.parametrize("name", ["Qwen2.5-0.5B", "1.5", "ngram.", "a b.c", "x" * 300])
+def test_what_can_be_no_module_is_not_imported(name: str) -> None:
+    with pytest.raises(UnknownMethod, match="there is no drafter"):
+        DRAFTERS[name]
 
 
 def test_a_table_of_methods_is_read_without_loading_any() -> None:

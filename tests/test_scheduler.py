@@ -151,6 +151,17 @@ def test_tenants_are_served_alike_however_much_they_ask_for() -> None:
     assert sum(sequence.finish_reason is not None for sequence in many) <= 7
 
 
+def test_a_payer_of_many_tenants_is_served_as_one_of_a_single_one() -> None:
+    engine = engine_of(TableModel(5), limits=Limits(batch=2, chunk=64))
+    params = SamplingParams(max_tokens=10, ignore_eos=True)
+    many = [engine.add([1, 2, 3], params, tenant=f"many/{number}", payer="many") for number in range(30)]
+    few = [engine.add([1, 2, 3], params, tenant="few") for _ in range(5)]
+    while few[-1].finish_reason is None:
+        engine.step()
+    assert sum(sequence.finish_reason is not None for sequence in many) <= 7
+    assert few[0].payer == "few"
+
+
 def test_a_short_prompt_of_another_tenant_does_not_wait_for_a_long_one_to_be_read() -> None:
     engine = engine_of(TableModel(5), limits=Limits(batch=2, chunk=4))
     long = engine.add([1, 2] * 100, SamplingParams(max_tokens=1), tenant="long")
@@ -174,6 +185,35 @@ def test_whoever_waits_long_has_a_turn_whatever_the_others_are() -> None:
     assert kept_busy(engine, more, 1000, patient) > 256, "the urgent do come first"
     # and once it was let in nobody more urgent took its place
     assert patient.generated_tokens == 12
+
+
+def test_a_prompt_in_flight_is_read_whatever_more_urgent_ones_come() -> None:
+    engine = engine_of(TableModel(5), limits=Limits(batch=4, chunk=8, cache_tokens=2_000, shortest_prefix=1_000))
+    patient = engine.add([1] * 60, SamplingParams(max_tokens=3, ignore_eos=True), priority=9)
+
+    def more() -> None:
+        while len(engine.scheduler.running) + len(engine.scheduler.waiting) < 4:
+            engine.add([2] * 24, SamplingParams(max_tokens=1), priority=-9)
+
+    assert 256 < kept_busy(engine, more, 1000, patient) < 256 + 20
+    assert not engine.scheduler._overdue
+
+
+def test_whoever_is_let_in_leaves_room_for_what_the_others_say() -> None:
+    engine = engine_of(TableModel(5), limits=Limits(batch=4, chunk=200, cache_tokens=160, shortest_prefix=1_000))
+    params = SamplingParams(max_tokens=8, ignore_eos=True)
+    first = engine.add([1] * 100, params)
+    # one part in 16 is 10
+    second, third = engine.add([2] * 51, params), engine.add([3], params)
+    engine.step()
+    assert engine.scheduler.running == [first], "and nobody smaller goes before the next"
+    while second.finish_reason is None or third.finish_reason is None:
+        engine.step()
+    alone = engine.add([4] * 158, SamplingParams(max_tokens=1))
+    while engine.has_work:
+        engine.step()
+    assert alone.finish_reason == "length"
+    assert not engine.scheduler.preemptions
 
 
 def scarce(engine: Engine) -> tuple[Sequence, list[Sequence]]:
@@ -228,6 +268,7 @@ def test_a_young_wait_at_the_front_hides_none_that_is_overdue() -> None:
     scheduler = engine.scheduler
     scheduler._steps, scheduler._admissions = 1000, 3
     scheduler._came.update({first.key: 990, second.key: 10})
+    scheduler._waited[first.key] = 0
     assert next(scheduler._in_turn()) is second
 
 

@@ -384,6 +384,31 @@ def test_a_stop_inside_an_accepted_path_cuts_at_the_right_token(name: str, tempe
     assert cut or name in ("length", "context")
 
 
+@pytest.mark.parametrize(
+    ("text", "least", "shown"),
+    [
+        ("STOP a STOP b", 4, "STOP a "),
+        ("STOP a STOP b", 12, "STOP a STOP b"),
+        ("aSTOP.STOP", 3, "aSTOP."),
+        ("aSTOP", 1, "a"),
+        ("aSTOP", 99, "aSTOP"),
+        ("\u20acSTOP.", 2, "\u20ac"),
+    ],
+)
+@pytest.mark.parametrize("sizes", [[1], [3], [20]])
+def test_no_stop_string_begins_in_the_least_there_is_to_be(text: str, least: int, shown: str, sizes: list[int]) -> None:
+    params, tokens = SamplingParams(stop=("STOP",), min_tokens=least), list(text.encode())
+    committed, final, finish, _ = fed(tokens, sizes, params)
+    assert (final, finish) == (shown, "stop" if shown != text else None)
+    assert committed == (list((shown + "STOP").encode()) if finish else tokens)
+    stream = TextStream(BYTES, ("STOP",), min_tokens=least)  # pyright: ignore[reportArgumentType]
+    stream.extend(tokens[:least])
+    # what cannot begin one is not held back
+    assert stream.safe == bytes(tokens[:least]).decode(errors="ignore")
+    stream.extend(tokens[least:])
+    assert stream.text == shown
+
+
 def test_a_stop_string_may_be_kept_and_is_named() -> None:
     for keep, text in ((False, "ab"), (True, "abcd")):
         stream = TextStream(BYTES, ("cd", "zz"), keep_stop=keep)  # pyright: ignore[reportArgumentType]

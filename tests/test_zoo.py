@@ -22,7 +22,9 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from typer.testing import CliRunner
 
+from paceline.models.embedded import DEFAULT, WEIGHTS_FOLDER
 from paceline.zoo import checkpoint, stages
+from paceline.zoo.card import target_card
 from paceline.zoo.chat import CHAT_TEMPLATE, END_OF_TEXT, render
 from paceline.zoo.errors import RecipeError
 from paceline.zoo.measure import measure
@@ -308,6 +310,11 @@ def test_export_loads_in_transformers_and_says_how_it_was_made(trained: Workshop
         assert set(recipe["held_out"]["text"]) >= {"target_loss", "draft_loss", "same_argmax"}
         card = (folder / "README.md").read_text()
         assert "not good for" in card
+        assert recipe["stages"][stage]["options"]["vocab_size"] == trained.tokenizer.get_vocab_size() < OPTIONS.vocab_size
+        assert "--text lines.jsonl" in card
+        assert f"--vocab-size {trained.tokenizer.get_vocab_size()} " in card
+        for word in ("E2E", "novels", "restaurant", "SQL", "=> text", "two CPU cores", "zoo-loss.png", "--data"):
+            assert word not in card, "it is of the mixture, which these models have never seen"
         assert str(tmp_path) not in card
     assert (tmp_path / "loss.png").stat().st_size > 5_000
 
@@ -354,7 +361,7 @@ def command(text: Path, out: Path, *more: str) -> list[str]:
         for name, value in asdict(OPTIONS).items()
         if value is not None and name != "compiled"
     ]
-    return ["--text", str(text), "--out", str(out), "--weights", str(out / "w"), "--curve", str(out / "c.png"), *given, *more]
+    return ["--text", str(text), "--out", str(out), "--weights", str(out / "w"), *given, *more]
 
 
 def test_what_is_paused_is_neither_distilled_nor_shipped(trained: Workshop, text_file: Path, tmp_path: Path) -> None:
@@ -383,7 +390,26 @@ def test_what_is_paused_is_neither_distilled_nor_shipped(trained: Workshop, text
         refused = runner.invoke(app, command(text_file, tmp_path, *more))
         assert refused.exit_code == 2
         assert message in refused.stderr
+    drawn = (tmp_path / "loss.png").read_bytes()
+    (tmp_path / "loss.png").unlink()
     assert runner.invoke(app, command(text_file, tmp_path, "--what", "export")).exit_code == 0
+    assert (tmp_path / "loss.png").read_bytes() == drawn, "and no picture of the source tree is touched"
+
+
+def test_the_card_of_the_embedded_model_tells_of_its_data() -> None:
+    folder = WEIGHTS_FOLDER / DEFAULT
+    card = target_card(DEFAULT, json.loads((folder / "recipe.json").read_text()))
+    for word in ("E2E", "novels", "=> sql", "two CPU cores", "zoo-loss.png", "--data FOLDER", "the embedded target of Paceline"):
+        assert word in card
+        assert word in (folder / "README.md").read_text()
+
+
+def test_a_file_that_is_called_dev_is_told_of_too() -> None:
+    recipe = json.loads((WEIGHTS_FOLDER / DEFAULT / "recipe.json").read_text())
+    recipe["data"] |= {"files_sha256": {"my devlog.txt": "0"}, "shares": {"text": 1.0}}
+    card = target_card("mine", recipe)
+    assert "- `my devlog.txt`\n" in card
+    assert "--text 'my devlog.txt' --what target" in card
 
 
 def test_an_interrupt_waits_for_the_end_of_a_step(
@@ -482,7 +508,7 @@ def test_damaged_checkpoint_is_named(trained: Workshop, tmp_path: Path) -> None:
     [
         (["--data", "/nowhere", "--what", "tokenizer"], "there is no data folder"),
         ([], "nothing to train on: name the folder of the mixture with --data, or files with --text"),
-        (["--text", "/nowhere.txt"], "there is no file"),
+        (["--text", "/nowhere.txt", "--what", "tokenizer"], "there is no file"),
         (["--heads", "5"], "heads must divide"),
         (["--heads", "0"], "--heads must be at least 1"),
         (["--kv-heads", "0"], "--kv-heads must be at least 1"),
@@ -502,11 +528,12 @@ def test_bad_input_is_one_sentence_and_exit_code_2(tmp_path: Path, arguments: li
     assert re.search(message, result.stderr)
     assert "Traceback" not in result.stderr
     assert result.stderr.count("\n") == 1
+    assert not list(tmp_path.iterdir()), "nothing is trained for a command that is refused"
 
 
 def test_runs_as_a_module(tmp_path: Path) -> None:
     result = subprocess.run(
-        [sys.executable, "-m", "paceline.zoo.train", "--out", str(tmp_path), "--text", "/nowhere.txt"],
+        [sys.executable, "-m", "paceline.zoo.train", "--out", str(tmp_path), "--text", "/nowhere.txt", "--what", "tokenizer"],
         capture_output=True,
         text=True,
     )

@@ -10,6 +10,8 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
+LONGEST_GRAMMAR = 1 << 18
+"""Characters. The grammar of an answer that may call tools holds the schemas of all of them."""
 
 
 def _divisible(temperature: float) -> float:
@@ -32,7 +34,7 @@ class Grammar(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     kind: Literal["json_schema", "regex", "lark"]
-    text: Annotated[str, Field(min_length=1, max_length=65536)]
+    text: Annotated[str, Field(min_length=1, max_length=LONGEST_GRAMMAR)]
 
 
 class SamplingParams(BaseModel):
@@ -40,11 +42,11 @@ class SamplingParams(BaseModel):
 
     temperature 0 is greedy. top_k 0, top_p 1, min_p 0, repetition_penalty 1 and the other penalties 0 switch themselves off.
     Repetition counts prompt and generated tokens, presence and frequency the generated ones. min_tokens bans whatever would
-    stop the text (EOS and stop_token_ids) before that many tokens, unless a grammar allows nothing else. Without a seed one is
-    drawn at admission and reported. grammar: what the answer is a sentence of; it may be cut short by its length alone.
-    logprobs, prompt_logprobs: report the log-probability of each token of the answer, or of the prompt, and of so many of the
-    likeliest ones beside it; None reports nothing. stop: texts, or a single one. keep_stop: the text shows the stop string that
-    ended it. skip_special: special tokens are not part of the text.
+    stop the text (EOS and stop_token_ids) before that many tokens, unless a grammar allows nothing else, and no stop string
+    begins in their text. Without a seed one is drawn at admission and reported. grammar: what the answer is a sentence of; it
+    may be cut short by its length alone. logprobs, prompt_logprobs: report the log-probability of each token of the answer, or
+    of the prompt, and of so many of the likeliest ones beside it; None reports nothing. stop: texts, or a single one. keep_stop:
+    the text shows the stop string that ended it. skip_special: special tokens are not part of the text.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from hashlib import sha256
 from importlib.util import module_from_spec, spec_from_file_location
+from os.path import isdir
 from pathlib import Path
 from types import ModuleType
 
@@ -20,6 +21,8 @@ from paceline.errors import PacelineError
 
 AUTO = "auto"
 """A draft of its own: what suits the model. It names no method, so nothing is put together with it."""
+_EMBEDDED = Path(__file__).with_name("weights")
+"""A folder for each model that is shipped."""
 _NEAR = 0.6
 """How alike two names are, from 0 to 1, where one may have been meant by the other; difflib's own default."""
 
@@ -70,8 +73,14 @@ class Row:
 
 
 def _is_own(name: str) -> bool:
-    """Whether a name is that of a file or a module outside of the package: methods of the tables have no dots."""
-    return "." in name and not name.startswith("paceline.")
+    """Whether a name is that of a Python file, or of a module outside of the package: methods of the tables have no dots."""
+    is_module = "." in name and all(part.isidentifier() for part in name.split("."))
+    return name.endswith(".py") or (is_module and not name.startswith("paceline."))
+
+
+def _is_model(name: str) -> bool:
+    """Whether a name is that of a model, and of no Python file: of a directory, of one on the Hub, or of an embedded one."""
+    return not name.endswith(".py") and ("/" in name or isdir(name) or isdir(_EMBEDDED / name))
 
 
 def _of_file(file: Path) -> ModuleType:
@@ -95,7 +104,8 @@ def _of_file(file: Path) -> ModuleType:
 class Registry(Mapping[str, Row]):
     """An immutable table of methods of one family, e.g. "drafter". also: names that stand for several, which it can suggest.
 
-    Beside its rows it gives one for every name with a dot: a Python file or module of somebody's own, such as `./latest.py`.
+    Beside its rows it gives one for every name of a Python file or module of somebody's own, such as `./latest.py` or
+    `mine.latest`.
     """
 
     def __init__(self, family: str, rows: Mapping[str, Row], also: tuple[str, ...] = ()) -> None:
@@ -103,6 +113,9 @@ class Registry(Mapping[str, Row]):
 
     def __getitem__(self, name: str) -> Row:
         if name not in self._rows:
+            if self.family == "drafter" and _is_model(name):
+                told = f"a smaller model drafts as 'model:{name}' or '{AUTO}:{name}'"
+                raise UnknownMethod(f"'{name}' names no drafter: {told}")
             if _is_own(name):
                 return Row(name, name)
             raise UnknownMethod(f"there is no {self.family} '{name}'; {suggestion(name, (*self._also, *self._rows))}")

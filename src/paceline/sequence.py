@@ -14,6 +14,7 @@ from itertools import accumulate
 
 from paceline.constraint import Constraint
 from paceline.logprobs import TokenLogprobs
+from paceline.noise import stream
 from paceline.params import SamplingParams
 
 
@@ -87,6 +88,8 @@ class Sequence:
     """Tokens that the answer is expected to resemble; what drafts from a reference reads them."""
     tenant: str = ""
     """Whose request it is: nothing learnt from one tenant's text is shown to another."""
+    payer: str = ""
+    """Whose share of the engine it takes: one payer may have many tenants."""
     priority: int = 0
     """The smaller the sooner it is admitted, and the later it is preempted."""
     drafters: frozenset[str] | None = None
@@ -126,6 +129,12 @@ class Sequence:
     def prompt_numbers(self) -> array[float]:
         """The tokens of the prompt, each once, as compiled code is told of them: there may be thousands, at every commit."""
         return array("d", self.prompt_set)
+
+    @cached_property
+    def draws_seed(self) -> int:
+        """Seed of its draws that are not the target's choice; no two requests of an engine share one. Where a seed is used again,
+        what drafts from earlier answers would else know the numbers by which these were drawn, and which now judge its drafts."""
+        return stream(self.seed, "request", self.key)
 
     @property
     def root(self) -> int:

@@ -58,6 +58,10 @@ class Store(ABC):
     def contents(self, key: int) -> list[list[int]]:
         """The marks held for a sequence, once per tensor."""
 
+    def counted_bytes(self) -> int:
+        """What the cache should say it holds, tensor by tensor."""
+        return self.cache.held_bytes
+
 
 class Dense(Store):
     def __init__(self) -> None:
@@ -83,6 +87,9 @@ class Dense(Store):
             found += [keys[head, :length, column].tolist() for head in range(2) for column in range(3)]
             found += [(values[head, :length, 0] - layer).tolist() for head in range(2)]
         return found
+
+    def counted_bytes(self) -> int:
+        return sum(store.nbytes for slab in self.cache._slabs.values() for pair in slab.layers.values() for store in pair)
 
 
 class Panels(Store):
@@ -111,6 +118,9 @@ class Panels(Store):
             excess = np.arange(6)[:, None] + 10 * head + 20 * layer
             found += [*(keys[:, :length] - excess).astype(int).tolist(), *(values[:, :length] - excess).astype(int).tolist()]
         return found
+
+    def counted_bytes(self) -> int:
+        return sum(slab.keys.nbytes + slab.values.nbytes for slab in self.cache._slabs.values())
 
 
 class Lists:
@@ -285,6 +295,7 @@ class Life(RuleBasedStateMachine):
             assert length <= len(owner.tokens)
             fresh = [mark(tuple(owner.tokens[: slot + 1])) for slot in range(length)]
             assert all(held == fresh for held in self.store.contents(key))
+        assert self.store.cache.held_bytes == self.store.counted_bytes()
 
 
 @pytest.mark.parametrize("name", STORES)
@@ -366,6 +377,7 @@ def test_slabs_outgrow_their_first_capacity(name: str) -> None:
         owner.commit(tuple(owner.tokens[:100]), ())
     fresh = [mark(tuple(owner.tokens[: slot + 1])) for slot in range(400)]
     assert all(held == fresh for held in store.contents(0))
+    assert store.cache.held_bytes == store.counted_bytes()
 
 
 def test_going_back_over_snapshots_replays_little() -> None:

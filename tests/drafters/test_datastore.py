@@ -282,6 +282,14 @@ def said(file: Path) -> list[str]:
     return documents
 
 
+CONVERSATION = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": "Hi"},
+    {"role": "assistant", "content": "Hello."},
+    {"role": "assistant", "content": None, "tool_calls": []},
+    {"role": "tool", "content": "42"},
+    {"role": "assistant", "content": [{"type": "text", "text": "In "}, {"type": "refusal"}, {"type": "text", "text": "parts."}]},
+]
 LONG = "words and\nlines " * 20_000
 
 
@@ -294,6 +302,9 @@ LONG = "words and\nlines " * 20_000
         ("c.jsonl", '{"text": "one\\ntwo"}\n\n{"prompt": "ask =>", "completion": " say"}', ["one\ntwo", "ask => say"]),
         ("d.jsonl", '{"text": "a\u2028b"}\r\n', ["a\u2028b"]),
         ("e.jsonl", '\ufeff{"text": "marked"}\n', ["marked"]),
+        ("f.py", LONG, [LONG]),
+        ("g", "a name without an end", ["a name without an end"]),
+        ("h.jsonl", json.dumps({"messages": CONVERSATION}), ["Hello.\nIn parts."]),
     ],
 )
 def test_documents_are_read_whole(tmp_path: Path, name: str, content: str, documents: list[str], zipped: bool) -> None:
@@ -313,7 +324,9 @@ def test_a_long_text_is_cut_behind_lines(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "words"),
     [
-        ("a.csv", b"x", "neither"),
+        ("a.csv", b"\xff", "not UTF-8"),
+        ("j.jsonl", b'{"messages": "fine"}\n', "line 1"),
+        ("k.jsonl", b'{"messages": [{"role": "assistant"}]}\n', "nor 'messages'"),
         ("b.jsonl", b'{"text": "fine"}\n{"text": 3}\n', "line 2"),
         ("c.jsonl", b'{"prompt": "fine"}\n', "line 1"),
         ("d.jsonl", b"[" * 100_000, "line 1"),
@@ -362,6 +375,20 @@ def test_what_is_built_on_the_command_line_drafts(monkeypatch, capsys, tmp_path:
     assert drafted["speculation"]["steps"] < plain["speculation"]["steps"]
     assert run(monkeypatch, "datastore", "build", str(tmp_path / "told.txt"), "--out", out, "--model", target) == 0
     assert "1 documents" in capsys.readouterr().out
+
+
+def test_a_home_is_meant_as_where_it_is_drafted_from(monkeypatch, capsys, tmp_path: Path, target: str) -> None:
+    (tmp_path / "told.py").write_text("the thin thing")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    call = ("datastore", "build", "told.py", "--model", target, "--out")
+    assert run(monkeypatch, *call, "~/store") == 0
+    assert (tmp_path / "store" / HEADER).is_file()
+    assert run(monkeypatch, "generate", target, "-p", "the thin", "--max-tokens", "4", "--draft", "datastore:~/store") == 0
+    capsys.readouterr()
+    assert run(monkeypatch, *call, "~nobody-of-this-name/store") == 2
+    assert "~nobody-of-this-name" in capsys.readouterr().err
+    assert not list(tmp_path.glob("~*"))
 
 
 def test_a_datastore_for_another_model_is_refused_on_the_command_line(monkeypatch, capsys, tmp_path: Path, target: str) -> None:

@@ -13,9 +13,9 @@ import pytest
 from grammars import SENTENCE, VOCABULARY, tokenizer
 from paceline.constraint import Ahead, GrammarError
 from paceline.models import grammar as room
-from paceline.models.grammar import GrammarConstraint, Grammars, check
+from paceline.models.grammar import GrammarConstraint, Grammars, check, thought_first
 from paceline.models.pieces import Pieces
-from paceline.params import Grammar
+from paceline.params import LONGEST_GRAMMAR, Grammar
 from tiny import BOS, EOS
 
 PADDED = VOCABULARY + 7
@@ -115,6 +115,39 @@ def test_a_grammar_may_name_a_special_token(grammars: Grammars) -> None:
     assert constraint.forced(9) == (a, BOS, b, EOS)
 
 
+@pytest.mark.parametrize(
+    ("grammar", "said"),
+    [
+        (schema({"type": "object", "properties": {"a": {"enum": [1]}}, "required": ["a"]}), '{"a": 1}'),
+        (regex(r"a/b\/[/}]"), "a/b/}"),
+        (Grammar(kind="lark", text='start: word+\nword: WORD\nWORD: "a/b"\n%ignore /\\s+/\n'), "a/b a/b"),
+    ],
+    ids=lambda value: value.kind if isinstance(value, Grammar) else "",
+)
+@pytest.mark.parametrize("free", [False, True])
+@pytest.mark.parametrize("closing", ["</think>", BOS])
+def test_an_answer_may_have_a_thought_to_end_first(
+    grammars: Grammars, grammar: Grammar, said: str, free: bool, closing: str | int
+) -> None:
+    def verdict(*parts: str | int) -> str:
+        matcher = grammars._fresh(thought_first(grammar, closing, free=free))
+        ids = [
+            token for one in parts for token in ([one] if isinstance(one, int) else tokenizer().encode(one, add_special=False))
+        ]
+        if matcher.try_consume_tokens(ids) < len(ids):
+            return "refused"
+        return "whole" if matcher.is_accepting() else "begun"
+
+    for blank in ("", "\n\n"):
+        assert verdict(f"So {said} it is\n", closing, blank + said) == "whole"
+        assert verdict(closing, blank + said) == "whole"
+        assert verdict("So", closing, blank + "zz") == "refused"
+        assert verdict("So", closing, blank) == "begun"
+    assert verdict(said) == verdict("") == ("whole" if free else "begun")
+    with pytest.raises(GrammarError, match="too long"):
+        thought_first(Grammar(kind="regex", text="a" * LONGEST_GRAMMAR), closing)
+
+
 def test_any_eos_of_the_model_may_end_the_answer() -> None:
     grammars = Grammars(tokenizer(), PADDED, frozenset({0, EOS}))
     constraint = grammars.constraint(regex("in"), frozenset({0, EOS, 77}))
@@ -150,6 +183,7 @@ def test_without_an_eos_the_answer_is_over_where_nothing_may_follow() -> None:
         (schema(False), "neither an object nor true"),
         (schema({"enum": []}), "Unsatisfiable"),
         (schema([1]), "neither an object nor true"),
+        (schema({"oneOf": [{"type": "object"}, {"type": "object", "required": ["a"]}]}), "write anyOf"),
         (Grammar(kind="json_schema", text="{"), "not valid JSON"),
         (Grammar(kind="json_schema", text="[" * 60_000), "not valid JSON"),
         (Grammar(kind="json_schema", text='{"not":' * 40 + "{}" + "}" * 40), "more than 32 levels"),

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import json
+from random import Random
 from typing import Any
 
 import pytest
+from llguidance import LLMatcher
 
+from grammars import VOCABULARY, tokenizer
+from paceline.constraint import GrammarError
+from paceline.models.grammar import Grammars
 from paceline.models.schemas import closed
+from paceline.params import Grammar
 
 ONE = {"type": "object", "properties": {"a": {"type": "integer"}}}
 CLOSED = {**ONE, "additionalProperties": False}
@@ -23,6 +30,8 @@ CLOSED = {**ONE, "additionalProperties": False}
             {"$defs": {"x": ONE}, "properties": {"y": {"$ref": "#/$defs/x"}}},
             {"$defs": {"x": CLOSED}, "properties": {"y": {"$ref": "#/$defs/x"}}, "additionalProperties": False},
         ),
+        ({"$defs": {"x": ONE}, "allOf": [{"$ref": "#/$defs/x"}]}, {"$defs": {"x": CLOSED}, "allOf": [{"$ref": "#/$defs/x"}]}),
+        (ONE | {"required": ["a"]}, CLOSED | {"required": ["a"]}),
     ],
 )
 def test_named_properties_are_all_there_are(schema: Any, wanted: Any) -> None:
@@ -42,8 +51,81 @@ def test_named_properties_are_all_there_are(schema: Any, wanted: Any) -> None:
         {**ONE, "anyOf": [{"properties": {"b": {}}}, {"properties": {"c": {}}}]},
         {**ONE, "$ref": "#/$defs/more"},
         {**ONE, "minProperties": 2},
+        {**ONE, "required": ["b"]},
+        {"required": ["b"], "anyOf": [ONE]},
+        {"$defs": {"x": ONE}, "allOf": [{"$ref": "#/$defs/x"}, {"properties": {"b": {}}}]},
+        {"$defs": {"x": ONE}, "$ref": "#/$defs/x", "required": ["b"]},
+        {"$defs": {"x": {"anyOf": [{"$ref": "#/$defs/y~1~0z"}]}, "y/~z": ONE}, "$ref": "#/$defs/x", "properties": {}},
+        {"allOf": 3, "anyOf": None, "properties": [], "required": 1, "$ref": 2, "format": "date"},
         {"enum": [{"properties": {}}], "default": ONE},
     ],
 )
 def test_what_says_otherwise_stands(schema: Any) -> None:
     assert closed(schema) == schema
+
+
+def test_a_format_that_no_grammar_can_say_goes() -> None:
+    for known in ("date", "date-time", "uuid"):
+        assert closed({"type": "string", "format": known}) == {"type": "string", "format": known}
+    properties = {"format": {"type": "string", "format": "password"}, "b": {"type": "string", "format": ["x"]}}
+    bare = {"format": {"type": "string"}, "b": {"type": "string"}}
+    assert closed({"allOf": [{"properties": properties}, {}]}) == {"allOf": [{"properties": bare}, {}]}
+
+
+@pytest.fixture(scope="module")
+def grammars() -> Grammars:
+    return Grammars(tokenizer(), VOCABULARY)
+
+
+BASE = {"type": "object", "properties": {"id": {"type": "integer"}}, "required": ["id"]}
+MORE = {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"]}
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"allOf": [{"$ref": "#/$defs/base"}, MORE], "$defs": {"base": BASE}},
+        {"allOf": [{"$ref": "#/$defs/base"}, {"properties": MORE["properties"]}], "$defs": {"base": BASE}},
+        {"allOf": [{"$ref": "#/$defs/base"}, {"$ref": "#/$defs/more"}], "$defs": {"base": BASE, "more": MORE}},
+        {"$ref": "#/$defs/base", **MORE, "$defs": {"base": BASE}},
+        {**BASE, "anyOf": [{"$ref": "#/$defs/more"}], "$defs": {"more": MORE}},
+        {**BASE, "oneOf": [MORE]},
+        {"type": "object", "properties": {"id": {"type": "integer"}}, "required": ["x"]},
+    ],
+)
+def test_what_several_schemas_say_of_one_object_may_all_be_said(schema: Any, grammars: Grammars) -> None:
+    # properties come in the order in which the schemas name them
+    for text in ('{"id":1,"x":2}', '{"x":2,"id":1}'):
+        matcher = grammars._fresh(Grammar(kind="json_schema", text=json.dumps(schema)))
+        ids = tokenizer().encode(text, add_special=False)
+        if matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting():
+            return
+    pytest.fail("neither order is accepted")
+
+
+def drawn(stream: Random, depth: int = 0) -> dict[str, Any]:
+    """Objects of a few properties, spread over references and what stands beside them."""
+    reference = {"$ref": f"#/$defs/{stream.choice('XYZ')}"}
+    below = [drawn(stream, depth + 1) for _ in range(stream.randint(1, 2))] if depth < 3 else [{"type": "integer"}]
+    named = {name: stream.choice([*below, reference]) for name in stream.sample("abc", stream.randint(1, 2))}
+    own = {"type": "object", "properties": named, "required": stream.sample([*named, "q"], stream.randint(0, len(named)))}
+    beside = stream.choice([reference, {stream.choice(["allOf", "anyOf"]): below}])
+    return stream.choice([{"type": "integer"}, own, own, reference, {"allOf": below}, {"anyOf": below}, own | beside])
+
+
+def test_nothing_that_can_be_had_is_made_impossible(grammars: Grammars) -> None:
+    stream, had = Random(3), 0
+    for _ in range(400):
+        schema = drawn(stream) | {"$defs": {name: drawn(stream, 1) for name in "XYZ"}}
+        matcher = LLMatcher(grammars._library, LLMatcher.grammar_from_json_schema(json.dumps(schema)), log_level=0)
+        if not matcher.is_error():
+            # a reference to itself fails only here
+            matcher.compute_bitmask()
+        if matcher.is_error():
+            continue
+        had += 1
+        try:
+            grammars.check(Grammar(kind="json_schema", text=json.dumps(schema)))
+        except GrammarError as error:
+            pytest.fail(f"{error}: {schema}")
+    assert had > 150

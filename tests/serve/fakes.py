@@ -9,6 +9,7 @@ import asyncio
 import codecs
 import json
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence as Many
+from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -16,6 +17,7 @@ from paceline.logprobs import TokenLogprobs
 from paceline.params import Grammar
 from paceline.serve.asking import Ask, Delta, Drafted, Ending, Service, StepTrace
 from paceline.serve.errors import APIError, invalid
+from paceline.serve.meter import Choice
 
 BOS, EOS = 256, 257
 VOCAB = 258
@@ -30,7 +32,8 @@ def token_logprobs(token: int, count: int) -> TokenLogprobs:
 @dataclass
 class FakeService(Service):
     """answer: the text of every choice, or what makes it from an Ask. step: tokens of one delta. sources: who drafted the 2nd,
-    3rd, ... token of a step. script: if given, what every choice yields instead of all that. refuses: raised at submission.
+    3rd, ... token of a step. script: if given, what every choice yields instead of all that. full: raised where there is to be
+    room for a request. refuses: raised at submission.
     breaks: (after so many deltas of all choices, what is raised). hold: awaited before every delta but the first.
 
     An answer ends with the EOS token, or at a stop string or after max_tokens, as a real one would.
@@ -40,6 +43,7 @@ class FakeService(Service):
     step: int = 3
     sources: tuple[str, ...] = ("ngram",)
     script: Callable[[Ask], Many[Delta]] | None = None
+    full: APIError | None = None
     refuses: APIError | None = None
     breaks: tuple[int, Exception] | None = None
     hold: Callable[[], Any] | None = None
@@ -71,7 +75,10 @@ class FakeService(Service):
     """Every submission."""
     chats: list[tuple[list[dict[str, Any]], list[dict[str, Any]], bool]] = field(default_factory=list)
     """Messages, tools and answer_begun of every `chat`."""
+    encoded: list[str] = field(default_factory=list)
     grammars: list[Grammar] = field(default_factory=list)
+    rooms: list[int] = field(default_factory=list)
+    """Choices that there was to be room for."""
     yielded: int = 0
     left_early: int = 0
     """Submissions that were closed before every choice had ended."""
@@ -79,6 +86,7 @@ class FakeService(Service):
     """Set when a submission was closed, ended or not."""
 
     async def encode(self, text: str, add_special: bool = True) -> list[int]:
+        self.encoded.append(text)
         try:
             data = text.encode()
         except UnicodeEncodeError as error:
@@ -111,6 +119,11 @@ class FakeService(Service):
         if self.refused_grammar is not None:
             raise invalid(self.refused_grammar)
 
+    def check_room(self, choices: int) -> None:
+        self.rooms.append(choices)
+        if self.full:
+            raise self.full
+
     async def submit(self, asks: Many[Ask]) -> AsyncGenerator[tuple[int, Delta], None]:
         self.asked.append(list(asks))
         ended: set[int] = set()
@@ -132,6 +145,13 @@ class FakeService(Service):
         finally:
             self.left_early += len(ended) < len(asks)
             self.closed.set()
+
+    async def counted(self, asks: Many[Ask], choices: Many[Choice]) -> AsyncGenerator[tuple[int, Delta], None]:
+        """As `submit`; the choices of a meter are told of each delta."""
+        async with aclosing(self.submit(asks)) as deltas:
+            async for choice, delta in deltas:
+                choices[choice].brought(delta)
+                yield choice, delta
 
     def deltas(self, ask: Ask) -> list[Delta]:
         params = ask.params

@@ -6,6 +6,7 @@ import io
 import json
 import logging
 from contextlib import aclosing
+from functools import partial
 from typing import Any
 
 import pytest
@@ -33,7 +34,7 @@ def routes(service: FakeService, meter: Meter) -> APIRouter:
     async def answer(request: Request, name: str) -> str:
         await request.json()
         asks = [Ask((1, 2, 3), SamplingParams(seed=1))] * 2
-        async with aclosing(meter.watched(asks, service.submit(asks))) as deltas:
+        async with aclosing(meter.watched(asks, partial(service.counted, asks))) as deltas:
             return "".join([delta.text async for _, delta in deltas])
 
     class Strict(BaseModel):

@@ -307,6 +307,7 @@ def test_counting():
     answer = send(service, body, f"{PATH}/count_tokens")
     assert answer.json() == {"input_tokens": len(asked(system="be kind", tools=[LOOK]).prompt)}
     assert not service.asked
+    assert not service.grammars
     answer = send(service, {**body, "model": "other"}, f"{PATH}/count_tokens")
     assert (answer.status_code, answer.json()["error"]["type"]) == (404, "not_found_error")
     assert "max_tokens" in refused(f"{PATH}/count_tokens")[2]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from contextlib import aclosing
 from dataclasses import fields
+from functools import partial
+from time import perf_counter
 from timeit import repeat
 
 import pytest
@@ -14,11 +16,12 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as families
 
 from paceline.params import SamplingParams
-from paceline.serve import metrics
-from paceline.serve.asking import Ask, Ending
+from paceline.serve import metrics, recording
+from paceline.serve.asking import Ask, Delta, Ending
 from paceline.serve.errors import APIError
 from paceline.serve.meter import Choice, Histogram, Meter
 from paceline.serve.pipe import Stats
+from paceline.serve.recording import Record
 from serve.fakes import FakeService
 
 MODEL = 'a "model"\\name'
@@ -116,7 +119,7 @@ def ask(tokens: int = 5) -> Ask:
 
 async def drained(meter: Meter, service: FakeService, asks: list[Ask], stop_after: int | None = None) -> int:
     seen = 0
-    async with aclosing(meter.watched(asks, service.submit(asks))) as deltas:
+    async with aclosing(meter.watched(asks, partial(service.counted, asks))) as deltas:
         async for _ in deltas:
             seen += 1
             if seen == stop_after:
@@ -206,7 +209,7 @@ def test_a_request_that_fails_is_counted_and_still_fails(deltas: int, error: Exc
     meter = Meter()
     with pytest.raises(type(error)):
         asyncio.run(drained(meter, FakeService(breaks=(deltas, error)), [ask(), ask()]))
-    assert (meter.ended["error"], meter.prompt_tokens) == (2, 10)
+    assert (meter.ended["error"], meter.prompt_tokens) == (2, 5 * deltas)
 
 
 def test_a_refused_request_is_none_that_was_served() -> None:
@@ -214,6 +217,25 @@ def test_a_refused_request_is_none_that_was_served() -> None:
     with pytest.raises(APIError):
         asyncio.run(drained(meter, FakeService(refuses=APIError(429, "full")), [ask()]))
     assert meter.ended.total() == meter.prompt_tokens == sum(meter.whole_s.counts) == 0
+
+
+def test_prompts_of_which_nothing_came_are_not_read_ones() -> None:
+    meter = Meter()
+    left, answered = Choice(meter, 10), Choice(meter, 5)
+    left.ended("abort")
+    answered.brought(Delta("a", (1,)))
+    answered.brought(Delta("b", (2,)))
+    assert (meter.prompt_tokens, meter.ended["abort"], meter.request_prompt_tokens.sum) == (5, 1, 15)
+
+
+def test_the_time_of_a_request_begins_before_its_text_is_read() -> None:
+    meter, token = Meter(), recording._current.set(Record(begun_s=perf_counter() - 5))
+    try:
+        choice = Choice(meter, 1)
+    finally:
+        recording._current.reset(token)
+    choice.brought(Delta("a", (1,), ending=Ending("stop", 1)))
+    assert 5 <= meter.ttft_s.sum <= meter.whole_s.sum < 10
 
 
 def test_labels_are_bounded_whatever_comes() -> None:

@@ -192,15 +192,24 @@ def test_while_answers_end_new_connections_are_told_to_go_elsewhere() -> None:
         assert served.process.wait(10) == 0
 
 
-def test_what_takes_longer_than_the_server_waits_is_answered_with_what_it_has() -> None:
+def test_what_takes_longer_than_the_server_waits_is_answered_with_what_it_has_or_refused() -> None:
     long = {"prompt": "Once upon a time", "ignore_eos": True, "max_tokens": 900, "n": 16, "seed": 1}
+
+    def refused(answer: httpx.Response) -> list[str]:
+        assert (answer.status_code, answer.headers["retry-after"]) == (503, "5")
+        return [answer.json()["error"]["code"]]
 
     async def whole(client: httpx.AsyncClient) -> list[str]:
         answer = await client.post("/v1/completions", json=long)
+        if answer.status_code != 200:
+            return refused(answer)
         return [choice["finish_reason"] for choice in answer.json()["choices"]]
 
     async def streamed(client: httpx.AsyncClient) -> list[str]:
         async with client.stream("POST", "/v1/completions", json=long | {"stream": True}) as answer:
+            if answer.status_code != 200:
+                await answer.aread()
+                return refused(answer)
             lines = [line async for line in answer.aiter_lines() if line]
         assert lines[-1] == "data: [DONE]"
         return [choice["finish_reason"] for one in chunks(iter(lines)) for choice in one["choices"] if choice["finish_reason"]]
@@ -215,7 +224,38 @@ def test_what_takes_longer_than_the_server_waits_is_answered_with_what_it_has() 
 
     with running("--batch", "1", "--draft", "none", "--drain-timeout-s", "2") as served:
         answers = asyncio.run(run(served))
-        assert answers == [["length"] * 16] * 4
+        # those that had no turn in this time have nothing to be answered with
+        assert ["length"] * 16 in answers
+        assert ["timed_out"] in answers
+        assert all(one in (["length"] * 16, ["timed_out"]) for one in answers)
+        assert served.process.wait(10) == 0
+
+
+def test_a_server_that_ends_amid_a_long_step_answers_with_what_came_before() -> None:
+    long = {"prompt": "Once upon a time", "ignore_eos": True, "max_tokens": 900, "speculation": {"off": True}}
+
+    async def run(served: Served) -> tuple[httpx.Response, list[str]]:
+        async with httpx.AsyncClient(base_url=served.url, timeout=60.0) as client:
+            whole = asyncio.create_task(posted(client, long))
+            async with client.stream("POST", "/v1/completions", json=long | {"stream": True}) as answer:
+                lines = answer.aiter_lines()
+                said = [await anext(lines) for _ in range(40)]
+                os.kill(served.engine_pid, signal.SIGSTOP)
+                served.process.send_signal(signal.SIGTERM)
+                said += [line async for line in lines]
+            return await whole, said
+
+    with running("--drain-timeout-s", "1") as served:
+        engine = served.engine_pid
+        try:
+            answer, said = asyncio.run(run(served))
+        finally:
+            os.kill(engine, signal.SIGCONT)
+        (choice,) = answer.json()["choices"]
+        (last,) = chunks(iter(said))[-1]["choices"]
+        assert (choice["stop_reason"], last["stop_reason"]) == ("timeout", "timeout")
+        assert len(choice["text"]) > 3
+        assert answer.json()["usage"]["completion_tokens"] > 3
         assert served.process.wait(10) == 0
 
 

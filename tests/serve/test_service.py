@@ -1,8 +1,11 @@
-"""The service between routes and engine, over an engine of a few lines: what becomes of requests whose time is up."""
+"""The service between routes and engine, over an engine of a few lines: whom there is room for, what becomes of requests whose
+time is up, and when what is measured happened."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, cast
 
 import pytest
@@ -10,35 +13,48 @@ import pytest
 from paceline.models.embedded import DEFAULT, WEIGHTS_FOLDER
 from paceline.models.tokenizer import Tokenizer
 from paceline.params import SamplingParams
-from paceline.serve import service
+from paceline.serve import recording, service
 from paceline.serve.asking import Ask, Delta, Ending
 from paceline.serve.errors import APIError
 from paceline.serve.meter import Meter
 from paceline.serve.pipe import Ready
 from paceline.serve.process import EngineProcess, Listener
+from paceline.serve.recording import Record
+from paceline.serve.routes import chat, completions, messages, responses
 from paceline.serve.service import EngineService
 from paceline.serve.settings import Settings
+from paceline.serve.tools import planned
+from serve.calls import LOOK
+from serve.fakes import FakeService
+from serve.front import HELLO, client_of
 
 READY = Ready(512, 10, (), (), {}, "target", "policy", "verifier")
+ASK = Ask((1,), SamplingParams(seed=7))
+LATE = Delta(ending=Ending("timeout", 7))
+LOOK_TOOL = {"type": "function", "function": {name: LOOK[name] for name in ("name", "description", "parameters")}}
 
 
 class SlowEngine:
-    """Tells what there is so many seconds after it was told that the time is up; never, for None."""
+    """Tells the last there is so many seconds after it was told that the time is up; never, for None. first: told when asked."""
 
     load = 0
 
-    def __init__(self, step_s: float | None) -> None:
-        self._step_s, self.expired, self.asked = step_s, 0, 0
+    def __init__(self, step_s: float | None, *lasts: Delta, first: tuple[Delta, ...] = ()) -> None:
+        self._step_s, self._first, self.expired, self.asked = step_s, first, 0, 0
+        self._lasts = lasts or (Delta("so far", (1,), ending=Ending("timeout", 7)),)
+        self._listeners = list[Listener]()
 
     def ask(self, ask: Ask, listener: Listener) -> int:
-        self._listener = listener
-        return 1
+        self._listeners.append(listener)
+        for delta in self._first:
+            listener.brought(delta)
+        return len(self._listeners)
 
     def expire(self, number: int) -> None:
         self.expired += 1
         if self._step_s is not None:
-            last = Delta("so far", (1,), ending=Ending("timeout", 1))
-            asyncio.get_running_loop().call_later(self._step_s, self._listener.brought, last)
+            told = self._listeners[number - 1].brought, self._lasts[number - 1]
+            asyncio.get_running_loop().call_later(self._step_s * number, *told)
 
     def end(self, number: int) -> None: ...
 
@@ -47,22 +63,32 @@ class SlowEngine:
         return self._step_s is None and self.asked == 3
 
 
-def answer(engine: SlowEngine, monkeypatch: pytest.MonkeyPatch) -> str:
-    monkeypatch.setattr(service, "_GRACE_S", 0.02)
-    settings = Settings(request_timeout_s=0.02)
-    served = EngineService(
-        cast("EngineProcess", engine), Tokenizer(WEIGHTS_FOLDER / DEFAULT), settings, READY, cast("Any", Meter())
-    )
+def service_of(engine: object, meter: Meter | None = None, **settings: Any) -> EngineService:
+    tokenizer = Tokenizer(WEIGHTS_FOLDER / DEFAULT)
+    return EngineService(cast("EngineProcess", engine), tokenizer, Settings(**settings), READY, meter or Meter())
 
-    async def whole() -> str:
-        return "".join([delta.text async for _, delta in served.submit([Ask((1,), SamplingParams())])])
+
+def answer(
+    engine: SlowEngine,
+    monkeypatch: pytest.MonkeyPatch,
+    choices: int = 1,
+    request_timeout_s: float = 0.02,
+    meanwhile: Callable[[EngineService], None] = lambda served: None,
+) -> list[tuple[int, Delta]]:
+    monkeypatch.setattr(service, "_GRACE_S", 0.02)
+    monkeypatch.setattr(service, "_PARTING_S", 0.05)
+    served = service_of(engine, request_timeout_s=request_timeout_s)
+
+    async def whole() -> list[tuple[int, Delta]]:
+        asyncio.get_running_loop().call_later(0.05, meanwhile, served)
+        return [one async for one in served.submit([ASK] * choices)]
 
     return asyncio.run(asyncio.wait_for(whole(), 20))
 
 
 def test_an_engine_amid_a_long_step_tells_what_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = SlowEngine(0.2)
-    assert answer(engine, monkeypatch) == "so far"
+    assert [delta.text for _, delta in answer(engine, monkeypatch)] == ["so far"]
     assert engine.expired == 1
     assert engine.asked > 1
 
@@ -72,3 +98,149 @@ def test_a_silent_engine_is_asked_about_until_it_is_given_up(monkeypatch: pytest
     with pytest.raises(APIError) as refused:
         answer(engine, monkeypatch)
     assert (refused.value.status, refused.value.code, engine.asked) == (503, "engine_silent", 3)
+
+
+@pytest.mark.parametrize("choices", [1, 3])
+def test_a_request_that_never_had_a_turn_is_refused(monkeypatch: pytest.MonkeyPatch, choices: int) -> None:
+    with pytest.raises(APIError, match="up before it had its turn") as refused:
+        answer(SlowEngine(0.01, *[LATE] * choices), monkeypatch, choices)
+    assert (refused.value.status, refused.value.code, refused.value.retry_after_s) == (503, "timed_out", 5)
+
+
+def test_a_choice_without_a_turn_is_empty_beside_one_that_had_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    last = Delta("so far", (1,), ending=Ending("timeout", 7))
+    for lasts in ((LATE, last), (last, LATE)):
+        told = answer(SlowEngine(0.02, *lasts), monkeypatch, 2)
+        assert sorted(told, key=lambda one: one[0]) == list(enumerate(lasts))
+
+
+def test_a_server_that_ends_does_not_wait_for_a_long_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    first = Delta("so far", (1,))
+    engine = SlowEngine(None, first=(first,))
+    told = answer(engine, monkeypatch, 2, 60.0, EngineService.expire_all)
+    assert told == [(0, first), (1, first), (0, LATE), (1, LATE)]
+    assert engine.expired == 2
+    with pytest.raises(APIError, match="up before it had its turn"):
+        answer(SlowEngine(None), monkeypatch, 1, 60.0, EngineService.expire_all)
+
+
+def test_a_server_that_ends_waits_for_a_short_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = answer(SlowEngine(0.01), monkeypatch, 1, 60.0, EngineService.expire_all)
+    assert [(delta.text, delta.ending) for _, delta in told] == [("so far", Ending("timeout", 7))]
+
+
+def test_what_is_measured_happens_when_it_arrives_and_not_when_it_is_read() -> None:
+    """Two steps come while the client takes its time over the first of all, and are read as one."""
+    meter, engine = Meter(), SlowEngine(None, first=(Delta("a", (1,)),))
+    served = service_of(engine, meter)
+
+    async def read_slowly() -> None:
+        deltas = served.submit([ASK])
+        await anext(deltas)
+        (listener,) = engine._listeners
+        for ending in (None, Ending("stop", 7)):
+            await asyncio.sleep(0.1)
+            listener.brought(Delta("b", (2,), ending=ending))
+        assert meter.ended["stop"] == 1
+        await asyncio.sleep(0.5)
+        assert [delta.tokens async for _, delta in deltas] == [(2, 2)]
+
+    asyncio.run(read_slowly())
+    assert sum(meter.token_gap_s.counts) == 2
+    assert 0.15 < meter.token_gap_s.sum <= meter.whole_s.sum < 0.45
+
+
+class Held:
+    """What holds a place. key: of who asked."""
+
+    def __init__(self, key: int | None) -> None:
+        self.key = key
+
+    def brought(self, delta: Delta) -> None: ...
+
+    def failed(self, error: APIError) -> None: ...
+
+
+@contextmanager
+def shown(key: int | None) -> Iterator[None]:
+    """A request that showed this key."""
+    token = recording._current.set(Record(key=key))
+    try:
+        yield
+    finally:
+        recording._current.reset(token)
+
+
+def taken(served: EngineService, engine: EngineProcess, key: int | None, most: int, choices: int = 1) -> int:
+    """How many requests are taken, one after another, of a client that begins the next before any has ended."""
+    for count in range(most):
+        with shown(key):
+            try:
+                served.check_room(choices)
+            except APIError:
+                return count
+        for _ in range(choices):
+            engine.ask(ASK, Held(key))
+    return most
+
+
+def test_the_crowd_of_one_key_locks_no_other_out() -> None:
+    engine = EngineProcess(b"{}", lambda stats: None, lambda: None)
+    engine.ready = READY
+    served = service_of(engine, batch=2, queue=4)
+    assert taken(served, engine, 0, 99) == 6
+    assert taken(served, engine, 1, 99) == 2
+    with shown(0), pytest.raises(APIError) as refused:
+        served.check_room(1)
+    assert (refused.value.status, refused.value.code, refused.value.retry_after_s) == (429, "overloaded", 1)
+    assert taken(served, engine, 2, 99) == 2
+    # twice the bound is the end of it, however many keys there are
+    assert taken(served, engine, 3, 99, choices=3) == 0
+    assert sum(taken(served, engine, key, 99) for key in range(4, 99)) == 2
+    assert engine.load == 12
+
+
+def test_without_keys_the_queue_ends_where_it_ends() -> None:
+    engine = EngineProcess(b"{}", lambda stats: None, lambda: None)
+    engine.ready = READY
+    served = service_of(engine, batch=2, queue=4)
+    assert taken(served, engine, None, 1) == 1
+    assert taken(served, engine, None, 1, choices=8) == 0
+    assert taken(served, engine, None, 99) == 5
+
+
+ROUTES = [
+    (completions, "/v1/completions", {"prompt": ["a", "b"], "n": 3}, 6),
+    (chat, "/v1/chat/completions", {"messages": HELLO, "n": 2}, 2),
+    (responses, "/v1/responses", {"input": "hi"}, 1),
+    (messages, "/v1/messages", {"messages": HELLO, "max_tokens": 3}, 1),
+]
+
+
+@pytest.mark.parametrize(("module", "path", "body", "choices"), ROUTES, ids=[path for _, path, _, _ in ROUTES])
+def test_a_full_server_reads_no_text(module: Any, path: str, body: dict[str, Any], choices: int) -> None:
+    fake = FakeService(full=APIError(429, "the server is busy", retry_after_s=1))
+    grammar = {"structured_outputs": {"regex": "a"}}
+    answer = client_of(fake, module.router).post(path, json={**body, **grammar})
+    assert (answer.status_code, answer.headers["retry-after"], fake.rooms) == (429, "1", [choices])
+    assert not fake.encoded
+    assert not fake.grammars
+    assert not fake.asked
+
+
+def test_markers_of_tools_are_looked_up_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    served, seen = service_of(SlowEngine(None)), list[str]()
+
+    async def encode(text: str, add_special: bool = True) -> list[int]:
+        seen.append(text)
+        return [1, 2]
+
+    monkeypatch.setattr(served, "encode", encode)
+
+    async def thrice() -> None:
+        for _ in range(3):
+            await planned(served, [LOOK_TOOL])
+
+    asyncio.run(thrice())
+    assert seen
+    assert len(seen) == len(set(seen))

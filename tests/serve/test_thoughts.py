@@ -7,7 +7,12 @@ from typing import Any
 
 import pytest
 
-from paceline.serve.thoughts import Thoughts, is_open, thinks
+from paceline.models.embedded import DEFAULT
+from paceline.models.grammar import Grammars
+from paceline.models.load import resolve
+from paceline.models.tokenizer import Tokenizer
+from paceline.params import Grammar
+from paceline.serve.thoughts import Thoughts, is_left_open, is_open, thinks
 from serve.fakes import FakeService
 from serve.front import CHAT
 
@@ -49,6 +54,9 @@ def test_what_thinks_and_what_opens_a_thought() -> None:
     assert not thinks(None)
     assert is_open("<|assistant|><think>\n")
     assert not is_open("<think>\n\n</think>\n\n")
+    assert is_left_open("<think>\nSo far")
+    assert not is_left_open("<think>\nSo far</think>\nIt")
+    assert not is_left_open("It")
 
 
 def thinker(**more: Any) -> FakeService:
@@ -70,3 +78,107 @@ def test_answers_in_a_form_and_of_models_that_do_not_think_are_left_alone() -> N
     plain = post(FakeService(answer="<think>a</think>b", chat_template="{{ messages }}"))["choices"][0]["message"]
     assert plain["content"] == "<think>a</think>b"
     assert "reasoning_content" not in plain
+
+
+LOOK = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
+CALL = '<tool_call>\n{"name": "look", "arguments": {}}\n</tool_call>'
+
+
+class Opener(FakeService):
+    """Its template opens a thought; the mark that ends one may be a special token."""
+
+    special = False
+
+    async def chat(self, *_: Any, answer_begun: bool = False, **__: Any) -> list[int]:
+        return await self.encode("assistant: " if answer_begun else "assistant: <think>\n", add_special=False)
+
+    async def special_id(self, marker: str) -> int | None:
+        return 300 if self.special and marker == "</think>" else None
+
+
+def opener(answer: str, **more: Any) -> Opener:
+    return Opener(answer=answer, chat_template="{{ messages }}{{ tools }}</think><tool_call>", **more)
+
+
+@pytest.fixture(scope="module")
+def grammars() -> Grammars:
+    tokenizer = Tokenizer(resolve(DEFAULT))
+    return Grammars(tokenizer, tokenizer.vocab_size)
+
+
+def verdict(grammars: Grammars, grammar: Grammar | None, text: str) -> str:
+    """ "whole", "begun" where more must follow, or "refused"."""
+    assert grammar is not None
+    matcher = grammars._fresh(grammar)
+    ids = grammars._library.tokenize_str(text)
+    if matcher.try_consume_tokens(ids) < len(ids):
+        return "refused"
+    return "whole" if matcher.is_accepting() else "begun"
+
+
+FORMS: list[tuple[dict[str, Any], str]] = [
+    ({"response_format": {"type": "json_object"}}, '{"a": 1}'),
+    ({"guided_regex": "[0-9]+/s"}, "12/s"),
+    ({"guided_choice": ["yes", "no"]}, "no"),
+    ({"guided_grammar": 'start: "(" start? ")"'}, "(())"),
+    ({"tools": [LOOK], "tool_choice": "required"}, CALL),
+]
+
+
+@pytest.mark.parametrize(("fields", "said"), FORMS)
+def test_an_answer_in_a_form_ends_the_thought_of_its_prompt(fields: dict[str, Any], said: str, grammars: Grammars) -> None:
+    service = opener(f"Hm, {CALL}?\n</think>\n\n{said}")
+    choice = post(service, **fields)["choices"][0]
+    assert choice["message"]["reasoning_content"] == f"Hm, {CALL}?"
+    if said == CALL:
+        assert [call["function"]["name"] for call in choice["message"]["tool_calls"]] == ["look"]
+        assert choice["finish_reason"] == "tool_calls"
+    else:
+        assert choice["message"]["content"] == said
+    params = service.asked[0][0].params
+    assert params.skip_special
+    assert verdict(grammars, params.grammar, f"Hm, {CALL}?\n</think>\n\n{said}") == "whole"
+    assert verdict(grammars, params.grammar, "Hm</think>zz") == "refused"
+    assert verdict(grammars, params.grammar, said) == "begun"
+    assert params.grammar == service.grammars[-1]
+
+
+def test_a_thought_that_a_special_token_ends_is_read_from_text_that_shows_it() -> None:
+    for fields in ({"response_format": {"type": "json_object"}}, {}):
+        service = opener("Hm.</think>{}")
+        service.special = True
+        message = post(service, **fields)["choices"][0]["message"]
+        assert (message["reasoning_content"], message["content"]) == ("Hm.", "{}")
+        params = service.asked[0][0].params
+        assert not params.skip_special
+        assert not fields or (params.grammar is not None and "<[300]>" in params.grammar.text)
+
+
+@pytest.mark.parametrize("opened", [True, False])
+def test_what_a_thought_says_of_a_call_is_none(opened: bool, grammars: Grammars) -> None:
+    begin = "" if opened else "<think>\n"
+    answer = f"{begin}I could write <tool_call>, or {CALL}.\n</think>\n\nWell.\n{CALL}"
+    service = opener(answer) if opened else FakeService(answer=answer, chat_template="{{ tools }}</think><tool_call>")
+    message = post(service, tools=[LOOK])["choices"][0]["message"]
+    assert message["reasoning_content"] == f"I could write <tool_call>, or {CALL}."
+    assert message["content"] == "Well."
+    assert len(message["tool_calls"]) == 1
+    grammar = service.asked[0][0].params.grammar
+    for text, wanted in [
+        (answer, "whole"),
+        (f"{begin}Only <tool_call> is thought", "whole"),
+        (f"{begin}a</think>", "whole"),
+        (f"{begin}a</think>Well.", "whole"),
+        (f"{begin}a</think>Well. <tool_call>b", "refused"),
+        ("<tool_call>b", "whole" if opened else "refused"),
+        ("a <think> <tool_call>b", "whole" if opened else "refused"),
+        (CALL, "whole"),
+    ]:
+        assert verdict(grammars, grammar, text) == wanted, text
+
+
+def test_a_thought_that_is_continued_goes_on() -> None:
+    for begun, told in (("<think>\nSo", ("Hm.", "Two.")), ("<think>\nSo</think>It", (None, "Hm.</think>Two."))):
+        asked = [{"role": "user", "content": "2?"}, {"role": "assistant", "content": begun}]
+        message = post(opener("Hm.</think>Two."), messages=asked, continue_final_message=True)["choices"][0]["message"]
+        assert (message["reasoning_content"], message["content"]) == told

@@ -192,6 +192,22 @@ def test_markers_that_are_special_tokens(form: Form, tokenizer: Tokenizer):
         assert verdict(made.grammar, tokenizer, "<|python_tag|>" + written(form, PARIS)) == "whole"
 
 
+def test_a_special_token_begins_no_call_in_a_thought(tokenizer: Tokenizer):
+    tokenizer = Tokenizer.from_str(tokenizer.to_str())
+    tokenizer.add_special_tokens([AddedToken(marker, special=True, normalized=False) for marker in HERMES.markers])
+    special = {marker: tokenizer.get_vocab()[marker] for marker in HERMES.markers}
+    grammar = plan(TOOLS, "auto", True, FORMS[HERMES], special=special, thoughts=True).grammar
+    call = written(HERMES, PARIS)
+    for text, wanted in [
+        (call, "whole"),
+        ("I see. " + call, "whole"),
+        ("<think>Hm", "whole"),
+        ("<think>Hm" + call, "refused"),
+        ("<think>Hm</think>So: " + call, "whole"),
+    ]:
+        assert verdict(grammar, tokenizer, text) == wanted, text
+
+
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 1000])
 def test_reading(form: Form, size: int):
@@ -402,6 +418,22 @@ def test_a_pattern_that_no_grammar_can_say_is_left_out_unless_strict(tokenizer: 
         asyncio.run(planned(service, [tool("f", ahead, strict=True)]))
     with pytest.raises(APIError, match="str"):
         asyncio.run(planned(service, [tool("f", {"type": "object", "properties": {"a": {"type": "str", "pattern": "a"}}})]))
+
+
+def test_the_tool_whose_schema_cannot_be_used_is_named(tokenizer: Tokenizer):
+    odd = {"type": "object", "properties": {"a": {"type": "any"}}}
+    with pytest.raises(APIError, match=re.escape("the schema of the tool 'odd' cannot be used: Invalid type: any")) as caught:
+        asyncio.run(planned(CompilingService(tokenizer), [*TOOLS, tool("odd", odd)]))
+    assert (caught.value.status, caught.value.param) == (400, "tools")
+
+
+def test_a_grammar_holds_as_many_tools_as_are_taken():
+    pair = {f"a property of some length {at}": {"type": "integer", "minimum": at} for at in range(4)}
+    schema = {"type": "object", "properties": pair, "required": list(pair)}
+    grammar = plan([tool(f"tool_number_{at}", schema) for at in range(128)], "auto", True).grammar
+    assert grammar is not None
+    assert len(grammar.text) > 65536
+    grammars_of(PacelineTokenizer(resolve(DEFAULT))).check(grammar)
 
 
 def test_properties_may_be_called_as_keywords_are(tokenizer: Tokenizer):

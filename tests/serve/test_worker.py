@@ -14,6 +14,7 @@ from typing import IO
 import pytest
 
 from paceline.constraint import GrammarError
+from paceline.drafters.suffix import SuffixDrafter
 from paceline.engine.llm import LLM
 from paceline.params import Grammar, SamplingParams
 from paceline.sampling import LogitsError
@@ -24,7 +25,7 @@ from paceline.serve.pipe import Line, News, Order
 from paceline.serve.running import Running
 from paceline.serve.serving import worker_settings
 from paceline.serve.settings import Settings
-from paceline.serve.worker import Orders, Worker, prepared
+from paceline.serve.worker import Orders, Worker, loaded, prepared
 
 
 def ask(grammar: Grammar | None = None) -> Ask:
@@ -136,6 +137,18 @@ def fresh() -> Worker:
         yield b""
 
     return Worker(LLM(draft="none"), Orders(lines()), BytesIO())
+
+
+@pytest.mark.parametrize(
+    ("settings", "remembers"),
+    [(Settings(draft="none"), False), (Settings(draft="suffix"), True), (Settings(draft="none", offer=("suffix",)), True)],
+)
+def test_past_answers_are_remembered_only_where_the_settings_name_suffix(settings: Settings, remembers: bool) -> None:
+    llm = loaded(settings)
+    llm.generate("Once upon a time", SamplingParams(max_tokens=8))
+    (suffix,) = (part for part in llm.engine.speculative.drafter.parts if part.name == "suffix")
+    assert isinstance(suffix, SuffixDrafter)
+    assert bool(suffix._past) == remembers
 
 
 def test_an_answer_whose_time_is_up_ends_with_all_that_it_has() -> None:

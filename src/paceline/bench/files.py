@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any
@@ -46,9 +47,49 @@ def writable(folder: Path) -> None:
         raise BenchError(f"cannot write to {folder}: {error.strerror}") from error
 
 
+def check_place(planned: dict[str, Any], formats: Iterable[str], folder: Path) -> None:
+    """Raises BenchError where the record of a run would take the place of another run's: before it is run, not behind it.
+
+    planned: what is known of the record by then. formats: those that its weights may be held in. How often each thing is
+    measured makes no other run.
+    """
+    for weights in formats:
+        file = _place({**planned, "model": {**planned["model"], "weights": weights}}, folder)
+        try:
+            record = _settings(json.loads(file.read_text(encoding="utf-8")))
+        except FileNotFoundError:
+            continue
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            record = {}
+        other = next((name for name, value in _settings(planned).items() if record.get(name) != value), None)
+        if other is not None:
+            raise BenchError(f"'{file}' is the record of a run with other {other}: tell this one from it with --name")
+
+
+def _settings(record: dict[str, Any]) -> dict[str, Any]:
+    """What makes a run another one, by what it is called."""
+    settings, tasks = record["settings"], record["tasks"]
+    return {
+        "drafts, rules or policies": sorted(sorted(mode.items()) for mode in settings["modes"].values()),
+        "tasks": sorted((name, task["prompts"] + task["left_out"]) for name, task in tasks.items()),
+        "batches": {row["batch"] for row in record["batches"]},
+        # what failed is called by more than one word, but for a peer that could not be loaded
+        "peers": {*record["peers"], *(name for name in record["failed"] if " " not in name)},
+        "temperature": settings["temperature"],
+        "seed": settings["seed"],
+        "length of answers": settings["max_tokens"],
+        "context": settings["context_tokens"],
+        "leave for lossy rules": settings["lossy"],
+    }
+
+
+def _place(record: dict[str, Any], folder: Path) -> Path:
+    return folder / f"bench-{title(record)}.json"
+
+
 def written(record: dict[str, Any], folder: Path) -> Path:
     """Write the record to `folder`, over one of the same settings. Raises BenchError where it cannot."""
-    file = folder / f"bench-{title(record)}.json"
+    file = _place(record, folder)
     put_text(file, json.dumps(record, indent=1, ensure_ascii=False) + "\n")
     return file
 

@@ -16,12 +16,26 @@ from paceline.step import Segment, Step, Verdict
 
 
 class _Slab:
-    """One sequence: its layers' keys and values, and how many slots are committed."""
+    """One sequence: its layers' keys and values, and how many slots are committed. nbytes: of all layers."""
 
     def __init__(self) -> None:
         self.layers: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
-        self.length = 0
+        self.length = self.nbytes = 0
         self.capacity = FIRST_CAPACITY
+
+    def put(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
+        """Hold these for a layer, in place of what it had."""
+        before = self.layers.get(layer, ())
+        self.layers[layer] = keys, values
+        self.nbytes += keys.nbytes + values.nbytes - sum(store.nbytes for store in before)
+
+    def copied(self, length: int, capacity: int) -> _Slab:
+        """Another slab that holds the first `length` tokens, with room for `capacity`."""
+        copy = _Slab()
+        copy.length, copy.capacity = length, capacity
+        for layer, (keys, values) in self.layers.items():
+            copy.put(layer, _copied(keys, length, capacity), _copied(values, length, capacity))
+        return copy
 
 
 def _copied(old: torch.Tensor, length: int, capacity: int) -> torch.Tensor:
@@ -50,12 +64,11 @@ class DenseCache(KVCache):
             slab = self._slabs.setdefault(segment.sequence.key, _Slab())
             if segment.end > slab.capacity:
                 # room for the whole prompt at once: growing in between would copy what was read of it so far
-                slab.capacity = capacity_for(max(segment.end, len(segment.sequence.tokens)))
+                capacity = capacity_for(max(segment.end, len(segment.sequence.tokens)))
                 for layer, (keys, values) in slab.layers.items():
-                    slab.layers[layer] = (
-                        _copied(keys, slab.length, slab.capacity),
-                        _copied(values, slab.length, slab.capacity),
-                    )
+                    slab.put(layer, _copied(keys, slab.length, capacity), _copied(values, slab.length, capacity))
+                # not before: memory may end in between
+                slab.capacity = capacity
         self._staged = step
 
     def store(self, layer: int, segment: Segment, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -66,10 +79,11 @@ class DenseCache(KVCache):
         slab = self._slabs[segment.sequence.key]
         pair = slab.layers.get(layer)
         if pair is None:
-            pair = slab.layers[layer] = (
+            pair = (
                 keys.new_empty(keys.shape[0], slab.capacity, keys.shape[2]),
                 values.new_empty(values.shape[0], slab.capacity, values.shape[2]),
             )
+            slab.put(layer, *pair)
         all_keys, all_values = pair[0][:, : segment.end], pair[1][:, : segment.end]
         all_keys[:, segment.start :] = keys
         all_values[:, segment.start :] = values
@@ -95,15 +109,9 @@ class DenseCache(KVCache):
             slab.length = min(slab.length, length)
 
     def fork(self, key: int, new_key: int, length: int | None = None) -> None:
-        source, copy = self._slabs.get(key), _Slab()
-        if source is not None:
-            copy.length = source.length if length is None else min(source.length, length)
-            copy.capacity = capacity_for(copy.length + AHEAD)
-            copy.layers = {
-                layer: (_copied(keys, copy.length, copy.capacity), _copied(values, copy.length, copy.capacity))
-                for layer, (keys, values) in source.layers.items()
-            }
-        self._slabs[new_key] = copy
+        source = self._slabs.get(key) or _Slab()
+        held = source.length if length is None else min(source.length, length)
+        self._slabs[new_key] = source.copied(held, capacity_for(held + AHEAD))
 
     def move(self, key: int, new_key: int) -> None:
         self._slabs[new_key] = self._slabs.pop(key, None) or _Slab()
@@ -113,4 +121,4 @@ class DenseCache(KVCache):
 
     @property
     def held_bytes(self) -> int:
-        return sum(t.nbytes for slab in self._slabs.values() for pair in slab.layers.values() for t in pair)
+        return sum([slab.nbytes for slab in self._slabs.values()])

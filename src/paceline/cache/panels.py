@@ -47,13 +47,14 @@ class Shape:
 class Slab:
     """One sequence's keys and values; `capacity` slots, the first `length` committed.
 
-    place: for compiled code, the addresses of keys and values, and the capacity.
+    place: for compiled code, the addresses of keys and values, and the capacity. nbytes: of both.
     """
 
     def __init__(self, shape: Shape, slots: int = 0) -> None:
         self.length, self.capacity = 0, capacity_for(slots)
         self.keys, self.values, address = shape.slab(self.capacity)
         self.place = address, address + self.keys.nbytes, self.capacity
+        self.nbytes = self.keys.nbytes + self.values.nbytes
 
     def copied(self, shape: Shape, length: int, slots: int) -> Slab:
         """Another slab that holds the first `length` tokens, with room for `slots`."""
@@ -67,6 +68,7 @@ class Slab:
         """Make room for `slots`, by doubling; what is committed is kept."""
         larger = self.copied(shape, self.length, slots)
         self.keys, self.values, self.capacity, self.place = larger.keys, larger.values, larger.capacity, larger.place
+        self.nbytes = larger.nbytes
 
     def move(self, shape: Shape, slots: list[int], to: int) -> None:
         """Copy the rows of `slots` to the slots from `to` on."""
@@ -147,4 +149,4 @@ class PanelCache(KVCache):
 
     @property
     def held_bytes(self) -> int:
-        return sum(slab.keys.nbytes + slab.values.nbytes for slab in self._slabs.values())
+        return sum([slab.nbytes for slab in self._slabs.values()])

@@ -51,11 +51,15 @@ class Typed:
         self._shown = len(progress.text)
 
 
-def streamed(steps: Iterator[Progress], show: Callable[[Progress], None] | None) -> Progress:
-    """Run an answer to its end, showing every step; the last one."""
+def streamed(
+    steps: Iterator[Progress], show: Callable[[Progress], None] | None, enough: Callable[[], bool] | None = None
+) -> Progress:
+    """Run an answer to its end, or until it is `enough`, showing every step; the last one."""
     last = None
     for last in steps:
         if show:
             show(last)
+        if enough and enough():
+            break
     assert last is not None
     return last

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -11,6 +12,9 @@ from paceline.cli.bench_serve import bench_serve
 from paceline.cli.groups import DefaultGroup
 from paceline.cli.options import Json, KVCache, Lossy, MaxTokens, Model, Weights
 from paceline.cli.terminal import err, out, tell_json
+
+if TYPE_CHECKING:
+    from paceline.bench.settings import Settings
 
 bench = typer.Typer(cls=DefaultGroup, invoke_without_command=True, subcommand_metavar="| COMMAND [ARGS]...")
 bench.command("serve")(bench_serve)
@@ -63,7 +67,7 @@ def bench_drafts(
 
     Every draft is run under every rule and policy that is given, all in turns.
     """
-    from paceline.bench.files import writable, written
+    from paceline.bench.files import check_place, writable, written
     from paceline.bench.plots import plot
     from paceline.bench.runner import run
     from paceline.bench.settings import Settings
@@ -77,6 +81,7 @@ def bench_drafts(
     )  # fmt: skip
     if out_dir is not None:
         writable(out_dir)
+        check_place(*_planned(settings), out_dir)
     record = run(settings, watched(err, quiet=as_json))
     # first, since whoever reads the tables may have left
     file = written(record, out_dir) if out_dir is not None else None
@@ -88,3 +93,32 @@ def bench_drafts(
         # last, since plots need a package that may be missing
         plot(record, file.with_suffix(""))
     raise typer.Exit(0 if record["equal"] else 1)
+
+
+def _planned(settings: Settings) -> tuple[dict[str, Any], list[str]]:
+    """What is known of a record before it is made, and the formats that its weights may be held in."""
+    import torch
+
+    from paceline.bench.mode import PLAIN_MODE, Mode
+    from paceline.models.base import DTYPES
+    from paceline.models.checkpoint import name_of
+    from paceline.models.embedded import DEFAULT
+    from paceline.models.load import resolve
+
+    source = resolve(settings.model if settings.model is not None else DEFAULT)
+    pairs = [(verify, policy) for verify in settings.verifiers for policy in settings.policies]
+    modes = [Mode.of(draft, *pair, str(source)) for draft in settings.drafts if draft != "none" for pair in pairs]
+    planned = {
+        "model": {"name": name_of(source)},
+        "grown": settings.growth and asdict(settings.growth),
+        "threads": settings.threads or torch.get_num_threads(),
+        "settings": {**asdict(settings), "modes": {mode.name: mode.recorded() for mode in (PLAIN_MODE, *modes)}},
+        "tasks": {task.name: {"prompts": sum(len(item.texts) for item in task.items), "left_out": 0} for task in settings.tasks},
+        "batches": [{"batch": size} for size in settings.batches],
+        "peers": settings.peers,
+        "failed": {},
+    }
+    # unless they are named, they are held as stored, in a format that only the loaded model tells
+    formats = [settings.weights] if settings.weights is not None else [*DTYPES]
+    narrowed = f", keys and values {settings.kv_cache}" if settings.kv_cache else ""
+    return planned, [form + narrowed for form in formats]

@@ -2,25 +2,40 @@
 
 from __future__ import annotations
 
+import signal
 import sys
+from contextlib import contextmanager, suppress
+from threading import Event
 from time import perf_counter
+from typing import TYPE_CHECKING, Annotated
+
+import typer
 
 from paceline.cli.answering import Typed, loaded, streamed
 from paceline.cli.options import (
     Draft,
+    FrequencyPenalty,
     KVCache,
     Lossy,
     MaxTokens,
+    MinP,
     Model,
     Policy,
+    PresencePenalty,
+    RepetitionPenalty,
     Seed,
+    Stop,
     Temperature,
+    TopK,
     TopP,
     Verify,
     Weights,
     sampling_params,
 )
 from paceline.cli.terminal import err, fail, out
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 _LONGEST = 1 << 24
 """Characters of a line that are read at once: what has no end, such as a device, is not read on and on."""
@@ -37,22 +52,46 @@ def chat(
     policy: Policy = None,
     weights: Weights = None,
     kv_cache: KVCache = None,
+    system: Annotated[str | None, typer.Option("--system", help="What the model is told first, once and for all.")] = None,
     max_tokens: MaxTokens = 256,
     temperature: Temperature = 0.0,
+    top_k: TopK = 0,
     top_p: TopP = 1.0,
+    min_p: MinP = 0.0,
+    repetition_penalty: RepetitionPenalty = 1.0,
+    presence_penalty: PresencePenalty = 0.0,
+    frequency_penalty: FrequencyPenalty = 0.0,
     seed: Seed = None,
+    stop: Stop = None,
 ) -> None:
-    """Talk with a model through its own chat template; an empty line or end of input ends it."""
+    """Talk with a model through its own chat template; an empty line or end of input ends it, Ctrl-C an answer."""
     from paceline.display import summary
 
     if sys.stdin is None:
         fail("cannot read what is said: standard input is closed")
-    params = sampling_params(max_tokens=max_tokens, temperature=temperature, top_p=top_p, seed=seed)
+    params = sampling_params(
+        max_tokens=max_tokens,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        repetition_penalty=repetition_penalty,
+        presence_penalty=presence_penalty,
+        frequency_penalty=frequency_penalty,
+        seed=seed,
+        stop=tuple(stop or ()),
+    )
     llm = loaded(model, draft, verify, lossy, policy, weights, kv_cache, talks=True)
-    messages: list[dict[str, str]] = []
+    told = [] if system is None else [{"role": "system", "content": system}]
+    messages = list(told)
+    is_typed = sys.stdin.isatty()
+    if is_typed:
+        # lines of any length that can be edited; not every system has it
+        with suppress(ImportError):
+            import readline  # noqa: F401
     while True:
         try:
-            said = (out.input("[bold]> [/bold]") if sys.stdin.isatty() else sys.stdin.readline(_LONGEST)).strip()
+            said = (input("> ") if is_typed else sys.stdin.readline(_LONGEST)).strip()
         except EOFError:
             said = ""
         except UnicodeDecodeError:
@@ -65,17 +104,37 @@ def chat(
         kept = [*messages, {"role": "user", "content": said}]
         ids = llm.tokenizer.chat(kept)
         most = longest - room
-        while len(kept) > 1 and len(ids) > most:
+        while len(kept) > len(told) + 1 and len(ids) > most:
             # the oldest exchanges make room for the newest and its answer
-            del kept[:2]
+            del kept[len(told) : len(told) + 2]
             ids, most = llm.tokenizer.chat(kept), min(most, int(_KEPT_SHARE * longest))
         if len(ids) >= longest:
             err.print(f"that is {len(ids)} tokens, of {longest} that fit with an answer: say it in fewer", highlight=False)
             continue
-        messages = kept
-        last = streamed(llm.stream(ids, params), Typed().show)
+        with _interrupted(is_typed) as asked:
+            last = streamed(llm.stream(ids, params), Typed().show, asked.is_set)
         completion = llm.completed(last.sequence, last.text)
-        messages.append({"role": "assistant", "content": completion.text})
         out.file.write("\n")
         line = summary(completion, llm.draft_name, perf_counter() - began)
         err.print(line, style="dim", highlight=False, soft_wrap=True)
+        # a question that was taken back before anything was said to it
+        if completion.text or not asked.is_set():
+            messages = [*kept, {"role": "assistant", "content": completion.text}]
+
+
+@contextmanager
+def _interrupted(is_typed: bool) -> Iterator[Event]:
+    """Set by Ctrl-C, so that an answer ends behind a step; a second one does not wait. Where nobody types it ends all at once."""
+    asked = Event()
+
+    def note(*_: object) -> None:
+        if asked.is_set():
+            raise KeyboardInterrupt
+        asked.set()
+
+    before = signal.signal(signal.SIGINT, note) if is_typed else None
+    try:
+        yield asked
+    finally:
+        if is_typed:
+            signal.signal(signal.SIGINT, before)

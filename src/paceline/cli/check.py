@@ -32,6 +32,7 @@ _LARGEST_BYTES = 64 << 20
 
 if TYPE_CHECKING:
     from paceline.engine.check import Row
+    from paceline.engine.law import Fit
     from paceline.engine.llm import LLM
 
 
@@ -53,12 +54,12 @@ def check(
     """Compare with plain decoding, greedy and at a temperature. Exit code 0: lossless, 1: not, 3: inconclusive.
 
     Texts are compared token by token. At a temperature, where a rule keeps only the distribution, what it draws is tested
-    against the target's.
+    against the target's. Where a rule promises neither, or too few tokens were drawn to refuse one, it is inconclusive.
     """
     from rich.progress import Progress
 
     from paceline.engine.check import Comparison, examine, verdict
-    from paceline.engine.law import TURNS
+    from paceline.engine.law import tokens_drawn
     from paceline.engine.prompts import all_prompts
 
     asked = _read_prompts(prompts) if prompts else all_prompts()
@@ -69,10 +70,10 @@ def check(
     rows = []
     with Progress(console=err, transient=True, disable=as_json or not err.is_terminal) as bar:
         task = bar.add_task("checking", total=len(asked) * len(settings))
-        for params in settings:
-            for row in examine(llm, draft, asked, params):
-                rows.append(row)
-                bar.advance(task, 1 if isinstance(row, Comparison) else len(row.ranks) / (TURNS * max_tokens))
+        drawn = tokens_drawn(len(asked), max_tokens)
+        for row in examine(llm, draft, asked, settings):
+            rows.append(row)
+            bar.advance(task, 1 if isinstance(row, Comparison) else len(asked) * len(row.ranks) / drawn)
     answer = verdict(rows)
     if as_json:
         tell_json(_check_json(llm, rows, answer))
@@ -106,20 +107,20 @@ def _prompt_of(row: dict[str, Any]) -> str:
 
 
 def _check_json(llm: LLM, rows: list[Row], answer: str) -> dict[str, Any]:
-    from paceline.engine.check import Comparison, law_of
-    from paceline.engine.law import FALSE_ALARM
+    from paceline.engine.check import Comparison, doubt, law_of
 
     accepted = sum(row.speculative.speculation.accepted_tokens for row in rows)
     law = law_of(rows)
     return {
         "verdict": answer,
+        "reason": doubt(rows) if answer == "inconclusive" else None,
         "form": "law" if law else "text",
         "drafter": llm.draft_name,
         "verifier": llm.engine.speculative.verifier.name,
         "runs": len(rows),
         "tokens": sum(len(row.speculative.token_ids) for row in rows),
         "accepted_tokens": accepted,
-        "law": {"tokens": law.tokens, "distance": law.distance, "bound": law.bound, "false_alarm": FALSE_ALARM} if law else None,
+        "law": _law_json(law) if law else None,
         "divergences": [
             {
                 "prompt": row.prompt,
@@ -135,8 +136,22 @@ def _check_json(llm: LLM, rows: list[Row], answer: str) -> dict[str, Any]:
     }
 
 
+def _law_json(law: Fit) -> dict[str, Any]:
+    from paceline.engine.law import FALSE_ALARM
+
+    return {
+        "tokens": law.tokens,
+        "distance": law.distance,
+        "bound": law.bound,
+        "excess": law.excess,
+        "excess_bound": law.excess_bound,
+        "impossible": law.impossible,
+        "false_alarm": FALSE_ALARM,
+    }
+
+
 def _show_check(llm: LLM, rows: list[Row], answer: str) -> None:
-    from paceline.engine.check import Comparison, law_of
+    from paceline.engine.check import Comparison, doubt, law_of
     from paceline.engine.law import FALSE_ALARM
 
     for row in rows:
@@ -153,14 +168,20 @@ def _show_check(llm: LLM, rows: list[Row], answer: str) -> None:
     if law is not None:
         out.print(
             f"law: {law.tokens} drawn tokens are {law.distance:.4f} from the target's distribution; up to {law.bound:.4f} is"
-            f" chance (false-alarm rate {FALSE_ALARM:g})",
+            f" chance. The likeliest token came in {abs(law.excess):.1f} places {'more' if law.excess > 0 else 'less'} than"
+            f" expected; up to {law.excess_bound:.1f} is chance (false-alarm rate {FALSE_ALARM:g})",
             highlight=False,
             soft_wrap=True,
         )
+        if law.impossible:
+            out.print(f"{law.impossible} of them have no probability there at all", highlight=False)
     tokens = sum(len(row.speculative.token_ids) for row in rows)
     accepted = sum(row.speculative.speculation.accepted_tokens for row in rows)
     form = "" if law is None else " (law)"
     out.print(
         f"{answer}{form}: {len(rows)} runs, {tokens} tokens, {accepted} of them drafted and accepted ({llm.draft_name})",
         highlight=False,
+        soft_wrap=True,
     )
+    if answer == "inconclusive":
+        out.print(doubt(rows), highlight=False, soft_wrap=True)

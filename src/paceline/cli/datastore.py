@@ -10,25 +10,31 @@ import typer
 from rich.progress import Progress
 
 from paceline.cli.options import Json
-from paceline.cli.terminal import err, out, tell_json
+from paceline.cli.terminal import err, fail, out, tell_json
 
 datastore = typer.Typer(no_args_is_help=True, help="Texts to draft from, for the drafter 'datastore'.")
 
 
 @datastore.command("build")
 def build_datastore(
-    files: Annotated[list[Path], typer.Argument(help="Texts: .txt, a document each; .jsonl, one per row; .gz of both.")],
+    files: Annotated[list[Path], typer.Argument(help="Texts: .jsonl, a document per row; any other file is one; .gz of both.")],
     out_dir: Annotated[Path, typer.Option("--out", help="Write the datastore to this folder.")],
     model: Annotated[str | None, typer.Option("--model", help="Whose tokenizer; the embedded default's if left out.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Build what 'datastore:DIR' drafts from. A row has a 'text', or a 'prompt' and its 'completion'."""
+    """Build what 'datastore:DIR' drafts from. A row has a 'text', a 'prompt' and its 'completion', or 'messages', of which the
+    assistant's are taken."""
     from paceline.datastore import build, size_bytes
+    from paceline.machine import expanded
     from paceline.models.embedded import DEFAULT
     from paceline.models.load import resolve
     from paceline.models.quiet import quiet
     from paceline.models.tokenizer import Tokenizer
 
+    try:
+        out_dir = expanded(out_dir)
+    except OSError as error:
+        fail(str(error))
     tokenizer = Tokenizer(resolve(model if model is not None else DEFAULT))
     began = perf_counter()
     with quiet(), Progress(console=err, transient=True, disable=as_json or not err.is_terminal) as bar:

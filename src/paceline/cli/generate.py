@@ -12,14 +12,20 @@ import typer
 from paceline.cli.answering import Typed, loaded, streamed
 from paceline.cli.options import (
     Draft,
+    FrequencyPenalty,
     Json,
     KVCache,
     Lossy,
     MaxTokens,
+    MinP,
     Model,
     Policy,
+    PresencePenalty,
+    RepetitionPenalty,
     Seed,
+    Stop,
     Temperature,
+    TopK,
     TopP,
     Verify,
     Weights,
@@ -54,20 +60,14 @@ def generate(
     kv_cache: KVCache = None,
     max_tokens: MaxTokens = 256,
     temperature: Temperature = 0.0,
-    top_k: Annotated[int, typer.Option("--top-k", help="Keep this many tokens; 0 keeps all.")] = 0,
+    top_k: TopK = 0,
     top_p: TopP = 1.0,
-    min_p: Annotated[float, typer.Option("--min-p", help="Keep tokens at least this share as probable as the first.")] = 0.0,
-    repetition_penalty: Annotated[
-        float, typer.Option("--repetition-penalty", help="Above 1: tokens of the prompt and the answer become less likely.")
-    ] = 1.0,
-    presence_penalty: Annotated[
-        float, typer.Option("--presence-penalty", help="Above 0: tokens of the answer become less likely.")
-    ] = 0.0,
-    frequency_penalty: Annotated[
-        float, typer.Option("--frequency-penalty", help="The same, for each time that a token occurred.")
-    ] = 0.0,
+    min_p: MinP = 0.0,
+    repetition_penalty: RepetitionPenalty = 1.0,
+    presence_penalty: PresencePenalty = 0.0,
+    frequency_penalty: FrequencyPenalty = 0.0,
     seed: Seed = None,
-    stop: Annotated[list[str] | None, typer.Option("--stop", help="End before this text; may be repeated.")] = None,
+    stop: Stop = None,
     as_json: Json = False,
     trace: Annotated[
         bool, typer.Option("--trace", help="Colour tokens by their drafter; show what was drafted in vain.")

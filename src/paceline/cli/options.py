@@ -40,7 +40,15 @@ KVCache = Annotated[
 ]
 MaxTokens = Annotated[int, typer.Option("--max-tokens", help="Longest answer, in tokens.")]
 Temperature = Annotated[float, typer.Option("--temperature", help="0 is greedy.")]
+TopK = Annotated[int, typer.Option("--top-k", help="Keep this many tokens; 0 keeps all.")]
 TopP = Annotated[float, typer.Option("--top-p", help="Keep the most probable tokens that hold this share.")]
+MinP = Annotated[float, typer.Option("--min-p", help="Keep tokens at least this share as probable as the first.")]
+RepetitionPenalty = Annotated[
+    float, typer.Option("--repetition-penalty", help="Above 1: tokens of the prompt and the answer become less likely.")
+]
+PresencePenalty = Annotated[float, typer.Option("--presence-penalty", help="Above 0: tokens of the answer become less likely.")]
+FrequencyPenalty = Annotated[float, typer.Option("--frequency-penalty", help="The same, for each time that a token occurred.")]
+Stop = Annotated[list[str] | None, typer.Option("--stop", help="End before this text; may be repeated.")]
 Seed = Annotated[int | None, typer.Option("--seed", help="Same seed, same text; drawn and reported if left out.")]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object on one line.")]
 

@@ -8,8 +8,10 @@ from dataclasses import dataclass
 
 import torch
 
+from paceline.engine.engine import RequestError
 from paceline.engine.law import Draws, Fit, draws, fit
 from paceline.engine.llm import LLM, Completion, Prompt
+from paceline.errors import PacelineError
 from paceline.noise import gumbel
 from paceline.params import SamplingParams
 from paceline.sampling import Context, target_scores
@@ -49,14 +51,27 @@ class Comparison:
 Row = Comparison | Draws
 
 
-def examine(llm: LLM, draft: str, prompts: Many[Prompt], params: SamplingParams) -> Iterator[Row]:
-    """Check in the form that the rule of `llm` calls for under these parameters. Raises RequestError where it is lossy and that
-    was not asked for."""
-    if params.temperature == 0.0 or llm.lossless(params) is Exactness.TEXT:
-        yield from compare(llm, draft, prompts, params)
-    else:
-        llm.use(draft)
-        yield from draws(llm, prompts, params)
+def examine(llm: LLM, draft: str, prompts: Many[Prompt], settings: Many[SamplingParams]) -> Iterator[Row]:
+    """Check under each of these parameters in the form that the rule of `llm` calls for there. Raises RequestError, before a
+    token is decoded, where the rule is lossy and that was not asked for, and where a prompt cannot be served."""
+    forms = [llm.lossless(params) for params in settings]
+    for params in settings:
+        _check_prompts(llm, prompts, params)
+    for params, kept in zip(settings, forms, strict=True):
+        if params.temperature == 0.0 or kept is Exactness.TEXT:
+            yield from compare(llm, draft, prompts, params)
+        else:
+            llm.use(draft)
+            yield from draws(llm, prompts, params)
+
+
+def _check_prompts(llm: LLM, prompts: Many[Prompt], params: SamplingParams) -> None:
+    """Raises RequestError, which names the prompt, where one of them would be refused."""
+    for number, prompt in enumerate(prompts, 1):
+        try:
+            llm.engine.abort(llm.engine.add(llm.encode(prompt), params))
+        except PacelineError as error:
+            raise RequestError(f"prompt {number} of {len(prompts)}, {prompt[:30]!r}: {error}") from error
 
 
 def compare(llm: LLM, draft: str, prompts: Many[Prompt], params: SamplingParams) -> Iterator[Comparison]:
@@ -94,19 +109,34 @@ def _divergence(
 
 def law_of(rows: Many[Row]) -> Fit | None:
     """How what was drawn fits the target's law; None where only texts were compared."""
-    ranks = [rank for row in rows if isinstance(row, Draws) for rank in row.ranks]
-    return fit(ranks) if ranks else None
+    drawn = [row for row in rows if isinstance(row, Draws)]
+    return fit(drawn) if drawn else None
 
 
 def verdict(rows: Many[Row]) -> str:
-    """Says `lossless`, `not lossless`, or `inconclusive`: at some temperature nothing was accepted, or only near-ties differ."""
-    parted = [row.divergence for row in rows if isinstance(row, Comparison) and row.divergence is not None]
+    """Says `lossless`, `not lossless`, or `inconclusive`, for which `doubt` says why."""
     law = law_of(rows)
-    if any(not divergence.near_tie for divergence in parted) or (law is not None and not law.holds):
+    if any(not divergence.near_tie for divergence in _parted(rows)) or (law is not None and not law.holds):
         return "not lossless"
+    return "lossless" if doubt(rows) is None else "inconclusive"
+
+
+def doubt(rows: Many[Row]) -> str | None:
+    """Why rows that show nothing wrong do not show that nothing is, in a sentence; None where they do."""
+    if any(row.speculative.keeps == "nothing" for row in rows):
+        return "this rule promises nothing for these drafts: what it kept here it may not keep elsewhere"
+    if _parted(rows):
+        return "texts part where two tokens are all but equally likely, and nowhere else"
     accepted: dict[float, int] = {}
     for row in rows:
         accepted[row.temperature] = accepted.get(row.temperature, 0) + row.speculative.speculation.accepted_tokens
-    if parted or not accepted or not all(accepted.values()):
-        return "inconclusive"
-    return "lossless"
+    if not accepted or not all(accepted.values()):
+        return "nothing that was drafted was accepted, so nothing was put to the test"
+    law = law_of(rows)
+    if law is not None and law.is_wide:
+        return f"{law.tokens} drawn tokens refuse hardly any rule: raise max-tokens, or give more prompts"
+    return None
+
+
+def _parted(rows: Many[Row]) -> list[Divergence]:
+    return [row.divergence for row in rows if isinstance(row, Comparison) and row.divergence is not None]

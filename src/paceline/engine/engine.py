@@ -35,6 +35,13 @@ class RequestError(PacelineError):
     """A request that cannot be served; the message is one sentence for the user."""
 
 
+class OutOfMemory(PacelineError):
+    """The device has too little memory for a step of one request alone."""
+
+    def __init__(self) -> None:
+        super().__init__("the device has too little memory to go on with this request")
+
+
 @frozen
 class Progress:
     """What one step brought for one sequence: final text that may be shown, and the draft and verdict behind it."""
@@ -86,6 +93,7 @@ class Engine:
         *,
         reference: Many[int] = (),
         tenant: str = "",
+        payer: str | None = None,
         priority: int = 0,
         drafters: frozenset[str] | None = None,
         nodes: int | None = None,
@@ -94,8 +102,8 @@ class Engine:
         """Admit a request. prompt: token ids. Raises RequestError where it is empty, too long, or names unknown tokens,
         and where its grammar cannot be used.
 
-        reference: token ids that the answer is expected to resemble; they change nothing but the time. tenant, priority,
-        drafters, nodes, streamed: see `Sequence`.
+        reference: token ids that the answer is expected to resemble; they change nothing but the time. payer: the
+        tenant where None. tenant, priority, drafters, nodes, streamed: see `Sequence`.
         """
         size = self.speculative.target.vocab_size
         if not prompt:
@@ -114,7 +122,18 @@ class Engine:
             raise RequestError("min_tokens bans every token: all of the vocabulary would stop the text")
         seed = params.seed if params.seed is not None else secrets.randbits(53)
         sequence = Sequence(
-            self._keys, tuple(prompt), params, seed, stop_ids, tuple(reference), tenant, priority, drafters, nodes, streamed
+            self._keys,
+            tuple(prompt),
+            params,
+            seed,
+            stop_ids,
+            tuple(reference),
+            tenant,
+            tenant if payer is None else payer,
+            priority,
+            drafters,
+            nodes,
+            streamed,
         )
         sequence.constraint = self._constraint(sequence)
         self._keys += 1
@@ -146,8 +165,9 @@ class Engine:
     def step(self) -> list[Progress]:
         """Run one step for the picked sequences; an empty list where nothing is left to do.
 
-        A sequence whose logits are not numbers ends alone, and its progress holds the error; the others are where they were
-        before. Whatever else is raised leaves the engine fit for the next step, which first tells of those that have ended.
+        A sequence whose logits are not numbers, or that alone is too much for the memory, ends alone, and its progress holds the
+        error; the others are where they were before. Whatever else is raised leaves the engine fit for the next step, which first
+        tells of those that have ended.
         """
         if self._owed:
             owed, self._owed = [*self._owed.values()], {}
@@ -175,10 +195,16 @@ class Engine:
             if self.scheduler.bound(error.slots):
                 return []
             return [self._given_up(work[0].sequence, error)]
+        except torch.OutOfMemoryError:
+            self._recover(work)
         except BaseException:
             self._recover(work)
             raise
-        return progress
+        else:
+            return progress
+        # only now, as the error is gone, is what the forward held free
+        torch.cuda.empty_cache()
+        return [] if self.scheduler.bound() else [self._given_up(work[0].sequence, OutOfMemory())]
 
     def _progress(self, outcome: Outcome, error: PacelineError | None = None) -> Progress:
         stream = self.stops.stream(outcome.sequence)

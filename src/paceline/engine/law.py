@@ -5,67 +5,119 @@ probability of what is likelier, and a random share of its own. Under the law ra
 the contexts, so their largest deviation from uniform has a bound that holds for any number of them. How many there are is fixed
 beforehand: prompts are decoded again, with other seeds, where texts end early.
 
-Source: the probability integral transform in its randomised form (Rosenblatt 1952; Brockwell 2007); the bound is that of
-Dvoretzky, Kiefer and Wolfowitz with Massart's constant (1990).
+Where one token is nearly certain its ranks are spread over all numbers, and a rule that takes it too often hardly moves them. So
+it is counted too how much more often the likeliest token comes than its probability says: a sum of chances that are fair, given
+the text before each, with a bound that follows from their variance. And a token that cannot come at all is a proof.
+
+Source: the probability integral transform in its randomised form (Rosenblatt 1952; Brockwell 2007); the bound of the ranks is
+that of Dvoretzky, Kiefer and Wolfowitz with Massart's constant (1990), the other that of Freedman (1975).
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence as Many
 from dataclasses import dataclass
 from itertools import count
-from math import log, sqrt
+from math import exp, log, sqrt
 
 import numpy as np
+import torch
 
 from paceline.engine.llm import LLM, Completion, Prompt
+from paceline.models.base import LanguageModel
+from paceline.models.native import NativeModel
 from paceline.noise import stream, uniform
 from paceline.params import SamplingParams
-from paceline.sampling import Context, probabilities, target_scores
+from paceline.sampling import Context, narrowed, probabilities, shaped, target_scores
 from paceline.sequence import Sequence
+from paceline.step import Feed, Step, Verdict
+from paceline.tree import DraftTree
 
 FALSE_ALARM = 1e-6
-"""How often a rule that keeps the law fails the test."""
+"""How often a rule that keeps the law fails the test; each of the two bounds is passed half as often."""
 TURNS = 3
 """How many times as many tokens are drawn as a comparison of texts would need: a distribution shows itself slowly."""
+MOST = 4096
+"""Tokens that are drawn at most: more would tell little more, and each is ranked in the target's whole vocabulary."""
+_WIDE = 0.1
+"""A bound of the ranks above which a sample refuses hardly any rule."""
+_RATES = tuple(2.0**power for power in range(2, -4, -1))
+"""Of Freedman's inequality, each with its share of the false alarms: which one is sharpest depends on a variance that only the
+texts tell."""
+_ROUNDING = 1e-5
+"""By how much, in parts, sums of shares may be rounded where they meet what top-p or min-p leaves."""
+_ROWS = 64
+"""Tokens that are ranked in one forward: as many rows of the whole vocabulary are held."""
 
 
 @dataclass(frozen=True)
 class Draws:
-    """One prompt decoded once. ranks: one per token, each between 0 and 1."""
+    """One prompt decoded once. ranks: one per token, each between 0 and 1. excess, variance: how much more often the likeliest
+    token came than expected, and the variance of that under the law. impossible: tokens that cannot come under the law, counted
+    where the target's rows have the same bits in every forward."""
 
     prompt: Prompt
     temperature: float
     speculative: Completion
     ranks: tuple[float, ...]
+    excess: float
+    variance: float
+    impossible: int
 
 
 @dataclass(frozen=True)
 class Fit:
-    """How far the ranks of `tokens` tokens are from uniform, and how far they may be."""
+    """How far the ranks of `tokens` tokens are from uniform, and how far they may be; the rest as in `Draws`, of all together."""
 
     tokens: int
     distance: float
+    excess: float = 0.0
+    variance: float = 0.0
+    impossible: int = 0
 
     @property
     def bound(self) -> float:
-        return sqrt(log(2 / FALSE_ALARM) / (2 * self.tokens))
+        """What `distance` stays below."""
+        return sqrt(log(4 / FALSE_ALARM) / (2 * self.tokens))
+
+    @property
+    def excess_bound(self) -> float:
+        """What `excess` stays below, whichever its sign."""
+        chance = log(4 * len(_RATES) / FALSE_ALARM)
+        return min((chance + (exp(rate) - 1 - rate) * self.variance) / rate for rate in _RATES)
 
     @property
     def holds(self) -> bool:
-        return self.distance < self.bound
+        return self.distance < self.bound and abs(self.excess) < self.excess_bound and not self.impossible
+
+    @property
+    def is_wide(self) -> bool:
+        """Whether so few tokens were drawn that hardly any rule would be refused."""
+        return self.bound > _WIDE
 
 
-def fit(ranks: Many[float]) -> Fit:
+def fit(rows: Many[Draws]) -> Fit:
+    """What all rows together say; they hold at least one token."""
+    ranks = [rank for row in rows for rank in row.ranks]
+    excess, variance = sum(row.excess for row in rows), sum(row.variance for row in rows)
+    return Fit(len(ranks), distance(ranks), excess, variance, sum(row.impossible for row in rows))
+
+
+def distance(ranks: Many[float] | np.ndarray) -> float:
     """The Kolmogorov distance of ranks from the uniform distribution; there is at least one."""
     found, steps = np.sort(np.asarray(ranks)), np.arange(len(ranks) + 1) / len(ranks)
-    return Fit(len(found), float(max((steps[1:] - found).max(), (found - steps[:-1]).max())))
+    return float(max((steps[1:] - found).max(), (found - steps[:-1]).max()))
+
+
+def tokens_drawn(prompts: int, max_tokens: int) -> int:
+    """How many tokens `draws` draws of so many prompts."""
+    return min(TURNS * prompts * max_tokens, MOST)
 
 
 def draws(llm: LLM, prompts: Many[Prompt], params: SamplingParams) -> Iterator[Draws]:
-    """Decode the prompts in turn, every time with another seed, until `TURNS` times as many tokens as they may have together
-    were drawn."""
-    seed, left = params.seed or 0, TURNS * len(prompts) * params.max_tokens
+    """Decode the prompts in turn, every time with another seed, until `tokens_drawn` were drawn."""
+    seed, left = params.seed or 0, tokens_drawn(len(prompts), params.max_tokens)
     for run in count():
         if not left:
             return
@@ -73,18 +125,54 @@ def draws(llm: LLM, prompts: Many[Prompt], params: SamplingParams) -> Iterator[D
         change = {"seed": (seed + run) % 2**64, "max_tokens": min(params.max_tokens, left)}
         answer = llm.generate(prompt, params.model_copy(update=change))[0]
         left -= len(answer.token_ids)
-        yield Draws(prompt, params.temperature, answer, tuple(_ranks(llm, prompt, params, answer)))
+        yield placed(llm, prompt, params, answer)
 
 
-def _ranks(llm: LLM, prompt: Prompt, params: SamplingParams, answer: Completion) -> Iterator[float]:
-    """One rank per token, against what plain decoding computes behind the same text."""
+def placed(llm: LLM, prompt: Prompt, params: SamplingParams, answer: Completion) -> Draws:
+    """Where the tokens of an answer lie in the distributions that plain decoding has behind the same text."""
     sequence = Sequence(0, tuple(llm.encode(prompt)), params, answer.seed, llm.engine.stop_ids(params))
-    cache, fresh = llm.target.new_cache(), sequence.prompt
-    for token in answer.token_ids:
-        logits = llm.target.logits_after([(sequence, fresh)], cache)[0]
-        probs = probabilities(target_scores(logits, Context(sequence)))
+    exact, ranks, excess, variance, impossible = has_same_bits(llm.target), list[float](), 0.0, 0.0, 0
+    for token, logits in zip(answer.token_ids, _rows(llm.target, sequence, answer.token_ids), strict=True):
+        context = Context(sequence)
+        probs = probabilities(target_scores(logits, context))
         likelier = probs[probs > probs[token]].sum() + probs[:token][probs[:token] == probs[token]].sum()
         share = uniform(stream(sequence.seed, "check"), len(sequence.tokens))
-        yield float(likelier + share * probs[token])
+        ranks.append(float(likelier + share * probs[token]))
+        likeliest = int(probs.argmax())
+        chance = float(probs[likeliest])
+        excess += (token == likeliest) - chance
+        variance += chance * (1 - chance)
+        if exact and probs[token] == 0.0 and _is_impossible(logits, context, token):
+            impossible += 1
         sequence.commit((token,), ("",))
-        fresh = (token,)
+    return Draws(prompt, params.temperature, answer, tuple(ranks), excess, variance, impossible)
+
+
+def has_same_bits(target: LanguageModel) -> bool:
+    """Whether a row's logits have the same bits in every forward that holds it."""
+    # imported by whoever made such a target, and by nobody else: it needs Triton
+    fused = sys.modules.get("paceline.models.fused")
+    return isinstance(target, NativeModel) or (fused is not None and isinstance(target, fused.FusedModel))
+
+
+def _rows(target: LanguageModel, sequence: Sequence, answer: Many[int]) -> Iterator[torch.Tensor]:
+    """float32 [V] for each token of an answer: the logits it was chosen by. Every row is a forward of its own, as in plain
+    decoding, unless it has the same bits anyway."""
+    text, first = (*sequence.prompt, *answer[:-1]), len(sequence.prompt) - 1
+    cache, size = target.new_cache(), _ROWS if has_same_bits(target) else 1
+    if first:
+        target.logits_after([(sequence, text[:first])], cache)
+    for start in range(first, len(text), size):
+        piece = text[start : start + size]
+        step = Step.of([Feed(sequence, start, piece, DraftTree.root(piece[-1]), told=True)])
+        cache.stage(step)
+        root, *told = target.score(step, cache).logits.cpu()
+        cache.commit([Verdict()])
+        yield from (*told, root)
+
+
+def _is_impossible(logits: torch.Tensor, context: Context, token: int) -> bool:
+    """Whether a token of no probability has none however sums are rounded. logits: float32 [V]."""
+    params = context.sequence.params
+    wider = {"top_p": min(params.top_p * (1 + _ROUNDING), 1.0), "min_p": params.min_p * (1 - _ROUNDING)}
+    return bool(probabilities(narrowed(shaped(logits, context), params.model_copy(update=wider)))[token] == 0.0)

@@ -1,7 +1,7 @@
 """Measure: what forwards and drafts take on this machine, before the first step, for policies that ask for it.
 
-Fractions of a second for small models, a second or so for large ones; kept on disk by model, machine and threads, so that later
-starts read it. What is measured here is where a policy starts from: every step it takes corrects it.
+Fractions of a second for small models, some seconds for large ones on a slow machine; kept on disk by model, machine and threads,
+so that later starts read it. What is measured here is where a policy starts from: every step it takes corrects it.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Sequence as Many
-from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import sha256
+from logging import getLogger
 from math import inf
 from pathlib import Path
 from time import perf_counter
@@ -25,12 +25,14 @@ from paceline.learning.costs import Costs
 from paceline.learning.forward_curve import ForwardCurve
 from paceline.machine import processor, user_cache
 from paceline.models.base import LanguageModel
+from paceline.models.quiet import sentence
 from paceline.params import SamplingParams
 from paceline.sequence import Sequence
 from paceline.speculative import Speculative
 from paceline.step import Feed, Step, Verdict
 from paceline.tree import DraftTree
 from paceline.version import __version__
+from paceline.whole_file import put_whole
 
 _ROWS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 48, 96)
 _BATCHES = (1, 4, 16)
@@ -192,8 +194,11 @@ def _measure(speculative: Speculative, costs: Costs, context: int, longest: int)
     for rows, seconds in _forwards(forward, sizes).items():
         costs.curve.put(rows, seconds)
     if _SIDE_BY_SIDE in sizes:
+        # on a slow machine reading three prompts takes longer than all that is seen behind them
+        behind = context if perf_counter() - began < _PATIENCE_S else 1
+        alone = forward if behind == context else ModelForward(target, behind, _SIDE_BY_SIDE)
         # room for two rows, of which one is used: slabs of caches as large as the other's
-        costs.sequence_s = _sequence_s(forward, ModelForward(target, context, 2, _SIDE_BY_SIDE))
+        costs.sequence_s = _sequence_s(alone, ModelForward(target, behind, 2, _SIDE_BY_SIDE))
     for part in speculative.drafter.parts:
         if not part.costly:
             continue
@@ -254,7 +259,9 @@ def _sequence_s(alone: Callable[..., float], together: Callable[..., float]) -> 
 
     It is a small difference, which counts up to fifteen times: whatever was measured before the other would be thought slower.
     """
-    seconds = [(_warmed(alone, _SIDE_BY_SIDE), _warmed(together, 1, _SIDE_BY_SIDE)) for _ in range(_REPEATS)]
+    began, seconds = perf_counter(), list[tuple[float, float]]()
+    while len(seconds) < _REPEATS and (not seconds or perf_counter() - began < _FAR_S):
+        seconds.append((_warmed(alone, _SIDE_BY_SIDE), _warmed(together, 1, _SIDE_BY_SIDE)))
     one, several = map(min, zip(*seconds, strict=True))
     return max(several - one, 0.0) / (_SIDE_BY_SIDE - 1)
 
@@ -308,7 +315,7 @@ def _read(file: Path, costs: Costs) -> _Look | None:
 
 
 def _write(file: Path, costs: Costs, look: _Look) -> None:
-    """Keep costs for the next start; where nothing can be written they are measured again."""
+    """Keep costs for the next start; where nothing can be written they are measured again, and it is said."""
     held = {
         "curve": sorted(costs.curve.points.items()),
         "reading": costs.reading,
@@ -319,8 +326,8 @@ def _write(file: Path, costs: Costs, look: _Look) -> None:
         "look": [look.one_s, look.rows_s, look.several_s],
         "drafts": [(part, depth, batch, s) for part, known in costs.drafts.items() for (depth, batch), s in known.points.items()],
     }
-    with suppress(OSError):
-        file.parent.mkdir(parents=True, exist_ok=True)
-        fresh = file.with_suffix(f".{os.getpid()}")
-        fresh.write_text(json.dumps(held))
-        fresh.replace(file)
+    try:
+        put_whole(file, json.dumps(held).encode(), 0o644)
+    except OSError as error:
+        told = f"what forwards take cannot be kept in '{file.parent}' ({sentence(error)}): every start measures it"
+        getLogger("paceline").info(told)

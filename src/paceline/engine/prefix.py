@@ -132,13 +132,17 @@ class Prefixes:
         del self._running[sequence.key]
         self._speculative.drafter.settle(sequence.key)
         self._speculative.cache.shrink(sequence.key)
-        while self._ended and self._held_bytes > self._most_bytes:
-            self._drop(next(iter(self._ended)))
+        self._fit()
 
-    @property
-    def _held_bytes(self) -> int:
-        """What target and drafters hold by sequence."""
-        return self._speculative.cache.held_bytes + self._speculative.drafter.sequence_bytes
+    def _fit(self) -> None:
+        """Hold no more bytes than there is room for, as far as ended sequences can give them back."""
+        cache, drafter = self._speculative.cache, self._speculative.drafter
+        drafters_bytes = drafter.sequence_bytes
+        while self._ended and cache.held_bytes + drafters_bytes > self._most_bytes:
+            self._drop(next(iter(self._ended)))
+            # drafters have many small states to add up, and mostly what the target gave back is enough
+            if cache.held_bytes + drafters_bytes > self._most_bytes:
+                drafters_bytes = drafter.sequence_bytes
 
     def runs(self, sequence: Sequence) -> bool:
         """Whether it was begun, and neither ended nor released."""

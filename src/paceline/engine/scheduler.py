@@ -2,15 +2,16 @@
 
 Sequences join and leave between steps (continuous batching); long prompts go in chunks beside those that decode; when the
 cache is full a sequence gives its place up and is computed again later, which changes nothing but the time. The smaller
-priority comes first, then the tenant that was served least, then who came first; whoever has waited long has its turn whatever
-the others are.
+priority comes first, then the payer that was served least, then who came first; whoever has waited long, or was let in and has
+long been fed nothing, has its turn whatever the others are.
 """
 
 from __future__ import annotations
 
-from bisect import insort
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence as Many
 from dataclasses import dataclass, replace
+from heapq import merge
 
 from paceline.budget import Budget
 from paceline.engine.prefix import Prefixes
@@ -19,12 +20,15 @@ from paceline.sequence import Sequence
 from paceline.speculative import Work
 
 _PATIENCE_STEPS = 256
-"""Whoever has waited longer is overdue."""
+"""Whoever has waited longer, or was fed nothing for longer, is overdue."""
 _TURN = 4
 """One admission in so many goes to the sequence that is overdue the longest, if there is one."""
 _SHARED = 4
 """One part in so many of a step's prompt tokens is for other prompts than the first, the shortest before longer ones: a question
 does not wait until a book is read."""
+_SPARED = 16
+"""One part in so many of the cache is left free when another sequence is let in, for what all of them go on to say: one that is
+preempted while it reads is read twice."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +57,8 @@ class Scheduler:
         self._prefixes, self._shares = prefixes, Shares()
         self.waiting: list[Sequence] = []
         """In the order in which they came."""
+        self._queues: dict[tuple[bool, int, str], list[Sequence]] = {}
+        """The same by all that decides who comes first but what payers were served; each in the order in which they came."""
         self.running: list[Sequence] = []
         self.preemptions = 0
         self._steps = self._admissions = 0
@@ -61,24 +67,28 @@ class Scheduler:
         self._waited: dict[int, int] = {}
         """Steps that a sequence in flight had waited when it was let in."""
         self._reached: dict[int, int] = {}
-        """Tokens of a sequence that its tenant was charged for, what was found in the cache included."""
+        """Tokens of a sequence that its payer was charged for, what was found in the cache included."""
+        self._fed: dict[int, int] = {}
+        """The last step that fed a sequence in flight, of those that the latest step passed over."""
         self._overdue: set[int] = set()
-        """Admitted because they were: they stay ahead of every priority, so that they end."""
+        """Those that were let in late, or were not fed for long: they stay ahead of every priority, so that they end."""
 
     def add(self, sequence: Sequence) -> None:
-        self.waiting.append(sequence)
+        self._queue(sequence)
         self._came[sequence.key] = self._steps
-        self._shares.enter(sequence.tenant)
+        self._shares.enter(sequence.payer)
 
     def remove(self, sequence: Sequence) -> None:
         """Take a sequence out, wherever it stands; a no-op for one that is gone."""
-        for among in (self.running, self.waiting):
-            if sequence in among:
-                among.remove(sequence)
+        if sequence in self.running:
+            self.running.remove(sequence)
+        else:
+            self._unqueue(sequence)
         if self._came.pop(sequence.key, None) is None:
             return
-        self._shares.leave(sequence.tenant)
+        self._shares.leave(sequence.payer)
         self._reached.pop(sequence.key, None)
+        self._fed.pop(sequence.key, None)
         self._waited.pop(sequence.key, None)
         self._overdue.discard(sequence.key)
 
@@ -92,21 +102,25 @@ class Scheduler:
         Every sequence in flight feeds at least one token, prompts while the chunk lasts.
         """
         self._steps += 1
-        self._preempt()
-        self._admit(wished)
-        free = self._free
-        self._prefixes.make_room(max(free - wished.nodes * len(self.running), 0))
-        work = []
-        # those that decode come before prompts: a replayed one feeds a few tokens again and draws on the same chunk
+        free = self._admit(wished, self._preempt())
         running = self.running
-        if len(running) > 1:
-            running = sorted(running, key=lambda one: (one.generated_tokens == 0, self._rank(one)))
-        starts = [self._prefixes.length(sequence.key) for sequence in running]
-        for sequence, start, count in zip(running, starts, self._counts(running, starts), strict=True):
+        spare = free - wished.nodes * len(running)
+        self._prefixes.make_room(max(spare, 0))
+        missing = [len(one.tokens) - self._prefixes.length(one.key) for one in running]
+        # with room for all wishes, and no prompt to read, it makes no difference who comes first
+        if spare < 0 or max(missing, default=1) > 1:
+            # those that decode come before prompts: a replayed one feeds a few tokens again and draws on the same chunk
+            order = sorted(range(len(running)), key=lambda at: (running[at].generated_tokens == 0, self._rank(running[at])))
+            running, missing = [running[at] for at in order], [missing[at] for at in order]
+        work = []
+        for sequence, lacks, count in zip(running, missing, self._counts(running, missing), strict=True):
             if count == 0:
+                self._pass_over(sequence)
                 continue
-            nodes = 0
-            if start + count == len(sequence.tokens):
+            if self._fed:
+                self._fed.pop(sequence.key, None)
+            start, nodes = len(sequence.tokens) - lacks, 0
+            if count == lacks:
                 left = min(sequence.params.max_tokens - sequence.generated_tokens, self.longest - len(sequence.tokens))
                 nodes = max(min(wished.nodes, free), 0)
                 if sequence.nodes is not None:
@@ -118,9 +132,8 @@ class Scheduler:
             self._charge(sequence, start, count)
         return work
 
-    def _counts(self, running: Many[Sequence], starts: Many[int]) -> list[int]:
-        """How many tokens each feeds. running: whoever comes first before the others. starts: how many of its own each holds."""
-        missing = [len(one.tokens) - start for one, start in zip(running, starts, strict=True)]
+    def _counts(self, running: Many[Sequence], missing: Many[int]) -> list[int]:
+        """How many tokens each feeds. running: whoever comes first before the others. missing: how many of its own each lacks."""
         # a sequence that lacks its root alone is never held up by the prompts of others
         counts = [1 if lacks == 1 else 0 for lacks in missing]
         prompts = [at for at, lacks in enumerate(missing) if lacks > 1]
@@ -139,6 +152,11 @@ class Scheduler:
             chunk -= more
         return counts
 
+    def _pass_over(self, sequence: Sequence) -> None:
+        """Feed one in flight nothing in this step; once that has gone on for long it is overdue."""
+        if self._steps - self._fed.setdefault(sequence.key, self._steps - 1) > _PATIENCE_STEPS:
+            self._overdue.add(sequence.key)
+
     def _urgency(self, sequence: Sequence) -> tuple[bool | int, ...]:
         """What goes before any share: text that is computed again, who is overdue, and the priority."""
         return sequence.generated_tokens == 0, *self._rank(sequence)[:2]
@@ -147,82 +165,123 @@ class Scheduler:
         """Count what is fed, and what was accepted since; neither what was found in the cache nor what is computed again."""
         reached = self._reached.get(sequence.key, start)
         self._reached[sequence.key] = max(reached, start + count)
-        self._shares.charge(sequence.tenant, self._reached[sequence.key] - reached)
+        self._shares.charge(sequence.payer, self._reached[sequence.key] - reached)
 
     def _rank(self, sequence: Sequence) -> tuple[bool, int, int, int]:
         """Who comes first: the smaller."""
         key = sequence.key
-        return key not in self._overdue, sequence.priority, self._shares[sequence.tenant], key
+        return key not in self._overdue, sequence.priority, self._shares[sequence.payer], key
 
-    def bound(self, slots: int) -> bool:
-        """A step needed more room than the cache has, which is of so many slots: from now on fewer tokens are held. Whether that
-        makes room."""
+    def bound(self, slots: int | None = None) -> bool:
+        """A step needed more room than there is: from now on fewer tokens are held. Whether that makes room.
+
+        slots: of the whole cache; None where it is not the cache that is full, for as many as are held now.
+        """
         if len(self.running) < 2 and not self._prefixes.kept_tokens:
             return False
+        if slots is None:
+            slots = sum(len(sequence.tokens) for sequence in self.running) + self._prefixes.kept_tokens
         # pages are seldom full
         self.limits = replace(self.limits, cache_tokens=max(min(self.limits.cache_tokens, slots) * 7 // 8, 1))
         return True
 
-    @property
-    def _free(self) -> int:
-        """Room that sequences in flight leave."""
-        return self.limits.cache_tokens - sum([len(sequence.tokens) for sequence in self.running])
-
-    def _preempt(self) -> None:
-        """Make room for one more token of every running sequence.
+    def _preempt(self) -> int:
+        """Make room for one more token of every running sequence; the room that they leave.
 
         Of the least urgent the youngest goes; the oldest of the most urgent never does, so work always ends.
         """
-        while len(self.running) > 1 and self._free < 0:
+        free = self.limits.cache_tokens - sum([len(sequence.tokens) for sequence in self.running])
+        while len(self.running) > 1 and free < 0:
             sequence = max(self.running, key=lambda one: (one.key not in self._overdue, one.priority, one.key))
             self.running.remove(sequence)
             self._prefixes.release(sequence)
-            insort(self.waiting, sequence, key=lambda one: one.key)
+            self._queue(sequence)
+            self._fed.pop(sequence.key, None)
             # the steps in which it was in flight are no waiting; what it waited before is, or it might go in and out for ever
             self._came[sequence.key] = self._steps - self._waited[sequence.key]
             self.preemptions += 1
+            free += len(sequence.tokens)
+        return free
 
-    def _admit(self, wished: Budget) -> None:
-        """Let waiting sequences in while there is a place, and room for their text and one token of each other.
+    def _admit(self, wished: Budget, free: int) -> int:
+        """Let waiting sequences in while there is a place, and room for their text and what all will say next; the room left.
 
-        Whoever comes first is not passed by smaller ones, but for the time in which it awaits another's prompt.
+        Whoever comes first is not passed by smaller ones, but for the time in which it awaits another's prompt. Where nobody is
+        in flight it is let in at once.
         """
         while self.waiting and len(self.running) < self.limits.batch:
             sequence = next((one for one in self._in_turn() if not self._prefixes.awaits(one)), None)
             if sequence is None:
-                return
-            free = self._free - len(sequence.tokens)
-            if self.running and free < len(self.running):
-                return
-            if self._waited_long(sequence):
-                self._overdue.add(sequence.key)
+                break
+            left = free - len(sequence.tokens)
+            if self.running and left < max(len(self.running), self.limits.cache_tokens // _SPARED):
+                break
             self._waited[sequence.key] = self._steps - self._came[sequence.key]
-            self._admissions += 1
             try:
-                self._prefixes.begin(sequence, max(free - wished.nodes * (len(self.running) + 1), 0))
+                self._prefixes.begin(sequence, max(left - wished.nodes * (len(self.running) + 1), 0))
                 self.running.append(sequence)
-                self.waiting.remove(sequence)
+                self._unqueue(sequence)
             except BaseException:
                 # it waits on, and what was copied of another's text is gone
                 self._prefixes.release(sequence)
                 self._wait_again(sequence)
                 raise
+            free = left
+            self._admissions += 1
+            if self._waited_long(sequence):
+                self._overdue.add(sequence.key)
+        return free
 
     def _wait_again(self, sequence: Sequence) -> None:
         """Take it out of those in flight, if it is among them, and put it among those that wait, if it is not."""
         if sequence in self.running:
             self.running.remove(sequence)
-        if sequence not in self.waiting:
-            insort(self.waiting, sequence, key=lambda one: one.key)
+        self._queue(sequence)
+
+    def _kind(self, sequence: Sequence) -> tuple[bool, int, str]:
+        """Where it queues; the same for as long as it waits."""
+        return sequence.key not in self._overdue, sequence.priority, sequence.payer
+
+    def _queue(self, sequence: Sequence) -> None:
+        """Put it among those that wait; a no-op where it is."""
+        for queue in (self.waiting, self._queues.setdefault(self._kind(sequence), [])):
+            at = _place(queue, sequence)
+            if queue[at : at + 1] != [sequence]:
+                queue.insert(at, sequence)
+
+    def _unqueue(self, sequence: Sequence) -> None:
+        """Take it out of those that wait; a no-op where it is not."""
+        kind = self._kind(sequence)
+        for queue in (self.waiting, self._queues.get(kind, [])):
+            at = _place(queue, sequence)
+            if queue[at : at + 1] == [sequence]:
+                del queue[at]
+        if not self._queues.get(kind, True):
+            del self._queues[kind]
 
     def _in_turn(self) -> Iterator[Sequence]:
         """Those that wait, in the order in which they may come in."""
         if self.waiting and self._admissions % _TURN == _TURN - 1:
-            first = min(self.waiting, key=lambda one: self._came[one.key])
+            first = self._longest_waiting()
             if self._waited_long(first):
                 yield first
-        yield from sorted(self.waiting, key=self._rank)
+        yield from merge(*self._queues.values(), key=self._rank)
+
+    def _longest_waiting(self) -> Sequence:
+        """Of those that wait the one that has waited longest."""
+        ahead = []
+        for sequence in self.waiting:
+            ahead.append(sequence)
+            # whoever came later than one that was never in flight has not waited longer
+            if sequence.key not in self._waited:
+                break
+        return min(ahead, key=lambda one: self._came[one.key])
 
     def _waited_long(self, sequence: Sequence) -> bool:
         """Whether one that waits is overdue; only waiting counts, all of it together where it was preempted."""
         return self._steps - self._came[sequence.key] > _PATIENCE_STEPS
+
+
+def _place(queue: Many[Sequence], sequence: Sequence) -> int:
+    """Where a sequence stands, or would stand, among others in the order in which they came."""
+    return bisect_left(queue, sequence.key, key=lambda one: one.key)

@@ -28,6 +28,7 @@ class StopChecker:
             sequence.prompt,
             keep_stop=params.keep_stop,
             skip_special=params.skip_special,
+            min_tokens=params.min_tokens,
             waits=waits,
         )
         for token in sequence.generated:

@@ -24,8 +24,8 @@ class TextStream:
     """The text of one sequence as it grows.
 
     It continues `prompt`: the first token is written as it stands behind it. keep_stop: the stop string that ends it is part of
-    it. skip_special: special tokens are not. waits: nobody reads it before its end, so it is only written then, unless a stop
-    string may end it.
+    it. skip_special: special tokens are not. min_tokens: in the text of so many no stop string begins. waits: nobody reads it
+    before its end, so it is only written then, unless a stop string may end it.
     `text` is final text: it stops before an unfinished character, and, when cut, before or behind the stop string, `stop`.
     """
 
@@ -37,6 +37,7 @@ class TextStream:
         *,
         keep_stop: bool = False,
         skip_special: bool = True,
+        min_tokens: int = 0,
         waits: bool = False,
     ) -> None:
         self._decode = partial(tokenizer.decode, skip_special=False) if not skip_special else tokenizer.decode
@@ -44,6 +45,8 @@ class TextStream:
         self._waiting: list[int] | None = [] if waits and not stops else None
         """Tokens to be decoded in the end."""
         self._prompt = prompt
+        self._early, self._searched = min_tokens if stops else 0, 0
+        """Tokens to come in whose text no stop string is looked for, and where in the text it is."""
         if self._waiting is None:
             self._open()
         self.text = ""
@@ -90,7 +93,7 @@ class TextStream:
         if self._waiting is not None:
             self._waiting += tokens
             return
-        if len(tokens) > 1 and self._broken + len(tokens) < _LONGEST_BROKEN:
+        if len(tokens) > 1 and not self._early and self._broken + len(tokens) < _LONGEST_BROKEN:
             window = self._decode([*self._ids[self._window :], *tokens])
             fresh = window[len(self._shown) + self._sent :]
             if _BROKEN not in fresh and window.startswith(self._shown):
@@ -119,6 +122,8 @@ class TextStream:
         else:
             self._settle(window)
         self._add(fresh)
+        if self._early:
+            self._early, self._searched = self._early - 1, len(self.text)
 
     def _decoded(self) -> str:
         """The text of the window, which begins with what was shown of it.
@@ -172,10 +177,10 @@ class TextStream:
             self._add(self._decoded()[len(self._shown) + self._sent :])
 
     def _add(self, fresh: str) -> None:
-        if not self._stops:
+        if not self._stops or self._early:
             self.text += fresh
             return
-        searched = max(len(self.text) - max(map(len, self._stops)) + 1, 0)
+        searched = max(len(self.text) - max(map(len, self._stops)) + 1, self._searched)
         self.text += fresh
         # the first to begin; of several that begin there, the shortest was there first
         found = [(at, len(stop), stop) for stop in self._stops if (at := self.text.find(stop, searched)) >= 0]
@@ -192,7 +197,7 @@ class TextStream:
 
     def _begun(self, stop: str) -> int:
         """Characters of a stop string with which the text ends, not all of it."""
-        at = max(len(self.text) - len(stop) + 1, 0)
+        at = max(len(self.text) - len(stop) + 1, self._searched)
         while (at := self.text.find(stop[0], at)) >= 0:
             if stop.startswith(self.text[at:]):
                 return len(self.text) - at

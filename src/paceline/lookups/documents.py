@@ -1,4 +1,4 @@
-"""Documents: texts read from files piece by piece: a document per .txt file, one per row of a .jsonl file, .gz of both."""
+"""Documents: texts read from files piece by piece: one per row of a .jsonl file, a document for any other file, .gz of both."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from io import TextIOWrapper
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 from paceline.spec import SpecError
 
@@ -26,10 +26,8 @@ class Piece:
 
 
 def pieces(file: Path) -> Iterator[Piece]:
-    """The text of a file. Raises SpecError, in one sentence, where it is missing, damaged or of another kind."""
+    """The text of a file. Raises SpecError, in one sentence, where it is missing, damaged or no text."""
     kind = file.with_suffix("").suffix if file.suffix == ".gz" else file.suffix
-    if kind not in (".txt", ".jsonl"):
-        raise SpecError(f"'{file}' is neither a .txt nor a .jsonl file, nor a .gz of one")
     try:
         with file.open("rb") as raw:
             stream = cast("gzip.GzipFile", gzip.GzipFile(fileobj=raw) if file.suffix == ".gz" else raw)
@@ -54,17 +52,34 @@ def _rows(file: Path, lines: TextIOWrapper) -> Iterator[tuple[str, bool]]:
             continue
         try:
             row = json.loads(line)
-            text = row["text"] if "text" in row else row["prompt"] + row["completion"]
+            text = _text_of(row)
             if not isinstance(text, str):
                 raise TypeError
         except (ValueError, KeyError, TypeError, RecursionError):
-            raise SpecError(f"'{file}' line {number} has neither 'text' nor 'prompt' and 'completion'") from None
+            raise SpecError(f"'{file}' line {number} has neither 'text', 'prompt' and 'completion', nor 'messages'") from None
         try:
             text.encode()
         except UnicodeEncodeError:
             # JSON can escape one half of a surrogate pair without the other
             raise SpecError(f"'{file}' line {number} holds half of a character") from None
         yield text, True
+
+
+def _text_of(row: dict[str, Any]) -> Any:
+    if "text" in row:
+        return row["text"]
+    return _said(row["messages"]) if "messages" in row else row["prompt"] + row["completion"]
+
+
+def _said(messages: list[dict[str, Any]]) -> str:
+    """What the model says in a conversation, a line for each of its messages: what others say is not to be drafted."""
+    contents = [message["content"] for message in messages if message["role"] == "assistant" and message["content"] is not None]
+    return "\n".join(content if isinstance(content, str) else "".join(_texts(content)) for content in contents)
+
+
+def _texts(parts: list[dict[str, Any]]) -> Iterator[str]:
+    """Of a message in parts those that are text."""
+    return (part["text"] for part in parts if part["type"] == "text")
 
 
 def _parts(text: TextIOWrapper) -> Iterator[tuple[str, bool]]:

@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
+from pydantic import ValidationError
 
 from paceline.constraint import GrammarError
 from paceline.models.pieces import Pieces
@@ -33,7 +34,7 @@ _DEPTH = 32
 _SECONDS = 2.0
 """For one grammar to compile in. What takes longer is left alone and ends by its own limits."""
 _STACK_BYTES = 128 << 20
-"""64 KiB of grammar hold at most some 6,000 rules, and following one takes about 2 KiB. Only what is touched is real memory."""
+"""A grammar holds at most some 24,000 rules, and following one takes about 2 KiB. Only what is touched is real memory."""
 _KEPT = 32
 """Compiled grammars that are kept, of the latest."""
 _SHORT, _SPELLED = 64, 10_000
@@ -109,6 +110,29 @@ def grammars_of(tokenizer: Tokenizer) -> Grammars:
 def check(grammar: Grammar, tokenizer: Tokenizer) -> None:
     """Raises GrammarError, in one sentence, where a grammar cannot be used."""
     grammars_of(tokenizer).check(grammar)
+
+
+def thought_first(grammar: Grammar, closing: str | int, *, free: bool = False) -> Grammar:
+    """The grammar of an answer that has a thought to end before it keeps to `grammar`.
+
+    closing: the text that ends a thought, or the id of a special token, which no text can spell. free: whether the thought may
+    be all of it. Raises GrammarError where `grammar` cannot be used, or is too long with a thought before it.
+    """
+    ends = json.dumps(closing) if isinstance(closing, str) else f"<[{closing}]>"
+    # lazy: what closes a thought is never part of it
+    rules = [
+        f"start: {'TEXT | ' if free else ''}thought BLANK? @answer",
+        f"thought{'[lazy]' if isinstance(closing, str) else ''}: TEXT {ends}",
+        "TEXT: /(.|\n)*/",
+        f"BLANK: /[ \t\r\n]{{1,{_INDENT}}}/",
+    ]
+    held = {"lark_grammar": grammar.text} if grammar.kind == "lark" else json.loads(_text(grammar))["grammars"][0]
+    # the form in which the library takes several at once
+    grammars = [{"lark_grammar": "\n".join(rules)}, {**held, "name": "answer"}]
+    try:
+        return Grammar(kind="lark", text=json.dumps({"grammars": grammars}, ensure_ascii=False))
+    except ValidationError:
+        raise _refused(grammar, "it is too long for an answer that begins with a thought") from None
 
 
 @dataclass(frozen=True)
@@ -287,6 +311,7 @@ def _within_time(compile_one: Callable[[], LLMatcher], grammar: Grammar) -> LLMa
 _STARTING = Lock()
 """The size of a stack is set for whatever thread starts next."""
 _PLACE = re.compile(r"^(at )?\d+\(\d+\): ")
+_OVERLAPS = re.compile(r"oneOf constraints are not supported.*")
 
 
 def _refused(grammar: Grammar, reason: str) -> GrammarError:
@@ -297,4 +322,6 @@ def _refused(grammar: Grammar, reason: str) -> GrammarError:
     told = next((line.removeprefix("error: ") for line in lines if line.startswith("error: ")), lines[0])
     if grammar.kind != "lark":
         told = _PLACE.sub("", told)
+    # it names an option of the library there, which nobody can set
+    told = _OVERLAPS.sub("its oneOf has alternatives that may hold of the same value; write anyOf", told)
     return GrammarError(f"the {_KINDS[grammar.kind]} cannot be used: {told[:200]}")

@@ -2,36 +2,95 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator, Mapping
 from typing import Any
+from urllib.parse import unquote
 
-_NAMED = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"})
-_LISTED = frozenset({"anyOf", "oneOf", "prefixItems"})
+_NAMED = frozenset({"properties", "patternProperties", "$defs", "definitions"})
+_IN_PLACE = frozenset({"allOf", "anyOf", "oneOf"})
+_LISTED = _IN_PLACE | {"prefixItems"}
 _NESTED = frozenset({"items", "additionalProperties", "contains"})
 _OTHERS = frozenset({"additionalProperties", "unevaluatedProperties", "patternProperties", "minProperties", "propertyNames"})
 """Where a schema says what else an object may hold, that stands."""
-_ELSEWHERE = frozenset({"$ref", "$dynamicRef", "allOf", "anyOf", "oneOf", "if", "dependentSchemas"})
+_OWN = _OTHERS | {"properties", "required"}
+_ELSEWHERE = _IN_PLACE | {"$ref", "$dynamicRef", "if", "dependentSchemas", "dependentRequired"}
 """What may name more properties of the same object."""
+_FORMATS = ("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri")
+"""Those that a grammar can be made of."""
 
 
 def closed(schema: Any) -> Any:
     """The schema, where objects that name their properties hold no others unless it says so.
 
     Nobody who lists the fields of an answer wants to see others in it, and models write them when they may. What keeps to the
-    result keeps to the schema. Parts of an `allOf` stay as they are: each of them names only some of the properties.
+    result keeps to the schema. Schemas that describe an object together stay open, since each names only some of its
+    properties, and so does one that requires what it does not name. A `format` that no grammar can be made of only remarks on
+    a value, and goes.
     """
-    if not isinstance(schema, dict):
-        return schema
-    kept: dict[str, Any] = {}
-    for key, value in schema.items():
-        if key in _NAMED and isinstance(value, dict):
-            kept[key] = {name: closed(each) for name, each in value.items()}
-        elif key in _LISTED and isinstance(value, list):
-            # an object that is spread over itself and its alternatives stays open
-            kept[key] = value if "properties" in schema else [closed(each) for each in value]
-        elif key in _NESTED:
-            kept[key] = closed(value)
-        else:
-            kept[key] = value
-    if isinstance(schema.get("properties"), dict) and not (_OTHERS | _ELSEWHERE) & schema.keys():
-        kept["additionalProperties"] = False
+    # written and read, so that nothing in it stands in two places
+    kept = json.loads(json.dumps(schema))
+    places = dict(_places(kept, "#"))
+    shared = _shared(places)
+    for place, one in places.items():
+        if "format" in one and one["format"] not in _FORMATS:
+            del one["format"]
+        if place not in shared and _names_all(one):
+            one["additionalProperties"] = False
     return kept
+
+
+def _names_all(schema: Mapping[str, Any]) -> bool:
+    named, required = schema.get("properties"), schema.get("required", [])
+    if not isinstance(named, dict) or not isinstance(required, list) or _OTHERS & schema.keys():
+        return False
+    return all(isinstance(name, str) and name in named for name in required)
+
+
+def _shared(places: Mapping[str, Mapping[str, Any]]) -> set[str]:
+    """Where schemas are that describe something together with another: parts of an `allOf`, what a `$ref` names that stands
+    beside properties, and so on from there."""
+    shared, first = set[str](), dict[str, str]()
+    waiting = [place for place, schema in places.items() if _parts(schema) > 1]
+    while waiting:
+        place = waiting.pop()
+        if place in shared or place not in places:
+            continue
+        shared.add(place)
+        for below, key, name, _ in _inside(places[place], place):
+            if key in _IN_PLACE:
+                waiting.append(below)
+            # two that name the same property say together what it is
+            elif key == "properties" and first.setdefault(name, below) != below:
+                waiting += [first[name], below]
+        waiting.append(unquote(str(places[place].get("$ref"))))
+    return shared
+
+
+def _parts(schema: Mapping[str, Any]) -> int:
+    """How many schemas describe what this one does, itself included where it says anything of an object."""
+    together = schema.get("allOf")
+    more = len(together) - 1 if isinstance(together, list) else 0
+    return bool(_OWN & schema.keys()) + len(_ELSEWHERE & schema.keys()) + more
+
+
+def _places(schema: Any, place: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """A schema and all within it, by their JSON pointers."""
+    if isinstance(schema, dict):
+        yield place, schema
+        for below, _, _, each in _inside(schema, place):
+            yield from _places(each, below)
+
+
+def _inside(schema: Mapping[str, Any], place: str) -> Iterator[tuple[str, str, str, Any]]:
+    """The schemas that one holds: their places, the keyword they stand under, their names there, and themselves."""
+    for key, value in schema.items():
+        each = dict[Any, Any]()
+        if key in _NAMED and isinstance(value, dict):
+            each = value
+        elif key in _LISTED and isinstance(value, list):
+            each = dict(enumerate(value))
+        elif key in _NESTED:
+            yield f"{place}/{key}", key, "", value
+        for name, one in each.items():
+            yield f"{place}/{key}/{str(name).replace('~', '~0').replace('/', '~1')}", key, str(name), one

@@ -15,15 +15,17 @@ from paceline.params import Grammar, SamplingParams
 class Ask:
     """One choice of one request.
 
-    prompt: token ids. reference: token ids the answer is expected to resemble. tenant: whose request it is. priority: the smaller
-    the sooner. drafters: names of those that may draft for it; None for the server's own choice, empty for none. nodes: at most
-    so many drafted tokens a step. trace: report what was drafted in every step.
+    prompt: token ids. reference: token ids the answer is expected to resemble. tenant: whose request it is. payer: whose share
+    of the engine it takes, whatever its tenant. priority: the smaller the sooner. drafters: names of those that may draft for
+    it; None for the server's own choice, empty for none. nodes: at most so many drafted tokens a step. trace: report what was
+    drafted in every step.
     """
 
     prompt: tuple[int, ...]
     params: SamplingParams
     reference: tuple[int, ...] = ()
     tenant: str = ""
+    payer: str = ""
     priority: int = 0
     drafters: tuple[str, ...] | None = None
     nodes: int | None = None
@@ -148,14 +150,25 @@ class Service(ABC):
     def piece(self, token: int) -> bytes:
         """The bytes that one token stands for; they may be part of a character."""
 
+    async def special_id(self, marker: str) -> int | None:
+        """The id of a text that is a special token of its own, one that plain text does not show; None for any other."""
+        ids = await self.encode(marker, add_special=False)
+        alone = len(ids) == 1 and not self.decode(ids) and self.decode(ids, skip_special=False).strip() == marker
+        return ids[0] if alone else None
+
     @abstractmethod
     async def check_grammar(self, grammar: Grammar) -> None:
         """Raises APIError (400) where the grammar cannot be compiled within the caps."""
+
+    @abstractmethod
+    def check_room(self, choices: int) -> None:
+        """Raises APIError where `submit` would now refuse a request of so many choices, whatever it asks: 429 when the queue is
+        full, 503 when the server is shutting down. For routes to ask before they prepare texts and grammars in vain."""
 
     @abstractmethod
     def submit(self, asks: Many[Ask]) -> AsyncGenerator[tuple[int, Delta], None]:
         """Run the choices of a request; yields (index of the choice, what a step brought), each choice ending with an `Ending`.
 
         Leaving the iteration early (`aclose`) ends them all. Raises APIError: 429 when the queue is full, 503 when the engine
-        fails or the server is shutting down.
+        fails, the server is shutting down, or the time is up before any choice has a token.
         """

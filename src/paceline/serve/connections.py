@@ -104,10 +104,15 @@ class Connection(H11Protocol):
         self.transport.close()
 
 
-def uvicorn_options(settings: Settings) -> dict[str, Any]:
-    """Arguments of `uvicorn.Config`."""
+def most_connections() -> int:
+    """At once, within the files that this process may open."""
     files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     room = _MOST_CONNECTIONS if files == resource.RLIM_INFINITY else min(files - _FILES_KEPT, _MOST_CONNECTIONS)
+    return max(room, 1)
+
+
+def uvicorn_options(settings: Settings) -> dict[str, Any]:
+    """Arguments of `uvicorn.Config`."""
     return {
         "root_path": settings.root_path,
         "http": Connection,
@@ -116,7 +121,7 @@ def uvicorn_options(settings: Settings) -> dict[str, Any]:
         "access_log": False,
         "server_header": False,
         "proxy_headers": False,  # nothing here depends on who a proxy says the client is
-        "limit_concurrency": max(room, 1),
+        "limit_concurrency": most_connections(),
         "timeout_keep_alive": _KEEP_ALIVE_S,
         "timeout_graceful_shutdown": max(round(settings.drain_timeout_s), 1),
         "h11_max_incomplete_event_size": settings.max_header_bytes,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter, deque
-from collections.abc import AsyncGenerator, Sequence as Many
+from collections.abc import AsyncGenerator, Callable, Sequence as Many
 from contextlib import aclosing
 from time import perf_counter
 
@@ -109,19 +109,18 @@ class Meter:
             self.drafted_per_step = stats.draft_tokens / stats.drafts
 
     async def watched(
-        self, asks: Many[Ask], deltas: AsyncGenerator[tuple[int, Delta], None]
+        self, asks: Many[Ask], answered: Callable[[Many[Choice]], AsyncGenerator[tuple[int, Delta], None]]
     ) -> AsyncGenerator[tuple[int, Delta], None]:
-        """The same deltas, counted on their way. `deltas` is closed with it.
+        """What `answered` yields, which tells the choices that it is given of each delta as it arrives, and is closed with it.
 
         A request that is refused before anything came of it counts among the answers by status alone.
         """
         choices = [Choice(self, len(ask.prompt)) for ask in asks]
         reason = "abort"
         try:
-            async with aclosing(deltas):
-                async for choice, delta in deltas:
-                    choices[choice].brought(delta)
-                    yield choice, delta
+            async with aclosing(answered(choices)) as deltas:
+                async for one in deltas:
+                    yield one
         except Exception as error:
             reason = "error"
             if isinstance(error, APIError) and not any(choice.begun for choice in choices):
@@ -138,11 +137,10 @@ class Meter:
 
 
 class Choice:
-    """One choice from when it was asked for to its end."""
+    """One choice from when its request began, its text not yet read, to its end."""
 
     def __init__(self, meter: Meter, prompt_tokens: int) -> None:
         self._meter, self._record, self._prompt_tokens = meter, record(), prompt_tokens
-        self._asked_s = perf_counter()
         self._first_s = self._last_s = 0.0
         self._tokens = 0
         self._over = False
@@ -150,7 +148,6 @@ class Choice:
 
     def _begin(self) -> None:
         self.begun = True
-        self._meter.prompt_tokens += self._prompt_tokens
         self._meter.request_prompt_tokens.observe(self._prompt_tokens)
         self._record.choices += 1
         self._record.prompt_tokens += self._prompt_tokens
@@ -164,13 +161,15 @@ class Choice:
             self.ended(delta.ending.reason, delta.ending)
 
     def tokens(self, count: int) -> None:
-        """Tokens of one step arrived. A step's time is shared among its tokens: the gap is what a token took."""
+        """Tokens of one step arrived; the first say that the prompt was read. A step's time is shared among its tokens: the gap
+        is what a token took."""
         now, meter = perf_counter(), self._meter
         if self._tokens:
             meter.token_gap_s.observe((now - self._last_s) / count, count)
         else:
             self._first_s = now
-            meter.ttft_s.observe(now - self._asked_s)
+            meter.prompt_tokens += self._prompt_tokens
+            meter.ttft_s.observe(now - self._record.begun_s)
             if self._record.ttft_s is None:
                 self._record.ttft_s = now - self._record.begun_s
         self._last_s = now
@@ -186,7 +185,7 @@ class Choice:
         self._over = True
         meter, one = self._meter, self._record
         meter.ended[reason if reason in REASONS else "error"] += 1
-        meter.whole_s.observe(perf_counter() - self._asked_s)
+        meter.whole_s.observe(perf_counter() - one.begun_s)
         meter.request_generation_tokens.observe(self._tokens)
         if self._tokens > 1:
             meter.generation_s += self._last_s - self._first_s

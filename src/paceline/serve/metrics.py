@@ -43,14 +43,14 @@ class Exposition(Collector):
         yield _counter("vllm:prefix_cache_queries", "Prompt tokens looked for in the cache.", engine.prefix_queries, labels)
         yield _counter("vllm:prefix_cache_hits", "Prompt tokens found in the cache.", engine.prefix_hits, labels)
         yield _counter("vllm:num_preemptions", "Sequences that gave up their cache for others.", engine.preemptions, labels)
-        yield _counter("vllm:prompt_tokens", "Tokens of prompts.", meter.prompt_tokens, labels)
+        yield _counter("vllm:prompt_tokens", "Tokens of prompts that were read.", meter.prompt_tokens, labels)
         yield _counter("vllm:generation_tokens", "Tokens of answers.", meter.generation_tokens, labels)
         yield _by("vllm:request_success", "Choices that ended, by why.", "finished_reason", meter.ended, labels)
         for name, text, histogram in (
-            ("time_to_first_token_seconds", "From the asking to the first token.", meter.ttft_s),
+            ("time_to_first_token_seconds", "From the beginning of a request to the first token.", meter.ttft_s),
             ("inter_token_latency_seconds", "Between tokens; those of one step share its time.", meter.token_gap_s),
             ("request_time_per_output_token_seconds", "Mean per token of a choice, after the first.", meter.time_per_token_s),
-            ("e2e_request_latency_seconds", "From the asking to the end.", meter.whole_s),
+            ("e2e_request_latency_seconds", "From the beginning of a request to the end.", meter.whole_s),
             ("request_queue_time_seconds", "From the asking to the first step.", meter.queue_s),
             ("request_prompt_tokens", "Tokens of a prompt.", meter.request_prompt_tokens),
             ("request_generation_tokens", "Tokens of an answer.", meter.request_generation_tokens),
@@ -60,7 +60,7 @@ class Exposition(Collector):
 
     def _llamacpp(self) -> Iterator[Metric]:
         meter, engine = self._meter, self._meter.engine
-        yield _counter("llamacpp:prompt_tokens", "Tokens of prompts.", meter.prompt_tokens)
+        yield _counter("llamacpp:prompt_tokens", "Tokens of prompts that were read.", meter.prompt_tokens)
         yield _counter("llamacpp:tokens_predicted", "Tokens of answers.", meter.generation_tokens)
         yield _counter("llamacpp:tokens_predicted_seconds", "Seconds from first to last tokens.", meter.generation_s)
         rate = meter.timed_tokens / meter.generation_s if meter.generation_s else 0.0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from time import monotonic
@@ -31,7 +32,11 @@ class EngineError(PacelineError):
 
 
 class Listener(Protocol):
-    """Who asked for one number: called on the event loop, until the ending or the first failure."""
+    """Who asked for one number: called on the event loop, until the ending or the first failure. key: place of the API key that
+    was shown."""
+
+    @property
+    def key(self) -> int | None: ...
 
     def brought(self, delta: Delta) -> None: ...
 
@@ -71,6 +76,11 @@ class EngineProcess:
         """Choices in flight or waiting."""
         return len(self._listeners)
 
+    @property
+    def held(self) -> Counter[int | None]:
+        """The same by the API key that was shown."""
+        return Counter(listener.key for listener in self._listeners.values())
+
     def ask(self, ask: Ask, listener: Listener) -> int:
         """Send an ask; its number. Raises APIError: 400 where the answer would not fit the pipe, 503 while there is no engine."""
         if sentence := untellable(ask):
@@ -93,11 +103,6 @@ class EngineProcess:
         """End what runs under a number; its ending is still told."""
         if number in self._listeners:
             self._send(Order(number, late=True))
-
-    def expire_all(self) -> None:
-        """The same of all that runs."""
-        for number in self._listeners:
-            self.expire(number)
 
     def given_up(self) -> bool:
         """Asked where somebody was told nothing in time: whether the engine has been silent for so long that it has stopped for

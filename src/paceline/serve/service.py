@@ -5,15 +5,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Mapping, Sequence as Many
 from dataclasses import dataclass, replace
+from functools import partial
 from time import time
 from typing import Any
 
 from paceline.models.checkpoint import name_of
 from paceline.models.tokenizer import Tokenizer
 from paceline.params import Grammar
-from paceline.serve.asking import Ask, Delta, Service
+from paceline.serve.asking import Ask, Delta, Ending, Service
 from paceline.serve.errors import APIError, invalid
-from paceline.serve.meter import Meter
+from paceline.serve.meter import Choice, Meter
 from paceline.serve.pipe import Ready, untellable
 from paceline.serve.process import EngineProcess
 from paceline.serve.recording import record
@@ -23,6 +24,8 @@ from paceline.serve.texts import Texts, sampling_defaults
 _GRACE_S = 10.0
 """From the end of a request's time until it is asked whether the engine still lives, and so on as long as it does: a forward of a
 large model over a long prompt may take longer, and what there is by its end is told."""
+_PARTING_S = 1.0
+"""The same where the server ends: then it is told what has come by then."""
 
 
 class EngineService(Service):
@@ -40,7 +43,10 @@ class EngineService(Service):
         self.drafters, self.default_drafters = ready.drafters, ready.default_drafters
         self.drafter_notes: Mapping[str, tuple[str, str]] = ready.drafter_notes
         self.target, self.policy, self.verifier = ready.target, ready.policy, ready.verifier
-        self.draining = False
+        self.draining = self._parting = False
+        self._inboxes = set[asyncio.Queue[_Letter]]()
+        """Of the requests in flight."""
+        self._special_ids = dict[str, int | None]()
 
     async def encode(self, text: str, add_special: bool = True) -> list[int]:
         return await self.texts.encode(text, add_special)
@@ -61,31 +67,56 @@ class EngineService(Service):
     def piece(self, token: int) -> bytes:
         return self.texts.piece(token)
 
+    async def special_id(self, marker: str) -> int | None:
+        if marker not in self._special_ids:
+            self._special_ids[marker] = await super().special_id(marker)
+        return self._special_ids[marker]
+
     async def check_grammar(self, grammar: Grammar) -> None:
         await self.texts.check(grammar)
+
+    def check_room(self, choices: int) -> None:
+        if self.draining:
+            raise APIError(503, "the server is shutting down", code="shutting_down", retry_after_s=5)
+        load, bound = self._engine.load, self._settings.batch + self._settings.queue
+        # a request that is larger than the queue waits for an idle server, not for ever
+        if load and load + choices > bound and not (load + choices <= 2 * bound and self._holds_little(bound)):
+            raise APIError(429, "the server is busy; try again later", code="overloaded", retry_after_s=1)
+
+    def _holds_little(self, bound: int) -> bool:
+        """Whether this request's key holds less than its share of a queue that others have filled: the crowd of one key must not
+        lock out all others."""
+        key, held = record().key, self._engine.held
+        return bool(held.keys() - {key}) and held[key] < bound / (len(held) + 1)
 
     def submit(self, asks: Many[Ask]) -> AsyncGenerator[tuple[int, Delta], None]:
         # who shows another key is another tenant, whatever salt the request names
         key = record().key
-        asks = asks if key is None else [replace(ask, tenant=f"{key}/{ask.tenant}") for ask in asks]
-        return self._meter.watched(asks, self._answered(asks))
+        asks = asks if key is None else [replace(ask, tenant=f"{key}/{ask.tenant}", payer=str(key)) for ask in asks]
+        return self._meter.watched(asks, partial(self._answered, asks))
 
-    async def _answered(self, asks: Many[Ask]) -> AsyncGenerator[tuple[int, Delta], None]:
-        if self.draining:
-            raise APIError(503, "the server is shutting down", code="shutting_down", retry_after_s=5)
+    def expire_all(self) -> None:
+        """End what is in flight with what it has; where the engine is not soon through with a step, with what it told before."""
+        self._parting = True
+        for inbox in self._inboxes:
+            inbox.put_nowait(_Letter())
+
+    async def _answered(self, asks: Many[Ask], counted: Many[Choice]) -> AsyncGenerator[tuple[int, Delta], None]:
+        """counted: a choice of the meter for each ask, told what comes when it comes, and not when it is read here."""
+        self.check_room(len(asks))
         if sentence := untellable(*asks):
             raise invalid(sentence)
-        # a request that is larger than the queue waits for an idle server, not for ever
-        if self._engine.load and self._engine.load + len(asks) > self._settings.batch + self._settings.queue:
-            raise APIError(429, "the server is busy; try again later", code="overloaded", retry_after_s=1)
         inbox: asyncio.Queue[_Letter] = asyncio.Queue()
+        listeners = [_Inbox(inbox, choice, one, record().key) for choice, one in enumerate(counted)]
         numbers = dict[int, int]()
         loop = asyncio.get_running_loop()
         alarm = loop.call_later(self._settings.request_timeout_s, inbox.put_nowait, _Letter())
-        expired = False
+        expired = begun = False
+        unsaid = list[tuple[int, Delta]]()
+        self._inboxes.add(inbox)
         try:
             for choice, ask in enumerate(asks):
-                numbers[choice] = self._engine.ask(ask, _Inbox(inbox, choice))
+                numbers[choice] = self._engine.ask(ask, listeners[choice])
             while numbers:
                 letters = [await inbox.get()]
                 while not inbox.empty():
@@ -94,16 +125,31 @@ class EngineService(Service):
                 if late and not expired:
                     for number in numbers.values():
                         self._engine.expire(number)
-                for choice, delta in _read(letters).items():
+                deltas = _read(letters)
+                begun = begun or any(delta.tokens for delta in deltas.values())
+                for choice, delta in deltas.items():
                     if delta.ending is not None:
                         self._engine.end(numbers.pop(choice))
-                    yield choice, delta
+                    if begun or delta.ending is None or delta.ending.reason != "timeout":
+                        yield choice, delta
+                    else:
+                        unsaid.append((choice, delta))
+                while begun and unsaid:
+                    yield unsaid.pop(0)
                 if late and numbers:
-                    if expired and self._engine.given_up():
+                    if expired and self._parting:
+                        for choice in numbers:
+                            listeners[choice].brought(Delta(ending=Ending("timeout", asks[choice].params.seed or 0)))
+                    elif expired and self._engine.given_up():
                         raise APIError(503, "the engine does not answer", code="engine_silent", retry_after_s=5)
                     expired = True
-                    alarm = loop.call_later(_GRACE_S, inbox.put_nowait, _Letter())
+                    alarm.cancel()
+                    alarm = loop.call_later(_PARTING_S if self._parting else _GRACE_S, inbox.put_nowait, _Letter())
+            if unsaid:
+                sentence = "the time of this request was up before it had its turn; try again later"
+                raise APIError(503, sentence, code="timed_out", retry_after_s=5)
         finally:
+            self._inboxes.discard(inbox)
             alarm.cancel()
             for number in numbers.values():
                 self._engine.end(number)
@@ -122,8 +168,11 @@ class _Letter:
 class _Inbox:
     inbox: asyncio.Queue[_Letter]
     choice: int
+    counted: Choice
+    key: int | None
 
     def brought(self, delta: Delta) -> None:
+        self.counted.brought(delta)
         self.inbox.put_nowait(_Letter(self.choice, delta))
 
     def failed(self, error: APIError) -> None:

@@ -16,9 +16,10 @@ import uvicorn
 from paceline.models.embedded import DEFAULT
 from paceline.models.load import resolve
 from paceline.models.tokenizer import Tokenizer
+from paceline.open_files import raise_limit
 from paceline.serve import health, metrics
 from paceline.serve.app import application
-from paceline.serve.connections import uvicorn_options
+from paceline.serve.connections import most_connections, uvicorn_options
 from paceline.serve.guards import guarded
 from paceline.serve.listening import bound, listen
 from paceline.serve.logs import configure
@@ -28,6 +29,8 @@ from paceline.serve.process import EngineProcess
 from paceline.serve.routes import chat, completions, listing, messages, page, responses, tokens
 from paceline.serve.service import EngineService
 from paceline.serve.settings import Settings
+
+_log = logging.getLogger("paceline.serve")
 
 
 class _Server(uvicorn.Server):
@@ -76,6 +79,9 @@ async def serve(settings: Settings, started: Callable[[str, EngineService], None
     before anything is loaded; ModelError or EngineError where the engine cannot be started.
     """
     configure(settings)
+    raise_limit()
+    if (asked := settings.batch + settings.queue) > (most := most_connections()):
+        _log.warning("%d requests may run and wait by --batch and --queue, but %d connections are taken at most", asked, most)
     with bound(settings.host, settings.port) as sockets:
         await _serve_at(sockets, settings, started)
 
@@ -115,7 +121,7 @@ async def _serve_at(sockets: Sequence[socket.socket], settings: Settings, starte
                 log_level=max(logging.WARNING, logging.getLogger("paceline").level),
                 **uvicorn_options(settings),
             ),
-            engine.expire_all,
+            service.expire_all,
         )
 
         def stop() -> None:

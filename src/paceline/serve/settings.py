@@ -17,6 +17,7 @@ from typing import Annotated, Any, Literal, cast
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator, model_validator
 
 from paceline.errors import PacelineError
+from paceline.machine import expanded
 
 _PREFIX = "PACELINE_"
 _LARGEST_FILE_BYTES = 1 << 20
@@ -111,9 +112,9 @@ class Settings(BaseModel):
     def _with_keys_of_file(cls, values: Any) -> Any:
         # here and not in `load`, so that no way to make settings can forget the file and leave the server open
         if isinstance(values, dict) and values.get("api_key_file"):
-            named, kept = _parts(values.get("api_keys", [])), Path(str(values["api_key_file"])).expanduser()
+            named = _parts(values.get("api_keys", []))
             if isinstance(named, list | tuple):  # else it is refused below
-                return {**values, "api_keys": [*named, *_keys_of_file(kept)]}
+                return {**values, "api_keys": [*named, *_keys_of_file(str(values["api_key_file"]))]}
         return values
 
     @field_validator("api_keys", "allowed_hosts", "cors_origins", "offer", mode="before")
@@ -249,8 +250,12 @@ def _of_file(path: Path) -> dict[str, Any]:
     return values
 
 
-def _keys_of_file(path: Path) -> list[str]:
-    keys = [line.strip() for line in _text(path).splitlines() if line.strip()]
+def _keys_of_file(path: str) -> list[str]:
+    try:
+        file = expanded(path)
+    except OSError as error:
+        raise SettingsError(f"'{path}' cannot be read: {error}") from None
+    keys = [line.strip() for line in _text(file).splitlines() if line.strip()]
     if not keys:
         raise SettingsError(f"'{path}' holds no key")
     return keys

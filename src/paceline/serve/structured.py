@@ -15,6 +15,8 @@ from paceline.serve.wire.generation import Extensions, Generation, StructuredOut
 
 ANY_OBJECT = Grammar(kind="json_schema", text='{"type":"object"}')
 """What `{"type": "json_object"}` asks for."""
+_LONGEST = 65536
+"""Characters of one that a request brings."""
 
 
 def wanted(fields: Generation) -> Grammar | None:
@@ -68,6 +70,8 @@ def schema_grammar(schema: Mapping[str, Any] | str, param: str) -> Grammar:
 
 def grammar(kind: str, text: str, param: str) -> Grammar:
     """Raises APIError (400) where the text is empty or too long."""
+    if len(text) > _LONGEST:
+        raise invalid(f"'{param}' has more than {_LONGEST} characters", param)
     try:
         return Grammar.model_validate({"kind": kind, "text": text})
     except ValidationError as error:

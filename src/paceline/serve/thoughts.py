@@ -10,7 +10,7 @@ from enum import Enum, auto
 
 from paceline.serve.tool_parsing import overlap
 
-_OPENS, _CLOSES = "<think>", "</think>"
+_OPENS, CLOSES = "<think>", "</think>"
 _BLANK = " \t\r\n"
 
 
@@ -26,7 +26,7 @@ class _State(Enum):
 
 def thinks(template: str | None) -> bool:
     """Whether a model thinks, as its chat template shows."""
-    return template is not None and _CLOSES in template
+    return template is not None and CLOSES in template
 
 
 def is_open(prompt_end: str) -> bool:
@@ -34,8 +34,13 @@ def is_open(prompt_end: str) -> bool:
     return prompt_end.rstrip(_BLANK).endswith(_OPENS)
 
 
+def is_left_open(message: str) -> bool:
+    """Whether an answer that is continued broke off in a thought."""
+    return message.rfind(_OPENS) > message.rfind(CLOSES)
+
+
 class Thoughts:
-    """Reads one answer as it comes. opened: whether its prompt opens a thought. Blanks around a thought are part of nothing."""
+    """Reads one answer as it comes. opened: whether it begins in a thought. Blanks around a thought are part of nothing."""
 
     def __init__(self, opened: bool) -> None:
         self._state = _State.THINKS if opened else _State.BEGINS
@@ -69,12 +74,12 @@ class Thoughts:
                 self._state = _State.GOES_ON
         if self._state is not _State.GOES_ON:
             return ""
-        at = self._held.find(_CLOSES)
+        at = self._held.find(CLOSES)
         if at >= 0:
-            thought, self._held = self._held[:at].rstrip(_BLANK), self._held[at + len(_CLOSES) :]
+            thought, self._held = self._held[:at].rstrip(_BLANK), self._held[at + len(CLOSES) :]
             self._state = _State.ANSWERS
             return thought
-        safe = len(self._held) - overlap(self._held, _CLOSES)
+        safe = len(self._held) - overlap(self._held, CLOSES)
         thought = self._held[:safe].rstrip(_BLANK)
         self._held = self._held[len(thought) :]
         return thought

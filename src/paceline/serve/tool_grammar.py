@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from paceline.models.schemas import closed
-from paceline.params import Grammar
+from paceline.params import LONGEST_GRAMMAR, Grammar
 from paceline.serve.errors import invalid
 from paceline.serve.tool_forms import PYTHON_TAG, Form
 
@@ -19,6 +19,7 @@ _LISTED = frozenset({"allOf", "anyOf", "oneOf", "prefixItems"})
 _NESTED = frozenset({"items", "additionalProperties", "not", "if", "then", "else", "contains", "propertyNames"})
 _REMARKS = frozenset({"description", "title", "examples", "default", "$comment", "deprecated", "x-guidance"})
 _PATTERNS = frozenset({"pattern", "patternProperties"})
+_NOT_IN_THOUGHT = r"(TEXT & ~/\s*<think>(.|\n)*/) | /\s*<think>(.|\n)*<\/think>(.|\n)*/"
 
 
 def bare(schema: Any, left_out: frozenset[str] = _REMARKS) -> Any:
@@ -71,13 +72,14 @@ def grammar_of(
     special: Mapping[str, int],
     answer: Mapping[str, Any] | None = None,
     patterns: bool = True,
+    thoughts: bool = False,
 ) -> Grammar:
     """An answer that is one or several calls, or, where `free`, text instead of or before them.
 
     functions: name, parameters, strict of each. special: ids of the form's pieces that are special tokens, which no text can
     spell. answer: a JSON schema that an answer without a call keeps to. patterns: whether strings keep to those of their schemas
-    where tools are not strict. Raises APIError (400) where it would be longer than grammars may be, or cannot tell a call from
-    such an answer.
+    where tools are not strict. thoughts: whether the text may begin with a thought, in which nothing is a call. Raises APIError
+    (400) where it would be longer than grammars may be, or cannot tell a call from such an answer.
     """
 
     if answer is not None and not form.trigger:
@@ -92,11 +94,12 @@ def grammar_of(
     trigger, opening = form.trigger, written(form.opening)
     if trigger and free and answer is None:
         if trigger in special:
-            opening = ["TEXT", *opening]
+            opening = ["BEFORE", *opening]
         else:
             # lazy: as soon as the trigger stands there, it is a call
-            rules.append(f"begun[lazy]: TEXT {opening[0]}")
+            rules.append(f"begun[lazy]: BEFORE {opening[0]}")
             opening = ["begun", *opening[1:]]
+        rules.append(f"BEFORE: {_NOT_IN_THOUGHT if thoughts else 'TEXT'}")
     elif not trigger and PYTHON_TAG in special:
         opening = [f"<[{special[PYTHON_TAG]}]>?"]
     if free and answer is not None:
@@ -126,4 +129,4 @@ def grammar_of(
     try:
         return Grammar(kind="lark", text="\n".join(rules) + "\n")
     except ValidationError:
-        raise invalid("the schemas of the tools are too long for one grammar of 65536 characters", "tools") from None
+        raise invalid(f"the schemas of the tools come to a grammar of more than {LONGEST_GRAMMAR} characters", "tools") from None

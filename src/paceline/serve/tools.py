@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Mapping, Sequence as Many
+from collections.abc import Collection, Iterable, Mapping, Sequence as Many
 from dataclasses import dataclass, replace
 from functools import partial
 from hashlib import blake2b
 from typing import Any
 
+from paceline.constraint import GrammarError
+from paceline.models.grammar import thought_first
 from paceline.params import Grammar
 from paceline.serve.asking import Service
 from paceline.serve.errors import APIError, invalid
 from paceline.serve.structured import check
+from paceline.serve.thoughts import CLOSES
 from paceline.serve.tool_forms import HERMES, PYTHON_TAG, Form, form_of
 from paceline.serve.tool_grammar import DEEPEST_SCHEMA, deepest, grammar_of
 from paceline.serve.tool_parsing import PlainText, ToolParser
@@ -34,7 +37,8 @@ class ToolPlan:
     functions: name, description, parameters and strict of those that may be called. shown: tools for the template, as
     `Service.chat` takes them. grammar: what the answer keeps to; None where nothing binds it. special: ids of the pieces of calls
     that are special tokens. free: whether the answer may be plain text whatever the grammar. native, system, short_ids: of the
-    template, whether it shows tools, takes a system message, and wants ids of calls to have nine letters and digits.
+    template, whether it shows tools, takes a system message, and wants ids of calls to have nine letters and digits. closing: of
+    the thought in which the answer begins, where it is a special token: its id.
     """
 
     form: Form
@@ -47,11 +51,13 @@ class ToolPlan:
     native: bool = False
     system: bool = True
     short_ids: bool = False
+    closing: int | None = None
 
     @property
     def keeps_special(self) -> bool:
-        """True where calls can only be read from text that shows special tokens: `SamplingParams.skip_special` must be False."""
-        return bool(self.functions and self.special)
+        """True where calls, or the end of a thought, can only be read from text that shows special tokens:
+        `SamplingParams.skip_special` must be False."""
+        return bool(self.functions and self.special) or self.closing is not None
 
     def parser(self, prefix: str = "call_") -> ToolParser | PlainText:
         """For one answer. prefix: of the ids of its calls."""
@@ -74,12 +80,16 @@ async def planned(
     parallel: bool | None = None,
     answer: Grammar | None = None,
     allowed: Collection[str] | None = None,
+    *,
+    thoughts: bool = False,
 ) -> ToolPlan:
     """`plan` for the template and vocabulary of a service; its grammar compiles, without patterns where it does not with them.
     Raises APIError (400)."""
     template = service.chat_template
     special = await _special(service, form_of(template or "") or HERMES) if tools else {}
-    planned_as = partial(plan, tools, tool_choice, parallel, template, special=special, answer=answer, allowed=allowed)
+    planned_as = partial(
+        plan, tools, tool_choice, parallel, template, special=special, answer=answer, allowed=allowed, thoughts=thoughts
+    )
     made = planned_as()
     if made.grammar is None or made.grammar is answer:
         return made
@@ -89,8 +99,34 @@ async def planned(
     # a pattern may look ahead, say
     plainer = planned_as(patterns=False)
     if plainer.grammar == made.grammar or await _refusal(service, plainer) is not None:
-        raise refusal
+        alone = (planned_as(allowed={function["name"]}, patterns=False) for function in made.functions)
+        raise await _blaming(service, alone) or refusal
     return plainer
+
+
+async def _blaming(service: Service, plans: Iterable[ToolPlan]) -> APIError | None:
+    """The refusal of the first that is refused, plans of one tool each."""
+    for made in plans:
+        refusal = await _refusal(service, made)
+        if refusal is not None and refusal.status == 400:
+            # where in the grammar it stands tells nobody anything who did not write it
+            reason = refusal.message.rpartition("cannot be used: ")[2].rpartition("failed to compile JSON schema: ")[2]
+            return invalid(f"the schema of the tool '{made.functions[0]['name']}' cannot be used: {reason}", "tools")
+    return None
+
+
+async def behind_thought(service: Service, made: ToolPlan, param: str) -> ToolPlan:
+    """A plan where the answer begins in a thought, behind which it keeps to the grammar. param: the field that asks for one.
+    Raises APIError (400)."""
+    closing = await service.special_id(CLOSES)
+    if made.grammar is None:
+        return replace(made, closing=closing)
+    try:
+        grammar = thought_first(made.grammar, CLOSES if closing is None else closing, free=made.free)
+    except GrammarError as error:
+        raise invalid(str(error), param) from None
+    await check(service, grammar, param)
+    return replace(made, grammar=grammar, closing=closing)
 
 
 async def _refusal(service: Service, made: ToolPlan) -> APIError | None:
@@ -112,6 +148,7 @@ def plan(
     answer: Grammar | None = None,
     allowed: Collection[str] | None = None,
     patterns: bool = True,
+    thoughts: bool = False,
 ) -> ToolPlan:
     """Tools and choice as /v1/chat/completions has them: {"type": "function", "function": {...}}; "none", "auto", "required" or
     {"type": "function", "function": {"name": ...}}.
@@ -120,7 +157,7 @@ def plan(
     "none" the model is not shown the tools, and nothing it writes is a call. Arguments always keep to their schema; parts of it
     that no grammar can say are left out, unless the tool is `strict`: then they are refused. parallel: False for at most one
     call. answer: what an answer that calls nothing keeps to. special: ids of markers that are special tokens. allowed: names of
-    tools that may be called, the others being as if they were not there; all, if None. patterns: as in `grammar_of`.
+    tools that may be called, the others being as if they were not there; all, if None. patterns, thoughts: as in `grammar_of`.
 
     Raises APIError (400) for a choice that does not fit the tools, and schemas beyond the bounds.
     """
@@ -149,7 +186,9 @@ def plan(
         schema = {} if schema is True else schema
     held = {piece: token for piece, token in (special or {}).items() if piece in (*form.markers, PYTHON_TAG)}
     several = parallel is not False and named is None
-    grammar = grammar_of(form, functions, free=not must, several=several, special=held, answer=schema, patterns=patterns)
+    grammar = grammar_of(
+        form, functions, free=not must, several=several, special=held, answer=schema, patterns=patterns, thoughts=thoughts
+    )
     shown = tuple({"type": "function", "function": _without_strict(function)} for function in functions) if native else ()
     return replace(
         bare, functions=tuple(functions), shown=shown, grammar=grammar, special=held, must=must, free=not must and answer is None
@@ -221,10 +260,6 @@ def _without_strict(function: Mapping[str, Any]) -> dict[str, Any]:
 
 
 async def _special(service: Service, form: Form) -> dict[str, int]:
-    """Markers of a form that are special tokens of the model's vocabulary: alone a token that plain text does not show."""
-    found: dict[str, int] = {}
-    for marker in (*form.markers, PYTHON_TAG):
-        ids = await service.encode(marker, add_special=False)
-        if len(ids) == 1 and not service.decode(ids) and service.decode(ids, skip_special=False).strip() == marker:
-            found[marker] = ids[0]
-    return found
+    """Markers of a form that are special tokens of the model's vocabulary."""
+    found = {marker: await service.special_id(marker) for marker in (*form.markers, PYTHON_TAG)}
+    return {marker: token for marker, token in found.items() if token is not None}

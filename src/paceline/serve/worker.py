@@ -40,8 +40,9 @@ log = logging.getLogger("paceline.serve")
 
 BESIDE = (IfItFits("reference:prompt=no"), IfItFits("grammar"))
 """They have something to say only where a request brings a prediction, or asks for a form."""
-OFFERED = (IfItFits("ngram"), IfItFits("suffix"), IfItFits("lookahead"), IfItFits("recycle"))
-"""What requests may name unless the settings say otherwise."""
+OFFERED = (IfItFits("ngram"), IfItFits("suffix:past=0"), IfItFits("lookahead"), IfItFits("recycle"))
+"""What requests may name unless the settings say otherwise. Past answers are for `suffix` only where the settings name it:
+without keys all clients are one tenant, and any of them could read there what another was told."""
 
 
 class Worker:
@@ -107,6 +108,7 @@ class Worker:
                 ask.params,
                 reference=ask.reference,
                 tenant=ask.tenant,
+                payer=ask.payer,
                 priority=ask.priority,
                 drafters=None if ask.drafters is None else frozenset(ask.drafters),
                 nodes=ask.nodes,

@@ -62,7 +62,8 @@ def stage_record(workshop: Workshop, stage: str) -> dict[str, Any]:
         "tokens_seen": progress.step * options.step_tokens,
         "training_minutes": round(progress.seconds / 60, 1),
         "final_training_loss": round(sum(recent) / len(recent), 4),
-        "options": asdict(options),
+        # as many as were asked for, unless the text gave no more
+        "options": {**asdict(options), "vocab_size": workshop.tokenizer.get_vocab_size()},
     }
 
 

@@ -22,7 +22,6 @@ from paceline.zoo.options import Options
 from paceline.zoo.stages import Workshop, draw_curves, make_draft, make_target, make_tokenizer
 
 PACKAGE = Path(__file__).resolve().parents[1]
-REPOSITORY = PACKAGE.parents[1]
 
 
 app = typer.Typer(add_completion=False)
@@ -48,7 +47,7 @@ def main(
     ] = None,
     out: Annotated[Path, typer.Option(help="folder for checkpoints")] = Path("runs/zoo"),
     weights: Annotated[Path, typer.Option(help="folder to export to")] = PACKAGE / "weights",
-    curve: Annotated[Path, typer.Option(help="picture of the loss curves")] = REPOSITORY / "docs/images/zoo-loss.png",
+    curve: Annotated[Path | None, typer.Option(help="picture of the loss curves; default: loss.png in --out")] = None,
     name: Annotated[str, typer.Option(help="name of the exported target")] = "paceline-14m",
     seed: int = 20,
     threads: Annotated[int | None, typer.Option(help="CPU threads; default: all")] = None,
@@ -121,12 +120,12 @@ def main(
             raise RecipeError("there is nothing to train on: name the folder of the mixture with --data, or files with --text")
         if what != What.tokenizer and find_spec("matplotlib") is None:
             raise RecipeError("the loss curves need matplotlib: install paceline[train]")
+        if text and what in (What.export, What.all) and weights == PACKAGE / "weights":
+            raise RecipeError("what is trained on --text would replace the embedded models: name a folder with --weights")
         # files are read instead of the mixture, whose folder then is never looked at
         workshop = Workshop(options, data or Path(), text or [], out)
         if what == What.tokenizer or (what == What.all and not (workshop.tokenizer_folder / "tokenizer.json").is_file()):
             make_tokenizer(workshop)
-        if text and what in (What.export, What.all) and weights == PACKAGE / "weights":
-            raise RecipeError("what is trained on --text would replace the embedded models: name a folder with --weights")
         if what in (What.target, What.all):
             progress = make_target(workshop, pause_at, checkpoint_every_s)
             if paused("target", progress, workshop):
@@ -138,7 +137,7 @@ def main(
         if what in (What.export, What.all):
             from paceline.zoo.export import export
 
-            export(workshop, weights, curve, name)
+            export(workshop, weights, out / "loss.png" if curve is None else curve, name)
     # a full disk, or a folder that cannot be written, is said as plainly as what the recipe refuses
     except (RecipeError, OSError, SafetensorError) as error:
         typer.echo(f"error: {error}", err=True)

@@ -20,6 +20,7 @@ from paceline.bench.load.rate_search import highest_rate
 from paceline.bench.load.server import Server, count_tokens, look
 from paceline.bench.load.settings import ENDPOINTS, HIGHEST_RATE, Load, Settings
 from paceline.bench.origin import origin
+from paceline.open_files import raise_limit
 
 Watch = Callable[[str, int], AbstractContextManager[Callable[[], None]]]
 """Shows that something of so many requests is under way; what it gives is called as each ends."""
@@ -31,6 +32,7 @@ _CHARACTERS = 4.0
 
 def run(settings: Settings, argv: Many[str], watch: Watch) -> dict[str, Any]:
     """Measure, and return the record. argv: what was called; keys are struck out. Raises BenchError."""
+    raise_limit()
     return asyncio.run(_Run(settings, watch).record(argv))
 
 

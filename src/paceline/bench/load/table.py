@@ -142,9 +142,10 @@ def _notes(record: dict[str, Any]) -> Iterator[str]:
         else:
             above = f"{found['failed_per_s']:.3g}/s did not" if found["failed_per_s"] else "no higher one was tried"
             yield f"{found['held_per_s']:.3g}/s held {what}; {above} ({found['requests_per_run']} requests a run)"
-    if settings["distinct_prompts"] < settings["requests"] and not settings["salted"]:
+    sent = sum(found["sent"] for _, _, found in _rows(record))
+    if settings["distinct_prompts"] < sent and not settings["salted"]:
         yield (
-            f"{settings['distinct_prompts']} different prompts for {settings['requests']} requests: a server that keeps prefixes"
+            f"{settings['distinct_prompts']} different prompts for {sent} requests: a server that keeps prefixes"
             " or past answers gains by it; --salt gives each request a cache of its own, where the server knows cache_salt"
         )
     if settings["trace_scale"] is not None:

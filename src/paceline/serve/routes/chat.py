@@ -23,8 +23,8 @@ from paceline.serve.settings import Settings
 from paceline.serve.speculation_told import metrics
 from paceline.serve.speech import Speech
 from paceline.serve.structured import check, param_of, wanted
-from paceline.serve.thoughts import Thoughts, is_open, thinks
-from paceline.serve.tools import ToolPlan, planned
+from paceline.serve.thoughts import Thoughts, is_left_open, is_open, thinks
+from paceline.serve.tools import ToolPlan, behind_thought, planned
 from paceline.serve.wire.chat import ChatRequest
 from paceline.serve.wire.common import STREAMS, check_model
 
@@ -45,8 +45,7 @@ def router(service: Service, settings: Settings) -> APIRouter:
 
 async def _answered(service: Service, settings: Settings, fields: ChatRequest) -> Response:
     check_model(fields.model, service.model)
-    tools, prompt, asked = await _asked(service, settings, fields)
-    opened = _thinks(service, tools, prompt)
+    tools, opened, prompt, asked = await _asked(service, settings, fields)
     speeches = [Speech(tools, None if opened is None else Thoughts(opened)) for _ in asked]
     if fields.stream:
         deltas = await Begun.of(service.submit(asked))
@@ -71,35 +70,50 @@ async def _answered(service: Service, settings: Settings, fields: ChatRequest) -
     return await whole(built, asked)
 
 
-async def _asked(service: Service, settings: Settings, fields: ChatRequest) -> tuple[ToolPlan, list[int], list[Ask]]:
-    """The tools, the prompt and its choices. Everything that can be refused is, before the engine hears of any of it."""
+async def _asked(service: Service, settings: Settings, fields: ChatRequest) -> tuple[ToolPlan, bool | None, list[int], list[Ask]]:
+    """The tools, what `_thinks` says of them, the prompt and its choices. Everything that can be refused is, before the engine
+    hears of any of it."""
     n = check_count(fields.n, settings)
+    service.check_room(n)
     check_length(fields.characters, settings, "messages")
     answer = wanted(fields)
     await check(service, answer, param_of(fields))
     tools = await _tools(service, fields, answer)
     reference = await reference_of(service, settings, fields, n)
     values = generation_values(fields) | {"logprobs": (fields.top_logprobs or 0) if fields.logprobs else None}
-    params = params_of(service, settings, tools, values)
     messages = tools.conversation(fields.template_messages)
     begun, variables = fields.continue_final_message, fields.chat_template_kwargs
     prompt = await service.chat(messages, tools.shown, answer_begun=begun, variables=variables)
+    opened = _thinks(service, fields, tools, prompt)
+    if opened:
+        tools = await behind_thought(service, tools, "tools" if tools.functions else param_of(fields))
+    params = params_of(service, settings, tools, values)
     longest = longest_of(service, settings, prompt, fields.most_tokens, "messages")
-    return tools, prompt, asks(prompt, params.model_copy(update={"max_tokens": longest}), fields, reference, service, n)
+    return tools, opened, prompt, asks(prompt, params.model_copy(update={"max_tokens": longest}), fields, reference, service, n)
 
 
-def _thinks(service: Service, tools: ToolPlan, prompt: list[int]) -> bool | None:
-    """Whether the prompt opens a thought; None where none is expected, as of an answer that keeps to a grammar from its first
-    token on."""
-    if not thinks(service.chat_template) or (tools.grammar is not None and not tools.free):
+def _thinks(service: Service, fields: ChatRequest, tools: ToolPlan, prompt: list[int]) -> bool | None:
+    """Whether the answer begins in a thought, which the prompt opens or the continued message left open; None where none is
+    expected, as of any other answer that keeps to a grammar from its first token on."""
+    if not thinks(service.chat_template):
         return None
-    return is_open(service.decode(prompt[-_LAST:], skip_special=False))
+    if fields.continue_final_message:
+        opened = is_left_open(fields.messages[-1].text)
+    else:
+        opened = is_open(service.decode(prompt[-_LAST:], skip_special=False))
+    return None if not opened and tools.grammar is not None and not tools.free else opened
 
 
 async def _tools(service: Service, fields: ChatRequest, answer: Grammar | None) -> ToolPlan:
     try:
         return await planned(
-            service, fields.template_tools, fields.plain_choice, fields.parallel_tool_calls, answer, fields.allowed_tools
+            service,
+            fields.template_tools,
+            fields.plain_choice,
+            fields.parallel_tool_calls,
+            answer,
+            fields.allowed_tools,
+            thoughts=thinks(service.chat_template),
         )
     except APIError as error:
         error.param = error.param or "tools"

@@ -88,6 +88,7 @@ async def _asked(service: Service, settings: Settings, fields: CompletionRequest
     n, prompts = check_count(fields.n, settings), fields.prompts
     if len(prompts) > settings.max_prompts:
         raise invalid(f"'prompt' may hold at most {settings.max_prompts} prompts", "prompt")
+    service.check_room(n * len(prompts))
     check_length(sum(len(one) for one in prompts if isinstance(one, str)), settings, "prompt")
     grammar = wanted(fields)
     await check(service, grammar, param_of(fields))

@@ -18,7 +18,7 @@ from paceline.serve.sampling_fields import check_stops, drawing_values, extensio
 from paceline.serve.settings import Settings
 from paceline.serve.speculation_told import metrics, traced
 from paceline.serve.structured import check
-from paceline.serve.tools import ToolPlan, planned
+from paceline.serve.tools import ToolPlan, plan as plan_of, planned
 from paceline.serve.wire.common import check_model
 from paceline.serve.wire.messages import MessageErrorBody, MessagesRequest, Prompting, TokenCount
 
@@ -42,7 +42,7 @@ def router(service: Service, settings: Settings) -> APIRouter:
     async def count_tokens(fields: Prompting, request: Request) -> TokenCount:
         """How many tokens a conversation has, its tools included."""
         check_model(fields.model, service.model)
-        plan = await planned(service, fields.plain_tools, fields.plain_choice, fields.parallel)
+        plan = plan_of(fields.plain_tools, fields.plain_choice, fields.parallel, service.chat_template)
         prompt = prompt_of(service, settings, plan, fields.template_messages, "messages", begun=fields.begun)
         return TokenCount(input_tokens=len(await unless_gone(request, prompt)))
 
@@ -51,6 +51,7 @@ def router(service: Service, settings: Settings) -> APIRouter:
 
 async def _answered(service: Service, settings: Settings, fields: MessagesRequest) -> Response:
     check_model(fields.model, service.model)
+    service.check_room(1)
     grammar = fields.grammar
     await check(service, grammar, "output_config" if fields.output_config else "structured_outputs")
     plan = await planned(service, fields.plain_tools, fields.plain_choice, fields.parallel, grammar)

@@ -37,6 +37,7 @@ def router(service: Service, settings: Settings) -> APIRouter:
 
 async def _answered(service: Service, settings: Settings, fields: ResponsesRequest) -> Response:
     check_model(fields.model, service.model)
+    service.check_room(1)
     grammar = fields.grammar
     await check(service, grammar, "text.format" if fields.text and fields.text.format else param_of(fields))
     tools, choice, allowed = fields.plain_tools, fields.plain_choice, fields.allowed_tools

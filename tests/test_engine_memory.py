@@ -1,0 +1,109 @@
+"""Steps that the device has no memory for: requests take turns, and one that alone is too much says so."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+import torch
+
+from fakes import DenseTableCache, RecordingCache, TableModel
+from paceline.cache.pages import OutOfPages
+from paceline.engine.engine import Engine, OutOfMemory
+from paceline.engine.scheduler import Limits
+from paceline.models.base import Scores
+from paceline.step import Step
+from serving import engine_of
+from test_engine_errors import PARAMS, drafters, ended, idle
+
+
+def scarce(engine: Engine, monkeypatch: pytest.MonkeyPatch, slots: int) -> None:
+    """The target's cache has memory for so many tokens of all sequences together."""
+    cache, lengths = engine.speculative.cache, dict[int, int]()
+    stage, release = cache.stage, cache.release
+
+    def staged(step: Step) -> None:
+        wanted = lengths | {segment.sequence.key: segment.end for segment in step.segments}
+        if sum(wanted.values()) > slots:
+            raise OutOfPages(1, 0, slots)
+        stage(step)
+        lengths.update(wanted)
+
+    monkeypatch.setattr(cache, "stage", staged)
+    monkeypatch.setattr(cache, "release", lambda key: (lengths.pop(key, None), release(key)))
+
+
+@pytest.mark.parametrize("draft", range(3))
+def test_where_memory_ends_before_the_cache_is_full_requests_take_turns(draft: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, limits = TableModel(5), Limits(batch=4, chunk=8, cache_tokens=10_000, shortest_prefix=4)
+    prompts = [[at % 4, 1, 2, 3, *[at % 3] * 10] for at in range(8)]
+    wanted = []
+    for prompt in prompts:
+        alone = engine_of(model)
+        (sequence,) = ended(alone, [alone.add(prompt, PARAMS)])
+        wanted.append(sequence.generated)
+    engine = engine_of(model, drafters(model)[draft], limits=limits)
+    scarce(engine, monkeypatch, 60)
+    sequences = [engine.add(prompt, PARAMS) for prompt in prompts]
+    last = ended(engine, sequences)
+    assert [one.generated for one in sequences] == wanted
+    assert all(last[one].error is None for one in sequences)
+    assert engine.scheduler.limits.cache_tokens <= 60
+
+
+def test_a_request_that_no_memory_suffices_for_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = engine_of(TableModel(5), limits=Limits(batch=4, chunk=8, cache_tokens=10_000))
+    scarce(engine, monkeypatch, 20)
+    long, short = engine.add([1] * 30, PARAMS), engine.add([2] * 3, PARAMS)
+    last = ended(engine, [long, short])
+    assert isinstance(last[long].error, OutOfPages)
+    assert (long.finish_reason, short.finish_reason, len(short.generated)) == ("abort", "length", 12)
+
+
+class CrampedModel(TableModel):
+    """A forward over longer texts, all together, is more than the device can hold."""
+
+    most = 60
+
+    def score(self, step, cache, taps=()) -> Scores:
+        if sum(segment.end for segment in step.segments) > self.most:
+            raise torch.OutOfMemoryError
+        return super().score(step, cache, taps)
+
+
+def watched_empty_cache(monkeypatch: pytest.MonkeyPatch) -> list[BaseException | None]:
+    """What was being dealt with whenever unused memory was given back: its frames hold the tensors of the forward."""
+    seen: list[BaseException | None] = []
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: seen.append(sys.exception()))
+    return seen
+
+
+@pytest.mark.parametrize("cache", [RecordingCache, DenseTableCache])
+@pytest.mark.parametrize("draft", range(3))
+def test_where_a_forward_has_no_memory_requests_take_turns(draft: int, cache, monkeypatch: pytest.MonkeyPatch) -> None:
+    emptied = watched_empty_cache(monkeypatch)
+    prompts = [[at % 4, 1, 2, 3, *[at % 3] * 10] for at in range(8)]
+    wanted = []
+    for prompt in prompts:
+        alone = engine_of(TableModel(5))
+        (sequence,) = ended(alone, [alone.add(prompt, PARAMS)])
+        wanted.append(sequence.generated)
+    model = CrampedModel(5, cache=cache)
+    engine = engine_of(model, drafters(model)[draft], Limits(batch=4, chunk=64, cache_tokens=10_000, shortest_prefix=4))
+    sequences = [engine.add(prompt, PARAMS) for prompt in prompts]
+    last = ended(engine, sequences)
+    assert [one.generated for one in sequences] == wanted
+    assert all(last[one].error is None for one in sequences)
+    assert emptied
+    assert not any(emptied)
+    assert idle(engine)
+
+
+def test_a_request_that_alone_is_too_much_for_the_device_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(CrampedModel, "most", 20)
+    engine = engine_of(CrampedModel(5), limits=Limits(batch=4, chunk=8, cache_tokens=10_000))
+    long, short = engine.add([1] * 30, PARAMS), engine.add([2] * 3, PARAMS)
+    last = ended(engine, [long, short])
+    assert isinstance(last[long].error, OutOfMemory)
+    assert (long.finish_reason, short.finish_reason, len(short.generated)) == ("abort", "length", 12)
+    assert idle(engine)

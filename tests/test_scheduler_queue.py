@@ -1,0 +1,79 @@
+"""Who comes first of those that wait, and of those in flight, and what finding out takes."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Any
+
+import pytest
+
+from crowd import Crowd
+from fakes import MixedDrafter, TableModel
+from paceline.engine import scheduler as scheduling
+from paceline.engine.scheduler import Limits, Scheduler
+from paceline.params import SamplingParams
+from paceline.sequence import Sequence
+from serving import engine_of
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_those_that_wait_come_in_the_order_of_their_rank(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever came, was preempted, overdue, aborted or left waiting for a prompt."""
+    monkeypatch.setattr(scheduling, "_PATIENCE_STEPS", 8)
+    crowd = Crowd("none", Limits(batch=3, chunk=4, cache_tokens=40), Random(seed))
+    scheduler, kinds, overdue = crowd.engine.scheduler, 0, 0
+    for _ in range(1_000):
+        crowd.run(1)
+        waiting, came = scheduler.waiting, scheduler._came
+        wanted = sorted(
+            waiting, key=lambda one: (one.key not in scheduler._overdue, one.priority, scheduler._shares[one.payer], one.key)
+        )
+        if waiting and scheduler._admissions % 4 == 3:
+            oldest = min(waiting, key=lambda one: came[one.key])
+            if scheduler._steps - came[oldest.key] > 8:
+                wanted.insert(0, oldest)
+                overdue += 1
+        assert list(scheduler._in_turn()) == wanted
+        kinds = max(kinds, len({(one.priority, one.payer) for one in waiting}))
+    assert scheduler.preemptions
+    assert kinds > 2
+    assert overdue > 10
+
+
+def ranked(scheduler: Scheduler, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Keys of sequences whose rank is asked for from now on."""
+    seen, rank = [], scheduler._rank
+
+    def watched(sequence: Sequence) -> Any:
+        seen.append(sequence.key)
+        return rank(sequence)
+
+    monkeypatch.setattr(scheduler, "_rank", watched)
+    return seen
+
+
+@pytest.mark.parametrize("payers", [1, 3])
+def test_a_long_queue_is_not_looked_through(payers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = engine_of(TableModel(5), limits=Limits(batch=2))
+    for number in range(1_000):
+        engine.add([number % 5], SamplingParams(max_tokens=1), payer=str(number % payers))
+    seen = ranked(engine.scheduler, monkeypatch)
+    for _ in range(20):
+        engine.step()
+    assert 900 < len(engine.scheduler.waiting) < 970
+    # two are let in with every step, and put in order where they read a prompt
+    assert len(seen) <= 20 * 2 * (payers + 1)
+
+
+def test_those_that_decode_with_room_for_all_drafts_are_not_put_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = engine_of(TableModel(5), MixedDrafter(TableModel(5), depth=6), limits=Limits(batch=4, cache_tokens=500))
+    for number in range(4):
+        engine.add([number], SamplingParams(max_tokens=100, ignore_eos=True))
+    engine.step()
+    seen = ranked(engine.scheduler, monkeypatch)
+    engine.step()
+    assert not seen
+    engine.add([1, 2, 3], SamplingParams(max_tokens=2))
+    engine.scheduler.limits = Limits(batch=5, cache_tokens=500)
+    engine.step()
+    assert seen
