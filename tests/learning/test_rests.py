@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from random import Random
+
 from paceline.learning.rests import Rests
 
 
@@ -40,7 +42,7 @@ def test_where_drafts_win_few_steps_go_without_and_ever_fewer() -> None:
 
 def test_where_drafts_lose_they_are_tried_now_and_then() -> None:
     rested = run(Rests(), 1.0, 0.9, 4000, cold=2)
-    assert stretches(rested)[:6] == [6, 70, 134, 262, 518, 518]
+    assert stretches(rested)[:6] == [6, 78, 142, 270, 526, 526]
     assert sum(rested[2000:]) > 0.9 * 2000
 
 
@@ -55,6 +57,20 @@ def test_nobody_rests_where_no_step_without_drafts_could_be_that_fast() -> None:
     assert not any(run(Rests(), 1.0, 0.5, 1000, least_s=1.3))
     assert not any(run(Rests(), 1.0, 0.5, 1000, least_s=0.0)), "nor where nothing was measured"
     assert any(run(Rests(), 1.0, 0.5, 1000, least_s=1.2)), "it is warmer among its like"
+
+
+def test_on_a_busy_machine_drafts_that_win_are_not_left_for_long() -> None:
+    """One step in six takes two to four times as long, with drafts and without: as on two processors with two busy programs."""
+    chance = Random(2)
+    for gain, most in ((1.2, 0.1), (1.4, 0.03)):
+        rests, rested = Rests(), 0
+        for _ in range(20_000):
+            seconds = chance.uniform(2.0, 4.0) if chance.random() < 1 / 6 else 1.0
+            rested += rests.now
+            rests.saw(seconds / (1.0 if rests.now else gain), 1, not rests.now)
+            if rests.due:
+                rests.begin(0.9)
+        assert rested < most * 20_000
 
 
 def test_a_step_that_was_disturbed_decides_nothing() -> None:

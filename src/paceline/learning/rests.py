@@ -8,10 +8,10 @@ sooner nobody is asked for a while, and then drafts are tried again.
 
 from __future__ import annotations
 
-from statistics import median
+from statistics import fmean, median
 
-_SETTLING, _TIMED = 2, 4
-"""Steps without drafts until caches have settled, and those that are timed then."""
+_SETTLING, _TIMED, _TIMED_AGAIN = 2, 4, 12
+"""Steps without drafts until caches have settled, and those that are timed then; where drafts have just lost, more of them."""
 _EVERY, _EVERY_AT_MOST = 50, 1600
 """Steps with drafts after which some without are timed: twice as many each time that drafts win."""
 _SHORTEST, _LONGEST = 64, 512
@@ -60,8 +60,11 @@ class Rests:
             self.now = self._left > 0
         else:
             self._timed.append(seconds / tokens)
-            if len(self._timed) == _SETTLING + _TIMED:
-                self._judge(median(self._timed[_SETTLING:]))
+            if len(self._timed) == _SETTLING + (_TIMED_AGAIN if self._lost else _TIMED):
+                # a mean, as that of steps with drafts is: on a busy machine many steps are disturbed, and a median is not
+                timed = self._timed[_SETTLING:]
+                most = _DISTURBED * median(timed)
+                self._judge(fmean([min(seconds, most) for seconds in timed]))
 
     def _saw_drafting(self, seconds: float, tokens: int, asked: bool) -> None:
         self._steps += 1
