@@ -116,8 +116,8 @@ def plain(
         tokens.append(pick(shaped, params.temperature, seed, len(prompt) + len(tokens)))
         if tokens[-1] in stop_ids:
             return Answer(tokens, decode(tokens[:-1]), "stop")
-        text = decode(tokens)
-        found = [at for stop in params.stop if (at := text.find(stop)) >= 0]
+        text, least = decode(tokens), len(decode(tokens[: params.min_tokens]))
+        found = [at for stop in params.stop if (at := text.find(stop, least)) >= 0]
         if found:
             return Answer(tokens, text[: min(found)], "stop")
         if len(tokens) == params.max_tokens or len(prompt) + len(tokens) == longest:

@@ -19,7 +19,7 @@ from paceline.speculative import Speculative
 from test_lossless import SPECS, checkpoints, datastore, edited, loaded, prompts
 
 ALONE = Limits(batch=1, chunk=512, shortest_prefix=10_000)
-CROWDED = Limits(batch=3, chunk=7, cache_tokens=150, shortest_prefix=4)
+CROWDED = Limits(batch=3, chunk=7, cache_tokens=120, shortest_prefix=4)
 
 
 @pytest.fixture(scope="module")
