@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
 
 from paceline.bench.ours import PLAIN
+from paceline.bench.settings import Settings
 from paceline.compose import spelled_out, usual_policy
 
 
@@ -36,3 +39,9 @@ class Mode:
 
 
 PLAIN_MODE = Mode(PLAIN, "none", "none")
+
+
+def modes_of(settings: Settings, source: Path) -> list[Mode]:
+    """Every draft of a run under each of its rules and policies, but for none at all."""
+    pairs = [*product(settings.verifiers, settings.policies)]
+    return [Mode.of(draft, *pair, str(source)) for draft in settings.drafts if draft != "none" for pair in pairs]

@@ -6,7 +6,6 @@ import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import asdict
-from itertools import product
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
@@ -20,7 +19,7 @@ from paceline.bench.curves import FORWARDS, PREFILL, ROWS, VERIFY_CONTEXT, verif
 from paceline.bench.files import without_folders
 from paceline.bench.grow import grown
 from paceline.bench.memory import peak_of_answering
-from paceline.bench.mode import PLAIN_MODE, Mode
+from paceline.bench.mode import PLAIN_MODE, Mode, modes_of
 from paceline.bench.origin import origin
 from paceline.bench.ours import PLAIN, EngineDecoder
 from paceline.bench.peers.base import Material, Peer, PeerDecoder, guarded
@@ -87,10 +86,8 @@ class _Run:
         self.automatic = automatic(str(self.source))
         self.modes = {PLAIN: PLAIN_MODE}
         self.ours = {PLAIN: EngineDecoder(PLAIN, self.llm.engine, settings.temperature, settings.seed)}
-        for draft in settings.drafts:
-            if draft != "none":
-                for verify, policy in product(settings.verifiers, settings.policies):
-                    self._add(Mode.of(draft, verify, policy, str(self.source)))
+        for mode in modes_of(settings, self.source):
+            self._add(mode)
         self.target: LanguageModel = self.llm.target
         self.rules = Rules(settings.max_tokens, settings.repeats, self.target.eos_token_ids)
         self.longest = self.llm.engine.longest

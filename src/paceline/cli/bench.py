@@ -99,20 +99,21 @@ def _planned(settings: Settings) -> tuple[dict[str, Any], list[str]]:
     """What is known of a record before it is made, and the formats that its weights may be held in."""
     import torch
 
-    from paceline.bench.mode import PLAIN_MODE, Mode
+    from paceline.bench.mode import PLAIN_MODE, modes_of
     from paceline.models.base import DTYPES
     from paceline.models.checkpoint import name_of
     from paceline.models.embedded import DEFAULT
     from paceline.models.load import resolve
 
     source = resolve(settings.model if settings.model is not None else DEFAULT)
-    pairs = [(verify, policy) for verify in settings.verifiers for policy in settings.policies]
-    modes = [Mode.of(draft, *pair, str(source)) for draft in settings.drafts if draft != "none" for pair in pairs]
     planned = {
         "model": {"name": name_of(source)},
         "grown": settings.growth and asdict(settings.growth),
         "threads": settings.threads or torch.get_num_threads(),
-        "settings": {**asdict(settings), "modes": {mode.name: mode.recorded() for mode in (PLAIN_MODE, *modes)}},
+        "settings": {
+            **asdict(settings),
+            "modes": {mode.name: mode.recorded() for mode in (PLAIN_MODE, *modes_of(settings, source))},
+        },
         "tasks": {task.name: {"prompts": sum(len(item.texts) for item in task.items), "left_out": 0} for task in settings.tasks},
         "batches": [{"batch": size} for size in settings.batches],
         "peers": settings.peers,

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import signal
 import sys
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from threading import Event
 from time import perf_counter
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -33,9 +34,6 @@ from paceline.cli.options import (
     sampling_params,
 )
 from paceline.cli.terminal import err, fail, out
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 _LONGEST = 1 << 24
 """Characters of a line that are read at once: what has no end, such as a device, is not read on and on."""

@@ -15,7 +15,6 @@ that of Dvoretzky, Kiefer and Wolfowitz with Massart's constant (1990), the othe
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Sequence as Many
 from dataclasses import dataclass
 from itertools import count
@@ -26,7 +25,6 @@ import torch
 
 from paceline.engine.llm import LLM, Completion, Prompt
 from paceline.models.base import LanguageModel
-from paceline.models.native import NativeModel
 from paceline.noise import stream, uniform
 from paceline.params import SamplingParams
 from paceline.sampling import Context, narrowed, probabilities, shaped, target_scores
@@ -131,7 +129,7 @@ def draws(llm: LLM, prompts: Many[Prompt], params: SamplingParams) -> Iterator[D
 def placed(llm: LLM, prompt: Prompt, params: SamplingParams, answer: Completion) -> Draws:
     """Where the tokens of an answer lie in the distributions that plain decoding has behind the same text."""
     sequence = Sequence(0, tuple(llm.encode(prompt)), params, answer.seed, llm.engine.stop_ids(params))
-    exact, ranks, excess, variance, impossible = has_same_bits(llm.target), list[float](), 0.0, 0.0, 0
+    exact, ranks, excess, variance, impossible = llm.target.has_same_bits, list[float](), 0.0, 0.0, 0
     for token, logits in zip(answer.token_ids, _rows(llm.target, sequence, answer.token_ids), strict=True):
         context = Context(sequence)
         probs = probabilities(target_scores(logits, context))
@@ -148,18 +146,11 @@ def placed(llm: LLM, prompt: Prompt, params: SamplingParams, answer: Completion)
     return Draws(prompt, params.temperature, answer, tuple(ranks), excess, variance, impossible)
 
 
-def has_same_bits(target: LanguageModel) -> bool:
-    """Whether a row's logits have the same bits in every forward that holds it."""
-    # imported by whoever made such a target, and by nobody else: it needs Triton
-    fused = sys.modules.get("paceline.models.fused")
-    return isinstance(target, NativeModel) or (fused is not None and isinstance(target, fused.FusedModel))
-
-
 def _rows(target: LanguageModel, sequence: Sequence, answer: Many[int]) -> Iterator[torch.Tensor]:
     """float32 [V] for each token of an answer: the logits it was chosen by. Every row is a forward of its own, as in plain
     decoding, unless it has the same bits anyway."""
     text, first = (*sequence.prompt, *answer[:-1]), len(sequence.prompt) - 1
-    cache, size = target.new_cache(), _ROWS if has_same_bits(target) else 1
+    cache, size = target.new_cache(), _ROWS if target.has_same_bits else 1
     if first:
         target.logits_after([(sequence, text[:first])], cache)
     for start in range(first, len(text), size):

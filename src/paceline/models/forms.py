@@ -150,7 +150,7 @@ def _rotary(config: Any, size: int) -> int:
     for one in kinds:
         # a longrope changes where the context ends here (`load.context_length`), if it says where that is
         changes = one["rope_type"] in ("dynamic", "proportional")
-        if changes or (one["rope_type"] == "longrope" and not _original_length(config, one)):
+        if changes or (one["rope_type"] == "longrope" and original_length(config, one) is None):
             raise Unsuited(f"its rotation is '{one['rope_type']}', which changes with the length of the text")
     fractions = {one.get("partial_rotary_factor", 1.0) for one in kinds}
     if fractions != {1.0} and config.model_type not in _PARTLY_ROTATED:
@@ -164,9 +164,11 @@ def _rotary(config: Any, size: int) -> int:
     return rotary
 
 
-def _original_length(config: Any, rotation: dict[str, Any]) -> Any:
+def original_length(config: Any, rotation: dict[str, Any]) -> int | None:
+    """The tokens that a rotation was not stretched for, as its parameters or else the configuration state it; None for neither."""
     name = "original_max_position_embeddings"
-    return rotation.get(name) or getattr(config, name, None)
+    stated = rotation.get(name, getattr(config, name, None))
+    return int(stated) if isinstance(stated, int | float) and stated >= 1 else None
 
 
 def _layers(config: Any) -> tuple[LayerForm, ...]:

@@ -60,6 +60,7 @@ class FusedModel(OverPages):
 
     # a tensor core multiplies sixteen rows at once, however few there are
     smallest = SMALLEST._replace(rows=16)
+    has_same_bits = True
     never_waits = True
     drafts_whole = True
 

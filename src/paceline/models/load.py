@@ -13,7 +13,7 @@ from paceline.machine import expanded, most_threads
 from paceline.models.base import DTYPES, LanguageModel, ModelError
 from paceline.models.checkpoint import Checkpoint, inspected
 from paceline.models.embedded import DEFAULT, embedded_path
-from paceline.models.forms import Unsuited
+from paceline.models.forms import Unsuited, original_length
 from paceline.models.native import native_model, runs_here
 from paceline.models.quiet import quiet, sentence
 from paceline.models.stated import StatedConfig, stated
@@ -25,7 +25,6 @@ _TWICE = ["*/*", "consolidated*"]
 """What a checkpoint holds in another form as well, such as Mistral's in its own."""
 _HUB_FILES = ["*.safetensors", "*.json", "*.txt", "*.model", "*.jinja", "*.tiktoken"]
 _CONTEXT_NAMES = ("max_position_embeddings", "n_positions", "n_ctx", "seq_length", "max_seq_len", "max_sequence_length")
-_ORIGINAL = "original_max_position_embeddings"
 _NOT_ARCHITECTURE = {
     "auto_map",
     *("attn_implementation", "_attn_implementation", "_attn_implementation_internal"),
@@ -167,8 +166,7 @@ def _original_lengths(text: Any) -> list[int]:
     # transformers chooses factors, and PhiMoE the scales of any rotation, for all rows of a call by the largest position among
     # them: past it a text would depend on its neighbours, on drafts, and on how its prompt is divided
     switching = [one for one in kinds if one.get("rope_type") == "longrope" or "long_mscale" in one]
-    ends = [one.get(_ORIGINAL, getattr(text, _ORIGINAL, None)) for one in switching]
-    return [int(end) for end in ends if isinstance(end, int | float) and end >= 1]
+    return [end for end in (original_length(text, one) for one in switching) if end is not None]
 
 
 def _asked(architecture: Any, config: Any) -> int:
