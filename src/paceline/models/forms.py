@@ -165,7 +165,7 @@ def _rotary(config: Any, size: int) -> int:
 
 
 def original_length(config: Any, rotation: dict[str, Any]) -> int | None:
-    """The tokens that a rotation was not stretched for, as its parameters or else the configuration state it; None for neither."""
+    """The tokens that a rotation was not stretched for, as it or else the configuration states it; None for neither."""
     name = "original_max_position_embeddings"
     stated = rotation.get(name, getattr(config, name, None))
     return int(stated) if isinstance(stated, int | float) and stated >= 1 else None
