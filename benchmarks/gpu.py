@@ -24,7 +24,7 @@ from statistics import median
 from typing import Any
 
 import torch
-from gpu_answers import through_the_engine
+from gpu_answers import Answers
 from gpu_model import DIM, HEADS, HIDDEN, KV_HEADS, MLP, VOCABULARY, RandomTensors
 from torch.nn.functional import linear
 
@@ -54,9 +54,11 @@ MEANING = {
     "bits": "rows whose attention in a tree, and in a prefill chunk, has the very bits of decoding them alone, of rows compared",
     "model_bits": "logits of tokens in a prompt's chunk and in drafts of up to 32 sequences at once, against those of the same"
     " tokens decoded one by one, of the first layers of the model and its head: rows equal in all bits, of those compared",
-    "engine[]": "whole answers of 128 tokens through the engine, one at a time: the road the model takes, whether its steps are"
-    " recorded, how many answers equal those without drafts, tokens per step (tau), tokens_per_s (median of the turns), over_none"
-    " (the same over those without drafts, in turns). Every draft has answered all prompts once before it is timed",
+    "engine[]": "whole answers of 128 tokens through the engine, one at a time or `batch` at once: the road the model takes,"
+    " whether its steps are recorded, how many answers equal those without drafts, tokens per step (tau), tokens_per_s (median of"
+    " the turns), over_none (the same over those without drafts, in turns). Every draft has answered all of them before",
+    "beside[]": "the grown model, greedy, one request at a time, through this engine and through transformers' generate as it"
+    " comes (float16, its own cache; 5 tokens looked up; assisted by the embedded draft model on its own schedule), in turns",
     "left_out": "what did not fit the device's memory",
 }
 
@@ -387,7 +389,9 @@ def parts(bench: Bench) -> Iterator[tuple[str, Callable[[], Any]]]:
     for batch in BATCHES[1:]:
         yield "forward", partial(bench.forwards, batch, 1024, (1, 8))
     yield "prefill", bench.prefill
-    yield "engine", through_the_engine
+    answers = Answers()
+    yield "beside", answers.beside_transformers
+    yield "engine", answers.through_the_engine
 
 
 def commit() -> str | None:

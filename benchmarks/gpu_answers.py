@@ -1,9 +1,9 @@
-"""Whole answers on a GPU, through the engine, with drafts and without."""
+"""Whole answers on a GPU, through the engine, with drafts and without, and through transformers beside it."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
@@ -12,53 +12,146 @@ from typing import Any
 
 from paceline.params import SamplingParams
 
-GROWN, DRAFTS, TURNS = "24x2304", ("none", "ngram", "auto"), 3
+GROWN, TURNS = "24x2304", 3
+SMALLER = 'model:"paceline-14m-draft",depth=5'
+DRAFTS = ("none", "ngram", SMALLER, "auto")
+BATCHES, MANY = (4, 16), ("none", SMALLER, "auto")
+BESIDE, BESIDE_TOKENS, BESIDE_TURNS = 2, 128, 2
+"""Prompts of each kind that transformers answers too: it takes its time."""
 
 
-def through_the_engine() -> list[dict[str, Any]]:
-    """Answers of the embedded model, and of one that was grown from it; what failed, where something does."""
-    try:
+class Answers:
+    """The embedded model, and one that is grown from it once for all that asks for it."""
+
+    def __init__(self) -> None:
+        self._folder = TemporaryDirectory()
+        self._is_grown = False
+
+    def through_the_engine(self) -> list[dict[str, Any]]:
+        return _told(lambda: [*answered("paceline-14m", None), *answered(self._grown(), "fp16")])
+
+    def beside_transformers(self) -> list[dict[str, Any]]:
+        return _told(lambda: [*beside_transformers(self._grown())])
+
+    def _grown(self) -> str:
         from paceline.bench.grow import grown
         from paceline.bench.grow_shape import Growth
         from paceline.models.load import resolve
 
-        with TemporaryDirectory() as folder:
-            grown(resolve("paceline-14m"), Path(folder), Growth.parse(GROWN))
-            return [*answered("paceline-14m", None), *answered(folder, "fp16")]
+        if not self._is_grown:
+            grown(resolve("paceline-14m"), Path(self._folder.name), Growth.parse(GROWN))
+            self._is_grown = True
+        return self._folder.name
+
+
+def _told(measured: Callable[[], list[dict[str, Any]]]) -> list[dict[str, Any]]:
+    """What was measured, or what failed."""
+    try:
+        return measured()
     # whatever it is, what was measured before is not lost
     except Exception as error:
         return [{"failed": f"{type(error).__name__}: {error}"}]
 
 
 def answered(model: str, weights: str | None) -> Iterator[dict[str, Any]]:
-    """One model with and without drafts, in turns; each has answered all prompts once before."""
+    """One model with and without drafts, in turns; each has answered all prompts twice before."""
     from paceline import LLM
     from paceline.engine.prompts import PROMPTS
 
-    llm = LLM(model, "none", weights=weights)
+    llm = LLM(model, "none", weights=weights, batch=max(BATCHES))
     prompts = [*PROMPTS["e2e"], *PROMPTS["sql"]]
     for temperature in (0.0, 1.0):
         params = SamplingParams(max_tokens=128, temperature=temperature, seed=1, ignore_eos=True)
-        answers, times = dict[str, list[Any]](), dict[str, list[float]]()
-        for _ in range(TURNS):
-            for draft in DRAFTS:
-                llm.use(draft)
-                for prompt in prompts:
-                    llm.generate(prompt, params)
-                began = perf_counter()
-                answers[draft] = [llm.generate(prompt, params)[0] for prompt in prompts]
-                times.setdefault(draft, []).append(perf_counter() - began)
-        plain = answers["none"]
-        for draft, found in answers.items():
-            took = median(times[draft])
-            told = {
-                "model": "paceline-14m" if weights is None else f"paceline-14m grown to {GROWN}",
-                "weights": llm.target.held, "weights_bytes": llm.target.weights_bytes, "road": type(llm.target).__name__,
-                "recorded": getattr(llm.target, "_recordable", False), "temperature": temperature, "draft": draft,
-                "answers": len(prompts), "equal": sum(a.token_ids == b.token_ids for a, b in zip(plain, found, strict=True)),
-                "tau": sum(len(one.token_ids) for one in found) / sum(len(one.token_ids) / one.speculation.tau for one in found),
-                "tokens_per_s": sum(len(one.token_ids) for one in found) / took, "seconds": times[draft],
-                "over_none": median(times["none"]) / took,
-            }  # fmt: skip
-            print(json.dumps(told))
-            yield told
+        yield from _in_turns(llm, model, DRAFTS, prompts, params, 1)
+        for batch in BATCHES:
+            yield from _in_turns(llm, model, MANY, (prompts * 2)[:batch], params, batch)
+
+
+def _in_turns(
+    llm: Any, model: str, drafts: tuple[str, ...], prompts: list[str], params: SamplingParams, batch: int
+) -> Iterator[dict[str, Any]]:
+    answers, times = dict[str, list[Any]](), dict[str, list[float]]()
+
+    def answer() -> list[Any]:
+        return llm.generate(prompts, params) if batch > 1 else [llm.generate(prompt, params)[0] for prompt in prompts]
+
+    for _ in range(TURNS):
+        for draft in drafts:
+            llm.use(draft)
+            # what its steps are recorded for is recorded by then
+            answer(), answer()
+            began = perf_counter()
+            answers[draft] = answer()
+            times.setdefault(draft, []).append(perf_counter() - began)
+    plain = answers["none"]
+    for draft, found in answers.items():
+        took = median(times[draft])
+        told = {
+            "model": _named(model), "weights": llm.target.held, "weights_bytes": llm.target.weights_bytes,
+            "road": type(llm.target).__name__, "recorded": getattr(llm.target, "_recordable", False),
+            "temperature": params.temperature, "draft": draft, "batch": batch, "answers": len(prompts),
+            "equal": sum(a.token_ids == b.token_ids for a, b in zip(plain, found, strict=True)),
+            "tau": sum(len(one.token_ids) for one in found) / sum(len(one.token_ids) / one.speculation.tau for one in found),
+            "tokens_per_s": sum(len(one.token_ids) for one in found) / took, "seconds": times[draft],
+            "over_none": median(times["none"]) / took,
+        }  # fmt: skip
+        print(json.dumps(told))
+        yield told
+
+
+def _named(model: str) -> str:
+    return model if model == "paceline-14m" else f"paceline-14m grown to {GROWN}"
+
+
+def beside_transformers(folder: str) -> Iterator[dict[str, Any]]:
+    """The grown model through transformers' `generate` as it comes, plain and with its own drafts, in turns with the engine."""
+    import torch
+    from transformers import AutoModelForCausalLM, GenerationConfig, __version__ as version
+
+    from paceline import LLM
+    from paceline.engine.prompts import PROMPTS
+    from paceline.models.load import resolve
+
+    def loaded(path: str) -> Any:
+        model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float16, local_files_only=True).eval().to("cuda")
+        model.generation_config = GenerationConfig(pad_token_id=0)
+        return model
+
+    llm, other, smaller = LLM(folder, "none", weights="fp16"), loaded(folder), loaded(str(resolve("paceline-14m-draft")))
+    texts = [*PROMPTS["e2e"][:BESIDE], *PROMPTS["sql"][:BESIDE]]
+    prompts = [llm.encode(text) for text in texts]
+    params = SamplingParams(max_tokens=BESIDE_TOKENS, ignore_eos=True)
+
+    def ours(draft: str) -> list[list[int]]:
+        return [llm.generate(text, params)[0].token_ids for text in texts]
+
+    def theirs(mode: str) -> list[list[int]]:
+        options: dict[str, Any] = {"prompt lookup": {"prompt_lookup_num_tokens": 5}, "assisted": {"assistant_model": smaller}}
+        found = []
+        for prompt in prompts:
+            ids = torch.tensor([prompt], device="cuda")
+            given = {"attention_mask": torch.ones_like(ids), "do_sample": False, "max_new_tokens": BESIDE_TOKENS}
+            found.append(other.generate(ids, **given, **options.get(mode, {}))[0, len(prompt) :].tolist())
+        return found
+
+    ways = [("paceline", mode, ours) for mode in MANY]
+    ways += [(f"transformers {version}", mode, theirs) for mode in ("plain", "prompt lookup", "assisted")]
+    answers, times = dict[tuple[str, str], list[list[int]]](), dict[tuple[str, str], list[float]]()
+    for _ in range(BESIDE_TURNS):
+        for engine, mode, answer in ways:
+            if answer is ours:
+                llm.use(mode)
+            answer(mode)
+            torch.cuda.synchronize()
+            began = perf_counter()
+            answers[engine, mode] = answer(mode)
+            times.setdefault((engine, mode), []).append(perf_counter() - began)
+    plain = answers["paceline", "none"]
+    for (engine, mode), found in answers.items():
+        told = {
+            "model": _named(folder), "engine": engine, "mode": mode, "answers": len(texts), "seconds": times[engine, mode],
+            "equal": sum(one == other for one, other in zip(plain, found, strict=True)),
+            "tokens_per_s": sum(map(len, found)) / median(times[engine, mode]),
+        }  # fmt: skip
+        print(json.dumps(told))
+        yield told

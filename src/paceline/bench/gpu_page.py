@@ -54,13 +54,39 @@ def gpu_section(record: dict[str, Any], picture: str) -> list[str]:
         "Prompts read in one step, beside what a library's products of the same matrices take by themselves:",
         "",
         *table(("tokens", "ms", "the library's products alone, ms"), [_prompt(one) for one in record["prefill"]]),
-        "128 tokens through the engine, one request at a time, every draft in turns with none; the model's own end of text is"
-        " ignored, so most of them are what it writes behind its answer. Drafted texts that equal"
+        "128 tokens through the engine, every draft in turns with none; the model's own end of text is ignored, so most of them"
+        " are what it writes behind its answer. Drafted texts that equal"
         f" those without: {_sum(drafted, 'equal')} of {_sum(drafted, 'answers')}.",
         "",
         *table(
-            ("model", "temperature", "draft", "tokens per step", "tokens/s", "over none"),
+            ("model", "temperature", "requests", "draft", "tokens per step", "tokens/s", "over none"),
             [_answer(one) for one in answered],
+        ),
+        *_beside([one for one in record["beside"] if "failed" not in one]),
+    ]
+
+
+def _beside(ways: Many[dict[str, Any]]) -> list[str]:
+    """What another engine makes of the same model."""
+    if not ways:
+        return []
+    plain = next(one for one in ways if one["engine"] != "paceline")["tokens_per_s"]
+    return [
+        f"{ways[0]['model']}, greedy, one request at a time, {ways[0]['answers']} prompts, in turns with transformers' `generate`"
+        " as it comes (float16, its own cache, no compiling), plain and with its own drafts:",
+        "",
+        *table(
+            ("engine", "draft", "tokens/s", "over transformers' plain", "texts as ours without drafts"),
+            [
+                (
+                    one["engine"],
+                    one["mode"],
+                    f"{one['tokens_per_s']:.0f}",
+                    f"{one['tokens_per_s'] / plain:.2f}",
+                    f"{one['equal']} of {one['answers']}",
+                )
+                for one in ways
+            ],
         ),
     ]
 
@@ -78,6 +104,7 @@ def _answer(one: dict[str, Any]) -> tuple[object, ...]:
     return (
         model,
         f"{one['temperature']:g}",
+        one["batch"],
         one["draft"],
         f"{one['tau']:.2f}",
         f"{one['tokens_per_s']:.0f}",

@@ -35,7 +35,7 @@ class ChainTables:
     """levels: the first feeds what a cache lacks, each of the others one drafted token of every sequence. wanted: int32 [S], the
     rows of the first whose logits count.
 
-    extent: of the first. count: levels.
+    extent: of the first. count: levels at most.
     """
 
     def __init__(self, extent: Extent, count: int, page_size: int, rows_per_tile: int, device: torch.device) -> None:
@@ -61,12 +61,13 @@ class ChainTables:
         self._later = [here[begin : begin + len(later)] for begin in begins]
 
     def load(self, step: Step, blocks: Many[array[int]]) -> None:
-        """Describe a staged step whose trees are chains of as many nodes as are to be fed. Does not wait for the device, but for
-        the copy of what was loaded before."""
+        """Describe a staged step whose trees are chains of as many nodes as are to be fed; levels behind the longest are left as
+        they were. Does not wait for the device, but for the copy of what was loaded before."""
         self._loaded.open()
         positions, tiles, pages, _, destinations, token_ids = self._first
         positions[:], tiles[:], destinations[:], self._wanted[:] = -1, 0, NOWHERE * self._page_size, 0
-        for level in self._later:
+        count = max([segment.nodes for segment in step.segments])
+        for level in self._later[: count - 1]:
             level[_POSITIONS][:], level[_TILES][:], level[_DESTINATIONS][:] = -1, 0, NOWHERE * self._page_size
         row = tile = 0
         for number, (segment, held) in enumerate(zip(step.segments, blocks, strict=True)):
@@ -82,7 +83,7 @@ class ChainTables:
             for place, level in enumerate(self._later[: segment.nodes - 1], chain):
                 level[_POSITIONS][number], level[_DESTINATIONS][number] = segment.start + place, places[place]
                 level[_TILES][number] = number, number, 1, segment.end
-            _choose_by(self._choices[:, number], segment.sequence)
+            _choose_by(self._choices[:count, number], segment.sequence)
             row = end
         self._loaded.load()
 

@@ -39,12 +39,14 @@ def move_slots(stores: Many[torch.Tensor], sources: Many[int], destinations: Man
     pages that are joined end to end, in such an order that none is read behind the one that is written over it. Raises ValueError
     for slots of other sizes.
     """
-    if any(store[0, 0].nbytes % 4 for store in stores):
-        raise ValueError("slots are moved by words of four bytes")
     device = stores[0].device
     by_words: dict[int, list[int]] = {}
     for store in stores:
-        by_words.setdefault(store[0, 0].nbytes // 4, []).append(store.data_ptr())
+        # of one slot; to take it and ask it costs microseconds, and there are two stores to a layer
+        words, beyond = divmod(store.stride(1) * store.element_size(), 4)
+        if beyond:
+            raise ValueError("slots are moved by words of four bytes")
+        by_words.setdefault(words, []).append(store.data_ptr())
     flat = [*sources, *destinations, *(address for group in by_words.values() for address in group)]
     sent = torch.tensor(flat, pin_memory=device.type == "cuda").to(device, non_blocking=True)
     places, addresses = sent[: 2 * len(sources)], sent[2 * len(sources) :]

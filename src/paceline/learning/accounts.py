@@ -33,6 +33,9 @@ _CREDIT = 4.0
 """Times its cost that a look-up which pays for others is at most held to bring for a new request."""
 _HOPEFUL = 8
 """One request in so many begins by asking a look-up that did not pay of late."""
+_CROWD, _FEWEST = 256, 4
+"""Nodes that a look-up is asked for in a step, over all sequences, and for each at least: what a crowd finds beyond that no
+device looks at for next to nothing, and to weigh each of them takes the host's time."""
 
 
 @dataclass(slots=True)
@@ -71,15 +74,18 @@ class Accounts:
         self._asked: list[tuple[int, Part]] = []
 
     def budgets(self, part: Part, sequences: Many[Sequence], now: int) -> list[Budget]:
-        """What a look-up may draft in step `now`: all it wants, or nothing."""
+        """What a look-up may draft in step `now`: all it wants, or its share in a crowd, or nothing."""
         accounts, granted = self._accounts.setdefault(part.name, {}), []
+        share, budget = max(_CROWD // len(sequences), _FEWEST), part.budget
+        if share < budget.nodes:
+            budget = Budget(share, min(budget.depth, share), budget.floor, budget.stopping)
         for sequence in sequences:
             account = accounts.get(sequence.key) or self._opened(sequence.key, part, now)
             if account is not None and account.wakes > now:
                 granted.append(NOTHING)
             else:
                 self._asked.append((sequence.key, part))
-                granted.append(part.budget)
+                granted.append(budget)
         return granted
 
     @property

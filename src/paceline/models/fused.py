@@ -32,7 +32,7 @@ from paceline.models.forms import Unsuited, form_of
 from paceline.models.fused_drafts import ChainDraft, drafted, is_fused
 from paceline.models.paged import PAGE, RECORDED_ROWS, OverPages
 from paceline.models.quiet import sentence
-from paceline.models.recording import Recording
+from paceline.models.recording import RecordingInParts
 from paceline.models.rotation import Rotation
 from paceline.models.taps import check_tap
 from paceline.models.tensors import Tensors
@@ -43,6 +43,8 @@ from paceline.tree import DraftTree
 
 _MOST_PAGES = 1024
 """Of a new cache: as many tokens as an engine keeps of what it has read, unless told otherwise."""
+_LEVELS = 8
+"""Of a chain's tables at least."""
 
 
 @dataclass(frozen=True)
@@ -58,8 +60,8 @@ class _Staged:
 class FusedModel(OverPages):
     """A row's logits have the same bits in every step that holds it."""
 
-    # a tensor core multiplies sixteen rows at once, however few there are
-    smallest = SMALLEST._replace(rows=16)
+    # a tensor core multiplies sixteen rows at once, however few there are; look-ups draft 32 deep on a GPU
+    smallest = SMALLEST._replace(rows=16, depth=32)
     has_same_bits = True
     never_waits = True
     drafts_whole = True
@@ -141,7 +143,7 @@ class FusedModel(OverPages):
         vocab_size: int,
         source: str,
     ) -> list[DraftTree]:
-        """As `LanguageModel.extend`; chains of its own choices with all their levels in one recording."""
+        """As `LanguageModel.extend`; chains of its own choices without waiting for the device between their levels."""
         work = []
         for sequence, budget in zip(sequences, budgets, strict=True):
             depth = min(budget.levels, growth.chain or 0, self.room(sequence, cache))
@@ -167,7 +169,9 @@ class FusedModel(OverPages):
         self._check(draft.step)
         if extent.rows > RECORDED_ROWS:
             return None
-        place = extent.bucketed(self.smallest._replace(sequences=1, depth=1))
+        # one, or several: each number of a few would have recordings of its own, and a tile has room for them all
+        few = 1 if extent.sequences == 1 else self.smallest.sequences
+        place = extent.bucketed(self.smallest._replace(sequences=few, depth=1))
         found = self._or_none(lambda: self._chains(draft, cache, place, vocab_size))
         if found is None:
             return None
@@ -177,23 +181,25 @@ class FusedModel(OverPages):
 
     @torch.inference_mode()
     def _chains(self, draft: ChainDraft, cache: PagedCache, extent: Extent, vocab_size: int) -> torch.Tensor:
-        """The tokens of a staged draft and their shares, on the host."""
+        """The tokens of a staged draft and their shares, on the host, with room for more levels than it has."""
+        # drafts change their depth from step to step, and each level is a recording of its own
+        room = max(_LEVELS, 1 << (draft.levels - 1).bit_length())
 
-        def made(pages: Callable[[], PagedCache]) -> Recording[ChainTables, torch.Tensor]:
-            buffer = torch.zeros(2, draft.levels, extent.sequences, dtype=torch.int32, device=self._device)
+        def made(pages: Callable[[], PagedCache]) -> RecordingInParts[ChainTables, torch.Tensor]:
+            buffer = torch.zeros(2, room, extent.sequences, dtype=torch.int32, device=self._device)
 
             def forward(tables: RowTables, keep: torch.Tensor | None) -> torch.Tensor:
                 staged = self._over(pages(), lambda _: tables)
                 return self.run(tables.token_ids[None], tables.positions[None], staged, (), keep)[0]
 
-            def run(tables: ChainTables) -> torch.Tensor:
-                return drafted(forward, tables, vocab_size, buffer)
+            def run(tables: ChainTables, level: int) -> torch.Tensor:
+                return drafted(forward, tables, level, vocab_size, buffer)
 
-            return self._recorded(ChainTables(extent, draft.levels, cache.page_size, self.share, self._device), run)
+            return self._recorded_in_parts(ChainTables(extent, room, cache.page_size, self.share, self._device), run)
 
-        recording = self._recording(cache, ("chains", extent, draft.levels, vocab_size), made)
+        recording = self._recording(cache, ("chains", extent, room, vocab_size), made)
         recording.tables.load(draft.step, cache.blocks_of(draft.step))
-        return recording().cpu()
+        return recording(draft.levels).cpu()
 
     def run(
         self,

@@ -86,14 +86,11 @@ def _tree(sequence: Sequence, budget: Budget, depth: int, tokens: Many[int], con
     return DraftTree.chain(sequence.root, tokens[:kept], source, kind, confidences[:kept])
 
 
-def drafted(forward: Forward, tables: ChainTables, vocab_size: int, buffer: torch.Tensor) -> torch.Tensor:
-    """All levels, one behind the other. Returns `buffer`: int32 [2, levels, S], tokens, and their shares as bits of float32."""
-    found, shares = buffer[0], buffer[1].view(torch.float32)
-    keep: torch.Tensor | None = tables.wanted.long()
-    following = [level.tables.token_ids for level in tables.levels[1:]]
-    for place, level in enumerate(tables.levels):
-        logits = forward(level.tables, keep)
-        after = following[place] if place < len(following) else None
-        choose_drafts(logits, level.choices, vocab_size, found[place], shares[place], after)
-        keep = None
+def drafted(forward: Forward, tables: ChainTables, level: int, vocab_size: int, buffer: torch.Tensor) -> torch.Tensor:
+    """One level, whose tokens go where the next one reads them. Returns `buffer`: int32 [2, levels, S], tokens, and their shares
+    as bits of float32."""
+    here, after = tables.levels[level], tables.levels[level + 1 : level + 2]
+    logits = forward(here.tables, None if level else tables.wanted.long())
+    read = after[0].tables.token_ids if after else None
+    choose_drafts(logits, here.choices, vocab_size, buffer[0, level], buffer[1, level].view(torch.float32), read)
     return buffer

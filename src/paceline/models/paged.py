@@ -10,7 +10,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, field
 from logging import getLogger
-from typing import Any
+from typing import Any, TypeVar
 from weakref import WeakKeyDictionary, ref
 
 import torch
@@ -24,7 +24,7 @@ from paceline.models.flat import FlatModel, sent
 from paceline.models.hub import HubModel
 from paceline.models.paged_attention import Layers, PagedForward
 from paceline.models.quiet import sentence
-from paceline.models.recording import Found, Outputs, Recording, Result, Tables, shared_pool
+from paceline.models.recording import Found, Outputs, Recording, RecordingInParts, Result, Tables, shared_pool
 from paceline.step import Step
 
 PAGE = 64
@@ -34,13 +34,16 @@ _PAGES = 64
 RECORDED_ROWS, _RECORDINGS = 256, 64
 """Rows of the largest step that is recorded, and how many recordings of a cache are kept."""
 
+Made = TypeVar("Made")
+"""A recording, whole or in parts."""
+
 
 @dataclass
 class _Recordings:
     """Those of one cache. moves: how often its pages had moved when they were made."""
 
     moves: int
-    held: dict[Hashable, Recording[Any, Any]] = field(default_factory=dict)
+    held: dict[Hashable, Any] = field(default_factory=dict)
     """What is recorded, and of what extent -> recording; the one used last stands last."""
 
 
@@ -141,9 +144,10 @@ class OverPages(FlatModel):
     def _recorded(self, tables: Tables, run: Callable[[Tables], Found]) -> Recording[Tables, Found]:
         return Recording(tables, run, self._device, self._pool, self.never_waits)
 
-    def _recording(
-        self, cache: PagedCache, place: Hashable, made: Callable[[Callable[[], PagedCache]], Recording[Tables, Found]]
-    ) -> Recording[Tables, Found]:
+    def _recorded_in_parts(self, tables: Tables, run: Callable[[Tables, int], Found]) -> RecordingInParts[Tables, Found]:
+        return RecordingInParts(tables, run, self._device, self._pool, self.never_waits)
+
+    def _recording(self, cache: PagedCache, place: Hashable, made: Callable[[Callable[[], PagedCache]], Made]) -> Made:
         """The recording over a cache of what `place` names. made: makes one, of the cache, which is not kept alive by it."""
         recordings = self._recordings.get(cache)
         if recordings is None or recordings.moves != cache.moves:

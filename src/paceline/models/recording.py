@@ -10,7 +10,9 @@ Source: CUDA graphs for decoding in fixed buckets of rows, as in gpt-fast and na
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -76,6 +78,36 @@ class Recording(Generic[Tables, Found]):
         self._result = self._run(self.tables)
 
 
+class RecordingInParts(Generic[Tables, Found]):
+    """Forwards over the same buffers, to run one behind the other, each of them recorded when it is first asked for.
+
+    Whoever wants fewer than were recorded, or more, has those that are there. tables: as `Recording` has them. run: one forward
+    over them, by its number.
+    """
+
+    def __init__(
+        self,
+        tables: Tables,
+        run: Callable[[Tables, int], Found],
+        device: torch.device,
+        pool: Pool | None,
+        never_waits: bool = False,
+    ) -> None:
+        self.tables = tables
+        self._run, self._device, self._pool, self._never_waits = run, device, pool, never_waits
+        self._parts = list[Recording[Tables, Found]]()
+
+    def __call__(self, count: int) -> Found:
+        """What the last of the first `count` returns, from 1. Raises RuntimeError where one of them cannot be recorded."""
+        for place in range(len(self._parts), count):
+            run = partial(self._numbered, place)
+            self._parts.append(Recording(self.tables, run, self._device, self._pool, self._never_waits))
+        return [part() for part in self._parts[:count]][-1]
+
+    def _numbered(self, place: int, tables: Tables) -> Found:
+        return self._run(tables, place)
+
+
 def _without_waiting(call: Callable[[], object]) -> None:
     """Run it; raises RuntimeError where it waits for the device, in any thread that does so meanwhile: torch has one setting for
     all. A recording that fails because of it would leave the allocator in the midst of one."""
@@ -107,9 +139,22 @@ def captured(call: Callable[[], object], pool: Pool | None = None, never_waits: 
         torch.cuda.current_stream().wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
     torch._C._cuda_clearCublasWorkspaces()
+    collects, first = gc.isenabled(), None
+    # what Python collects may be of the device, an engine's recordings and their memory among it, and to give that back amid a
+    # recording ends it
+    gc.disable()
     try:
         with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
-            call()
+            try:
+                call()
+            except RuntimeError as error:
+                first = error
+                raise
+    except RuntimeError as error:
+        # ending what has failed fails again, and that would hide why
+        raise first or error from None
     finally:
         torch._C._cuda_clearCublasWorkspaces()
+        if collects:
+            gc.enable()
     return graph
