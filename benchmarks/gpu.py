@@ -122,7 +122,7 @@ class Bench:
         self.extents, self.tables, self.kernel = Extent, StepTables, tree_attention
         self.close = SMALLEST._replace(rows=1)
         self.tiling, self.device, self.layers = Tiling.of(HEADS, KV_HEADS, DIM, 2), device, layers
-        self.share = self.tiling.rows_per_tile(HEADS, KV_HEADS)
+        self.division = self.tiling.division(HEADS, KV_HEADS)
         self.left_out: list[str] = []
         self.bandwidth = copied_bytes_per_s(device)
         tensors: Any = RandomTensors(layers, max(CONTEXTS) + 1024, device)
@@ -143,8 +143,8 @@ class Bench:
         step = Step.of(feeds)
         cache.stage(step)
         blocks = cache.blocks_of(step)
-        extent = self.extents.of(step, blocks, self.share)
-        tables = self.tables(extent.bucketed(least) if least else extent, cache.page_size, self.share, self.device)
+        extent = self.extents.of(step, blocks, cache.page_size, self.division, least)
+        tables = self.tables(extent, cache.page_size, self.division, self.device)
         tables.load(step, blocks)
         return step, tables
 

@@ -12,12 +12,12 @@ from typing import Any
 
 from paceline.params import SamplingParams
 
-GROWN, TURNS = "24x2304", 3
+GROWN, TOKENS, TURNS = "24x2304", 128, 3
 SMALLER = 'model:"paceline-14m-draft",depth=5'
 DRAFTS = ("none", "ngram", SMALLER, "auto")
 BATCHES, MANY = (4, 16), ("none", SMALLER, "auto")
-BESIDE, BESIDE_TOKENS, BESIDE_TURNS = 2, 128, 2
-"""Prompts of each kind that transformers answers too: it takes its time."""
+ASKED, BESIDE_TURNS = 2, 2
+"""Prompts of each kind, and turns beside transformers, which takes its time."""
 
 
 class Answers:
@@ -56,15 +56,14 @@ def _told(measured: Callable[[], list[dict[str, Any]]]) -> list[dict[str, Any]]:
 def answered(model: str, weights: str | None) -> Iterator[dict[str, Any]]:
     """One model with and without drafts, in turns; each has answered all prompts twice before."""
     from paceline import LLM
-    from paceline.engine.prompts import PROMPTS
 
     llm = LLM(model, "none", weights=weights, batch=max(BATCHES))
-    prompts = [*PROMPTS["e2e"], *PROMPTS["sql"]]
+    prompts = _prompts()
     for temperature in (0.0, 1.0):
-        params = SamplingParams(max_tokens=128, temperature=temperature, seed=1, ignore_eos=True)
+        params = SamplingParams(max_tokens=TOKENS, temperature=temperature, seed=1, ignore_eos=True)
         yield from _in_turns(llm, model, DRAFTS, prompts, params, 1)
         for batch in BATCHES:
-            yield from _in_turns(llm, model, MANY, (prompts * 2)[:batch], params, batch)
+            yield from _in_turns(llm, model, MANY, (prompts * 4)[:batch], params, batch)
 
 
 def _in_turns(
@@ -99,6 +98,12 @@ def _in_turns(
         yield told
 
 
+def _prompts() -> list[str]:
+    from paceline.engine.prompts import PROMPTS
+
+    return [*PROMPTS["e2e"][:ASKED], *PROMPTS["sql"][:ASKED]]
+
+
 def _named(model: str) -> str:
     return model if model == "paceline-14m" else f"paceline-14m grown to {GROWN}"
 
@@ -109,7 +114,6 @@ def beside_transformers(folder: str) -> Iterator[dict[str, Any]]:
     from transformers import AutoModelForCausalLM, GenerationConfig, __version__ as version
 
     from paceline import LLM
-    from paceline.engine.prompts import PROMPTS
     from paceline.models.load import resolve
 
     def loaded(path: str) -> Any:
@@ -118,9 +122,8 @@ def beside_transformers(folder: str) -> Iterator[dict[str, Any]]:
         return model
 
     llm, other, smaller = LLM(folder, "none", weights="fp16"), loaded(folder), loaded(str(resolve("paceline-14m-draft")))
-    texts = [*PROMPTS["e2e"][:BESIDE], *PROMPTS["sql"][:BESIDE]]
+    texts, params = _prompts(), SamplingParams(max_tokens=TOKENS, ignore_eos=True)
     prompts = [llm.encode(text) for text in texts]
-    params = SamplingParams(max_tokens=BESIDE_TOKENS, ignore_eos=True)
 
     def ours(draft: str) -> list[list[int]]:
         return [llm.generate(text, params)[0].token_ids for text in texts]
@@ -130,7 +133,7 @@ def beside_transformers(folder: str) -> Iterator[dict[str, Any]]:
         found = []
         for prompt in prompts:
             ids = torch.tensor([prompt], device="cuda")
-            given = {"attention_mask": torch.ones_like(ids), "do_sample": False, "max_new_tokens": BESIDE_TOKENS}
+            given = {"attention_mask": torch.ones_like(ids), "do_sample": False, "max_new_tokens": TOKENS}
             found.append(other.generate(ids, **given, **options.get(mode, {}))[0, len(prompt) :].tolist())
         return found
 

@@ -38,7 +38,7 @@ scaled = query != pages
 flags = dict(capped=True, scaled=scaled, sunk=True, wide=False, early=early)
 flags |= {} if scaled else dict(key_scales=None, value_scales=None)
 floats = dict.fromkeys(("key_scales", "value_scales", "mixed", "peaks", "masses", "sinks", "logits", "cuts"), "*fp32")
-words = dict.fromkeys(("positions", "tiles", "blocks", "tail", "tokens", "counts"), "*i32")
+words = dict.fromkeys(("positions", "items", "blocks", "tail", "tokens", "counts"), "*i32")
 types = floats | words | dict(query="*" + query, keys="*" + pages, values="*" + pages, out="*" + query, scale="fp32", cap="fp32")
 for height in (tiling, tiling.tall)[: 1 + (query != "fp32" and head <= 128)]:
     for walks in (False, True):

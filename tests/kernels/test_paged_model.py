@@ -39,7 +39,7 @@ pytestmark = pytest.mark.skipif(
 def processors_are_served(monkeypatch: pytest.MonkeyPatch) -> None:
     """In small buckets: the interpreter takes as long for a program that has nothing to do as a device for a whole launch."""
     monkeypatch.setattr(device, "SERVED", {"cuda", "cpu"})
-    monkeypatch.setattr(OverPages, "smallest", SMALLEST._replace(tiles=1, blocks=1))
+    monkeypatch.setattr(OverPages, "smallest", SMALLEST._replace(items=1, blocks=1))
 
 
 @pytest.mark.parametrize("kind", ROUTED)

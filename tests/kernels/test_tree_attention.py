@@ -29,6 +29,7 @@ from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 from paceline.kernels.attention_tiling import Tiling
 from paceline.kernels.step_tables import Extent, StepTables
 from paceline.kernels.tree_attention import tree_attention
+from paceline.kernels.work_items import Division
 
 # `conftest` asks for the interpreter, unless who runs the tests has a GPU and says otherwise
 DEVICE = torch.device("cuda" if os.environ["TRITON_INTERPRET"] == "0" else "cpu")
@@ -132,9 +133,9 @@ class Layer:
         shape, step = self.shape, Step.of(feeds)
         self.cache.stage(step)
         blocks = [self.cache.blocks(segment.sequence.key) for segment in step.segments]
-        share = shape.tiling.rows_per_tile(shape.heads, shape.kv_heads)
-        extent = extent or Extent.of(step, blocks, share)
-        tables = StepTables(extent, self.cache.page_size, share, DEVICE)
+        division = shape.tiling.division(shape.heads, shape.kv_heads)
+        extent = extent or Extent.of(step, blocks, self.cache.page_size, division)
+        tables = StepTables(extent, self.cache.page_size, division, DEVICE)
         tables.load(step, blocks)
         texts = [text for segment in step.segments for text in texts_of(segment)]
         padding = [(row,) for row in range(extent.rows - len(texts))]
@@ -247,6 +248,16 @@ def test_borders_of_blocks_and_splits_do_not_show(committed: int) -> None:
     assert same(verified, decoded(shape, tokens, [(*tokens, 1, 2, 8)]))
 
 
+@pytest.mark.parametrize(("committed", "levels"), [(36, 3), (46, 3), (78, 3), (104, 3), (41, 25), (12, 40)])
+def test_rows_whose_paths_part_have_programs_of_their_own(committed: int, levels: int) -> None:
+    """In a near split, over its end, over that of a far one, behind a straight block, in three splits, in four."""
+    shape, tokens, longest = Shape(heads=4, kv_heads=2, window=0 if levels < 40 else 21), range(committed), range(1, levels + 1)
+    owner = (layer := Layer(shape)).hold(0, tokens)
+    tree = DraftTree.of_paths(owner.root, [(*longest,), (1, 4), (5, 6, 7), *((9, node) for node in range(10, 16))], "test", 80)
+    verified = layer.forward([missing(layer.cache, owner, tree)])
+    assert same(verified, decoded(shape, tokens, [(*tokens, *longest), (*tokens, 1, 4)]))
+
+
 @pytest.mark.parametrize("name", ["grouped", "sinks, window"])
 def test_rows_do_not_see_what_rides_beside_them(name: str) -> None:
     shape, prompts = SHAPES[name], [range(20), range(60, 109), range(7)]
@@ -323,25 +334,15 @@ def test_what_was_accepted_is_read_where_it_was_moved_to() -> None:
 def test_how_many_splits_a_program_walks_shows_in_no_bit(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A long text, a short one and a draft: walked by a program each, near splits by one, all by one."""
     shape, found = SHAPES[name], []
-    splits = shape.tiling.splits(32 * 4)
+    splits = shape.tiling.division(shape.heads, shape.kv_heads).split_of(32 * 4 - 1) + 1
     assert splits > shape.tiling.near_splits > 1
     for walked in (1, shape.tiling.near_splits, splits):
-        monkeypatch.setattr(Tiling, "walked", lambda *_, walked=walked: (walked, splits - walked + 1))
+        monkeypatch.setattr(Division, "walked", lambda *_, walked=walked: (walked, splits - walked + 1))
         layer = Layer(shape)
         owners = [layer.hold(key, tokens) for key, tokens in enumerate((range(70, 141), range(20), range(50, 96)))]
-        found.append(layer.forward([missing(layer.cache, owner, draft(owner)) for owner in owners], Extent(64, 32, 4, 32, 8)))
+        found.append(layer.forward([missing(layer.cache, owner, draft(owner)) for owner in owners], Extent(64, 64, 4, 32, 8)))
     assert same(found[0], found[1])
     assert same(found[0], found[2])
-
-
-def test_splits_are_walked_where_tiles_are_many() -> None:
-    tiling, one, many = Tiling(), Extent(64, 4, 8, 16, 16), Extent(64, 64, 64, 64, 16)
-    # a bucket of four tiles may hold one
-    assert tiling.walked(one, 32, 64) == (1, 8)
-    assert tiling.walked(many, 1, 64) == (1, 20)
-    assert tiling.walked(many, 8, 64) == (16, 5)
-    assert tiling.walked(many._replace(blocks=16), 8, 64) == (8, 1)
-    assert tiling.walked(Extent(2048, 256, 1, 64, 1), 8, 64) == (20, 1)
 
 
 def test_a_long_tail_of_small_weights_is_no_less_than_it_is() -> None:
@@ -351,7 +352,7 @@ def test_a_long_tail_of_small_weights_is_no_less_than_it_is() -> None:
     keys, values = torch.zeros(2000, 1, 16), torch.ones(2000, 1, 16)
     keys[0, 0, 0], values[0] = 4.0, 0.0
     cache.write(0, torch.zeros(1, dtype=torch.int64, device=DEVICE), keys[:1].to(DEVICE), values[:1].to(DEVICE))
-    tables = StepTables.of(step, cache.blocks_of(step), 4, shape.tiling.rows_per_tile(2, 1), DEVICE)
+    tables = StepTables.of(step, cache.blocks_of(step), 4, shape.tiling.division(2, 1), DEVICE)
     cache.write(0, tables.destinations, keys.to(DEVICE), values.to(DEVICE))
     query = torch.zeros(2000, 2, 16, device=DEVICE)
     query[:, :, 0] = 26 * math.log(2) / 4.0
@@ -379,22 +380,21 @@ def test_padding_to_a_bucket_changes_nothing() -> None:
     owner = layer.hold(0, range(37))
     feeds = [missing(layer.cache, owner, draft(owner))]
     exact = layer.forward(feeds)
-    assert same(exact, layer.forward(feeds, Extent(16, 8, 4, 32, 8)))
+    assert same(exact, layer.forward(feeds, Extent(16, 16, 4, 32, 8)))
 
 
 def test_what_does_not_fit_is_refused() -> None:
     with pytest.raises(ValueError, match="do not fit a tile"):
-        Tiling(16, 16, 32).rows_per_tile(34, 2)
+        Tiling(16, 16, 32).division(34, 2)
     layer, owner = Layer(Shape()), sequence(0, range(3))
     step = Step.of([missing(layer.cache, owner)])
     layer.cache.stage(step)
-    tables = StepTables.of(step, [layer.cache.blocks(0)], 4, 8, DEVICE)
+    tables = StepTables.of(step, [layer.cache.blocks(0)], 4, Tiling(16, 16, 32).division(2, 1), DEVICE)
     pages, query = layer.cache.layer(0), torch.zeros(3, 2, 16, device=DEVICE)
     for other in (query[:2], query[..., :8]):
         with pytest.raises(ValueError, match="same step"):
             tree_attention(other, pages.keys, pages.values, tables, scale=1.0, tiling=Tiling(16, 16, 32))
     with pytest.raises(ValueError, match="tiling"):
         tree_attention(query, pages.keys, pages.values, tables, scale=1.0, tiling=Tiling(32, 16, 32))
-    scales = pages.keys[..., 0]
     with pytest.raises(ValueError, match="together or not at all"):
-        tree_attention(query, pages.keys, pages.values, tables, scale=1.0, tiling=Tiling(16, 16, 32), key_scales=scales)
+        tree_attention(query, pages.keys, pages.values, tables, scale=1.0, tiling=Tiling(16, 16, 32), key_scales=query)

@@ -18,6 +18,7 @@ from paceline.cache.base import Branching
 from paceline.cache.paged import PagedCache
 from paceline.drafters.lookahead import LookaheadDrafter, Options
 from paceline.kernels.step_tables import StepTables
+from paceline.kernels.work_items import Division
 from paceline.models.base import LanguageModel
 from paceline.models.stateful import StatefulModel
 from paceline.params import SamplingParams
@@ -139,10 +140,11 @@ def test_a_step_and_its_tables_do_not_tell_a_probe_from_a_candidate() -> None:
     ]
     cache.stage(steps[0])
     blocks = [cache.blocks(one.key) for one in texts]
-    tables = [StepTables.of(step, blocks, 4, rows_per_tile=8, device=torch.device("cpu")) for step in steps]
+    division = Division(rows_per_tile=8, kv_heads=1, near=16, near_splits=3, split=32, few=128)
+    tables = [StepTables.of(step, blocks, 4, division, torch.device("cpu")) for step in steps]
     assert steps[0].wanted_rows == steps[1].wanted_rows
     assert tables[0].extent == tables[1].extent
-    for name in ("positions", "tiles", "blocks", "tail", "destinations"):
+    for name in ("positions", "items", "blocks", "tail", "destinations"):
         assert torch.equal(getattr(tables[0], name), getattr(tables[1], name))
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 import triton
 
-from paceline.kernels.step_tables import SMALLEST, Extent
+from paceline.kernels.work_items import Division
 
 _BLOCK_BYTES = 16 << 10
 """Of a block of keys."""
@@ -47,26 +47,8 @@ class Tiling:
         """The same for steps of many rows: keys are read for twice as many at once."""
         return replace(self, rows=2 * self.rows, stages=2)
 
-    def splits(self, positions: int) -> int:
-        """Programs that so many positions are divided among."""
-        far = positions - self.near * self.near_splits
-        return -(-positions // self.near) if far <= 0 else self.near_splits - (-far // self.split)
-
-    def walked(self, extent: Extent, kv_heads: int, page_size: int) -> tuple[int, int]:
-        """How many splits one program walks from the first on, and how many programs a tile has then. No bit depends on it.
-
-        Where tiles are many they keep a device busy, and splits that were not walked have to be written and merged; but of few
-        tiles, or where one text is far longer than those beside it, a program that walks too far ends long behind the others.
-        """
-        splits = self.splits(extent.blocks * page_size)
-        # the smallest bucket may hold a single tile
-        if extent.tiles <= SMALLEST.tiles or extent.tiles * kv_heads < self.few:
-            return 1, splits
-        walked = splits if extent.sequences == 1 else min(self.near_splits, splits)
-        return walked, splits - walked + 1
-
-    def rows_per_tile(self, heads: int, kv_heads: int) -> int:
-        """Rows of a step that share a tile. Raises ValueError where not even one fits."""
+    def division(self, heads: int, kv_heads: int) -> Division:
+        """Who works on what, of a layer of so many heads. Raises ValueError where not even one row fits a tile."""
         if heads > self.rows * kv_heads:
             raise ValueError(f"{heads // kv_heads} query heads per kv head do not fit a tile of {self.rows} lines")
-        return self.rows * kv_heads // heads
+        return Division(self.rows * kv_heads // heads, kv_heads, self.near, self.near_splits, self.split, self.few)

@@ -15,11 +15,12 @@ import torch
 
 from paceline import noise
 from paceline.kernels.step_tables import NOWHERE, Extent, Loaded, RowTables, places_of
+from paceline.kernels.work_items import ITEM, Division, Run, count_of, lay_out
 from paceline.sequence import Sequence
 from paceline.step import Step
 
 _LOW, _HIGH, _TEMPERATURE = range(3)
-_POSITIONS, _TILES, _DESTINATIONS, _TOKEN_IDS = range(4)
+_POSITIONS, _ITEMS, _DESTINATIONS, _TOKEN_IDS = range(4)
 
 
 @dataclass(frozen=True)
@@ -38,24 +39,24 @@ class ChainTables:
     extent: of the first. count: levels at most.
     """
 
-    def __init__(self, extent: Extent, count: int, page_size: int, rows_per_tile: int, device: torch.device) -> None:
-        self._page_size, self._rows_per_tile = page_size, rows_per_tile
-        wide = extent.sequences
-        first, later = RowTables.shapes(extent), ((wide,), (wide, 4), (wide,), (wide,))
+    def __init__(self, extent: Extent, count: int, page_size: int, division: Division, device: torch.device) -> None:
+        self._page_size, self._division = page_size, division
+        wide, after = extent.sequences, _behind(extent)
+        first, later = RowTables.shapes(extent), ((wide,), (after.items, ITEM), (wide,), (wide,))
         self._loaded = Loaded([*first, (wide,), (count, wide, 3), *later * (count - 1)], device)
         there, here = self._loaded.there, self._loaded.here
         self.wanted = there[len(first)]
-        tables = [RowTables(extent, page_size, rows_per_tile, *there[: len(first)])]
+        tables = [RowTables(extent, page_size, division, *there[: len(first)])]
         # of chains nobody reads a tail
         tail = torch.zeros(wide, 1, dtype=torch.int32, device=device)
         begins = range(len(first) + 2, len(there), len(later))
-        for positions, tiles, destinations, token_ids in (there[begin : begin + len(later)] for begin in begins):
+        for positions, items, destinations, token_ids in (there[begin : begin + len(later)] for begin in begins):
             tables.append(
                 RowTables(
-                    extent._replace(rows=wide, tiles=wide, depth=1), page_size, rows_per_tile,
-                    positions, tiles, tables[0].blocks, tail, destinations, token_ids,
+                    after, page_size, division, positions, items, tables[0].blocks, tail, destinations, token_ids
                 )
             )  # fmt: skip
+        self._walked = tuple(one.walked(page_size, division)[0] for one in (extent, after))
         self.levels = [Level(*pair) for pair in zip(tables, there[len(first) + 1], strict=True)]
         self._first, self._wanted, self._choices = here[: len(first)], here[len(first)], here[len(first) + 1]
         self._later = [here[begin : begin + len(later)] for begin in begins]
@@ -64,28 +65,57 @@ class ChainTables:
         """Describe a staged step whose trees are chains of as many nodes as are to be fed; levels behind the longest are left as
         they were. Does not wait for the device, but for the copy of what was loaded before."""
         self._loaded.open()
-        positions, tiles, pages, _, destinations, token_ids = self._first
-        positions[:], tiles[:], destinations[:], self._wanted[:] = -1, 0, NOWHERE * self._page_size, 0
+        positions, items, pages, _, destinations, token_ids = self._first
+        positions[:], destinations[:], self._wanted[:] = -1, NOWHERE * self._page_size, 0
+        walked, walked_behind = self._walked
         count = max([segment.nodes for segment in step.segments])
-        for level in self._later[: count - 1]:
-            level[_POSITIONS][:], level[_TILES][:], level[_DESTINATIONS][:] = -1, 0, NOWHERE * self._page_size
-        row = tile = 0
+        for place, level in enumerate(self._later[: count - 1], 1):
+            level[_POSITIONS][:], level[_DESTINATIONS][:] = -1, NOWHERE * self._page_size
+            lay_out(_runs_of(step, place, self._division, walked_behind), level[_ITEMS])
+        lay_out(_runs_of(step, 0, self._division, walked), items)
+        row = 0
         for number, (segment, held) in enumerate(zip(step.segments, blocks, strict=True)):
             chain, end = segment.chain, row + segment.chain
             pages[number, : len(held)] = held
             places = places_of(range(segment.start, segment.end), held, self._page_size)
             token_ids[row:end] = step.tokens[segment.low : segment.low + chain]
             positions[row:end], destinations[row:end] = range(segment.start, segment.start + chain), places[:chain]
-            for first in range(row, end, self._rows_per_tile):
-                tiles[tile] = number, first, min(self._rows_per_tile, end - first), segment.end
-                tile += 1
             self._wanted[number] = end - 1
             for place, level in enumerate(self._later[: segment.nodes - 1], chain):
                 level[_POSITIONS][number], level[_DESTINATIONS][number] = segment.start + place, places[place]
-                level[_TILES][number] = number, number, 1, segment.end
             _choose_by(self._choices[:count, number], segment.sequence)
             row = end
         self._loaded.load()
+
+
+def extent_of(step: Step, blocks: Many[array[int]], page_size: int, division: Division, least: Extent) -> Extent:
+    """What the tables of a staged draft of chains are made for: of its first level, with room for the items of every other.
+    blocks, least: as `Extent.of` has them."""
+    rows = sum([segment.chain for segment in step.segments])
+    extent = Extent(rows, 1, len(step.segments), max([len(held) for held in blocks]), 1).bucketed(least)
+    walked, _ = extent.walked(page_size, division)
+    walked_behind, _ = _behind(extent).walked(page_size, division)
+    # no level has more than one of all sequences would that each had come to its end
+    most = sum([division.parts(segment.end - 1, walked_behind) for segment in step.segments])
+    return extent._replace(items=max(most, count_of(_runs_of(step, 0, division, walked)))).bucketed(least)
+
+
+def _behind(extent: Extent) -> Extent:
+    """Of the levels behind the first."""
+    return extent._replace(rows=extent.sequences, depth=1)
+
+
+def _runs_of(step: Step, level: int, division: Division, walked: int) -> list[Run]:
+    """What there is to do at a level of a draft."""
+    found, row = list[Run](), 0
+    for number, segment in enumerate(step.segments):
+        start, chain, end = segment.start, segment.chain, segment.end
+        if not level:
+            found += division.chain(number, row, chain, start, end, walked)
+            row += chain
+        elif level < segment.nodes:
+            found.append((number, number, 1, end, 0, division.parts(start + chain + level - 1, walked)))
+    return found
 
 
 def _choose_by(choices: np.ndarray, sequence: Sequence) -> None:

@@ -20,59 +20,76 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from paceline.kernels.work_items import ALONE, ITEM, Division, count_of, lay_out
 from paceline.step import Segment, Step
 
 NOWHERE = 0
 """The page that no sequence owns (`cache.paged` leaves it out): rows that only pad a bucket write there."""
 
 
+def rounded(number: int, least: int) -> int:
+    """Up to a power of two, and no less than `least`."""
+    return max(1 << (number - 1).bit_length(), least)
+
+
 class Extent(NamedTuple):
     """How large the tables are. A captured graph serves every step whose own extent fits.
 
-    rows: T. tiles: groups of rows that one program attends for. sequences: S. blocks: pages of the longest sequence.
+    rows: T. items: programs that attend, for each of the key heads. sequences: S. blocks: pages of the longest sequence.
     depth: levels of the deepest tree below its root, at least 1.
     """
 
     rows: int
-    tiles: int
+    items: int
     sequences: int
     blocks: int
     depth: int
 
     @classmethod
-    def of(cls, step: Step, blocks: Many[array[int]], rows_per_tile: int) -> Extent:
-        """The smallest that holds this step. blocks: per segment the pages of its sequence, in order of slots."""
-        return cls(
-            len(step.tokens),
-            sum([len(_tiles(segment, rows_per_tile)) for segment in step.segments]),
-            len(step.segments),
-            max([len(pages) for pages in blocks]),
-            max([_depth(segment) for segment in step.segments]),
-        )
+    def of(cls, step: Step, blocks: Many[array[int]], page_size: int, division: Division, least: Extent | None = None) -> Extent:
+        """The smallest that holds this step. blocks: per segment the pages of its sequence, in order of slots.
+
+        least: if given, every number is rounded up to a power of two, and no less than this has: few graphs serve all steps.
+        """
+        segments = step.segments
+        rows, sequences, pages = len(step.tokens), len(segments), max([len(held) for held in blocks])
+        depth = max([_depth(segment) for segment in segments])
+        # who walks how far follows from the tables, which may be larger than the step
+        if least is not None:
+            rows, sequences = rounded(rows, least.rows), rounded(sequences, least.sequences)
+            pages, depth = rounded(pages, least.blocks), rounded(depth, least.depth)
+        items = count_of(division.runs(segments, division.walked(rows, sequences, pages * page_size)[0]))
+        return cls(rows, items if least is None else rounded(items, least.items), sequences, pages, depth)
 
     def bucketed(self, least: Extent) -> Extent:
-        """Every number rounded up to a power of two, and no less than `least` has: few graphs serve all steps."""
-        return Extent(*[max(1 << (number - 1).bit_length(), smallest) for number, smallest in zip(self, least, strict=True)])
+        """Every number rounded up to a power of two, and no less than `least` has."""
+        return Extent(*map(rounded, self, least))
+
+    def walked(self, page_size: int, division: Division) -> tuple[int, int]:
+        """How many splits one program walks from the first on, and how many parts the longest sequence has then."""
+        return division.walked(self.rows, self.sequences, self.blocks * page_size)
 
 
-SMALLEST = Extent(rows=64, tiles=4, sequences=8, blocks=16, depth=16)
+SMALLEST = Extent(rows=ALONE[1], items=32, sequences=ALONE[0], blocks=16, depth=16)
 """What a graph is recorded for at least. A library chooses how to multiply by the number of rows, and other ways have other bits:
-so many rows and fewer are all multiplied alike, and a verified row is what it is decoded alone. They read the same weights."""
+so many rows and fewer are all multiplied alike, and a verified row is what it is decoded alone. They read the same weights. The
+items are those of four sequences of 1024 tokens that decode, or of one and a draft of some rows."""
 
 
 @dataclass
 class RowTables:
     """Where rows find their keys, as kernels read it, all of it int32 on the device.
 
-    positions: [T], -1 for padding. tiles: [tiles, 4]: sequence, first row, rows, straight (slots below it are positions). blocks:
-    [S, blocks], page ids. tail: [T, depth]. destinations: [T], page * page_size + place of the row's own key. token_ids: [T].
+    positions: [T], -1 for padding. items: [items, 5]: sequence, first row, rows, straight (slots below it are positions), part of
+    the positions; rows are 0 in those that pad. blocks: [S, blocks], page ids. tail: [T, depth]. destinations: [T], page *
+    page_size + place of the row's own key. token_ids: [T].
     """
 
     extent: Extent
     page_size: int
-    rows_per_tile: int
+    division: Division
     positions: torch.Tensor
-    tiles: torch.Tensor
+    items: torch.Tensor
     blocks: torch.Tensor
     tail: torch.Tensor
     destinations: torch.Tensor
@@ -81,8 +98,13 @@ class RowTables:
     @staticmethod
     def shapes(extent: Extent) -> tuple[tuple[int, ...], ...]:
         """Of the tables, in their order."""
-        rows, tiles, sequences, blocks, depth = extent
-        return (rows,), (tiles, 4), (sequences, blocks), (rows, depth), (rows,), (rows,)
+        rows, items, sequences, blocks, depth = extent
+        return (rows,), (items, ITEM), (sequences, blocks), (rows, depth), (rows,), (rows,)
+
+    @property
+    def walked(self) -> tuple[int, int]:
+        """How many splits one program walks from the first on, and how many parts the longest sequence has then."""
+        return self.extent.walked(self.page_size, self.division)
 
 
 class Loaded:
@@ -116,15 +138,15 @@ class Loaded:
 class StepTables(RowTables):
     """Those of one step."""
 
-    def __init__(self, extent: Extent, page_size: int, rows_per_tile: int, device: torch.device) -> None:
+    def __init__(self, extent: Extent, page_size: int, division: Division, device: torch.device) -> None:
         loaded = Loaded(self.shapes(extent), device)
-        super().__init__(extent, page_size, rows_per_tile, *loaded.there)
-        self._loaded = loaded
+        super().__init__(extent, page_size, division, *loaded.there)
+        self._loaded, self._walked = loaded, self.walked[0]
 
     @classmethod
-    def of(cls, step: Step, blocks: Many[array[int]], page_size: int, rows_per_tile: int, device: torch.device) -> StepTables:
+    def of(cls, step: Step, blocks: Many[array[int]], page_size: int, division: Division, device: torch.device) -> StepTables:
         """Tables of the very size of one step."""
-        tables = cls(Extent.of(step, blocks, rows_per_tile), page_size, rows_per_tile, device)
+        tables = cls(Extent.of(step, blocks, page_size, division), page_size, division, device)
         tables.load(step, blocks)
         return tables
 
@@ -139,20 +161,18 @@ class StepTables(RowTables):
         self._loaded.load()
 
     def _describe(self, step: Step, blocks: Many[array[int]]) -> None:
-        positions, tiles, pages, tail, destinations, token_ids = self._loaded.here
+        positions, items, pages, tail, destinations, token_ids = self._loaded.here
         rows, size = len(step.tokens), self.page_size
         token_ids[:rows] = step.tokens
         positions[:rows], positions[rows:] = step.row_positions, -1
-        destinations[rows:] = NOWHERE * size
-        found: list[tuple[int, ...]] = []
+        places = list[int]()
         for number, (segment, held) in enumerate(zip(step.segments, blocks, strict=True)):
             pages[number, : len(held)] = held
-            destinations[segment.low : segment.high] = places_of(range(segment.start, segment.end), held, size)
-            straight = segment.end if segment.is_chain else segment.start + segment.chain
-            found += [(number, first, count, straight) for first, count in _tiles(segment, self.rows_per_tile)]
+            places += places_of(range(segment.start, segment.end), held, size)
             if not segment.is_chain:
                 _fill_tail(tail, segment)
-        tiles[: len(found)], tiles[len(found) :] = found, 0
+        destinations[:rows], destinations[rows:] = places, NOWHERE * size
+        lay_out(self.division.runs(step.segments, self._walked), items)
 
 
 def places_of(slots: Iterable[int], blocks: array[int], page_size: int) -> list[int]:
@@ -165,22 +185,12 @@ def _depth(segment: Segment) -> int:
     return 1 if segment.tree is None or segment.is_chain else max(segment.tree.depth)
 
 
-def _tiles(segment: Segment, rows_per_tile: int) -> list[tuple[int, int]]:
-    """(first row, rows) of each tile; rows of the chain and nodes of a tree below it never share one, for their keys are found
-    unlike."""
-    border = segment.high if segment.is_chain else segment.low + segment.chain
-    tiles = []
-    for low, high in ((segment.low, border), (border, segment.high)):
-        tiles += [(first, min(rows_per_tile, high - first)) for first in range(low, high, rows_per_tile)]
-    return tiles
-
-
 def _fill_tail(tail: np.ndarray, segment: Segment) -> None:
     """Write the tails of the segment's nodes: a node's is its parent's and its own slot."""
     tree = segment.tree
     assert tree is not None
-    root = segment.low + segment.chain - 1
-    for node in range(1, len(tree)):
-        depth = tree.depth[node]
-        tail[root + node, : depth - 1] = tail[root + tree.parents[node], : depth - 1]
-        tail[root + node, depth - 1] = segment.slot(node)
+    root, deepest = segment.slot(0), max(tree.depth)
+    paths: list[list[int]] = [[]]
+    for slot, parent in enumerate(tree.parents[1:], root + 1):
+        paths.append([*paths[parent], slot])
+    tail[segment.low + segment.chain : segment.high, :deepest] = [path + [0] * (deepest - len(path)) for path in paths[1:]]

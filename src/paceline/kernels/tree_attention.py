@@ -1,14 +1,16 @@
 """Tree attention over a paged cache, in Triton: a flat ragged step of chunks, decodes and draft trees in two launches or one.
 
 Keys and values of a layer lie in pages [pages, page_size, K, D]. A row attends to positions, not to slots: `StepTables` says in
-which slot each position's key lies for that row. The first launch works on (tile of rows, kv head, split of the positions);
-the second merges a row's splits by log-sum-exp. Where tiles are many enough one program walks splits and merges as it goes.
+which slot each position's key lies for that row. The first launch works on (item, kv head), where an item is a tile of rows and a
+part of the positions (`work_items.py`); the second merges a row's splits by log-sum-exp. Where tiles are many enough one program
+walks splits and merges as it goes.
 
 Verify and decode give the same bits, and what rides beside a row does not show, because
 - splits and the blocks within them begin at fixed positions, counted from 0, and are summed in order; which of them a row sums
   follows from its own position and the layer's window alone;
 - a staged key is summed at its position's place, as if it were committed. In a block where the paths of a draft part, the rows
-  of a tile take turns: each computes the whole tile against its own keys and keeps its own line of the result;
+  of a tile take turns: each computes the whole tile against its own keys and keeps its own line of the result. So do rows that
+  have a tile each;
 - an element of a tensor core's product [rows, D] x [D, block_keys] depends neither on its place in the tile nor on how tall the
   tile is (`benchmarks/gpu.py` checks this on the device at hand; BLAS under the interpreter does not have the property, so the
   tests put in a product that has), and what is summed across a tile is summed in whole numbers;
@@ -139,10 +141,10 @@ def _ended(mix, mass, peak, sinks, heads, there, sunk: tl.constexpr):
     return mix / tl.where(there, mass, 1.0)[:, None]
 
 
-@triton.jit(do_not_specialize=["query_row", "query_head", "walked", "table_width", "tail_width", "window"])
+@triton.jit(do_not_specialize=["query_row", "query_head", "programs", "walked", "table_width", "tail_width", "window"])
 def _attend_splits(
-    query, keys, values, key_scales, value_scales, sinks, positions, tiles, blocks, tail, mixed, peaks, masses, out,
-    query_row, query_head, walked, table_width, tail_width, window, scale, cap,
+    query, keys, values, key_scales, value_scales, sinks, positions, items, blocks, tail, mixed, peaks, masses, out,
+    query_row, query_head, programs, walked, table_width, tail_width, window, scale, cap,
     kv_heads: tl.constexpr, group: tl.constexpr, key_dim: tl.constexpr, value_dim: tl.constexpr, key_lines: tl.constexpr,
     value_lines: tl.constexpr, page_size: tl.constexpr, tile_lines: tl.constexpr, block_keys: tl.constexpr,
     split_keys: tl.constexpr, near_keys: tl.constexpr, near_splits: tl.constexpr, capped: tl.constexpr, scaled: tl.constexpr,
@@ -152,12 +154,13 @@ def _attend_splits(
     base 2. Writes per row, head and program: the unnormalised mix of values [T, H, P, D'], the largest score and the sum of
     weights [T, H, P], all float32; where one program walks all splits, what `_merge_splits` would make of it to `out`."""
     begin(early)
-    sequence = tl.load(tiles + tl.program_id(0) * 4)
-    first = tl.load(tiles + tl.program_id(0) * 4 + 1)
-    rows = tl.load(tiles + tl.program_id(0) * 4 + 2)
-    straight = tl.load(tiles + tl.program_id(0) * 4 + 3)
+    item = items + tl.program_id(0) * 5
+    sequence = tl.load(item)
+    first = tl.load(item + 1)
+    rows = tl.load(item + 2)
+    straight = tl.load(item + 3)
+    part = tl.load(item + 4)
     kv_head = tl.program_id(1)
-    part = tl.program_id(2)
 
     line = tl.arange(0, tile_lines)
     member = line // group
@@ -234,11 +237,11 @@ def _attend_splits(
 
     cell = row.to(tl.int64) * (kv_heads * group) + head
     stored = used[:, None] & (value_line < value_dim)[None, :]
-    if tl.num_programs(2) == 1:
+    if programs == 1:
         result = _ended(mix, mass, peak, sinks, head, used, sunk)
         tl.store(out + cell[:, None] * value_dim + value_line[None, :], result.to(out.dtype.element_ty), mask=stored)
     else:
-        cell = cell * tl.num_programs(2) + part
+        cell = cell * programs + part
         tl.store(peaks + cell, peak, mask=used)
         tl.store(masses + cell, mass, mask=used)
         tl.store(mixed + cell[:, None] * value_dim + value_line[None, :], mix, mask=stored)
@@ -305,7 +308,7 @@ def tree_attention(
         raise ValueError("query, pages and tables do not describe the same step")
     if (
         heads % kv_heads
-        or tables.rows_per_tile != tiling.rows_per_tile(heads, kv_heads)
+        or tables.division != tiling.division(heads, kv_heads)
         or tiling.split % tiling.keys
         or tiling.near % tiling.keys
         or tiling.keys > 64
@@ -315,17 +318,17 @@ def tree_attention(
         raise ValueError("head dimensions and pages have to be contiguous")
     if (key_scales is None) != (value_scales is None):
         raise ValueError("keys and values are scaled together or not at all")
-    walked, programs = tiling.walked(tables.extent, kv_heads, page_size)
+    walked, programs = tables.walked
     # where all are walked nobody else writes what pads a step
     out = query.new_zeros(rows, heads, value_dim) if programs == 1 else query.new_empty(rows, heads, value_dim)
     held = rows if programs > 1 else 0
     mixed = query.new_empty(held, heads, programs, value_dim, dtype=torch.float32)
     peaks, masses = mixed.new_empty(held, heads, programs), mixed.new_empty(held, heads, programs)
     value_lines = max(16, triton.next_power_of_2(value_dim))
-    _attend_splits[(tables.extent.tiles, kv_heads, programs)](
-        query, keys, values, key_scales, value_scales, sinks, tables.positions, tables.tiles, tables.blocks, tables.tail,
-        mixed, peaks, masses, out, query.stride(0), query.stride(1), walked, tables.extent.blocks, tables.extent.depth, window,
-        float(scale), float(softcap or 0.0),
+    _attend_splits[(tables.extent.items, kv_heads)](
+        query, keys, values, key_scales, value_scales, sinks, tables.positions, tables.items, tables.blocks, tables.tail,
+        mixed, peaks, masses, out, query.stride(0), query.stride(1), programs, walked, tables.extent.blocks, tables.extent.depth,
+        window, float(scale), float(softcap or 0.0),
         kv_heads=kv_heads, group=heads // kv_heads, key_dim=key_dim, value_dim=value_dim,
         key_lines=max(16, triton.next_power_of_2(key_dim)), value_lines=value_lines, page_size=page_size, tile_lines=tiling.rows,
         block_keys=tiling.keys, split_keys=tiling.split, near_keys=tiling.near, near_splits=tiling.near_splits,

@@ -25,6 +25,7 @@ from paceline.kernels.rotary import Heads, turned
 from paceline.kernels.row_products import gated_product, row_product
 from paceline.kernels.step_tables import SMALLEST, Extent, RowTables
 from paceline.kernels.tree_attention import tree_attention
+from paceline.kernels.work_items import Division
 from paceline.models.base import DTYPES, ROUGH, ModelError, Scores
 from paceline.models.checkpoint import Checkpoint
 from paceline.models.device_weights import BEYOND, DeviceWeights, Layer
@@ -82,14 +83,16 @@ class FusedModel(OverPages):
         self._held = weights
         self._heads = Heads(form.heads, form.key_heads, form.head_size, form.rotary)
         self._tiling = Tiling.of(form.heads, form.key_heads, form.head_size, weights.dtype.itemsize)
-        self._share = self._tiling.rows_per_tile(form.heads, form.key_heads)
         self._has_tall_tiles = weights.dtype.itemsize == 2 and form.head_size <= 128 and _multiplies_alike(self._device)
         # keys and values of one row, for a cache to see their shape
         self._sample = torch.empty(1, form.key_heads, form.head_size, dtype=weights.dtype, device=self._device)
 
     @property
-    def share(self) -> int:
-        return self._share
+    def division(self) -> Division:
+        return self._divided(self._tiling)
+
+    def _divided(self, tiling: Tiling) -> Division:
+        return tiling.division(self._heads.queries, self._heads.keys)
 
     @property
     def first_pages(self) -> int:
@@ -100,22 +103,22 @@ class FusedModel(OverPages):
         free = torch.cuda.mem_get_info(self._device)[0] if self._device.type == "cuda" else 0
         return max(min(free // (8 * page), _MOST_PAGES), super().first_pages)
 
-    def _over(self, cache: PagedCache, tables: Callable[[int], RowTables]) -> _Staged:
-        return _Staged(cache, tables(self.share), self._tiling)
+    def _over(self, cache: PagedCache, tables: Callable[[Division], RowTables]) -> _Staged:
+        return _Staged(cache, tables(self.division), self._tiling)
 
     def _forward(self, step: Step, cache: PagedCache) -> _Staged:
         if not self._suits_tall_tiles(step):
             return super()._forward(step, cache)
         tall = self._tiling.tall
-        share = tall.rows_per_tile(self._heads.queries, self._heads.keys)
-        return _Staged(cache, self._tables_of(step, cache)(share), tall)
+        return _Staged(cache, self._tables_of(step, cache)(self._divided(tall)), tall)
 
     def _suits_tall_tiles(self, step: Step) -> bool:
         """Whether most rows are those of prompts, of a step that is not recorded. Of a draft that forks each row takes a turn for
         a whole tile."""
         if not self._has_tall_tiles or len(step.tokens) <= RECORDED_ROWS:
             return False
-        prompts = sum([one.chain for one in step.segments if one.chain >= self.share])
+        tile = self.division.rows_per_tile
+        prompts = sum([one.chain for one in step.segments if one.chain >= tile])
         return 2 * prompts >= len(step.tokens)
 
     def score(self, step: Step, cache: PagedCache, taps: Iterable[int] = ()) -> Scores:  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -165,14 +168,13 @@ class FusedModel(OverPages):
         """A chain for each sequence; None where too much is missing for a recording, or there can be none."""
         draft = ChainDraft(work, cache)
         cache.stage(draft.step)
-        extent = draft.extent(cache, self.share)
+        # one, or several: each number of a few would have recordings of its own, and a tile has room for them all
+        least = self.smallest._replace(depth=1) if len(work) > 1 else self.smallest._replace(items=8, sequences=1, depth=1)
+        extent = draft.extent(cache, self.division, least)
         self._check(draft.step)
         if extent.rows > RECORDED_ROWS:
             return None
-        # one, or several: each number of a few would have recordings of its own, and a tile has room for them all
-        few = 1 if extent.sequences == 1 else self.smallest.sequences
-        place = extent.bucketed(self.smallest._replace(sequences=few, depth=1))
-        found = self._or_none(lambda: self._chains(draft, cache, place, vocab_size))
+        found = self._or_none(lambda: self._chains(draft, cache, extent, vocab_size))
         if found is None:
             return None
         trees = draft.trees(found, source)
@@ -195,7 +197,7 @@ class FusedModel(OverPages):
             def run(tables: ChainTables, level: int) -> torch.Tensor:
                 return drafted(forward, tables, level, vocab_size, buffer)
 
-            return self._recorded_in_parts(ChainTables(extent, room, cache.page_size, self.share, self._device), run)
+            return self._recorded_in_parts(ChainTables(extent, room, cache.page_size, self.division, self._device), run)
 
         recording = self._recording(cache, ("chains", extent, room, vocab_size), made)
         recording.tables.load(draft.step, cache.blocks_of(draft.step))

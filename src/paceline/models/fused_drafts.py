@@ -10,9 +10,10 @@ import torch
 from paceline.budget import Budget
 from paceline.cache.paged import PagedCache
 from paceline.growth import Growth
-from paceline.kernels.chain_tables import ChainTables
+from paceline.kernels.chain_tables import ChainTables, extent_of
 from paceline.kernels.draft_choices import choose_drafts
 from paceline.kernels.step_tables import Extent, RowTables
+from paceline.kernels.work_items import Division
 from paceline.sequence import Sequence
 from paceline.step import Feed, Step, Verdict
 from paceline.tree import DraftTree, Proposal
@@ -42,13 +43,9 @@ class ChainDraft:
             feeds.append(Feed(sequence, held, tuple(sequence.tokens[held:]), room))
         self.step = Step.of(feeds)
 
-    def extent(self, cache: PagedCache, rows_per_tile: int) -> Extent:
-        """Of the first level, once it is staged."""
-        segments = self.step.segments
-        chains = [segment.chain for segment in segments]
-        tiles = sum(-(-chain // rows_per_tile) for chain in chains)
-        blocks = max(len(cache.blocks(segment.sequence.key)) for segment in segments)
-        return Extent(rows=sum(chains), tiles=tiles, sequences=len(segments), blocks=blocks, depth=1)
+    def extent(self, cache: PagedCache, division: Division, least: Extent) -> Extent:
+        """What it is recorded for, once it is staged."""
+        return extent_of(self.step, cache.blocks_of(self.step), cache.page_size, division, least)
 
     def trees(self, found: torch.Tensor, source: str) -> list[DraftTree]:
         """found: as `drafted` returns it, on the host."""

@@ -19,6 +19,7 @@ from paceline.cache.base import Branching
 from paceline.cache.paged import PagedCache
 from paceline.kernels.slot_moves import move_slots
 from paceline.kernels.step_tables import SMALLEST, Extent, StepTables
+from paceline.kernels.work_items import Division
 from paceline.models.base import KV_CACHES, Scores
 from paceline.models.flat import FlatModel, sent
 from paceline.models.hub import HubModel
@@ -69,12 +70,12 @@ class OverPages(FlatModel):
 
     @property
     @abstractmethod
-    def share(self) -> int | None:
-        """Rows that share a tile of the attention kernel; None where layers differ in it, or none has run yet."""
+    def division(self) -> Division | None:
+        """How layers share out the work of attention; None where they differ in it, or none has run yet."""
 
     @abstractmethod
-    def _over(self, cache: PagedCache, tables: Callable[[int], StepTables]) -> Any:
-        """What a forward needs to know of a cache and of a step. tables: rows that share a tile -> those of the step."""
+    def _over(self, cache: PagedCache, tables: Callable[[Division], StepTables]) -> Any:
+        """What a forward needs to know of a cache and of a step. tables: how work is shared out -> those of the step."""
 
     @property
     def first_pages(self) -> int:
@@ -87,15 +88,15 @@ class OverPages(FlatModel):
     def _forward(self, step: Step, cache: PagedCache) -> Any:
         return self._over(cache, self._tables_of(step, cache))
 
-    def _tables_of(self, step: Step, cache: PagedCache) -> Callable[[int], StepTables]:
-        """Rows that share a tile -> tables of the very size of a staged step."""
+    def _tables_of(self, step: Step, cache: PagedCache) -> Callable[[Division], StepTables]:
+        """How work is shared out -> tables of the very size of a staged step."""
         blocks = cache.blocks_of(step)
-        return lambda share: StepTables.of(step, blocks, cache.page_size, share, self._device)
+        return lambda division: StepTables.of(step, blocks, cache.page_size, division, self._device)
 
     @torch.inference_mode()
     def score(self, step: Step, cache: PagedCache, taps: Iterable[int] = ()) -> Scores:  # pyright: ignore[reportIncompatibleMethodOverride]
         wanted, rows = tuple(taps), len(step.tokens)
-        recorded = self._recordable and rows <= RECORDED_ROWS and self.share is not None and bool(step.wanted_rows)
+        recorded = self._recordable and rows <= RECORDED_ROWS and self.division is not None and bool(step.wanted_rows)
         replayed = self._replayed(step, cache, wanted) if recorded else None
         if replayed is None:
             return super().score(step, cache, wanted)
@@ -109,9 +110,9 @@ class OverPages(FlatModel):
     def _replayed(self, step: Step, cache: PagedCache, taps: tuple[int, ...]) -> Result | None:
         """What a recording says of a step: all rows of its bucket, those of the step first. None where there can be none, and
         nothing is held by then of what was tried."""
-        blocks, share = cache.blocks_of(step), self.share
-        assert share is not None
-        extent = Extent.of(step, blocks, share).bucketed(self.smallest)
+        blocks, division = cache.blocks_of(step), self.division
+        assert division is not None
+        extent = Extent.of(step, blocks, cache.page_size, division, self.smallest)
 
         def made(pages: Callable[[], PagedCache]) -> Recording[StepTables, Result]:
             def run(tables: StepTables) -> Result:
@@ -120,7 +121,7 @@ class OverPages(FlatModel):
                 forward = self._over(pages(), lambda _: tables)
                 return self._outputs.filled(self.run(tables.token_ids.long()[None], positions, forward, taps))
 
-            return self._recorded(StepTables(extent, cache.page_size, share, self._device), run)
+            return self._recorded(StepTables(extent, cache.page_size, division, self._device), run)
 
         def replayed() -> Result:
             recording = self._recording(cache, ("step", extent, taps), made)
@@ -184,9 +185,9 @@ class PagedModel(OverPages, HubModel):  # pyright: ignore[reportIncompatibleMeth
         self._layers = Layers(context_length)
 
     @property
-    def share(self) -> int | None:
-        shares = self._layers.shares
-        return next(iter(shares)) if len(shares) == 1 else None
+    def division(self) -> Division | None:
+        divisions = self._layers.divisions
+        return next(iter(divisions)) if len(divisions) == 1 else None
 
-    def _over(self, cache: PagedCache, tables: Callable[[int], StepTables]) -> PagedForward:
+    def _over(self, cache: PagedCache, tables: Callable[[Division], StepTables]) -> PagedForward:
         return PagedForward(cache, self._layers, tables)

@@ -17,6 +17,7 @@ from paceline.cache.paged import PagedCache
 from paceline.kernels.attention_tiling import Tiling
 from paceline.kernels.step_tables import StepTables
 from paceline.kernels.tree_attention import tree_attention
+from paceline.kernels.work_items import Division
 from paceline.models.attention import AttentionOptions, Rule
 
 
@@ -24,23 +25,23 @@ from paceline.models.attention import AttentionOptions, Rule
 class Layers:
     """What the first forward learns of a model's attention: it needs the rules themselves.
 
-    windows: layer -> how many positions a row sees, 0 for all. shares: rows that share a tile of the kernel, of all layers.
+    windows: layer -> how many positions a row sees, 0 for all. divisions: how those of all layers share out their work.
     """
 
     longest: int
     windows: dict[int, int] = field(default_factory=dict)
-    shares: set[int] = field(default_factory=set)
+    divisions: set[Division] = field(default_factory=set)
 
 
 class PagedForward:
-    """One forward in flight. tables: rows that share a tile -> where those of the step find their keys."""
+    """One forward in flight. tables: how a layer shares out its work -> where rows of the step find their keys."""
 
-    def __init__(self, cache: PagedCache, layers: Layers, tables: Callable[[int], StepTables]) -> None:
+    def __init__(self, cache: PagedCache, layers: Layers, tables: Callable[[Division], StepTables]) -> None:
         self.attention_calls = 0
         tables = functools.cache(tables)
         self._cache, self._layers, self._tables = cache, layers, tables
         # an index is int64: cast once, not for the keys and the values of every layer
-        self._destinations = functools.cache(lambda share: tables(share).destinations.long())
+        self._destinations = functools.cache(lambda division: tables(division).destinations.long())
 
     def attended(
         self, layer: int, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, options: AttentionOptions
@@ -51,10 +52,10 @@ class PagedForward:
         heads, kv_heads = query.shape[0], keys.shape[0]
         # of one layer the tiling is always the same, as it must be
         tiling = Tiling.of(heads, kv_heads, query.shape[2], query.element_size())
-        share = tiling.rows_per_tile(heads, kv_heads)
-        self._layers.shares.add(share)
-        tables = self._tables(share)
-        self._cache.write(layer, self._destinations(share), keys.transpose(0, 1), values.transpose(0, 1))
+        division = tiling.division(heads, kv_heads)
+        self._layers.divisions.add(division)
+        tables = self._tables(division)
+        self._cache.write(layer, self._destinations(division), keys.transpose(0, 1), values.transpose(0, 1))
         pages = self._cache.layer(layer)
         rows = query.transpose(0, 1)
         return tree_attention(
