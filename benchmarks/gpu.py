@@ -366,6 +366,7 @@ def measured(layers: int, out: Path) -> dict[str, Any]:
         "left_out": bench.left_out,
         "attention": [],
         "forward": [],
+        "engine": [],
     }  # fmt: skip
     out.parent.mkdir(parents=True, exist_ok=True)
     for name, part in parts(bench):
@@ -390,8 +391,10 @@ def parts(bench: Bench) -> Iterator[tuple[str, Callable[[], Any]]]:
         yield "forward", partial(bench.forwards, batch, 1024, (1, 8))
     yield "prefill", bench.prefill
     answers = Answers()
+    for temperature in (0.0, 1.0):
+        yield "engine", partial(answers.of_the_embedded, temperature)
+        yield "engine", partial(answers.of_the_grown, temperature)
     yield "beside", answers.beside_transformers
-    yield "engine", answers.through_the_engine
 
 
 def commit() -> str | None:

@@ -27,8 +27,11 @@ class Answers:
         self._folder = TemporaryDirectory()
         self._is_grown = False
 
-    def through_the_engine(self) -> list[dict[str, Any]]:
-        return _told(lambda: [*answered("paceline-14m", None), *answered(self._grown(), "fp16")])
+    def of_the_embedded(self, temperature: float) -> list[dict[str, Any]]:
+        return _told(lambda: [*answered("paceline-14m", None, temperature)])
+
+    def of_the_grown(self, temperature: float) -> list[dict[str, Any]]:
+        return _told(lambda: [*answered(self._grown(), "fp16", temperature)])
 
     def beside_transformers(self) -> list[dict[str, Any]]:
         return _told(lambda: [*beside_transformers(self._grown())])
@@ -53,17 +56,16 @@ def _told(measured: Callable[[], list[dict[str, Any]]]) -> list[dict[str, Any]]:
         return [{"failed": f"{type(error).__name__}: {error}"}]
 
 
-def answered(model: str, weights: str | None) -> Iterator[dict[str, Any]]:
+def answered(model: str, weights: str | None, temperature: float) -> Iterator[dict[str, Any]]:
     """One model with and without drafts, in turns; each has answered all prompts twice before."""
     from paceline import LLM
 
     llm = LLM(model, "none", weights=weights, batch=max(BATCHES))
     prompts = _prompts()
-    for temperature in (0.0, 1.0):
-        params = SamplingParams(max_tokens=TOKENS, temperature=temperature, seed=1, ignore_eos=True)
-        yield from _in_turns(llm, model, DRAFTS, prompts, params, 1)
-        for batch in BATCHES:
-            yield from _in_turns(llm, model, MANY, (prompts * 4)[:batch], params, batch)
+    params = SamplingParams(max_tokens=TOKENS, temperature=temperature, seed=1, ignore_eos=True)
+    yield from _in_turns(llm, model, DRAFTS, prompts, params, 1)
+    for batch in BATCHES:
+        yield from _in_turns(llm, model, MANY, (prompts * 4)[:batch], params, batch)
 
 
 def _in_turns(

@@ -6,13 +6,13 @@ from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
 from itertools import accumulate
 from operator import mul
-from time import perf_counter
 from typing import Protocol
 
 import torch
 
 from paceline.budget import NOTHING, Budget
 from paceline.cache.base import Branching, KVCache
+from paceline.clock import now
 from paceline.drafters.base import Drafter
 from paceline.drafters.merge import left_beside
 from paceline.frozen import frozen
@@ -90,7 +90,7 @@ class Speculative:
 
     def step(self, work: Many[Work], stops: Stops) -> list[Outcome]:
         """Draft, score, verify, cut and commit once for a batch: one target forward, prefill chunks included."""
-        began = perf_counter()
+        began = now()
         drafting = [item for item in work if item.reaches_root]
         if drafting:
             self.costs.curve.behind(sum([item.start for item in drafting]), len(drafting))
@@ -99,19 +99,19 @@ class Speculative:
         grown = {item.sequence.key: draft.tree for item, draft in zip(drafting, drafts, strict=True)}
         step = Step.of([_feed(item, grown.get(item.sequence.key)) for item in work])
         decoding = len(step.tokens) == sum(map(len, grown.values()))
-        drafted = perf_counter()
+        drafted = now()
         self.cache.stage(step)
         scores = self.target.score(step, self.cache, self.drafter.taps)
         self.forwards += 1
-        scored = perf_counter()
+        scored = now()
         sequences, trees = [item.sequence for item in drafting], list(grown.values())
         logits = [rows[: tree.candidates] if tree.probes else rows for rows, tree in zip(scores.of(trees), trees, strict=True)]
         with self.target.undisturbed(self.target.vocab_size):
             verdicts = self.verifier(sequences, trees, logits) if trees else []
-            verified = perf_counter()
+            verified = now()
             # text and stops are the engine's: they count as other
             verdicts = [stops.cut(sequence, verdict) for sequence, verdict in zip(sequences, verdicts, strict=True)]
-            cut = perf_counter()
+            cut = now()
             reached = dict(zip(grown, verdicts, strict=True))
             self.cache.commit([reached.get(item.sequence.key, Verdict()) for item in work])
             for sequence, draft, rows, verdict in zip(sequences, drafts, logits, verdicts, strict=True):
@@ -127,7 +127,7 @@ class Speculative:
         if self.target.returns_early:
             # whoever verifies waits for the forward, beside which it takes no time
             scored = verified
-        timings = Timings(drafted - began, scored - drafted, verified - scored, perf_counter() - cut, asked_s)
+        timings = Timings(drafted - began, scored - drafted, verified - scored, now() - cut, asked_s)
         self.policy.observe(sequences, trees, verdicts, timings)
         self.costs.observe(len(step.tokens), len(work), max(item.start for item in work), timings, decoding=decoding)
         return [
@@ -164,9 +164,9 @@ class Speculative:
                     asked.append((drafts[at], drafting[at], room))
             if not asked:
                 continue
-            began = perf_counter()
+            began = now()
             trees = part.propose([item.sequence for _, item, _ in asked], [budget for _, _, budget in asked])
-            took_s = perf_counter() - began
+            took_s = now() - began
             asked_s += took_s
             lengths = {item.sequence.key: len(item.sequence.tokens) for _, item, _ in asked}
             if not part.costly:

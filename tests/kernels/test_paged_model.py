@@ -225,6 +225,24 @@ def test_what_cannot_be_recorded_runs_as_it_is(monkeypatch: pytest.MonkeyPatch) 
     assert len(calls) == 1
 
 
+def test_a_recording_that_was_disturbed_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    road, cache = road_over("llama"), PagedCache(64, 64)
+    record = Recording.__call__
+    told = list[bool]()
+
+    def disturbed(recording: Recording[object, object]) -> object:
+        if told:
+            raise RuntimeError("operation failed due to a previous error during capture")
+        return record(recording)
+
+    monkeypatch.setattr(Recording, "__call__", disturbed)
+    for key in range(5):
+        owner = sequence(key, range(5, 9))
+        score(road, cache, [missing(cache, owner, DraftTree.root(owner.root))])
+        told.append(road._recordable)
+    assert told == [True, True, True, False, False]
+
+
 def test_recordings_are_few_and_go_when_pages_move(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(paged, "_RECORDINGS", 2)
     monkeypatch.setattr(PagedModel, "smallest", Extent(1, 1, 1, 1, 1))

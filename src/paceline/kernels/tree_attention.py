@@ -154,13 +154,14 @@ def _attend_splits(
     base 2. Writes per row, head and program: the unnormalised mix of values [T, H, P, D'], the largest score and the sum of
     weights [T, H, P], all float32; where one program walks all splits, what `_merge_splits` would make of it to `out`."""
     begin(early)
-    item = items + tl.program_id(0) * 5
+    # heads of one place lie side by side in a page, and are read so
+    item = items + tl.program_id(0) // kv_heads * 5
     sequence = tl.load(item)
     first = tl.load(item + 1)
     rows = tl.load(item + 2)
     straight = tl.load(item + 3)
     part = tl.load(item + 4)
-    kv_head = tl.program_id(1)
+    kv_head = tl.program_id(0) % kv_heads
 
     line = tl.arange(0, tile_lines)
     member = line // group
@@ -325,7 +326,7 @@ def tree_attention(
     mixed = query.new_empty(held, heads, programs, value_dim, dtype=torch.float32)
     peaks, masses = mixed.new_empty(held, heads, programs), mixed.new_empty(held, heads, programs)
     value_lines = max(16, triton.next_power_of_2(value_dim))
-    _attend_splits[(tables.extent.items, kv_heads)](
+    _attend_splits[(tables.extent.items * kv_heads,)](
         query, keys, values, key_scales, value_scales, sinks, tables.positions, tables.items, tables.blocks, tables.tail,
         mixed, peaks, masses, out, query.stride(0), query.stride(1), programs, walked, tables.extent.blocks, tables.extent.depth,
         window, float(scale), float(softcap or 0.0),

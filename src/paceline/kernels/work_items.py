@@ -22,8 +22,6 @@ Run = tuple[int, int, int, int, int, int]
 """Items of the same rows, one per part: sequence, first row, rows, straight (slots below it are positions), first part, parts."""
 ITEM = 5
 """Numbers of an item: those of a run but the last, with the part itself in place of the first one."""
-_FEW = 4
-"""Runs that are sooner laid out one by one."""
 ALONE = 8, 64
 """Sequences and rows at most of a step that may hold a single tile, as what is recorded is recorded for so many at least."""
 
@@ -113,22 +111,24 @@ def count_of(runs: Iterable[Run]) -> int:
 
 def lay_out(runs: list[Run], items: np.ndarray) -> None:
     """Write them to items, int32 [items, 5]: sequence, first row, rows, straight, part; rows are 0 in those that pad. Raises
-    ValueError where they do not fit."""
+    ValueError where they do not fit.
+
+    Tiles that read the same part of a text stand side by side, so that what one reads is near when the next one asks for it.
+    """
     end = count_of(runs)
     if end > len(items):
         raise ValueError("there is more to do than the tables have items")
-    if len(runs) <= _FEW:
+    if len(runs) == 1:
         # most steps are of one sequence, and wait for this
-        at = 0
-        for run in runs:
-            begin, at = at, at + run[5]
-            items[begin:at] = run[:ITEM]
-            items[begin:at, ITEM - 1] = np.arange(run[4], run[4] + run[5], dtype=np.int32)
+        items[:end] = runs[0][:ITEM]
+        items[:end, ITEM - 1] = np.arange(runs[0][4], runs[0][4] + end, dtype=np.int32)
     else:
         told = np.array(runs, np.int32)
         parts = told[:, ITEM]
         # less the items before each
         told[:, ITEM - 1] += parts - parts.cumsum(dtype=np.int32)
-        items[:end] = told[:, :ITEM].repeat(parts, 0)
-        items[:end, ITEM - 1] += np.arange(end, dtype=np.int32)
+        found = told[:, :ITEM].repeat(parts, 0)
+        found[:, ITEM - 1] += np.arange(end, dtype=np.int32)
+        # numbers of two bytes are sorted by counting them
+        items[:end] = found[found[:, ITEM - 1].astype(np.uint16).argsort(kind="stable")]
     items[end:] = 0

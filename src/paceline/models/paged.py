@@ -35,6 +35,8 @@ _PAGES = 64
 RECORDED_ROWS, _RECORDINGS = 256, 64
 """Rows of the largest step that is recorded, and how many recordings of a cache are kept."""
 
+_FORGIVEN = 2
+"""Recordings that may fail of a model that others were made of: a device, or who else uses it, may disturb one."""
 Made = TypeVar("Made")
 """A recording, whole or in parts."""
 
@@ -63,7 +65,7 @@ class OverPages(FlatModel):
         self._device = device
         self.returns_early = device.type == "cuda"
         self.branching = Branching.TREE
-        self._recordable = True
+        self._recordable, self._has_recorded, self._forgiven = True, False, _FORGIVEN
         # several drafters may run one model, each over a cache of its own
         self._recordings = WeakKeyDictionary[PagedCache, _Recordings]()
         self._pool, self._outputs = shared_pool(device), Outputs()
@@ -133,14 +135,19 @@ class OverPages(FlatModel):
     def _or_none(self, replayed: Callable[[], Found]) -> Found | None:
         """What a recording says; None where it cannot be made."""
         try:
-            return replayed()
+            found = replayed()
         except RuntimeError as error:
             self._recordings.clear()
             if not isinstance(error, torch.OutOfMemoryError):
-                # a model that asks the device what to do next, as most mixtures of experts do, cannot be recorded
-                self._recordable = False
-                getLogger("paceline").warning("steps are not recorded as CUDA graphs: %s", sentence(error))
+                # a model that asks the device what to do next, as most mixtures of experts do, cannot be recorded; one that could
+                # be is tried again
+                self._forgiven -= 1
+                self._recordable = self._has_recorded and self._forgiven >= 0
+                what = "a step is" if self._recordable else "steps are"
+                getLogger("paceline").warning("%s not recorded as CUDA graphs: %s", what, sentence(error))
             return None
+        self._has_recorded = True
+        return found
 
     def _recorded(self, tables: Tables, run: Callable[[Tables], Found]) -> Recording[Tables, Found]:
         return Recording(tables, run, self._device, self._pool, self.never_waits)

@@ -17,6 +17,8 @@ from typing import Any, Generic, TypeVar
 
 import torch
 
+from paceline.clock import standing_still
+
 Tables = TypeVar("Tables")
 Found = TypeVar("Found")
 Result = tuple[torch.Tensor, dict[int, torch.Tensor]]
@@ -119,6 +121,7 @@ def _without_waiting(call: Callable[[], object]) -> None:
         torch.cuda.set_sync_debug_mode(before)
 
 
+@standing_still()
 def captured(call: Callable[[], object], pool: Pool | None = None, never_waits: bool = False) -> torch.cuda.CUDAGraph:
     """`call` as a graph; it runs by itself first, which compiles its kernels and makes what they write to. Raises RuntimeError
     where it cannot be recorded. What other threads ask of the device while it is recorded is no part of it and no error.

@@ -1,0 +1,79 @@
+"""Recordings as CUDA graphs, over a device that only pretends: what is asked of it, and what is said where it fails."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from time import perf_counter, sleep
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from paceline.clock import now
+from paceline.models.recording import RecordingInParts, captured
+
+
+@pytest.fixture
+def graphs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A device whose recordings fail at their end if anything failed within."""
+
+    @contextmanager
+    def graph(*_: Any, **__: Any) -> Iterator[None]:
+        try:
+            yield
+        except RuntimeError:
+            raise RuntimeError("operation failed due to a previous error during capture") from None
+
+    stream = SimpleNamespace(wait_stream=lambda other: None)
+    monkeypatch.setattr(torch.cuda, "Stream", lambda: stream)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: stream)
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: SimpleNamespace(replay=lambda: None))
+    monkeypatch.setattr(torch.cuda, "graph", graph)
+    monkeypatch.setattr(torch._C, "_cuda_clearCublasWorkspaces", lambda: None, raising=False)
+
+
+@pytest.mark.usefixtures("graphs")
+def test_nothing_is_collected_amid_a_recording() -> None:
+    seen = list[bool]()
+    captured(lambda: seen.append(gc.isenabled()), never_waits=True)
+    assert seen == [True, False]
+    assert gc.isenabled()
+
+
+@pytest.mark.usefixtures("graphs")
+def test_what_failed_first_is_told() -> None:
+    calls = list[int]()
+
+    def fails() -> None:
+        calls.append(1)
+        if len(calls) == 2:
+            raise RuntimeError("operation not permitted when stream is capturing")
+
+    with pytest.raises(RuntimeError, match="not permitted"):
+        captured(fails, never_waits=True)
+    assert gc.isenabled()
+
+
+@pytest.mark.usefixtures("graphs")
+def test_steps_are_not_judged_by_what_a_recording_takes() -> None:
+    began, before = now(), perf_counter()
+    captured(lambda: sleep(0.02), never_waits=True)
+    took, judged = perf_counter() - before, now() - began
+    assert took >= 0.04
+    assert judged < took - 0.04 + 1e-6
+
+
+def test_as_many_parts_run_as_are_asked_for_one_behind_the_other() -> None:
+    ran = list[int]()
+
+    def run(tables: str, part: int) -> str:
+        ran.append(part)
+        return f"{tables} {part}"
+
+    recording = RecordingInParts("tables", run, torch.device("cpu"), None)
+    assert [recording(count) for count in (2, 3, 1)] == ["tables 1", "tables 2", "tables 0"]
+    assert ran == [0, 1, 0, 1, 2, 0]
