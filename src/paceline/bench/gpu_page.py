@@ -55,8 +55,8 @@ def gpu_section(record: dict[str, Any], picture: str) -> list[str]:
         "",
         *table(("tokens", "ms", "the library's products alone, ms"), [_prompt(one) for one in record["prefill"]]),
         "128 tokens through the engine, every draft in turns with none; the model's own end of text is ignored, so most of them"
-        " are what it writes behind its answer. `auto` has the draft model at hand for the embedded one; for what was grown from it"
-        " it looks up and recycles. Drafted texts that equal"
+        " are what it writes behind its answer. `auto` has the draft model at hand for the embedded one; for what was grown from"
+        " that it looks up and recycles. Drafted texts that equal"
         f" those without: {_sum(drafted, 'equal')} of {_sum(drafted, 'answers')}.",
         "",
         *table(
