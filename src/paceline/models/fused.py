@@ -23,7 +23,7 @@ from paceline.kernels.chain_tables import ChainTables
 from paceline.kernels.residual_norms import joined
 from paceline.kernels.rotary import Heads, turned
 from paceline.kernels.row_products import gated_product, row_product
-from paceline.kernels.step_tables import SMALLEST, Extent, RowTables
+from paceline.kernels.step_tables import SMALLEST, Extent, RowTables, rounded
 from paceline.kernels.tree_attention import tree_attention
 from paceline.kernels.work_items import Division
 from paceline.models.base import DTYPES, ROUGH, ModelError, Scores
@@ -185,7 +185,7 @@ class FusedModel(OverPages):
     def _chains(self, draft: ChainDraft, cache: PagedCache, extent: Extent, vocab_size: int) -> torch.Tensor:
         """The tokens of a staged draft and their shares, on the host, with room for more levels than it has."""
         # drafts change their depth from step to step, and each level is a recording of its own
-        room = max(_LEVELS, 1 << (draft.levels - 1).bit_length())
+        room = rounded(draft.levels, _LEVELS)
 
         def made(pages: Callable[[], PagedCache]) -> RecordingInParts[ChainTables, torch.Tensor]:
             buffer = torch.zeros(2, room, extent.sequences, dtype=torch.int32, device=self._device)
