@@ -76,9 +76,8 @@ class Accounts:
     def budgets(self, part: Part, sequences: Many[Sequence], now: int) -> list[Budget]:
         """What a look-up may draft in step `now`: all it wants, or its share in a crowd, or nothing."""
         accounts, granted = self._accounts.setdefault(part.name, {}), []
-        share, budget = max(_CROWD // len(sequences), _FEWEST), part.budget
-        if share < budget.nodes:
-            budget = Budget(share, min(budget.depth, share), budget.floor, budget.stopping)
+        share = max(_CROWD // len(sequences), _FEWEST)
+        budget = part.budget.within(Budget(share, share))
         for sequence in sequences:
             account = accounts.get(sequence.key) or self._opened(sequence.key, part, now)
             if account is not None and account.wakes > now:
