@@ -9,6 +9,7 @@ from random import Random
 
 import numpy as np
 import pytest
+from llguidance import LLParserLimits
 
 from grammars import SENTENCE, VOCABULARY, tokenizer
 from paceline.constraint import Ahead, GrammarError
@@ -280,6 +281,33 @@ def test_an_answer_is_over_where_going_on_would_take_too_much(grammars: Grammars
     # elsewhere nothing changed
     assert not constraint.allowed(()).all()
     assert constraint.over(path[:-1]) is None
+
+
+def test_what_other_answers_have_read_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Copies of a matcher count their states in common: answers before, and drafts, must not use up the room of the next one."""
+    monkeypatch.setattr(room, "_LIMITS", LLParserLimits(max_lexer_states=400, verbose_errors=False))
+    grammar = regex("[a-z ]*[aeiou][a-z ]{40}")
+    table, letters = pieces(), set(b"abcdefghijklmnopqrstuvwxyz ")
+    fitting = [token for token, piece in enumerate(table) if piece and letters.issuperset(piece)]
+    outside = [token for token, piece in enumerate(table) if piece and not letters.issuperset(piece)]
+
+    def walked_through(constraint: GrammarConstraint, stream: Random) -> list[np.ndarray]:
+        masks = []
+        for _ in range(60):
+            draft = tuple(stream.choices(fitting, k=3))
+            masks += [constraint.allowed(draft[:size]) for size in range(4)]
+            # behind what the grammar refuses everything may follow, and the answer goes on
+            assert constraint.allowed((outside[0],)).all()
+            assert constraint.over((outside[0],)) is None
+            assert constraint.over(()) is None
+            constraint.commit(draft[:2])
+        return masks
+
+    grammars = Grammars(tokenizer(), PADDED, EOSES)
+    runs = [walked_through(grammars.constraint(grammar, EOSES), Random(8)) for _ in range(4)]
+    assert not any(mask[outside].any() for run in runs for mask in run)
+    for run in runs[1:]:
+        assert all(np.array_equal(first, mask) for first, mask in zip(runs[0], run, strict=True))
 
 
 def test_a_walk_that_broke_off_is_taken_up_again(grammars: Grammars) -> None:

@@ -35,8 +35,8 @@ _SECONDS = 2.0
 """For one grammar to compile in. What takes longer is left alone and ends by its own limits."""
 _STACK_BYTES = 128 << 20
 """A grammar holds at most some 24,000 rules, and following one takes about 2 KiB. Only what is touched is real memory."""
-_KEPT = 32
-"""Compiled grammars that are kept, of the latest."""
+_KEPT = 16
+"""Compiled grammars that are kept, of the latest. One takes up to 25 MB, most of it for states."""
 _SHORT, _SPELLED = 64, 10_000
 """Characters of a text, and how many texts, whose tokens are remembered."""
 _INDENT = 32
@@ -47,7 +47,7 @@ _LIMITS = LLParserLimits(
     initial_lexer_fuel=1_000_000,
     step_lexer_fuel=400_000,
     step_max_items=100_000,
-    max_lexer_states=20_000,
+    max_lexer_states=50_000,
     max_grammar_size=500_000,
     verbose_errors=False,
 )
@@ -76,7 +76,8 @@ class Grammars:
 
     def constraint(self, grammar: Grammar, stop_ids: frozenset[int]) -> GrammarConstraint:
         """The state of one answer that ends with any of the model's EOS among `stop_ids`. Raises GrammarError."""
-        return GrammarConstraint(self._fresh(grammar), self.vocab_size, self.eos_token_ids & stop_ids)
+        ends = self.eos_token_ids & stop_ids
+        return GrammarConstraint(self._fresh(grammar), self.vocab_size, ends, lambda: self._anew(grammar))
 
     def _fresh(self, grammar: Grammar) -> LLMatcher:
         with self._lock:
@@ -84,9 +85,14 @@ class Grammars:
             if found is not None:
                 self._compiled.move_to_end(grammar)
                 return found.deep_copy()
+        return self._anew(grammar)
+
+    def _anew(self, grammar: Grammar) -> LLMatcher:
+        """One that shares nothing with those before: copies count what they have seen in common."""
         made = _within_time(lambda: self._compile(grammar), grammar)
         with self._lock:
             self._compiled[grammar] = made
+            self._compiled.move_to_end(grammar)
             while len(self._compiled) > _KEPT:
                 self._compiled.popitem(last=False)
             return made.deep_copy()
@@ -147,11 +153,15 @@ class GrammarConstraint:
     """`Constraint` by a matcher that walks ahead into a draft and returns.
 
     matcher: one that has read nothing, for this sequence alone. ends: EOS tokens that end this request; without any the answer is
-    over where nothing may follow. What was looked up behind a draft is kept until a commit goes another way.
+    over where nothing may follow. anew: makes one that shares nothing with it. What was looked up behind a draft is kept until a
+    commit goes another way.
+
+    Copies of a matcher share a room for states, which other requests fill, and drafts do. So what one cannot tell is asked of one
+    that was made anew: only where that cannot either is the answer over. What may follow depends on the tokens before it alone.
     """
 
-    def __init__(self, matcher: LLMatcher, vocab_size: int, ends: frozenset[int]) -> None:
-        self._matcher, self._vocab_size, self._ends = matcher, vocab_size, ends
+    def __init__(self, matcher: LLMatcher, vocab_size: int, ends: frozenset[int], anew: Callable[[], LLMatcher]) -> None:
+        self._matcher, self._vocab_size, self._ends, self._anew = matcher, vocab_size, ends, anew
         self._unread = matcher.deep_copy()
         self._read: list[int] = []
         self._ahead: tuple[int, ...] | None = ()
@@ -195,13 +205,28 @@ class GrammarConstraint:
         return place
 
     def _looked_up(self, ancestors: tuple[int, ...]) -> _Place:
+        place = self._told(ancestors)
+        if place is None:
+            try:
+                self._unread, self._ahead = self._anew(), None
+            # it was compiled before, so this machine is too busy to do it in time
+            except GrammarError:
+                return _Place(self._everything, "length")
+            place = self._told(ancestors)
+        return place or _Place(self._everything, "length")
+
+    def _told(self, ancestors: tuple[int, ...]) -> _Place | None:
+        """What the matcher says; None where it is past its limits."""
         reached = self._go(ancestors)
-        bits = self._matcher.compute_bitmask() if reached else b""
+        if self._ahead is None or self._matcher.is_error():
+            return None
+        bits = self._matcher.compute_bitmask()
         if self._matcher.is_error():
-            return _Place(self._everything, "length")
-        if not reached:
-            return _Place(self._everything)
+            return None
         mask = np.unpackbits(np.frombuffer(bits, np.uint8), count=self._vocab_size + 1, bitorder="little").astype(bool)
+        if not reached:
+            # one that is past its limits does not read either, and says nothing of it
+            return None if mask[ancestors[len(self._ahead)]] else _Place(self._everything)
         may_end, mask = bool(mask[-1]), mask[:-1]
         if may_end:
             mask[list(self._ends)] = True
@@ -211,7 +236,8 @@ class GrammarConstraint:
         return _Place(self._everything, "stop" if may_end else "length")
 
     def _go(self, ancestors: tuple[int, ...]) -> bool:
-        """Put the matcher behind the committed tokens and `ancestors`; False where the grammar refuses them."""
+        """Put the matcher behind the committed tokens and `ancestors`; False where it does not read all of them. `_ahead` is None
+        where it does not read those that were committed."""
         before = None if self._matcher.is_error() else self._ahead
         if before == ancestors:
             return True
