@@ -312,6 +312,18 @@ def test_an_index_and_its_shards_agree(folder: Path) -> None:
     assert "weight_map" in refusal(lambda: load_model(folder))
 
 
+@pytest.mark.parametrize("kind", [torch.float8_e4m3fn, torch.int8])
+@pytest.mark.parametrize("quantised", [None, {"quant_method": "modelopt"}])
+def test_weights_whose_scales_nobody_reads_are_refused(folder: Path, kind: torch.dtype, quantised: dict[str, str] | None) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    narrow = {name: tensor.to(kind) for name, tensor in tensors.items() if "proj" in name}
+    scales = {name.replace(".weight", ".weight_scale"): torch.ones(1) for name in narrow}
+    save_file({**tensors, **narrow, **scales}, folder / "model.safetensors", {"format": "pt"})
+    if quantised:
+        edit(folder / "config.json", quantization_config=quantised)
+    assert "weights of the type" in refusal(lambda: load_model(folder))
+
+
 def hostile(folder: Path, model_type: str) -> Path:
     """Remote code for model, configuration and tokenizer; it leaves a marker behind if it ever runs."""
     marker = folder.parent / "it_ran"
@@ -424,10 +436,26 @@ def test_whatever_may_change_a_text_is_left_to_transformers(folder: Path, settin
     assert "library" in vars(Tokenizer(folder))
 
 
-@pytest.mark.parametrize("settings", [{"eos_token": {"content": "</s>"}}, {"eos_token": 3}, {"tokenizer_class": ["x"]}])
+@pytest.mark.parametrize("settings", [{"eos_token": {"content": "</s>"}}, {"eos_token": 3}])
 def test_settings_of_other_types_are_one_sentence(folder: Path, settings: dict[str, Any]) -> None:
     edit(folder / "tokenizer_config.json", **settings)
     assert "tokenizer" in refusal(lambda: Tokenizer(folder))
+
+
+BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+
+
+@pytest.mark.parametrize(
+    "name", ["LlamaTokenizer", "LlamaTokenizerFast", "GPT2Tokenizer", "Qwen2Tokenizer", "GPTNeoXTokenizerFast"]
+)
+def test_a_text_is_split_as_the_file_says_whatever_class_is_named(folder: Path, name: str) -> None:
+    file = folder / "tokenizer.json"
+    edit(file, pre_tokenizer={"type": "Sequence", "pretokenizers": [{"type": "Digits", "individual_digits": True}, BYTES]})
+    edit(folder / "tokenizer_config.json", tokenizer_class=name)
+    told, tokenizer = Backend.from_file(str(file)), Tokenizer(folder)
+    for text in ("Hello  there, 1234 times", "a\n\nb", "\u00e9t\u00e9 'tis"):
+        assert tokenizer.encode(text) == told.encode(text).ids
+        assert tokenizer.decode(tokenizer.encode(text)) == told.decode(told.encode(text).ids)
 
 
 def test_a_tokenizer_that_is_missing_is_named_by_its_file(folder: Path) -> None:

@@ -58,10 +58,10 @@ def prepack(model: torch.nn.Module) -> None:
     """Replace the large plain float32 CPU `Linear`s of `model` in place; a no-op where the packed product is not available."""
     if not available():
         return
-    for parent in list(model.modules()):
-        for name, child in list(parent.named_children()):
-            if _gains(child):
-                setattr(parent, name, PrepackedLinear(child).eval())
+    # one that is replaced is held by nobody: all of them at once would be the model once more
+    for parent in [module for module in model.modules() if not isinstance(module, torch.nn.Linear)]:
+        for name in [name for name, child in parent.named_children() if _gains(child)]:
+            setattr(parent, name, PrepackedLinear(parent.get_submodule(name)).eval())
 
 
 def unpack_what_is_read(model: torch.nn.Module) -> None:

@@ -34,6 +34,7 @@ _NOT_ARCHITECTURE = {
 """Entries of config.json that are not the checkpoint's to decide: code to fetch and run, and how a forward is called."""
 _FP8_FROM = (8, 9)
 """The compute capability from which on Triton reads it."""
+_WHOLE = {"I8", "U8", "I16", "U16", "I32", "U32"}
 _UNSTATED_CONTEXT = 2048
 """For checkpoints that state no longest context, as recurrent ones and some with ALiBi do."""
 
@@ -186,6 +187,7 @@ def _weighed(checkpoint: Checkpoint, config: Any, dtype: torch.dtype | None) -> 
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         # its language model alone would be one, but for what the compiled kernels lack
         raise _not_causal(checkpoint)
+    _check_scaled(checkpoint)
     device = _device()
     if dtype is None and device.type == "cpu":
         dtype = torch.float32
@@ -220,6 +222,26 @@ def _weighed(checkpoint: Checkpoint, config: Any, dtype: torch.dtype | None) -> 
     if missing:
         raise ModelError(f"'{checkpoint.path}' lacks {len(missing)} tensors of its config.json, first '{missing[0]}'")
     return model.eval().requires_grad_(False).to(device)
+
+
+def _check_scaled(checkpoint: Checkpoint) -> None:
+    """Raises ModelError where weights are numbers to be scaled and transformers does not know how: it would take them as they
+    are, and leave out the scales."""
+    kinds = {kind for name, kind in Tensors(checkpoint).kinds.items() if name.endswith(".weight")}
+    scaled = sorted(kind for kind in kinds if kind.startswith("F8_") or kind in _WHOLE)
+    if not scaled:
+        return
+    from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING
+
+    stated = checkpoint.config.get("quantization_config")
+    method = stated.get("quant_method") if isinstance(stated, dict) else None
+    if method not in AUTO_QUANTIZATION_CONFIG_MAPPING:
+        how = (
+            f"quantised by '{method}', which is not known here"
+            if method
+            else "and its config.json does not say how to scale them"
+        )
+        raise ModelError(f"'{checkpoint.path}' holds weights of the type {scaled[0]}, {how}")
 
 
 def _architectural(config: Any) -> Any:

@@ -179,9 +179,10 @@ def _read(path: Path) -> Any:
     names = (_DESCRIPTION, "tokenizer.model", "vocab.json", "vocab.txt", "tokenizer_config.json")
     if not any((path / name).is_file() for name in names):
         raise ModelError(f"'{path}' has no tokenizer: tokenizer.json is missing")
-    plain = str(settings.get("tokenizer_class")) in _PLAIN_CLASSES and (path / _DESCRIPTION).is_file()
     try:
-        if plain and "auto_map" not in settings:
+        if (path / _DESCRIPTION).is_file() and "auto_map" not in settings:
+            # whatever class is named: transformers' own for Llama, GPT-2 or Qwen2 splits texts by rules that it brings, and not
+            # by those of the file
             from transformers import PreTrainedTokenizerFast
 
             return PreTrainedTokenizerFast.from_pretrained(str(path), local_files_only=True)
