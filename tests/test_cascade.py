@@ -274,3 +274,19 @@ def test_a_pair_is_not_asked_to_tell_of_its_own_logits() -> None:
     shadow = _Shadow.of(Sequence(0, (1, 2, 3), params, 0)).sequence
     assert not shadow.tells_prompt
     assert (shadow.params.logprobs, shadow.params.temperature) == (None, 0.5)
+
+
+def test_what_is_looked_up_may_hold_tokens_that_the_model_lacks() -> None:
+    """A reference is of the target's vocabulary, which may be padded further than the model's."""
+
+    class Strict(TableModel):
+        def score(self, *arguments: Any, **named: Any) -> Any:
+            assert max(arguments[0].tokens) < self.vocab_size
+            return super().score(*arguments, **named)
+
+    inside = Strict(6, seed=3)
+    pair = Cascade(inside, ReferenceDrafter(ReferenceOptions()), Match(), FixedPolicy())
+    sequence = Sequence(0, (1, 2, 3), PARAMS[0], seed=20, reference=(1, 2, 3, 6, 7, 1))
+    alone = TableModel(6, seed=3)
+    (tree,), (wanted_tree,) = (extended(model, [sequence], 5, model.new_cache()) for model in (pair, alone))
+    assert tree.tokens == wanted_tree.tokens

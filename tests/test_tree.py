@@ -107,6 +107,12 @@ def test_nothing_stands_behind_a_token_that_ends_the_text(tree: DraftTree, ends:
     assert words(tree.until(ends)) == [word for word in words(tree) if ends.isdisjoint(word[:-1])]
 
 
+@given(trees(), st.integers(0, 4))
+def test_what_a_model_does_not_know_goes_with_all_below_it(tree: DraftTree, vocabulary: int) -> None:
+    wanted = [node for node in range(1, len(tree)) if all(tree.tokens[at] < vocabulary for at in tree.path(node))]
+    assert tree.known(vocabulary) == tree.only(wanted)
+
+
 def test_probes_stay_whatever_ends_the_text() -> None:
     tree = DraftTree((9, 1, 2, 3, 1, 5), (-1, 0, 1, 1, 0, 4), probes=2)
     kept = tree.until(frozenset({1}))

@@ -179,7 +179,9 @@ class Speculative:
             for (draft, item, budget), tree in zip(asked, trees, strict=True):
                 # a drafter that has nothing to say costs next to nothing
                 if len(tree) > 1:
-                    self._take(draft, item, part, budget, tree.pruned(budget).until(item.sequence.stop_ids))
+                    # inside a cascade a smaller vocabulary than that of who wrote what is looked up
+                    tree = tree.known(self.target.vocab_size).pruned(budget)
+                    self._take(draft, item, part, budget, tree.until(item.sequence.stop_ids))
         free = [
             at
             for at, draft in enumerate(drafts)

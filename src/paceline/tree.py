@@ -273,6 +273,13 @@ class DraftTree:
             return self
         return self.only([*kept, *range(self.candidates, len(self))])
 
+    def known(self, vocab_size: int) -> DraftTree:
+        """Without candidates that a model of so many tokens does not have, and what is below them."""
+        if max(self.tokens) < vocab_size:
+            return self
+        rows = range(self.candidates, len(self))
+        return self.only([*(node for node in range(1, self.candidates) if self.tokens[node] < vocab_size), *rows])
+
     def first(self, nodes: int) -> DraftTree:
         """The first `nodes` nodes besides the root."""
         if len(self) - 1 <= nodes:

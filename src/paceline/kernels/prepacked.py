@@ -60,8 +60,9 @@ def prepack(model: torch.nn.Module) -> None:
         return
     # one that is replaced is held by nobody: all of them at once would be the model once more
     for parent in [module for module in model.modules() if not isinstance(module, torch.nn.Linear)]:
-        for name in [name for name, child in parent.named_children() if _gains(child)]:
-            setattr(parent, name, PrepackedLinear(parent.get_submodule(name)).eval())
+        for name, child in list(parent.named_children()):
+            if _gains(child):
+                setattr(parent, name, PrepackedLinear(child).eval())
 
 
 def unpack_what_is_read(model: torch.nn.Module) -> None:

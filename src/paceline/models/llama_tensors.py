@@ -37,8 +37,7 @@ class LayerNorms:
 class LlamaTensors:
     """Raises Unsuited where a tensor is missing, is of another type than a float, or is there without a meaning known here.
 
-    kind: the precision of the checkpoint; float32 where there are several, for what is stored so is in none of the halves.
-    matrix_kind: the same of its matrices alone.
+    matrix_kind: the precision of the matrices; float32 where there are several, for what is stored so is in none of the halves.
     """
 
     def __init__(self, form: Form, tensors: Tensors) -> None:
@@ -47,7 +46,6 @@ class LlamaTensors:
         kinds = {kind for name, kind in tensors.kinds.items() if not name.endswith(_IGNORED)}
         if not kinds <= _KINDS.keys():
             raise Unsuited(f"it holds tensors of the type {min(kinds - _KINDS.keys())}")
-        self.kind = _KINDS[kinds.pop()] if len(kinds) == 1 else "fp32"
         matrices = {kind for name, kind in tensors.kinds.items() if name.endswith(".weight") and "norm" not in name}
         self.matrix_kind = _KINDS[matrices.pop()] if len(matrices) == 1 else "fp32"
         self.embedding = self._read("model.embed_tokens.weight", form.vocabulary, form.hidden)

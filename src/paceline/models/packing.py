@@ -40,7 +40,7 @@ class Weights:
         self._arena = Arena()
         self._source = LlamaTensors(form, tensors)
         self._embedding = self._source.embedding
-        self.format = format or self._source.kind
+        self.format = format or self._source.matrix_kind
         self._format = FORMATS[self.format]
         ready([*USUAL, product(self.format), product(self.kv_format)])
         layers, norms, matrices = len(form.layers), [], []
