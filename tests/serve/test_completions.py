@@ -64,6 +64,14 @@ def test_choices_have_seeds_of_their_own():
     assert body["metrics"]["seed"] == 7
 
 
+def test_without_a_seed_equal_prompts_are_answered_apart():
+    service = FakeService()
+    body = post(service, prompt=["a", "a", "a"], n=2)
+    seeds = [ask.params.seed for ask in service.asked[0]]
+    assert len(set(seeds)) == 6
+    assert body["metrics"]["seed"] == seeds[0]
+
+
 def test_without_a_seed_one_is_drawn_and_told():
     service = FakeService()
     bodies = [post(service), post(service)]

@@ -29,6 +29,15 @@ def test_logprobs_of_bytes_that_are_no_character():
     assert [len(top) for top in told["top_logprobs"]] == [1] * 5
 
 
+def test_special_tokens_that_the_text_leaves_out_take_no_room():
+    fake = FakeService()
+    told = tuple(token_logprobs(token, 0) for token in (97, EOS, 98))
+    ends = Delta("ab", (97, EOS, 98), ("", "", ""), told)
+    service = FakeService(script=lambda ask: [replace(ends, ending=fake.ending(ask, 3, 1, "length", None))])
+    assert post(service, logprobs=0)["choices"][0]["logprobs"]["text_offset"] == [0, 1, 1]
+    assert post(service, logprobs=0, skip_special_tokens=False)["choices"][0]["logprobs"]["text_offset"] == [0, 1, 5]
+
+
 def test_infinite_logprobs_are_written_as_openai_writes_them():
     impossible = TokenLogprobs(97, float("-inf"), VOCAB, ((98, float("-inf")),))
     fake = FakeService()

@@ -47,10 +47,11 @@ class CompletionLogprobs:
     """`logprobs` of one choice of a text completion, in as many parts as its stream has chunks.
 
     Offsets count characters of the choice's text; a token that only begins a character stands where the character will.
+    hides: whether the answer leaves special tokens out, which then take no room.
     """
 
-    def __init__(self, service: Service, count: int) -> None:
-        self._service, self._count, self._offset = service, count, 0
+    def __init__(self, service: Service, count: int, hides: bool) -> None:
+        self._service, self._count, self._hides, self._offset = service, count, hides, 0
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def prompt(self, text: str, ids: Many[int], told: Many[TokenLogprobs | None]) -> dict[str, list[Any]]:
@@ -73,8 +74,13 @@ class CompletionLogprobs:
         offsets = []
         for token in ids:
             offsets.append(self._offset)
-            self._offset += len(self._decoder.decode(self._service.piece(token)))
+            if not (self._hides and self._is_special(token)):
+                self._offset += len(self._decoder.decode(self._service.piece(token)))
         return self._part(ids, told, offsets)
+
+    def _is_special(self, token: int) -> bool:
+        service = self._service
+        return not service.decode([token]) and service.decode([token], skip_special=False).encode() == service.piece(token)
 
     def _part(self, ids: Many[int], told: Many[TokenLogprobs | None], offsets: list[int]) -> dict[str, list[Any]]:
         return {

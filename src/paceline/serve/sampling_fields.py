@@ -101,6 +101,12 @@ def answer_tokens(service: Service, prompt_tokens: int, asked: int | None, defau
     return room if wanted is None else min(wanted, room)
 
 
+def seed_of(seed: int | None, name: str, at: int) -> int:
+    """A seed made from that of a request, which has one by now."""
+    assert seed is not None
+    return stream(seed, name, at) & (2**_SEED_BITS - 1)
+
+
 def asks(
     prompt: Many[int], params: SamplingParams, fields: Extensions, reference: tuple[int, ...], service: Service, n: int = 1
 ) -> list[Ask]:
@@ -110,7 +116,7 @@ def asks(
     """
     assert params.seed is not None
     speculation, shared = fields.speculation, tuple(prompt)
-    seeds = [params.seed, *(stream(params.seed, "choice", at) & (2**_SEED_BITS - 1) for at in range(1, n))]
+    seeds = [params.seed, *(seed_of(params.seed, "choice", at) for at in range(1, n))]
     return [
         Ask(
             prompt=shared,

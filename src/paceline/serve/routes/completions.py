@@ -24,6 +24,7 @@ from paceline.serve.sampling_fields import (
     generation_values,
     reference_of,
     sampling_params,
+    seed_of,
 )
 from paceline.serve.settings import Settings
 from paceline.serve.speculation_told import metrics
@@ -99,14 +100,16 @@ async def _asked(service: Service, settings: Settings, fields: CompletionRequest
     params = sampling_params(service, settings, values)
     default = settings.default_max_tokens or _DEFAULT_MAX_TOKENS
     asked, choices = [], []
-    for prompt in prompts:
+    for at, prompt in enumerate(prompts):
+        # nobody who named no seed wants equal answers to equal prompts
+        seed = seed_of(params.seed, "prompt", at) if at and fields.seed is None else params.seed
         ids = await _ids(service, fields, prompt)
         # one token is the least the engine can be asked for; with 0 it is left out of the answer
         longest = max(1, answer_tokens(service, len(ids), fields.max_tokens, default, "prompt"))
-        asked += asks(ids, params.model_copy(update={"max_tokens": longest}), fields, reference, service, n)
+        asked += asks(ids, params.model_copy(update={"max_tokens": longest, "seed": seed}), fields, reference, service, n)
         echoed = (prompt if isinstance(prompt, str) else service.decode(ids, skip_special=False)) if fields.echo else ""
         for _ in range(n):
-            told = None if fields.logprobs is None else CompletionLogprobs(service, fields.logprobs)
+            told = None if fields.logprobs is None else CompletionLogprobs(service, fields.logprobs, params.skip_special)
             choices.append(_Choice(ids, echoed, told))
     return asked, choices
 
