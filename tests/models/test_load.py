@@ -8,7 +8,10 @@ import struct
 import warnings
 from collections.abc import Callable
 from fnmatch import fnmatch
+from itertools import pairwise
 from pathlib import Path
+from threading import Event, Thread
+from time import perf_counter
 from typing import Any
 
 import pytest
@@ -426,6 +429,30 @@ def test_texts_become_what_transformers_makes_of_them(whole: Path) -> None:
                     ids, skip_special_tokens=special, clean_up_tokenization_spaces=False
                 )
         assert (tokenizer.vocab_size, tokenizer.vocabulary) == (len(reference), reference.get_vocab())
+
+
+@pytest.mark.parametrize("read_by", ["tokenizers", "transformers"])
+def test_other_threads_run_while_a_long_text_is_encoded(folder: Path, read_by: str) -> None:
+    if read_by == "transformers":
+        edit(folder / "tokenizer_config.json", add_bos_token=False)
+    tokenizer, ended, ticks = Tokenizer(folder), Event(), list[float]()
+    assert ("library" in vars(tokenizer)) == (read_by == "transformers")
+
+    def tick() -> None:
+        while not ended.wait(0.001):
+            ticks.append(perf_counter())
+
+    ticking = Thread(target=tick)
+    ticking.start()
+    began = perf_counter()
+    ids = tokenizer.encode("the thin inner " * 20_000)
+    over = perf_counter()
+    ended.set()
+    ticking.join()
+    assert len(ids) > 20_000
+    inside = [began, *(at for at in ticks if began < at < over), over]
+    longest = max(after - before for before, after in pairwise(inside))
+    assert longest < 0.5 * (over - began), "the lock was held while the text was encoded"
 
 
 @pytest.mark.parametrize(

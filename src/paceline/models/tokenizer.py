@@ -68,7 +68,7 @@ class Tokenizer:
             raise ModelError(f"the model in '{self.path}' has no chat template")
 
     def encode(self, text: str, add_special: bool = True) -> list[int]:
-        """Token ids; `add_special` adds what this model expects around a text, such as a BOS, once.
+        """Token ids; `add_special` adds what this model expects around a text, such as a BOS, once. Other threads run meanwhile.
 
         Raises ModelError for a text that UTF-8 cannot write (a lone surrogate), or that this tokenizer has no tokens for.
         """
@@ -78,7 +78,8 @@ class Tokenizer:
             raise ModelError("the text is not valid Unicode: it holds half of a surrogate pair or a stray byte") from error
         try:
             if self._bare is not None:
-                return self._bare.encode(text, add_special_tokens=add_special).ids
+                # of one text the library keeps the interpreter's lock, of a batch it lets it go
+                return self._bare.encode_batch([text], add_special_tokens=add_special)[0].ids
             return self.library.encode(text, add_special_tokens=add_special, verbose=False)
         # the tokenizers library raises plain Exception
         except Exception as error:
