@@ -63,6 +63,6 @@ class Report:
         stats.running, stats.waiting = len(scheduler.running), len(scheduler.waiting)
         stats.running_tokens = sum(len(sequence.tokens) for sequence in scheduler.running)
         stats.held_tokens = engine.prefixes.kept_tokens + stats.running_tokens
-        stats.cache_tokens = engine.limits.cache_tokens
+        stats.cache_tokens = scheduler.limits.cache_tokens
         stats.preemptions, self._preemptions = scheduler.preemptions - self._preemptions, scheduler.preemptions
         return stats

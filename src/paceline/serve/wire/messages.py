@@ -183,7 +183,7 @@ class Prompting(Wire):
                     texts.append([])
                 if block.type == "text":
                     if texts[-1] or block.text:
-                        texts[-1].append(block.text)
+                        texts[-1].append(block.text or "")
                 else:
                     call = {"id": block.id, "type": "function", "function": {"name": block.name, "arguments": block.input}}
                     told[-1].setdefault("tool_calls", []).append(call)
