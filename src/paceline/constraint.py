@@ -11,6 +11,10 @@ class GrammarError(Exception):
     """A grammar that cannot be used; the message is one sentence for the user."""
 
 
+class GrammarsBusy(GrammarError):
+    """A grammar that cannot be compiled now, whatever it says: others' still are, that take too long. It may be later."""
+
+
 class Constraint(Protocol):
     """The state of one sequence's grammar. It has read the generated tokens that were committed, and no others.
 

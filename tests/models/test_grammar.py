@@ -6,13 +6,15 @@ import json
 import re
 import time
 from random import Random
+from threading import Event
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from llguidance import LLParserLimits
 
 from grammars import SENTENCE, VOCABULARY, tokenizer
-from paceline.constraint import Ahead, GrammarError
+from paceline.constraint import Ahead, GrammarError, GrammarsBusy
 from paceline.models import grammar as room
 from paceline.models.grammar import GrammarConstraint, Grammars, check, thought_first
 from paceline.models.pieces import Pieces
@@ -249,6 +251,78 @@ def test_what_takes_too_long_is_refused(grammars: Grammars, monkeypatch: pytest.
     with pytest.raises(GrammarError, match="takes more than"):
         grammars.check(regex("never seen before"))
     assert time.perf_counter() - began < 0.35
+
+
+INTEGER = {"type": "integer"}
+LARGE = [
+    {**INTEGER, "multipleOf": 9_999_991},
+    {"type": "number", "multipleOf": 12345.678},
+    {**INTEGER, "multipleOf": 10**4000 + 1},
+    {"type": "object", "properties": {"a": {"items": {"multipleOf": 9.99991}}}},
+    {**INTEGER, "allOf": [{"multipleOf": 9973}, {"multipleOf": 9967}]},
+    {**INTEGER, "multipleOf": 9973, "anyOf": [{"multipleOf": 9967}, {"multipleOf": 2}]},
+    {"$defs": {"a": {"multipleOf": 9967}}, "multipleOf": 9973, "$ref": "#/$defs/a"},
+    {"elsewhere": {"multipleOf": 9_999_991}, "$ref": "#/elsewhere"},
+]
+
+
+@pytest.mark.parametrize(
+    "grammar",
+    [
+        *map(schema, LARGE),
+        Grammar(kind="lark", text="start: %json " + json.dumps(LARGE[0])),
+        Grammar(kind="lark", text=f"start: a | b\na: %json\n{json.dumps(INTEGER)}\nb: %json{json.dumps(LARGE[4])}"),
+        Grammar(kind="lark", text=json.dumps({"grammars": [{"json_schema": LARGE[0]}]})),
+        thought_first(Grammar(kind="lark", text="start: %json " + json.dumps(LARGE[0])), "</think>"),
+    ],
+)
+def test_a_multiple_with_too_many_remainders_is_refused_before_it_is_compiled(
+    grammars: Grammars, monkeypatch: pytest.MonkeyPatch, grammar: Grammar
+) -> None:
+    monkeypatch.setattr(room, "LLMatcher", SimpleNamespace())
+    with pytest.raises(GrammarError, match=r"cannot be used: it has a multipleOf of more than 65536.* left out$"):
+        grammars.check(grammar)
+
+
+FIELDS = {"type": "object", "properties": {"a": {**INTEGER, "multipleOf": 991}, "b": {**INTEGER, "multipleOf": 997}}}
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        *({**INTEGER, "multipleOf": multiple} for multiple in (60_000, 65_536, 1_000_000, 1234.5, 9999)),
+        *({"type": "number", "multipleOf": multiple} for multiple in (0.00001, 1e-9, 12.345, 1.0001)),
+        FIELDS,
+        {**INTEGER, "allOf": [{"multipleOf": 60}, {"multipleOf": 7}]},
+        {"type": "object", "properties": {"multipleOf": {"const": "multipleOf: 9999991"}}},
+    ],
+)
+def test_other_multiples_are_held_to(grammars: Grammars, value: object) -> None:
+    for grammar in (schema(value), Grammar(kind="lark", text=f"start: %json {json.dumps(value)}")):
+        assert walked(grammars.constraint(grammar, EOSES), Random(5), 8)
+
+
+def test_while_too_many_that_were_given_up_compile_no_other_begins(grammars: Grammars, monkeypatch: pytest.MonkeyPatch) -> None:
+    known, ended = regex("compiled before"), Event()
+    grammars.check(known)
+    monkeypatch.setattr(room, "_GIVEN_UP", [])
+    monkeypatch.setattr(room, "_SECONDS", 0.05)
+    with monkeypatch.context() as slow:
+        slow.setattr(grammars, "_compile", lambda grammar: ended.wait(20))
+        for count in range(room._MOST_GIVEN_UP):
+            with pytest.raises(GrammarError, match="takes more than"):
+                grammars.check(regex(f"slow {count}"))
+    threads = [*room._GIVEN_UP]
+    try:
+        with pytest.raises(GrammarsBusy, match="try again later"):
+            grammars.check(regex("never seen, but quick"))
+        grammars.check(known)
+    finally:
+        ended.set()
+    for thread in threads:
+        thread.join()
+    monkeypatch.setattr(room, "_SECONDS", 2.0)
+    grammars.check(regex("never seen, but quick"))
 
 
 def test_a_panic_is_a_refusal(grammars: Grammars, monkeypatch: pytest.MonkeyPatch) -> None:

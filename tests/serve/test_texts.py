@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from paceline.constraint import GrammarError, GrammarsBusy
 from paceline.models.base import ModelError
 from paceline.models.embedded import DEFAULT
 from paceline.models.load import resolve
@@ -64,6 +65,25 @@ def test_texts_do_not_wait_for_grammars(texts: Texts, monkeypatch: pytest.Monkey
         await checks
 
     asyncio.run(scene())
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (GrammarError("it says nothing"), (400, None, None)),
+        (GrammarsBusy("no grammar can be compiled now"), (503, "overloaded", 1)),
+    ],
+)
+def test_a_grammar_is_refused_for_what_it_says_or_for_now(
+    texts: Texts, monkeypatch: pytest.MonkeyPatch, error: GrammarError, told: tuple[object, ...]
+):
+    def fails(grammar: Grammar) -> None:
+        raise error
+
+    monkeypatch.setattr(texts, "_grammars", SimpleNamespace(check=fails))
+    with pytest.raises(APIError) as refused:
+        asyncio.run(texts.check(Grammar(kind="regex", text="a")))
+    assert (refused.value.status, refused.value.code, refused.value.retry_after_s) == told
 
 
 @pytest.mark.parametrize("letter", ["a", "я", "東", "😀", "\n", '"', "\\"])

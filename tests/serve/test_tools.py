@@ -502,3 +502,15 @@ def test_special_tokens_of_a_service_are_found():
     assert asyncio.run(planned(FakeService(), None)).grammar is None
     with pytest.raises(APIError, match="no good"):
         asyncio.run(planned(FakeService(refused_grammar="no good"), TOOLS))
+
+
+def test_what_cannot_be_compiled_now_is_not_asked_for_in_another_form():
+    class Busy(FakeService):
+        async def check_grammar(self, grammar: Grammar) -> None:
+            self.grammars.append(grammar)
+            raise APIError(503, "busy", code="overloaded")
+
+    service = Busy()
+    with pytest.raises(APIError, match="busy") as refused:
+        asyncio.run(planned(service, TOOLS))
+    assert (refused.value.status, len(service.grammars)) == (503, 1)

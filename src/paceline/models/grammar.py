@@ -23,7 +23,8 @@ import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 from pydantic import ValidationError
 
-from paceline.constraint import GrammarError
+from paceline.constraint import GrammarError, GrammarsBusy
+from paceline.models import multiples
 from paceline.models.pieces import Pieces
 from paceline.models.schemas import closed
 from paceline.models.tokenizer import Tokenizer
@@ -32,7 +33,9 @@ from paceline.params import Grammar
 _DEPTH = 32
 """Levels of a JSON schema."""
 _SECONDS = 2.0
-"""For one grammar to compile in. What takes longer is left alone and ends by its own limits."""
+"""For one grammar to compile in. What takes longer is given up, and goes on until it ends by its own limits."""
+_MOST_GIVEN_UP = 2
+"""Grammars that were given up and still compile, each on a core and in memory of its own. With so many no other one begins."""
 _STACK_BYTES = 128 << 20
 """A grammar holds at most some 24,000 rules, and following one takes about 2 KiB. Only what is touched is real memory."""
 _KEPT = 16
@@ -71,7 +74,7 @@ class Grammars:
         self._lock = Lock()
 
     def check(self, grammar: Grammar) -> None:
-        """Raises GrammarError where the grammar cannot be used."""
+        """Raises GrammarError where the grammar cannot be used, GrammarsBusy where that cannot be said now."""
         self._fresh(grammar)
 
     def constraint(self, grammar: Grammar, stop_ids: frozenset[int]) -> GrammarConstraint:
@@ -288,6 +291,7 @@ def _text(grammar: Grammar) -> str:
     if grammar.kind == "regex":
         return LLMatcher.grammar_from_regex(grammar.text)
     if grammar.kind == "lark":
+        _check_multiples(grammar, multiples.of_lark(grammar.text))
         return LLMatcher.grammar_from_lark(grammar.text)
     try:
         schema = json.loads(grammar.text)
@@ -302,12 +306,20 @@ def _text(grammar: Grammar) -> str:
         level = [one for one in level if isinstance(one, dict | list)]
         level = [below for one in level for below in (one.values() if isinstance(one, dict) else one)]
         if not level:
+            _check_multiples(grammar, multiples.of_schema(schema))
             return LLMatcher.grammar_from_json_schema(json.dumps(closed(schema)), defaults={"whitespace_pattern": _WHITESPACE})
     raise _refused(grammar, f"it is more than {_DEPTH} levels deep")
 
 
+def _check_multiples(grammar: Grammar, remainders: int) -> None:
+    if remainders > multiples.LARGEST:
+        most = f"{multiples.LARGEST}, or several of them that together come to more"
+        raise _refused(grammar, f"it has a multipleOf of more than {most}, decimal point and last zeros left out")
+
+
 def _within_time(compile_one: Callable[[], LLMatcher], grammar: Grammar) -> LLMatcher:
-    """What it returns, from a thread of its own. Raises GrammarError, also where it takes too long or breaks."""
+    """What it returns, from a thread of its own. Raises GrammarError, also where it takes too long or breaks, and GrammarsBusy
+    where too many that took too long still run."""
     ended: list[LLMatcher | BaseException] = []
 
     def run() -> None:
@@ -319,6 +331,9 @@ def _within_time(compile_one: Callable[[], LLMatcher], grammar: Grammar) -> LLMa
 
     thread = Thread(target=run, name="grammar", daemon=True)
     with _STARTING:
+        _GIVEN_UP[:] = [one for one in _GIVEN_UP if one.is_alive()]
+        if len(_GIVEN_UP) >= _MOST_GIVEN_UP:
+            raise GrammarsBusy("no grammar can be compiled now; try again later")
         before = stack_size(_STACK_BYTES)
         try:
             thread.start()
@@ -326,6 +341,8 @@ def _within_time(compile_one: Callable[[], LLMatcher], grammar: Grammar) -> LLMa
             stack_size(before)
     thread.join(_SECONDS)
     if not ended:
+        with _STARTING:
+            _GIVEN_UP.append(thread)
         raise _refused(grammar, f"it takes more than {_SECONDS:.0f} seconds to compile")
     if isinstance(ended[0], GrammarError):
         raise ended[0]
@@ -336,6 +353,8 @@ def _within_time(compile_one: Callable[[], LLMatcher], grammar: Grammar) -> LLMa
 
 _STARTING = Lock()
 """The size of a stack is set for whatever thread starts next."""
+_GIVEN_UP: list[Thread] = []
+"""Threads of grammars that took too long; `_STARTING` guards them."""
 _PLACE = re.compile(r"^(at )?\d+\(\d+\): ")
 _OVERLAPS = re.compile(r"oneOf constraints are not supported.*")
 

@@ -158,7 +158,7 @@ class Service(ABC):
 
     @abstractmethod
     async def check_grammar(self, grammar: Grammar) -> None:
-        """Raises APIError (400) where the grammar cannot be compiled within the caps."""
+        """Raises APIError: 400 where the grammar cannot be compiled within the caps, 503 where none can be compiled now."""
 
     @abstractmethod
     def check_room(self, choices: int) -> None:

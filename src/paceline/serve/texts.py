@@ -11,7 +11,7 @@ from queue import SimpleQueue
 from threading import Thread
 from typing import Any, TypeVar
 
-from paceline.constraint import GrammarError
+from paceline.constraint import GrammarError, GrammarsBusy
 from paceline.models.base import ModelError
 from paceline.models.checkpoint import name_of
 from paceline.models.grammar import Grammars
@@ -50,7 +50,7 @@ class Texts:
             return await asyncio.wait_for(asyncio.wrap_future(future), _LONGEST_WAIT_S)
         except TimeoutError:
             if not future.running():
-                raise APIError(503, "the server is busy; try again later", code="overloaded", retry_after_s=1) from None
+                raise _busy() from None
             raise invalid("the text of this request takes too long to prepare") from None
         except ModelError as error:
             # where the model lies is nobody's business but the server's
@@ -71,8 +71,11 @@ class Texts:
         return await self.run(lambda: self.tokenizer.chat(messages, tools, answer_begun=answer_begun, variables=variables))
 
     async def check(self, grammar: Grammar) -> None:
+        """Raises APIError: 400 where a grammar cannot be used, 503 where it cannot be compiled for others' that take too long."""
         try:
             await self.run(lambda: self._grammars.check(grammar), self._checks)
+        except GrammarsBusy:
+            raise _busy() from None
         except GrammarError as error:
             raise invalid(str(error)) from None
 
@@ -87,6 +90,10 @@ class Texts:
     def _bound(self, chars: int) -> None:
         if chars > self._max_chars:
             raise APIError(400, f"the request holds more than {self._max_chars} characters of text", code="text_too_long")
+
+
+def _busy() -> APIError:
+    return APIError(503, "the server is busy; try again later", code="overloaded", retry_after_s=1)
 
 
 def _work_off(queue: _Queue) -> None:

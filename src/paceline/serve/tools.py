@@ -84,7 +84,7 @@ async def planned(
     thoughts: bool = False,
 ) -> ToolPlan:
     """`plan` for the template and vocabulary of a service; its grammar compiles, without patterns where it does not with them.
-    Raises APIError (400)."""
+    Raises APIError: 400 where it does not either, 503 where none can be compiled now."""
     template = service.chat_template
     special = await _special(service, form_of(template or "") or HERMES) if tools else {}
     planned_as = partial(
@@ -96,6 +96,8 @@ async def planned(
     refusal = await _refusal(service, made)
     if refusal is None:
         return made
+    if refusal.status != 400:
+        raise refusal
     # a pattern may look ahead, say
     plainer = planned_as(patterns=False)
     if plainer.grammar == made.grammar or await _refusal(service, plainer) is not None:
