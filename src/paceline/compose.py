@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Many
 from dataclasses import replace
-from typing import Any
+from typing import TypeVar
 
 import torch
 
+from paceline import own_files
 from paceline.cache.base import Branching
 from paceline.cascade import Cascade
 from paceline.drafters.base import Drafter, Surroundings
@@ -27,6 +28,8 @@ from paceline.spec import Combination, Method, Spec, SpecError, bind, methods_of
 from paceline.step import Feed, Step
 from paceline.tree import DraftTree
 from paceline.verifiers.base import Exactness, Verifier
+
+Single = TypeVar("Single", Verifier, Policy)
 
 
 def automatic(model_path: str, draft_path: str = "") -> str:
@@ -192,7 +195,10 @@ def _build(spec: Spec, surroundings: Surroundings) -> Drafter:
         return approximated(spec.parts, surroundings)
     if spec.name == AUTO:
         raise SpecError(f"'{AUTO}' stands alone, as the whole of a draft")
-    method = DRAFTERS[spec.name].load()
+    row = DRAFTERS[spec.name]
+    if row.is_own:
+        return own_files.built(row, spec, Drafter, surroundings)
+    method = row.load()
     return method.build(bind(spec, method.Options), surroundings)
 
 
@@ -242,21 +248,24 @@ def _cascaded(parts: Many[Spec], surroundings: Surroundings) -> Drafter:
 
 def build_verifier(spec: str) -> Verifier:
     """The rule that a spec string names, e.g. `typical:epsilon=0.1`. Raises SpecError or UnknownMethod."""
-    return _single(VERIFIERS, spec)
+    return _single(VERIFIERS, spec, Verifier)
 
 
 def build_policy(spec: str) -> Policy:
     """The policy that a spec string names. Raises SpecError or UnknownMethod."""
-    return _single(POLICIES, spec)
+    return _single(POLICIES, spec, Policy)
 
 
-def _single(registry: Registry, spec: str) -> Any:
+def _single(registry: Registry, spec: str, contract: type[Single]) -> Single:
     if spec == "":
         raise SpecError(f"the {registry.family} is an empty text: leave it out, or choose from {', '.join(registry)}")
     parsed = parse(spec)
     if isinstance(parsed, Combination):
         raise SpecError(f"a {registry.family} is a single method, not '{spec}'")
-    method = registry[parsed.name].load()
+    row = registry[parsed.name]
+    if row.is_own:
+        return own_files.built(row, parsed, contract)
+    method = row.load()
     return method.build(bind(parsed, method.Options))
 
 

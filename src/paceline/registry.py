@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from hashlib import sha256
 from importlib.util import module_from_spec, spec_from_file_location
-from os.path import isdir
+from os.path import abspath, basename, isdir
 from pathlib import Path
+from traceback import walk_tb
 from types import ModuleType
 
 from paceline.errors import PacelineError
@@ -40,6 +41,14 @@ def suggestion(name: str, names: Iterable[str]) -> str:
     return f"choose from {', '.join(lowered.values())}" if lowered else "there are none"
 
 
+def raised(error: BaseException, file: str) -> str:
+    """What an exception says, on one line, and the line of a file that led to it, where one did."""
+    told = next(iter(str(error).splitlines()), "")
+    lines = [line for frame, line in walk_tb(error.__traceback__) if frame.f_code.co_filename == abspath(file)]
+    place = f", at {basename(file)}:{lines[-1]}" if lines else ""
+    return f"{type(error).__name__}{told and f': {told}'}{place}"
+
+
 @dataclass(frozen=True)
 class Row:
     """module: where the method lives.
@@ -56,16 +65,20 @@ class Row:
         """All specs that tests run."""
         return (self.example, *self.more)
 
+    @property
+    def is_own(self) -> bool:
+        """Whether it is a file or a module of somebody's own."""
+        return _is_own(self.module)
+
     def load(self) -> ModuleType:
         """Raises UnknownMethod where somebody's own method cannot be had."""
-        if not _is_own(self.module):
+        if not self.is_own:
             return importlib.import_module(self.module)
         try:
             module = _of_file(Path(self.module)) if self.module.endswith(".py") else importlib.import_module(self.module)
         # whatever the code of a stranger raises
-        except Exception as error:
-            told = f"{type(error).__name__}: {error}".splitlines()[0]
-            raise UnknownMethod(f"'{self.module}' cannot be imported ({told})") from error
+        except (Exception, SystemExit) as error:
+            raise UnknownMethod(f"'{self.module}' cannot be imported ({raised(error, self.module)})") from error
         for name in ("Options", "build"):
             if not hasattr(module, name):
                 raise UnknownMethod(f"'{self.module}' holds no method: it has no '{name}'; docs/drafters.md shows one")

@@ -27,6 +27,7 @@ from paceline.engine.llm import LLM
 from paceline.kernels.compilers import CompileError
 from paceline.methods import described
 from paceline.models.base import ModelError
+from paceline.own_files import OwnFileError
 from paceline.registry import DRAFTERS, UnknownMethod
 from paceline.serve.asking import Ask, Delta
 from paceline.serve.logs import configure
@@ -260,11 +261,13 @@ def main() -> None:
         worker.run()
     except BaseException as error:
         known = isinstance(error, (ModelError, SpecError, UnknownMethod, CompileError))
+        # what else it says may quote the texts of requests, as any exception may
+        failed = "the engine failed" + (f" in '{error.file}'" if isinstance(error, OwnFileError) else "")
         if not known:
-            log.exception("the engine failed")
+            log.exception("%s", failed)
         # nobody may be left to hear it
         with suppress(OSError):
-            out.write(line.write(News(failure=str(error) if known else f"the engine failed: {type(error).__name__}")))
+            out.write(line.write(News(failure=str(error) if known else f"{failed}: {type(error).__name__}")))
             out.flush()
         sys.stderr.flush()
         # at once: the interpreter would fail to end while a thread waits for input

@@ -1,0 +1,297 @@
+"""Own files: drafters, rules and policies of somebody's own, looked over when built and whenever they answer.
+
+Whoever writes a method makes mistakes, and each is to be one sentence that names the file. What a file builds is looked over, and
+then becomes of a class below its own, which calls through and looks at what comes back. Methods of the tables are never watched:
+their steps take no time for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence as Many
+from contextlib import contextmanager
+from inspect import getattr_static, signature
+from numbers import Integral, Real
+from types import ModuleType, new_class
+from typing import Any, TypeVar
+
+import torch
+from pydantic import BaseModel
+
+from paceline.budget import Budget
+from paceline.cache.base import Branching
+from paceline.drafters.base import Drafter, StatefulDrafter, Surroundings
+from paceline.errors import PacelineError
+from paceline.policies.base import Policy
+from paceline.registry import Row, UnknownMethod, raised
+from paceline.sequence import Sequence
+from paceline.spec import Method, bind
+from paceline.step import Verdict
+from paceline.tree import DraftTree, Proposal
+from paceline.verifiers.base import Exactness, Verifier
+
+
+class OwnFileError(PacelineError):
+    """What a file of somebody's own did wrong when it was asked. file: as its spec names it."""
+
+    def __init__(self, file: str, mistake: str) -> None:
+        super().__init__(f"'{file}': {mistake}")
+        self.file = file
+
+
+class _Watched:
+    """What was built by a file, and is looked at whenever it answers."""
+
+    __slots__ = ()
+
+
+Part = TypeVar("Part", Drafter, Verifier, Policy)
+
+
+def built(row: Row, method: Method, contract: type[Part], surroundings: Surroundings | None = None) -> Part:
+    """What a file builds, watched from then on. contract: what it must be. Raises UnknownMethod where it is no such thing or
+    cannot be built, SpecError where `Options` refuse the arguments."""
+    file, module = row.module, row.load()
+    if not (isinstance(module.Options, type) and issubclass(module.Options, BaseModel)):
+        raise UnknownMethod(f"'{file}': its 'Options' are no pydantic model: begin them with 'class Options(BaseModel):'")
+    arguments = () if surroundings is None else (surroundings,)
+    with _blamed(file, module, "its 'Options'", UnknownMethod):
+        options = bind(method, module.Options)
+    with _blamed(file, module, "its 'build'", UnknownMethod):
+        names = "options and surroundings" if arguments else "options alone"
+        try:
+            signature(module.build).bind(options, *arguments)
+        except TypeError:
+            raise UnknownMethod(f"'{file}' is no {_word(contract)}: the 'build' of one takes {names}") from None
+        made = module.build(options, *arguments)
+        if not isinstance(made, contract):
+            raise UnknownMethod(f"'{file}' is no {_word(contract)}: its 'build' returned {_said(made)}")
+        parts = {id(part): part for part in (made, *(made.parts if isinstance(made, Drafter) else ()))}
+        for part in parts.values():
+            _look_over(file, part)
+    answers = {**_ANSWERS[contract], **({"propose": _proposed(surroundings.target.vocab_size)} if surroundings else {})}
+    for part in parts.values():
+        if not isinstance(part, _Watched):
+            _watch(file, module, part, contract, answers)
+    return made
+
+
+def _word(contract: type) -> str:
+    return contract.__name__.lower()
+
+
+def _said(value: Any) -> str:
+    """What an answer is, in few words: None, what it is of the three, or its type."""
+    words = ("None",) if value is None else tuple(f"a {_word(kind)}" for kind in _ANSWERS if isinstance(value, kind))
+    return words[0] if words else f"something of the type '{type(value).__name__}'"
+
+
+@contextmanager
+def _blamed(file: str, module: ModuleType, what: str, kind: type[UnknownMethod] | None = None) -> Iterator[None]:
+    """Whatever is raised within is one sentence, but for what the engine knows. kind: of the error, else OwnFileError."""
+    try:
+        yield
+    except (PacelineError, torch.OutOfMemoryError):
+        raise
+    # whatever the code of a stranger raises
+    except (Exception, SystemExit) as error:
+        told = f"{what} raised {raised(error, module.__file__ or file)}"
+        raise (OwnFileError(file, told) if kind is None else kind(f"'{file}': {told}")) from error
+
+
+_Check = tuple[Callable[[Any], Any], str]
+"""Whether a value can be, and what it should be."""
+_NAME: _Check = (lambda name: isinstance(name, str) and name != "", "a text")
+_MADE = "what super().__init__() makes: call it in its __init__"
+_DECLARED: Mapping[type, Mapping[str, _Check]] = {
+    Drafter: {
+        "name": _NAME,
+        "kinds": (
+            lambda kinds: isinstance(kinds, frozenset) and bool(kinds) and _all(Proposal, kinds),
+            "a frozenset of Proposal",
+        ),
+        "budget": (lambda budget: _is_budget(budget), "a Budget of whole numbers from 0 on"),
+        "branching": (lambda branching: isinstance(branching, Branching), "a Branching"),
+    },
+    StatefulDrafter: {"_states": (lambda states: isinstance(states, dict), _MADE)},
+    Verifier: {
+        "name": _NAME,
+        "exactness": (
+            lambda kept: isinstance(kept, Mapping) and _all(Proposal, kept) and _all(Exactness, kept.values()),
+            "a mapping from Proposal to Exactness",
+        ),
+        "prefers": (lambda kinds: isinstance(kinds, tuple) and _all(Proposal, kinds), "a tuple of Proposal"),
+    },
+    Policy: {"name": _NAME, **dict.fromkeys(("costs", "acceptance", "depths"), (lambda made: made is not None, _MADE))},
+}
+"""What a drafter, a rule and a policy say of themselves."""
+
+
+def _all(kind: type, values: Any) -> bool:
+    return all(isinstance(value, kind) for value in values)
+
+
+def _is_budget(budget: Any) -> bool:
+    return isinstance(budget, Budget) and all(isinstance(n, Integral) and int(n) >= 0 for n in (budget.nodes, budget.depth))
+
+
+def _look_over(file: str, part: Drafter | Verifier | Policy) -> None:
+    """Raise UnknownMethod where something that it must say of itself is missing or cannot be."""
+    for contract, declared in _DECLARED.items():
+        for name, (fits, what) in declared.items() if isinstance(part, contract) else ():
+            if not hasattr(part, name):
+                raise UnknownMethod(f"'{file}': its {type(part).__name__} has no '{name}', {what}")
+            if not fits(getattr(part, name)):
+                raise UnknownMethod(f"'{file}': the '{name}' of its {type(part).__name__} is not {what}")
+
+
+Answer = Callable[[Any, tuple[Any, ...], Any], str]
+"""What is wrong with an answer, "" for nothing: of a part, its arguments, and what it answered."""
+
+
+def _watch(file: str, module: ModuleType, part: Any, contract: type, answers: Mapping[str, Answer]) -> None:
+    """Make a part one of a class below its own, in which all that its author wrote of the contract is watched."""
+    kind = type(part)
+    members: dict[str, Any] = {"__slots__": (), "__module__": kind.__module__, "__doc__": kind.__doc__}
+    asked = [name for name in vars(contract) if name == "__call__" or not name.startswith("_")]
+    for name in asked:
+        theirs = getattr_static(kind, name)
+        if theirs is getattr_static(contract, name) or not (callable(theirs) or isinstance(theirs, (property, staticmethod))):
+            continue
+        watched = _watched(file, module, name, answers.get(name), members)
+        members[name] = property(watched) if isinstance(theirs, property) else watched
+    # the class itself is needed by the members that it consists of
+    members["made"] = made = new_class(kind.__name__, (kind, _Watched), exec_body=lambda space: space.update(members))
+    part.__class__ = made
+
+
+def _watched(file: str, module: ModuleType, name: str, answer: Answer | None, scope: Mapping[str, Any]) -> Callable[..., Any]:
+    """A method, or what a property gives. scope: has the class as `made` by the time of a call."""
+    what = f"its '{name}'"
+
+    def ask(self: Any, *arguments: Any, **named: Any) -> Any:
+        with _blamed(file, module, what):
+            found = getattr(super(scope["made"], self), name)
+            answered = found(*arguments, **named) if callable(found) else found
+        if answer is not None and (mistake := answer(self, arguments, answered)):
+            raise OwnFileError(file, f"{what} returned {mistake}")
+        return answered
+
+    return ask
+
+
+def _one_each(kind: type, sequences: Many[Sequence], answered: Any) -> str:
+    """What is wrong with an answer that should be a list of one of this kind for each sequence."""
+    if not isinstance(answered, (list, tuple)):
+        return f"{_said(answered)}, not a list of one {kind.__name__} for each sequence"
+    if len(answered) != len(sequences):
+        return f"{len(answered)} for {len(sequences)} sequences, not one {kind.__name__} for each"
+    wrong = next((one for one in answered if not isinstance(one, kind)), None) if answered else None
+    if wrong is not None or None in answered:
+        return f"a list with {_said(wrong)} in it, not one {kind.__name__} for each sequence"
+    return ""
+
+
+def _first(mistakes: Iterable[str]) -> str:
+    return next(filter(None, mistakes), "")
+
+
+def _proposed(vocab_size: int) -> Answer:
+    """What is wrong with drafts for a target of so many tokens."""
+
+    def judge(drafter: Drafter, arguments: tuple[Any, ...], trees: Any) -> str:
+        sequences = arguments[0]
+        return _one_each(DraftTree, sequences, trees) or _first(
+            _drafted(drafter, *one, vocab_size) for one in zip(sequences, trees, strict=True)
+        )
+
+    return judge
+
+
+def _drafted(drafter: Drafter, sequence: Sequence, tree: DraftTree, vocab_size: int) -> str:
+    """What is wrong with the draft for one sequence."""
+    try:
+        # trees that are made by `chain` or `grown` were not looked over
+        tree.__post_init__()
+    except (ValueError, TypeError) as error:
+        return f"no tree: {error}"
+    if (token := _no_token(tree.tokens, vocab_size)) is not None:
+        return token
+    if tree.tokens[0] != sequence.root:
+        return f"a tree with the root {tree.tokens[0]}, not with {sequence.root}, which is sequence.root"
+    if not all(isinstance(held, Real) and 0 <= float(held) <= 1 for held in tree.confidences):
+        return f"confidences that are not all from 0 to 1: {_listed(tree.confidences)}"
+    if len(tree) > 1 and tree.kind not in drafter.kinds:
+        return f"a tree of the kind {tree.kind}, which is none of its 'kinds'"
+    return _undrawn(tree, vocab_size) if tree.kind.drawn else ""
+
+
+def _undrawn(tree: DraftTree, vocab_size: int) -> str:
+    """What is wrong with the distributions from which a tree says that it was drawn."""
+    for node in range(1, tree.candidates):
+        row = tree.proposals.get((tree.parents[node], tree.sources[node]))
+        if not isinstance(row, torch.Tensor) or row.shape != (vocab_size,):
+            return f"drawn tokens without what they were drawn from: 'proposals' needs {vocab_size} numbers by (node, source)"
+        if not row[tree.tokens[node]] > 0.0:
+            return f"the token {tree.tokens[node]}, to which its proposal gives no probability"
+    return ""
+
+
+def _no_token(tokens: Many[Any], vocab_size: int) -> str | None:
+    """What is wrong with the first of these that is no token id."""
+    for token in tokens:
+        if not isinstance(token, Integral):
+            return f"{_said(token)} where a token id belongs"
+        if not 0 <= int(token) < vocab_size:
+            return f"the token {token}, of a vocabulary from 0 to {vocab_size - 1}"
+    return None
+
+
+def _listed(numbers: Many[Any]) -> str:
+    """The first few of them."""
+    return "none" if not numbers else ", ".join(map(str, numbers[:8])) + (", ..." if len(numbers) > 8 else "")
+
+
+def _judged(rule: Verifier, arguments: tuple[Any, ...], verdicts: Any) -> str:
+    """What is wrong with the verdicts on some trees."""
+    sequences, trees, logits = arguments
+    return _one_each(Verdict, sequences, verdicts) or _first(_accepted(*one) for one in zip(trees, logits, verdicts, strict=True))
+
+
+def _accepted(tree: DraftTree, logits: torch.Tensor, verdict: Verdict) -> str:
+    """What is wrong with one verdict. logits: float32 [N, V]."""
+    tip = 0
+    for node in verdict.path:
+        if not isinstance(node, Integral) or not 0 < int(node) < tree.candidates or tree.parents[node] != tip:
+            return f"the path {verdict.path}, where {node} is no child of {tip}"
+        tip = node
+    accepted = tuple(tree.tokens[node] for node in verdict.path)
+    if (token := _no_token(verdict.tokens, logits.shape[-1])) is not None:
+        return token
+    if len(verdict.tokens) != len(accepted) + 1 or tuple(verdict.tokens[:-1]) != accepted:
+        return f"the tokens {_listed(verdict.tokens)} for a path of {_listed(accepted)}: those of the path and one more"
+    if verdict.accepted != len(accepted):
+        return f"a verdict that says accepted={verdict.accepted} of a path of {len(accepted)}"
+    return ""
+
+
+def _granted(policy: Policy, arguments: tuple[Any, ...], budgets: Any) -> str:
+    return _one_each(Budget, arguments[1], budgets) or ("" if all(map(_is_budget, budgets)) else "a Budget of no whole numbers")
+
+
+def _trimmed(policy: Policy, arguments: tuple[Any, ...], kept: Any) -> str:
+    _, trees = arguments
+    if mistake := _one_each(DraftTree, trees, kept):
+        return mistake
+    same = all(one.tokens[0] == tree.tokens[0] and {*one.tokens} <= {*tree.tokens} for one, tree in zip(kept, trees, strict=True))
+    return "" if same else "a tree with tokens that nobody drafted there"
+
+
+def _predicted(policy: Policy, arguments: tuple[Any, ...], tokens: Any) -> str:
+    return "" if isinstance(tokens, Real) else f"{_said(tokens)}, not a number of tokens"
+
+
+_ANSWERS: Mapping[type, Mapping[str, Answer]] = {
+    Drafter: {},
+    Verifier: {"__call__": _judged},
+    Policy: {"budgets": _granted, "trimmed": _trimmed, "predicted": _predicted},
+}

@@ -1,0 +1,273 @@
+"""Mistakes in drafters, rules and policies of one's own: each is one sentence that names the file, and the engine goes on."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from commandline import run, save_pair
+from paceline import LLM, PacelineError, SamplingParams
+from paceline.registry import UnknownMethod
+
+DRAFTER = '''
+from pydantic import BaseModel
+from paceline.budget import Budget
+from paceline.drafters.base import Drafter, StatefulDrafter
+from paceline.tree import DraftTree, Proposal
+
+class Options(BaseModel):
+    """None."""
+
+class Mine(Drafter):
+    name = "mine"
+    kinds = frozenset({Proposal.POINT})
+    budget = Budget(4, 4)
+
+    def propose(self, sequences, budgets):
+        return [DraftTree.chain(sequence.root, [5, 6], self.name) for sequence in sequences]
+
+def build(options, surroundings):
+    return Mine()
+'''
+RULE = '''
+from pydantic import BaseModel
+from paceline.step import Verdict
+from paceline.tree import Proposal
+from paceline.verifiers.base import Exactness, Verifier, follow_choices
+
+class Options(BaseModel):
+    """None."""
+
+class Mine(Verifier):
+    name = "mine"
+    exactness = dict.fromkeys(Proposal, Exactness.TEXT)
+
+    def __call__(self, sequences, trees, logits):
+        return follow_choices(sequences, trees, logits)
+
+def build(options):
+    return Mine()
+'''
+POLICY = '''
+from pydantic import BaseModel
+from paceline.policies.base import Policy
+
+class Options(BaseModel):
+    """None."""
+
+class Mine(Policy):
+    name = "mine"
+
+    def budgets(self, part, sequences, trees):
+        return [part.budget] * len(sequences)
+
+def build(options):
+    return Mine()
+'''
+CHAIN, FOLLOWED, GRANTED = (
+    re.search(rf"return ({begin}.*)", source).group(1)  # pyright: ignore[reportOptionalMemberAccess]
+    for source, begin in ((DRAFTER, r"\[Draft"), (RULE, "follow"), (POLICY, r"\[part"))
+)
+PARAMS = SamplingParams(max_tokens=6)
+BUILT = [
+    ("draft", 'name = "mine"', "", "its Mine has no 'name', a text"),
+    ("draft", "kinds = frozenset({Proposal.POINT})", "", "its Mine has no 'kinds', a frozenset of Proposal"),
+    ("draft", "frozenset({Proposal.POINT})", "Proposal.POINT", "the 'kinds' of its Mine is not a frozenset of Proposal"),
+    ("draft", "budget = Budget(4, 4)", "", "its Mine has no 'budget', a Budget of whole numbers from 0 on"),
+    ("draft", "Budget(4, 4)", "Budget(4, 'x')", "the 'budget' of its Mine is not a Budget"),
+    ("draft", "def propose", "def proposes", "its 'build' raised TypeError: Can't instantiate abstract class Mine"),
+    ("draft", "return Mine()", "Mine()", "is no drafter: its 'build' returned None"),
+    (
+        "draft",
+        "build(options, surroundings)",
+        "build(options)",
+        "is no drafter: the 'build' of one takes options and",
+    ),
+    ("draft", "return Mine()", "return Mine().gone", "has no attribute 'gone', at mine.py:19"),
+    ("draft", "class Options(BaseModel)", "class Options", "its 'Options' are no pydantic model"),
+    (
+        "draft",
+        "from pydantic",
+        "exit('gone')\nfrom pydantic",
+        "cannot be imported (SystemExit: gone, at mine.py:2)",
+    ),
+    (
+        "draft",
+        "Mine(Drafter):",
+        "Mine(StatefulDrafter):\n    def __init__(self): ...\n    _one = _begun = None",
+        "its Mine has no '_states', what super().__init__() makes",
+    ),
+    ("verify", "exactness = dict", "kept = dict", "its Mine has no 'exactness', a mapping from Proposal to Exactness"),
+    ("verify", "Mine()", "3", "is no verifier: its 'build' returned something of the type 'int'"),
+    ("verify", RULE, POLICY, "is no verifier: its 'build' returned a policy"),
+    ("verify", RULE, DRAFTER, "is no verifier: the 'build' of one takes options alone"),
+    ("policy", POLICY, RULE, "is no policy: its 'build' returned a verifier"),
+    (
+        "policy",
+        'name = "mine"',
+        'name = "mine"\n    def __init__(self): ...',
+        "its Mine has no 'costs', what super().__init__() makes: call it in its __init__",
+    ),
+]
+ANSWERED = [
+    ("draft", CHAIN, "None", "its 'propose' returned None, not a list of one DraftTree for each sequence"),
+    ("draft", CHAIN, "[]", "its 'propose' returned 0 for 1 sequences, not one DraftTree for each"),
+    (
+        "draft",
+        CHAIN,
+        "[[5, 6]]",
+        "its 'propose' returned a list with something of the type 'list' in it, not one DraftTree for each sequence",
+    ),
+    ("draft", CHAIN, "[None]", "its 'propose' returned a list with None in it"),
+    ("draft", "[5, 6]", "[5, 1 << 20]", "its 'propose' returned the token 1048576, of a vocabulary from 0 to"),
+    ("draft", "[5, 6]", "[-1]", "its 'propose' returned the token -1, of a vocabulary from 0 to"),
+    ("draft", "[5, 6]", "[5.0]", "its 'propose' returned something of the type 'float' where a token id belongs"),
+    ("draft", "sequence.root, [5", "7, [5", "its 'propose' returned a tree with the root 7, not with"),
+    ("draft", "self.name)", "self.name, Proposal.IID)", "of the kind Proposal.IID, which is none of its 'kinds'"),
+    (
+        "draft",
+        "self.name)",
+        "self.name, confidences=[0.5, 1.5])",
+        "returned confidences that are not all from 0 to 1: 1.0, 0.5",
+    ),
+    ("draft", "self.name)", "self.name, confidences=[0.5, float('nan')])", "returned confidences that are not all from 0 to 1"),
+    (
+        "draft",
+        CHAIN,
+        "[DraftTree.root(sequence.root) for sequence in sequences if 1 // 0]",
+        "its 'propose' raised ZeroDivisionError: integer division or modulo by zero, at mine.py:16",
+    ),
+    ("draft", CHAIN, "exit(1)", "its 'propose' raised SystemExit: 1, at mine.py:16"),
+    ("draft", "def propose", "def release(self, key): raise KeyError('a\\nb')\n    def propose", "its 'release' raised KeyError"),
+    ("verify", FOLLOWED, "None", "its '__call__' returned None, not a list of one Verdict for each sequence"),
+    ("verify", FOLLOWED, "[Verdict((), (1 << 20,))]", "its '__call__' returned the token 1048576, of a vocabulary from 0 to"),
+    ("verify", FOLLOWED, "[Verdict()]", "its '__call__' returned the tokens none for a path of none"),
+    ("verify", FOLLOWED, "[Verdict((9,), (5, 5), 1)]", "its '__call__' returned the path (9,), where 9 is no child of 0"),
+    ("verify", FOLLOWED, "logits[3]", "its '__call__' raised IndexError: list index out of range, at mine.py:15"),
+    ("policy", GRANTED, "[]", "its 'budgets' returned 0 for 1 sequences, not one Budget for each"),
+    (
+        "policy",
+        GRANTED,
+        "[4]",
+        "its 'budgets' returned a list with something of the type 'int' in it, not one Budget for each sequence",
+    ),
+    (
+        "policy",
+        "def budgets",
+        "def trimmed(self, *_): ...\n    def budgets",
+        "its 'trimmed' returned None, not a list of one DraftTree",
+    ),
+    ("policy", "def budgets", "def predicted(self, _): ...\n    def budgets", "its 'predicted' returned None, not a number"),
+]
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
+    return save_pair(tmp_path_factory.mktemp("models"))
+
+
+@pytest.fixture(scope="module")
+def llm(models: tuple[str, str]) -> LLM:
+    return LLM(models[0], "ngram")
+
+
+Written = Callable[[str, str, str], dict[str, str]]
+
+
+@pytest.fixture
+def written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Written:
+    """Writes a file with a mistake; what `use` is to be told of it."""
+    monkeypatch.chdir(tmp_path)
+
+    def write(family: str, right: str, wrong: str) -> dict[str, str]:
+        source = {"draft": DRAFTER, "verify": RULE, "policy": POLICY}[family]
+        assert right in source
+        Path("mine.py").write_text(source.replace(right, wrong, 1), encoding="utf-8")
+        return {"draft": "ngram"} | {family: "./mine.py"}
+
+    return write
+
+
+def said(error: PacelineError) -> str:
+    """Its sentence, which must be one that names the file."""
+    assert str(error).startswith("'./mine.py'")
+    assert "\n" not in str(error)
+    return str(error)
+
+
+@pytest.mark.parametrize("family", ["draft", "verify", "policy"])
+def test_a_file_without_mistakes_keeps_the_text(llm: LLM, written: Written, family: str) -> None:
+    llm.use("none")
+    plain = llm.generate("the thin thin", PARAMS)[0].text
+    llm.use(**written(family, "", ""))
+    assert llm.generate("the thin thin", PARAMS)[0].text == plain
+
+
+@pytest.mark.parametrize(("family", "right", "wrong", "sentence"), BUILT)
+def test_what_cannot_be_built_is_refused(llm: LLM, written: Written, family: str, right: str, wrong: str, sentence: str) -> None:
+    with pytest.raises(UnknownMethod) as refused:
+        llm.use(**written(family, right, wrong))
+    assert sentence in said(refused.value)
+
+
+@pytest.mark.parametrize(("family", "right", "wrong", "sentence"), ANSWERED)
+def test_an_answer_that_cannot_be_ends_the_request_and_not_the_engine(
+    llm: LLM, written: Written, family: str, right: str, wrong: str, sentence: str
+) -> None:
+    llm.use(**written(family, right, wrong))
+    with pytest.raises(PacelineError) as refused:
+        llm.generate("the thin the thin the", PARAMS)
+    assert sentence in said(refused.value)
+    llm.use("none")
+    assert llm.generate("the thin", PARAMS)[0].finish_reason == "length"
+
+
+def test_drawn_tokens_come_with_what_they_were_drawn_from(llm: LLM, written: Written) -> None:
+    written("draft", "frozenset({Proposal.POINT})", "frozenset({Proposal.IID})")
+    Path("mine.py").write_text(Path("mine.py").read_text("utf-8").replace("self.name)", "self.name, Proposal.IID)"), "utf-8")
+    llm.use("./mine.py", verify="rejection")
+    with pytest.raises(PacelineError) as refused:
+        llm.generate("the thin", SamplingParams(max_tokens=6, temperature=1.0, seed=1))
+    assert "drawn tokens without what they were drawn from" in said(refused.value)
+
+
+def test_what_is_put_together_with_others_is_watched_as_well(llm: LLM, written: Written, models: tuple[str, str]) -> None:
+    written("draft", CHAIN, "None")
+    for spec in ("ngram+./mine.py", f'./mine.py^model:"{models[1]}"'):
+        llm.use(spec)
+        with pytest.raises(PacelineError) as refused:
+            llm.generate("the thin", PARAMS)
+        assert "its 'propose' returned None" in said(refused.value)
+
+
+def test_built_in_methods_are_not_watched(llm: LLM) -> None:
+    llm.use("ngram")
+    speculative = llm.engine.speculative
+    for part in (speculative.drafter, speculative.verifier, speculative.policy):
+        assert type(part).__module__.startswith("paceline.")
+        assert type(part).__mro__[1].__module__.startswith("paceline.")
+        assert "_Watched" not in [kind.__name__ for kind in type(part).__mro__]
+
+
+@pytest.mark.parametrize("command", [["check"], ["bench", "--tasks", "e2e", "--limit", "1", "--repeats", "1"]])
+@pytest.mark.parametrize(
+    ("family", "right", "wrong"), [("draft", CHAIN, "[]"), ("verify", FOLLOWED, "1 / 0"), ("policy", "Mine()", "None")]
+)
+def test_a_mistake_is_no_verdict_on_the_command_line(
+    models: tuple[str, str],
+    written: Written,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    command: list[str],
+    family: str,
+    right: str,
+    wrong: str,
+) -> None:
+    arguments = [word for name, spec in written(family, right, wrong).items() for word in (f"--{name}", spec)]
+    assert run(monkeypatch, *command, "--max-tokens", "4", models[0], *arguments) == 2
+    told = capsys.readouterr().err
+    assert "paceline: './mine.py'" in told
+    assert "Traceback" not in told
