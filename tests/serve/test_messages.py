@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from paceline.serve.asking import Ask, Delta
 from paceline.serve.errors import APIError
 from paceline.serve.routes.messages import router
 from paceline.serve.settings import Settings
+from paceline.serve.wire.messages import Prompting
 from serve.calls import CALLS
 from serve.fakes import FakeService
 from serve.front import HELLO, left_at_work
@@ -166,6 +168,23 @@ def test_blocks_reach_the_template_as_templates_read_them():
     parameters = LOOK["input_schema"]
     assert tools == [{"type": "function", "function": {"name": "look", "description": "look at it", "parameters": parameters}}]
     assert begun is False
+
+
+@pytest.mark.parametrize(
+    ("texts", "told"), [(["", "a"], "a"), (["a", ""], "a\n"), (["", "", "a", "", "b"], "a\n\nb"), (["", ""], "")]
+)
+def test_texts_of_one_role_are_lines(texts: list[str], told: str):
+    turns = [{"role": "user", "content": [{"type": "text", "text": one}]} for one in texts]
+    assert Prompting.model_validate({"messages": turns}).template_messages == [{"role": "user", "content": told}]
+
+
+def test_many_long_texts_of_one_role_are_joined_once():
+    """Copied again with every one behind them, they are 80 GB."""
+    read = Prompting.model_validate({"messages": [{"role": "user", "content": "a" * 10_000}] * 4096})
+    began = time.process_time()
+    (told,) = read.template_messages
+    assert time.process_time() - began < 1
+    assert len(told["content"]) == 4096 * 10_001 - 1
 
 
 def test_an_assistants_last_message_is_continued():
