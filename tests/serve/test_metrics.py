@@ -275,3 +275,26 @@ def test_reports_of_the_engine_are_all_counted() -> None:
     for name in names:
         assert getattr(meter.engine, name) == getattr(STATS, name), name
         assert getattr(STATS, name), f"the report above has no {name}"
+
+
+def test_every_number_of_the_engine_is_told_under_its_name() -> None:
+    meter = Meter()
+    meter.step(STATS)
+    got = samples(meter)
+    told = {
+        "vllm:prefix_cache_queries_total": 100, "vllm:prefix_cache_hits_total": 40, "vllm:num_preemptions_total": 1,
+        "llamacpp:n_decode_total": 3, "paceline_steps_total": 3, "paceline_rows_total": 30, "paceline_draft_seconds_total": 0.25,
+        "paceline_forward_seconds_total": 0.5, "paceline_verify_seconds_total": 0.125, "paceline_cache_tokens": 1000,
+        "vllm:num_requests_waiting": 4, "llamacpp:requests_deferred": 4, "llamacpp:requests_processing": 2,
+        "vllm:kv_cache_usage_perc": 0.15,
+    }  # fmt: skip
+    assert {name: got[name, ""] for name in told} == told
+
+
+def test_time_per_token_is_of_those_behind_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    meter, times = Meter(), iter((1.0, 3.0, 3.0, 3.0))
+    choice = Choice(meter, 5)
+    monkeypatch.setattr("paceline.serve.meter.perf_counter", lambda: next(times))
+    choice.brought(Delta("a", (1,)))
+    choice.brought(Delta("b", (2, 3), ending=Ending("stop", 1)))
+    assert meter.time_per_token_s.sum == 1.0

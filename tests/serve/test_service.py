@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import aclosing, contextmanager
 from typing import Any, cast
 
 import pytest
@@ -14,14 +14,14 @@ from paceline.models.embedded import DEFAULT, WEIGHTS_FOLDER
 from paceline.models.tokenizer import Tokenizer
 from paceline.params import SamplingParams
 from paceline.serve import recording, service
-from paceline.serve.asking import Ask, Delta, Ending
+from paceline.serve.asking import Ask, Delta, Drafted, Ending, StepTrace
 from paceline.serve.errors import APIError
 from paceline.serve.meter import Meter
 from paceline.serve.pipe import Ready
 from paceline.serve.process import EngineProcess, Listener
 from paceline.serve.recording import Record
 from paceline.serve.routes import chat, completions, messages, responses
-from paceline.serve.service import EngineService
+from paceline.serve.service import EngineService, _joined
 from paceline.serve.settings import Settings
 from paceline.serve.tools import planned
 from serve.calls import LOOK
@@ -244,3 +244,28 @@ def test_markers_of_tools_are_looked_up_once(monkeypatch: pytest.MonkeyPatch) ->
     asyncio.run(thrice())
     assert seen
     assert len(seen) == len(set(seen))
+
+
+def test_a_request_that_is_left_is_ended_in_the_engine() -> None:
+    ended: list[int] = []
+
+    class Noting(SlowEngine):
+        def end(self, number: int) -> None:
+            ended.append(number)
+
+    served = service_of(Noting(None, first=(Delta("a", (1,)),)))
+
+    async def left() -> None:
+        async with aclosing(served.submit([ASK] * 2)) as deltas:
+            await anext(deltas)
+
+    asyncio.run(left())
+    assert ended == [1, 2]
+    assert not served._inboxes
+
+
+def test_what_is_read_at_once_is_all_that_came() -> None:
+    step = StepTrace(1, 0, 0, Drafted((), (), ()), 0.0, 0.0, 0.0, 1)
+    first = Delta("a", (1,), ("ngram",), ("x",), ("p",), (step,))
+    second = Delta("b", (2,), ("",), ("y",), None, (step,), Ending("stop", 7))
+    assert _joined(first, second) == Delta("ab", (1, 2), ("ngram", ""), ("x", "y"), ("p",), (step, step), Ending("stop", 7))

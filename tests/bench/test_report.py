@@ -1,0 +1,50 @@
+"""The report: what is summed, over which seconds, and from which beginning."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from paceline.bench.contest import Decoded, Tally
+from paceline.bench.prompts import Prepared
+from paceline.bench.report import task_rows, with_total
+from paceline.sequence import Speculation
+
+
+def tally(*answers: tuple[int, float, float]) -> Tally:
+    """A prompt each: tokens, seconds to the first and to the last of them."""
+    made = Tally()
+    for prompt, (tokens, first_s, total_s) in enumerate(answers):
+        made.add(prompt, Decoded(list(range(tokens)), first_s, 1, total_s, Speculation(steps=tokens, emitted_tokens=tokens)))
+    return made
+
+
+def test_all_tasks_together_are_weighed_by_what_they_took() -> None:
+    rows = list[dict[str, Any]]()
+    for name, counts in (("one", (11, 1.0, 2.0)), ("other", (31, 1.0, 16.0))):
+        one = tally(counts)
+        next(iter(one.runs.values()))[0].speculation.steps = 11 if name == "one" else 10
+        rows += task_rows(Prepared(name, ((1, 2),), 0), {"plain": one}, {}, {"plain": "text"})
+    total = with_total(rows)[-1]
+    assert (total["task"], total["tokens"], total["prompts"]) == ("all tasks", 42, 2)
+    assert total["tokens_per_s"] == pytest.approx(42 / 18)
+    assert total["decode_tokens_per_s"] == pytest.approx(40 / 16), "and not the mean of 10 and 2"
+    assert total["tau"] == pytest.approx(42 / 21), "and not the mean of 1 and 3.1"
+
+
+def test_the_decoding_of_a_peer_begins_where_its_own_plain_decoding_does() -> None:
+    tallies = {"plain": tally((11, 3.0, 4.0)), "other plain": tally((11, 1.0, 11.0)), "other draft": tally((11, 2.0, 6.0))}
+    peers = {"other plain": "other", "other draft": "other"}
+    rows = {row["mode"]: row for row in task_rows(Prepared("one", ((1,),), 0), tallies, peers, {"plain": "text"})}
+    assert rows["other draft"]["decode_s"] == 4.0 + 1.0
+    assert rows["other draft"]["decode_tokens_per_s"] == pytest.approx(10 / 5)
+
+
+def test_a_mode_that_failed_in_one_task_has_no_total() -> None:
+    rows = list[dict[str, Any]]()
+    for name in ("one", "other"):
+        failed = Tally(error="broke")
+        tallies = {"plain": tally((5, 1.0, 2.0)), "ngram": tally((5, 1.0, 2.0)) if name == "one" else failed}
+        rows += task_rows(Prepared(name, ((1,),), 0), tallies, {}, {"plain": "text", "ngram": "text"})
+    assert [row["mode"] for row in with_total(rows) if row["task"] == "all tasks"] == ["plain"]

@@ -1,0 +1,55 @@
+"""What is known of a request goes with it: from the policy, what costs were learnt of, and the scheduler."""
+
+from __future__ import annotations
+
+import pytest
+
+from crowd import drafter_of
+from fakes import ChainDrafter, FakeTokenizer, TableModel
+from paceline.engine.engine import Engine
+from paceline.engine.scheduler import Limits
+from paceline.params import SamplingParams
+from paceline.policies.adaptive import AdaptivePolicy
+from paceline.sequence import Sequence
+from paceline.speculative import Speculative
+from paceline.verifiers.match import Match
+from serving import engine_of
+
+PARAMS = SamplingParams(max_tokens=8, ignore_eos=True)
+
+
+def test_nothing_is_known_of_requests_that_ended() -> None:
+    model = TableModel(5)
+    policy, limits = AdaptivePolicy(), Limits(batch=4, chunk=16, cache_tokens=500, shortest_prefix=4)
+    speculative = Speculative(model, drafter_of("merged", model), Match(), policy)
+    engine = Engine(speculative, FakeTokenizer.of_letters(5), limits)
+    for _ in range(2):
+        for n in range(6):
+            engine.add([1, 2, 3, 1, 2, 3, 1, 2, n % 5], PARAMS)
+        while engine.has_work:
+            engine.step()
+    engine.forget()
+    learnt, accounts = policy.acceptance, policy._accounts._accounts
+    told = (learnt._requests, learnt._open, *policy.costs.read.values(), *accounts.values())
+    assert policy.costs.read, "drafters were asked"
+    assert not any(told)
+    scheduler = engine.scheduler
+    assert not any((scheduler._waited, scheduler._reached, scheduler._overdue, scheduler._came, len(scheduler._shares)))
+
+
+def test_a_policy_forgets_whom_it_visited() -> None:
+    policy, one = AdaptivePolicy(), Sequence(3, (1, 2), SamplingParams(), 0)
+    policy._visits.visit("model", one, 1, tried=False)
+    assert policy._visits._visits
+    policy.release(one.key)
+    assert not policy._visits._visits
+
+
+def test_what_was_accepted_counts_though_a_stop_cuts_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = TableModel(5)
+    engine = engine_of(model, ChainDrafter(model, depth=5))
+    monkeypatch.setattr(engine.stops, "cut", lambda sequence, verdict: verdict.cut(1, "stop"))
+    one = engine.add([1, 2, 3], PARAMS)
+    engine.step()
+    assert one.speculation.emitted_tokens == 1
+    assert one.speculation.accepted_tokens > 1, "a rule is not told worse of for a stop"
