@@ -6,6 +6,7 @@ import asyncio
 import json
 import random
 import re
+import time
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ from paceline.params import Grammar
 from paceline.serve.errors import APIError
 from paceline.serve.tool_forms import HERMES, LLAMA, MISTRAL, MISTRAL_LIST, Form, form_of
 from paceline.serve.tool_parsing import Arguments, CallBegun, CallEnded, Content
+from paceline.serve.tool_prompt import spelled_out
 from paceline.serve.tools import ToolPlan, plan, planned
 from serve.fakes import FakeService
 
@@ -313,6 +315,15 @@ def test_other_templates_are_told_of_tools_in_text():
     }
     assert plan([]).conversation(told) == told
     assert plan(TOOLS).conversation([{"role": "user", "content": "a"}])[0]["role"] == "system"
+
+
+def test_many_long_results_are_joined_once():
+    """Copied again with every one behind them, they are 80 GB."""
+    result = {"role": "tool", "tool_call_id": "a", "content": "a" * 10_000}
+    began = time.process_time()
+    (told,) = spelled_out([result] * 4096, [], must=False)
+    assert time.process_time() - began < 1
+    assert told["content"].count("<tool_response>") == 4096
 
 
 GEMMA = "{% if messages[0]['role'] == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}"

@@ -58,7 +58,8 @@ def page(
         " are still: Q4_0; compressed by NNCF they decode 1.27 times as fast. It keeps equal"
         " constants once, also the zeros that a grown model is padded with: it reads about a seventh less. llama.cpp has the"
         " draft model too in newer runs, in a loop of ours that drafts as its server did by default until 2026; before commit"
-        " 2681eeb it went on behind a text that ended among drafted tokens, and was timed for it, so those rows are too slow (on the small"
+        " 2681eeb it went on behind a text that ended among drafted tokens, and was timed for it, so those rows are too"
+        " slow (on the small"
         " model by a third on e2e, and to less than a third of its speed on sql). Our weights lie on large"
         " pages where the system gives them to who asks; peers do not ask.",
         "",

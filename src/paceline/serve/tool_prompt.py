@@ -52,24 +52,28 @@ def spelled_out(
     speak in turns.
     """
     told: list[dict[str, Any]] = []
+    # of calls one behind the other: the last message, once all of them are known
+    results: list[str] = []
     for message in messages:
         role, content = message["role"], message.get("content") or ""
         if role == "tool":
-            content = f"<tool_response>\n{content}\n</tool_response>"
-            if told and told[-1]["role"] == "user" and told[-1].pop("of_tools", False):
-                told[-1]["content"] += "\n" + content
-                told[-1]["of_tools"] = True
-            else:
-                told.append({"role": "user", "content": content, "of_tools": True})
-        elif role == "user" and told and told[-1].pop("of_tools", False):
-            told[-1]["content"] += f"\n{content}"
-        elif message.get("tool_calls"):
+            if not results:
+                told.append({"role": "user"})
+            results.append(f"<tool_response>\n{content}\n</tool_response>")
+            continue
+        if results:
+            asked = role == "user"
+            told[-1]["content"] = "\n".join([*results, content] if asked else results)
+            results.clear()
+            if asked:
+                continue
+        if message.get("tool_calls"):
             calls = "\n".join(_call(call["function"]) for call in message["tool_calls"])
             told.append({"role": role, "content": f"{content}\n{calls}" if content else calls})
         else:
             told.append(dict(message))
-    for message in told:
-        message.pop("of_tools", None)
+    if results:
+        told[-1]["content"] = "\n".join(results)
     if functions:
         listed = "\n".join(
             json.dumps({"type": "function", "function": _shown(function)}, ensure_ascii=False) for function in functions
