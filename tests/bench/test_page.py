@@ -96,7 +96,7 @@ def test_drafts_that_lose_to_plain_decoding_are_named() -> None:
 def test_nothing_lost_is_said_of_all_that_was_compared() -> None:
     rows = (row("plain", 50, 100, 0.2), row("auto", 60, 300, 0.2), row("other plain", 40, 90, 0.3, "other"))
     text = page({"one.json": record(*rows, prefill={"plain": 200.0, "other plain": 300.0})}, {})
-    assert "Nothing lost: neither whole answers nor decoding, the first token or batches." in text
+    assert "Nothing lost of what was measured: whole answers, decoding and the first token." in text
     assert lost(text) == []
 
 
