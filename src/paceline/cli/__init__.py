@@ -2,7 +2,7 @@
 
 A new command is a function in a file of its own, named after it, and a line in `app.py`. `options.py` holds the options that
 commands share, `terminal.py` what they write to. What needs torch is imported inside the function that uses it, so that help and
-wrong usage answer at once.
+wrong usage answer at once. Until a command calls `raise_again`, having nothing to clear up, Ctrl-C ends it at once.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from io import TextIOWrapper
 from paceline.cli.app import app
 from paceline.cli.terminal import say
 from paceline.errors import PacelineError
+from paceline.interrupts import INTERRUPTED, end_at_once, raise_again
 
 _UNWRITABLE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}
 """What a write fails with where the output is a file or a device that takes no more."""
@@ -25,6 +26,7 @@ _PIPE_CLOSED = 128 + 13
 
 def main() -> None:
     """Entry point: turns every error a user can cause into one sentence and exit code 2."""
+    end_at_once()
     _write_what_there_is()
     try:
         try:
@@ -37,7 +39,7 @@ def main() -> None:
         finally:
             _flush()
     except KeyboardInterrupt:
-        raise SystemExit(130) from None
+        raise SystemExit(INTERRUPTED) from None
     except Exception as error:
         # files that are read or written by their name have sentences of their own, which name them
         if isinstance(error, OSError) and error.filename is None and error.errno in _UNWRITABLE:
@@ -48,6 +50,8 @@ def main() -> None:
             raise
         say(str(error))
         raise SystemExit(2) from None
+    finally:
+        raise_again()
 
 
 def _write_what_there_is() -> None:

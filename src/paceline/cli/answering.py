@@ -7,6 +7,7 @@ from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 from paceline.cli.terminal import err, out
+from paceline.interrupts import raise_again
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -34,6 +35,7 @@ def loaded(
         if talks:
             # what reads one takes a while to import, and nobody waits for an answer yet
             llm.tokenizer.check_chat_template()
+    raise_again()
     # what torch and transformers left behind stays for good: the collector need not look through it at every turn
     gc.freeze()
     return llm

@@ -12,6 +12,7 @@ from paceline.cli.bench_serve import bench_serve
 from paceline.cli.groups import DefaultGroup
 from paceline.cli.options import Json, KVCache, Lossy, MaxTokens, Model, Weights
 from paceline.cli.terminal import err, out, tell_json
+from paceline.interrupts import raise_again
 
 if TYPE_CHECKING:
     from paceline.bench.settings import Settings
@@ -73,6 +74,7 @@ def bench_drafts(
     from paceline.bench.settings import Settings
     from paceline.bench.table import show, watched
 
+    raise_again()
     settings = Settings.of(
         model, draft or ["auto"], verify=verify or [], policy=policy or [], lossy=lossy, tasks=tasks, weights=weights,
         kv_cache=kv_cache, grow=grow, peers=peers, batch=batch, threads=threads,

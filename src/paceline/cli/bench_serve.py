@@ -10,6 +10,7 @@ import typer
 
 from paceline.cli.options import Json, MaxTokens, Temperature
 from paceline.cli.terminal import err, fail, out, tell_json
+from paceline.interrupts import raise_again
 
 
 def bench_serve(
@@ -88,6 +89,7 @@ def bench_serve(
     from paceline.bench.load.sweep import run
     from paceline.bench.load.table import show, watched
 
+    raise_again()
     try:
         settings = Settings.of(
             url=url, api_key=api_key, model=model, endpoint=endpoint, tasks=tasks, requests=requests, rate=rate,

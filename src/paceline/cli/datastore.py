@@ -11,6 +11,7 @@ from rich.progress import Progress
 
 from paceline.cli.options import Json
 from paceline.cli.terminal import err, fail, out, tell_json
+from paceline.interrupts import raise_again
 
 datastore = typer.Typer(no_args_is_help=True, help="Texts to draft from, for the drafter 'datastore'.")
 
@@ -31,6 +32,7 @@ def build_datastore(
     from paceline.models.quiet import quiet
     from paceline.models.tokenizer import Tokenizer
 
+    raise_again()
     try:
         out_dir = expanded(out_dir)
     except OSError as error:

@@ -12,6 +12,7 @@ import typer
 
 from paceline.cli.options import KVCache, Lossy, Model, Policy, Weights
 from paceline.cli.terminal import err, out
+from paceline.interrupts import raise_again
 
 if TYPE_CHECKING:
     from paceline.serve.service import EngineService
@@ -129,6 +130,7 @@ def serve(
     from paceline.serve.serving import serve as serve_until_stopped
     from paceline.serve.settings import load
 
+    raise_again()
     settings = load(given, config=config)
     waiting = err.status("starting the engine") if err.is_terminal else nullcontext()
 

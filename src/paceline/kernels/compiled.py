@@ -23,6 +23,7 @@ from typing import Any, ClassVar
 
 import llvmlite.binding as llvm
 
+from paceline.interrupts import raised
 from paceline.kernels.cache_folder import folders
 from paceline.kernels.compilers import CompileError, Compilers
 from paceline.kernels.native.vectors import MATRIX_UNIT, TARGET
@@ -119,7 +120,7 @@ def _compiled(kernels: list[Kernel]) -> dict[Kernel, bytes]:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("NUMBA_")}
     environment |= {"NUMBA_CPU_NAME": TARGET[0], "NUMBA_CPU_FEATURES": TARGET[1]}
     try:
-        with TemporaryDirectory(prefix="paceline-kernels-", ignore_cleanup_errors=True) as own:
+        with raised(), TemporaryDirectory(prefix="paceline-kernels-", ignore_cleanup_errors=True) as own:
             found, kept = {}, True
             try:
                 Compilers(SOURCES, Path(own), environment).compile([(kernel.symbol, kernel.told) for kernel in kernels])
