@@ -16,7 +16,7 @@ from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 from paceline.kernels import row_products
 from paceline.kernels.residual_norms import Norm, joined
 from paceline.kernels.row_products import gated_product, part_length, parts_of, row_product
-from paceline.kernels.slot_moves import move_slots
+from paceline.kernels.slot_moves import slot_mover
 
 DEVICE = torch.device("cuda" if os.environ["TRITON_INTERPRET"] == "0" else "cpu")
 COUNTS = (1, 2, 17, 64, 65, 130)
@@ -125,7 +125,7 @@ def test_slots_move_in_the_order_in_which_a_path_does() -> None:
     before = [store.clone() for store in stores]
     # a slot is left before the next one comes to it, and another sequence's lie elsewhere
     sources, destinations = [5, 7, 9, 18], [4, 5, 7, 17]
-    move_slots(stores, sources, destinations)
+    slot_mover(stores)(sources, destinations)
     for store, old in zip(stores, before, strict=True):
         flat, expected = store.flatten(0, 1), old.flatten(0, 1).clone()
         expected[destinations] = old.flatten(0, 1)[sources]

@@ -25,9 +25,8 @@ from paceline.step import Segment, Step, Verdict
 _STORES = ("keys", "values", "key_scales", "value_scales")
 _SPARED = 16
 """One part in so many of a device's memory is left to forwards when a pool grows."""
-Mover = Callable[[Many[torch.Tensor], Many[int], Many[int]], None]
-"""Copies slots within every store: stores [pages, page_size, ...], and where slots come from and go to, as places in pages that
-are joined end to end."""
+Move = Callable[[Many[int], Many[int]], None]
+"""Copies slots within every store: where they come from and go to, as places in pages that are joined end to end."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +60,7 @@ class PagedCache(KVCache):
     pages: how many there are; the pool of a layer is reserved at its first write. page_size: slots, a power of two. narrow:
     float8_e4m3fn or int8 to keep keys and values in, with a scale per token and head; None keeps them as they come. grows:
     whether a pool that is too small is replaced by a larger one; its pages then move, which a captured graph would not notice.
-    mover: what moves slots of all layers at once on this device; layer by layer without one.
+    mover: makes, of all stores [pages, page_size, ...], what moves their slots at once; layer by layer without one.
     `stage` raises OutOfPages, and changes nothing, where the step needs more pages than are free and there shall be no more.
     """
 
@@ -74,7 +73,7 @@ class PagedCache(KVCache):
         narrow: torch.dtype | None = None,
         *,
         grows: bool = False,
-        mover: Mover | None = None,
+        mover: Callable[[Many[torch.Tensor]], Move] | None = None,
     ) -> None:
         if page_size < 1 or page_size & (page_size - 1):
             raise ValueError("a page holds a power of two of slots")
@@ -82,6 +81,8 @@ class PagedCache(KVCache):
             raise ValueError("a narrow cache is in float8_e4m3fn or int8")
         self.page_size, self.moves = page_size, 0
         self._pool, self._narrow, self._grows, self._mover = PagePool(pages, page_size), narrow, grows, mover
+        self._moved: Move | None = None
+        """What moves slots of the stores as they are."""
         self._layers: dict[int, LayerPages] = {}
         self._held: dict[int, _Held] = {}
         self._places: dict[int, torch.Tensor] = {}
@@ -155,6 +156,7 @@ class PagedCache(KVCache):
         larger than they need be, and nothing else is changed.
         """
         self.moves += 1
+        self._moved = None
         count = self._pool.count + more + 1
         try:
             for place, layer in self._layers.items():
@@ -226,6 +228,7 @@ class PagedCache(KVCache):
             return torch.empty(shape, dtype=torch.float32 if scale else self._narrow or rows.dtype, device=rows.device)
 
         scales = (pool(keys, scale=True), pool(values, scale=True)) if self._narrow else (None, None)
+        self._moved = None
         self._layers[layer] = LayerPages(pool(keys), pool(values), keys.dtype, *scales)
         return self._layers[layer]
 
@@ -266,7 +269,9 @@ class PagedCache(KVCache):
         """Copy rows within the flat pool, all layers. A path moves forward, its slots in order, so that no row is written over
         before it is read."""
         if self._mover is not None:
-            self._mover([store for layer in self._layers.values() for store in layer.stores], sources, destinations)
+            if self._moved is None:
+                self._moved = self._mover([store for layer in self._layers.values() for store in layer.stores])
+            self._moved(sources, destinations)
             return
         device = next((layer.keys.device for layer in self._layers.values()), torch.device("cpu"))
         come, go = _on(device, sources), _on(device, destinations)

@@ -10,7 +10,7 @@ launches each, which take the host longer than many a forward.
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Many
+from collections.abc import Callable, Sequence as Many
 
 import torch
 import triton
@@ -32,23 +32,26 @@ def _moved(addresses, places, count, words: tl.constexpr, block: tl.constexpr):
         tl.store(store + destination * words + word, held, mask=word < words)
 
 
-def move_slots(stores: Many[torch.Tensor], sources: Many[int], destinations: Many[int]) -> None:
-    """Copy slots within each store. Does not wait for the device.
+def slot_mover(stores: Many[torch.Tensor]) -> Callable[[Many[int], Many[int]], None]:
+    """What copies slots within each store, and does not wait for the device. It holds where they lie, and does not keep them.
 
-    stores: of any shape [pages, page_size, ...], contiguous, a multiple of four bytes to a slot. sources, destinations: places in
-    pages that are joined end to end, in such an order that none is read behind the one that is written over it. Raises ValueError
-    for slots of other sizes.
+    stores: of any shape [pages, page_size, ...], contiguous, a multiple of four bytes to a slot. It is called with sources and
+    destinations: places in pages that are joined end to end, in such an order that none is read behind the one that is written
+    over it. Raises ValueError for slots of other sizes.
     """
     device = stores[0].device
     by_words: dict[int, list[int]] = {}
     for store in stores:
-        # of one slot; to take it and ask it costs microseconds, and there are two stores to a layer
         words, beyond = divmod(store.stride(1) * store.element_size(), 4)
         if beyond:
             raise ValueError("slots are moved by words of four bytes")
         by_words.setdefault(words, []).append(store.data_ptr())
-    flat = [*sources, *destinations, *(address for group in by_words.values() for address in group)]
-    sent = torch.tensor(flat, pin_memory=device.type == "cuda").to(device, non_blocking=True)
-    places, addresses = sent[: 2 * len(sources)], sent[2 * len(sources) :]
-    for (words, group), part in zip(by_words.items(), addresses.split([*map(len, by_words.values())]), strict=True):
-        _moved[(len(group), triton.cdiv(words, _BLOCK))](part, places, len(sources), words=words, block=_BLOCK, num_warps=4)
+    groups = [(words, torch.tensor(addresses, device=device)) for words, addresses in by_words.items()]
+
+    def move(sources: Many[int], destinations: Many[int]) -> None:
+        places = torch.tensor([*sources, *destinations], pin_memory=device.type == "cuda").to(device, non_blocking=True)
+        for words, addresses in groups:
+            grid = (len(addresses), triton.cdiv(words, _BLOCK))
+            _moved[grid](addresses, places, len(sources), words=words, block=_BLOCK, num_warps=4)
+
+    return move

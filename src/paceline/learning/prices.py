@@ -27,6 +27,8 @@ _SMOOTH = 0.1
 _REGAIN = 0.01
 """How fast what a step without drafts takes beside its forward is believed to rise by one that is not calm: were there no drafts
 for long, it would take less."""
+_CALM = 0.5
+"""The same of what steps without drafts take among others without: they are timed seldom, and a few at a time."""
 
 
 class Prices:
@@ -39,6 +41,10 @@ class Prices:
         self.batch = self.fed = 1
         self.between_s, self._ended_at = 0.0, -inf
         self.other_s, self.more_s = _OTHER_S, 0.0
+        self._behind_s = [0.0, 0.0]
+        """Seconds of what follows the forward in a step without drafts, and in one with some, as `_OTHER_S`; 0.0 before any."""
+        self._calm_at = defaultdict[int, float](lambda: 1.0)
+        """By size of the batch, times what a step without drafts is thought to take that it did take among others without."""
         self._token_s_at = defaultdict[int, float](float)
         """By size of the batch, seconds that a token took, of late."""
         self.sequence_s = 0.0
@@ -70,8 +76,24 @@ class Prices:
         """Seconds that a step takes longer because anything is drafted in it, drafters and rows not counted."""
         return (self.batch + _STEP_ITSELF) * self.more_s
 
+    @property
+    def unrest_s(self) -> float:
+        """The same, and what it takes longer for not being one among others without drafts."""
+        return self.drafting_s + self._step_s(self.batch, False) - self.step_s(self.batch, False)
+
+    @property
+    def kept_s(self) -> float:
+        """Those of `drafting_s` that are spared where drafts are made, and none is looked at."""
+        plainly_s, drafted_s = self._behind_s
+        return (self.batch + _STEP_ITSELF) * max(drafted_s - plainly_s, 0.0) if plainly_s else 0.0
+
     def step_s(self, rows: int, drafted: bool) -> float:
         """Seconds of a step whose forward has so many rows, its drafters not counted; a little more than none."""
+        calm = 1.0 if drafted else self._calm_at[bucket(self.batch)]
+        return calm * self._step_s(rows, drafted)
+
+    def _step_s(self, rows: int, drafted: bool) -> float:
+        """The same, as if it were one among steps with drafts."""
         beside_s = (self.batch + _STEP_ITSELF) * (self.other_s + drafted * self.more_s) + self.between_s
         return self._costs.forward_s(rows, self.batch) + beside_s + 1e-9
 
@@ -101,19 +123,35 @@ class Prices:
         token_s = self.token_s
         return lambda tokens, seconds: tokens * token_s - seconds, 1.0
 
-    def saw_beside(self, seconds: float, drafted: bool, calm: bool) -> None:
-        """See what a step took beside its forward and its drafters. drafted: whether anything was. calm: whether nobody was asked
-        for drafts for a while."""
+    def saw_beside(self, seconds: float, behind_s: float, drafted: bool, calm: bool) -> None:
+        """See what a step took beside its forward and its drafters, and what of that followed the forward. drafted: whether
+        anything was. calm: whether nobody was asked for drafts for a while."""
         # where one prompt is all that is read, its text and its cache take their own time
         if self.reads and self.batch == 1:
             return
+        shares = self.batch + _STEP_ITSELF
+        self.saw_behind(behind_s, drafted)
         before = self.other_s + drafted * self.more_s
         # what runs for the first time, or is disturbed, takes many times as long
-        change = min(seconds / (self.batch + _STEP_ITSELF), 2 * before) - before
+        change = min(seconds / shares, 2 * before) - before
         if drafted:
             self.more_s = max(self.more_s + _SMOOTH * change, 0.0)
         else:
             self.other_s += (_SMOOTH if calm or change < 0.0 else _REGAIN) * change
+
+    def saw_behind(self, seconds: float, drafted: bool) -> None:
+        """See what followed the forward in a step."""
+        if self.reads and self.batch == 1:
+            return
+        share_s = seconds / (self.batch + _STEP_ITSELF)
+        known_s = self._behind_s[drafted] or share_s
+        self._behind_s[drafted] = known_s + _SMOOTH * (min(share_s, 2 * known_s) - known_s)
+
+    def saw_calm(self, token_s: float) -> None:
+        """See what a token took in steps without drafts, one behind another; what is seen of single ones takes longer."""
+        size = bucket(self.batch)
+        took = min(token_s * self.batch / self._step_s(self.batch, False), 1.0)
+        self._calm_at[size] += _CALM * (took - self._calm_at[size])
 
     def saw(self, seconds: float, tokens: int) -> None:
         """See what a step took, and brought; a forward that read prompts too is taken for one that did not."""

@@ -28,10 +28,11 @@ _DISTURBED = 3.0
 
 
 class Rests:
-    """now: whether nobody is to be asked in this step."""
+    """now: whether nobody is to be asked in this step. timed_s: seconds of a token without drafts, where the last step was the
+    last that was timed, else 0.0."""
 
     def __init__(self) -> None:
-        self.now = False
+        self.now, self.timed_s = False, 0.0
         self._asked, self._every = 0, _EVERY
         """Steps in which somebody was asked since some were timed last; how many there are before some are again."""
         self._left, self._length, self._lost = 0, _SHORTEST, 0
@@ -53,6 +54,7 @@ class Rests:
 
     def saw(self, seconds: float, tokens: int, asked: bool) -> None:
         """See a step that read no prompt."""
+        self.timed_s = 0.0
         if not self.now:
             self._saw_drafting(seconds, tokens, asked)
         elif self._left:
@@ -76,7 +78,7 @@ class Rests:
     def _judge(self, token_s: float) -> None:
         """Go on as tokens come sooner. token_s: seconds of one without drafts."""
         self._timed.clear()
-        self._asked = 0
+        self._asked, self.timed_s = 0, token_s
         if _CLEARLY * token_s * self._tokens >= self._step_s:
             self.now, self._length, self._lost = False, _SHORTEST, 0
             self._every = min(2 * self._every, _EVERY_AT_MOST)

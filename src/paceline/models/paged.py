@@ -17,7 +17,7 @@ import torch
 
 from paceline.cache.base import Branching
 from paceline.cache.paged import PagedCache
-from paceline.kernels.slot_moves import move_slots
+from paceline.kernels.slot_moves import slot_mover
 from paceline.kernels.step_tables import SMALLEST, Extent, StepTables
 from paceline.kernels.work_items import Division
 from paceline.models.base import KV_CACHES, Scores
@@ -85,7 +85,7 @@ class OverPages(FlatModel):
         return _PAGES
 
     def new_cache(self) -> PagedCache:
-        return PagedCache(self.first_pages, PAGE, KV_CACHES.get(self.kv_cache or ""), grows=True, mover=move_slots)
+        return PagedCache(self.first_pages, PAGE, KV_CACHES.get(self.kv_cache or ""), grows=True, mover=slot_mover)
 
     def _forward(self, step: Step, cache: PagedCache) -> Any:
         return self._over(cache, self._tables_of(step, cache))

@@ -278,7 +278,10 @@ class AdaptivePolicy(Policy):
         worth, clearly = self._prices.worth(_CLEARLY)
         fixed_s = self._prices.step_s(rows, True) - forwards[0] + self._drafted_s
         tokens = accumulate(chances, initial=float(self._prices.batch))
-        values = list(map(worth, tokens, [forward_s + fixed_s for forward_s in forwards]))
+        steps_s = [forward_s + fixed_s for forward_s in forwards]
+        # what is looked at is also judged, moved and learnt from
+        steps_s[0] -= self._prices.kept_s
+        values = list(map(worth, tokens, steps_s))
         values[0] *= clearly
         return values.index(max(values))
 
@@ -315,20 +318,24 @@ class AdaptivePolicy(Policy):
                 # to learn from it takes time too, which a rest spares
                 seconds += self._learning_s[drafted]
             self._rests.saw(seconds, tokens, asked)
+            if self._rests.timed_s:
+                self._prices.saw_calm(self._rests.timed_s)
             if self._rests.due:
                 self._rests.begin(self.costs.forward_s(self._prices.batch, self._prices.batch) / self._prices.batch)
         if not self._rested:
             glances.saw(asked)
         if self._rested or (glances.resting and not glances.last):
             self._tryouts.all_s += self._step_s
+            self._prices.saw_behind(timings.verify_s + timings.commit_s + self._learning_s[False], False)
             self._prices.ended()
             return
         # the first of those that passed was learnt from
         steps = glances.passed - 1 if glances.resting else 1
         self._expectation.observe(trees, verdicts, steps)
-        other = timings.draft_s - timings.asked_s + timings.verify_s + timings.commit_s + self._learning_s[drafted] / steps
+        behind_s = timings.verify_s + timings.commit_s + self._learning_s[drafted] / steps
+        other = timings.draft_s - timings.asked_s + behind_s
         rows = sum(map(len, trees))
-        self._prices.saw_beside(other, drafted, self._glances.calm)
+        self._prices.saw_beside(other, behind_s, drafted, self._glances.calm)
         self._step_s = step_s = timings.asked_s + self.costs.forward_s(rows, len(trees)) + other + self._prices.between_s
         self._tryouts.all_s += step_s
         self._prices.saw(step_s, tokens)
@@ -338,7 +345,7 @@ class AdaptivePolicy(Policy):
             for sequence, tree, verdict in zip(sequences, trees, verdicts, strict=True):
                 if sequence.key == trial.key:
                     self._tryouts.end(self._gain_s(trial.part, tree, verdict, rows))
-        self._accounts.book(sequences, trees, self._deepened, self._forgone_s, self._prices.drafting_s, self._steps)
+        self._accounts.book(sequences, trees, self._deepened, self._forgone_s, self._prices.unrest_s, self._steps)
         self._forget_step()
         self._learning_s[drafted] = self._prices.ended() - began
 

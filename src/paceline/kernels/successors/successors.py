@@ -51,7 +51,10 @@ class Successors:
         )
 
     def _note_from_device(self, logits: torch.Tensor, rows: np.ndarray) -> None:
-        values, places = (part.cpu().numpy() for part in logits.topk(self._count))
+        found, where = logits.float().topk(self._count)
+        # to wait for the device once is enough
+        both = torch.stack((found.view(torch.int32), where.int())).cpu().numpy()
+        values, places = both[0].view(np.float32), both[1]
         sure = np.isfinite(values[:, [0, -1]]).all(1)
         values, places, rows = values[sure].astype(np.float64), places[sure], rows[sure]
         weights = np.exp(values - values[:, :1])
