@@ -236,6 +236,25 @@ def test_what_is_kept_gives_way_before_anyone_in_flight_and_the_least_used_first
     assert held(new.key) == 0 or ended(engine, [3, *PROMPT]).cached_tokens == 30
 
 
+def test_a_text_that_was_copied_from_is_kept_longer_than_one_that_came_after_it() -> None:
+    engine = sharing(cache_tokens=240)
+    used, other = (ended(engine, [n, *PROMPT], LONG) for n in (1, 2))
+    copy = ended(engine, [1, *PROMPT, 4, 4])
+    engine.prefixes.make_room(engine.prefixes.kept_tokens - 1)
+    held = engine.speculative.cache.length
+    assert [held(one.key) > 0 for one in (other, used, copy)] == [False, True, True]
+
+
+def test_a_text_that_ended_gives_back_the_room_for_what_never_came() -> None:
+    engine = LLM(draft="none", prefill_chunk=64).engine
+    cache, long = engine.speculative.cache, engine.add(list(range(5, 255)), LONG)
+    engine.step()
+    reserved = cache.held_bytes
+    engine.abort(long)
+    assert cache.length(long.key) == 64
+    assert cache.held_bytes == reserved / 2, "128 slots, and not 256"
+
+
 def test_nothing_is_held_once_all_is_forgotten_or_left() -> None:
     model = TableModel(5)
     engine = sharing(model, drafter_of("merged", model))
@@ -318,12 +337,13 @@ def test_no_more_bytes_are_kept_than_there_is_room_for() -> None:
     engine.forget()
     engine.prefixes = type(engine.prefixes)(engine.speculative, 64, int(2.5 * one))
     engine.scheduler._prefixes = engine.prefixes
+    asked = []
     for first in range(6):
-        engine.add([first, *prompt[1:]], params)
-        while engine.has_work:
-            engine.step()
+        asked.append(ended(engine, [first, *prompt[1:]], params))
         assert engine.speculative.cache.held_bytes <= 2.5 * one
     assert engine.speculative.cache.held_bytes == 2 * one
+    held = [engine.speculative.cache.length(each.key) > 0 for each in asked]
+    assert held == [False, False, False, False, True, True], "the oldest went"
 
 
 def test_what_drafters_hold_counts_as_well() -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from crowd import Crowd, WatchedModel
 from fakes import MixedDrafter, TableModel
+from paceline.budget import Budget
 from paceline.engine.engine import Engine, RequestError
 from paceline.engine.scheduler import Limits
 from paceline.engine.shares import Shares
@@ -162,6 +163,25 @@ def test_a_payer_of_many_tenants_is_served_as_one_of_a_single_one() -> None:
     assert few[0].payer == "few"
 
 
+def test_a_payer_is_charged_for_what_was_fed_and_for_no_token_twice() -> None:
+    engine = engine_of(TableModel(5), limits=Limits(batch=2, chunk=8, cache_tokens=400))
+    one = engine.add([1] * 20, SamplingParams(max_tokens=9, ignore_eos=True), payer="a")
+    scheduler, charged = engine.scheduler, []
+    for _ in range(5):
+        engine.step()
+        charged.append(scheduler._shares["a"])
+    assert charged == [8, 16, 20, 21, 22]
+    # its place is given up, and what it said is read anew
+    scheduler.running.remove(one)
+    engine.prefixes.release(one)
+    scheduler._queue(one)
+    charged.clear()
+    for _ in range(4):
+        engine.step()
+        charged.append(scheduler._shares["a"])
+    assert charged == [22, 22, 23, 24]
+
+
 def test_a_short_prompt_of_another_tenant_does_not_wait_for_a_long_one_to_be_read() -> None:
     engine = engine_of(TableModel(5), limits=Limits(batch=2, chunk=4))
     long = engine.add([1, 2] * 100, SamplingParams(max_tokens=1), tenant="long")
@@ -296,6 +316,13 @@ def test_tenants_that_left_are_forgotten_once_all_had_as_much() -> None:
         shares.charge("stays", 1)
         shares.leave(str(number))
     assert len(shares) <= 8
+
+
+def test_drafts_of_one_step_share_the_room_that_is_left() -> None:
+    engine = engine_of(TableModel(5), limits=Limits(batch=3, cache_tokens=30))
+    for n in range(3):
+        engine.add([n] * 6, SamplingParams(max_tokens=20))
+    assert [work.room.nodes for work in engine.scheduler.pick(Budget(8, 8))] == [8, 4, 0]
 
 
 def test_no_draft_is_asked_for_past_the_last_token_that_may_come() -> None:

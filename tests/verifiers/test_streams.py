@@ -174,6 +174,15 @@ def test_an_earlier_answer_of_the_same_seed_is_no_better_a_draft_than_another(ru
     assert obeys(found, dict.fromkeys(itertools.product(range(3), repeat=2), 1 / 9))
 
 
+def test_requests_draw_apart_by_their_seed_and_by_their_number() -> None:
+    def seeds() -> list[int]:
+        asked = itertools.product(range(3), repeat=2)
+        return [Sequence(key, (0,), SamplingParams(), seed).draws_seed for key, seed in asked]
+
+    assert len(set(seeds())) == 9
+    assert seeds() == seeds(), "and a request draws the same again"
+
+
 def test_names_alike_in_their_beginning_have_streams_of_their_own() -> None:
     probs, pairs = torch.tensor([0.5, 0.5]), Counter()
     for seed in range(2_000):
