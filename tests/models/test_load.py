@@ -357,7 +357,8 @@ def test_a_configuration_does_not_say_how_it_is_run(folder: Path) -> None:
     assert load_model(folder).branching is Branching.TREE
 
 
-LONG: dict[str, Any] = {"rope_type": "longrope", "original_max_position_embeddings": 64}
+_ORIGINAL = "original_max_position_embeddings"
+LONG: dict[str, Any] = {"rope_type": "longrope", _ORIGINAL: 64}
 
 
 @pytest.mark.parametrize(
@@ -379,8 +380,34 @@ def test_the_context_ends_where_a_longrope_changes(parameters: dict[str, Any] | 
     assert context_length(config) == length
 
 
-@pytest.mark.parametrize("older", [False, True])
-def test_a_longrope_gives_a_row_the_same_numbers_beside_others(tmp_path: Path, older: bool) -> None:
+STRETCHED: dict[str, tuple[dict[str, Any], dict[str, Any], int]] = {
+    "Qwen2.5, as its page says": ({"max_position_embeddings": 256}, {"type": "yarn", "factor": 4.0, _ORIGINAL: 256}, 1024),
+    "Qwen3, with room for answers": ({"max_position_embeddings": 320}, {"type": "yarn", "factor": 4.0, _ORIGINAL: 256}, 1024),
+    "DeepSeek, stretched already": ({"max_position_embeddings": 2560}, {"type": "yarn", "factor": 40, _ORIGINAL: 64}, 2560),
+    "less than what it is stretched to": ({"max_position_embeddings": 2048}, {"type": "yarn", "factor": 40, _ORIGINAL: 64}, 2048),
+    "more than what it is stretched to": ({"max_position_embeddings": 300}, {"type": "yarn", "factor": 1.1, _ORIGINAL: 256}, 300),
+    "Gemma 3 and DeepSeek-Coder": ({"max_position_embeddings": 256}, {"type": "linear", "factor": 4.0}, 256),
+    "Vicuna of 16k": ({"max_position_embeddings": 256, "max_sequence_length": 1024}, {"type": "linear", "factor": 4.0}, 1024),
+    "another length": ({"max_position_embeddings": 256, "max_sequence_length": 2048}, {"type": "linear", "factor": 4.0}, 256),
+    "Llama 3.1": (
+        {"max_position_embeddings": 128},
+        {"rope_type": "llama3", "factor": 8.0, _ORIGINAL: 128, "low_freq_factor": 1.0, "high_freq_factor": 4.0},
+        128,
+    ),
+    "dynamic, which changes past it": ({"max_position_embeddings": 256}, {"type": "dynamic", "factor": 4.0}, 256),
+}
+
+
+@pytest.mark.parametrize("case", STRETCHED)
+def test_a_stretched_rotation_reaches_as_far_as_its_files_mean(tmp_path: Path, case: str) -> None:
+    lengths, scaling, length = STRETCHED[case]
+    save_tiny(tmp_path)
+    edit(tmp_path / "config.json", rope_parameters=None, rope_theta=10000.0, rope_scaling=scaling, **lengths)
+    assert load_model(tmp_path).context_length == length
+
+
+@pytest.mark.parametrize("older", ["", "longrope", "su"])
+def test_a_longrope_gives_a_row_the_same_numbers_beside_others(tmp_path: Path, older: str) -> None:
     """Past the first 64 positions transformers takes the other factors for all rows of a call."""
     factors = {"short_factor": [1.0] * 8, "long_factor": [4.0] * 8, "factor": 4.0}
     over: dict[str, Any] = {"max_position_embeddings": 256, "original_max_position_embeddings": 64}
@@ -388,7 +415,7 @@ def test_a_longrope_gives_a_row_the_same_numbers_beside_others(tmp_path: Path, o
     save_tiny(tmp_path, kind="phi3", **over)
     reference = tiny_model("phi3", **over, vocab_size=262)
     if older:
-        edit(tmp_path / "config.json", rope_parameters=None, rope_theta=10000.0, rope_scaling={"type": "longrope", **factors})
+        edit(tmp_path / "config.json", rope_parameters=None, rope_theta=10000.0, rope_scaling={"type": older, **factors})
     model, text = load_model(tmp_path), list(range(3, 103))
     assert model.context_length == 64
 

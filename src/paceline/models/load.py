@@ -34,6 +34,8 @@ _NOT_ARCHITECTURE = {
 """Entries of config.json that are not the checkpoint's to decide: code to fetch and run, and how a forward is called."""
 _FP8_FROM = (8, 9)
 """The compute capability from which on Triton reads it."""
+_SUPERSEDED_ROTATIONS = {"su": "longrope"}
+"""What rotations were called in the first files of a family: Phi-3's of 128k."""
 _WHOLE = {"I8", "U8", "I16", "U16", "I32", "U32"}
 _UNSTATED_CONTEXT = 2048
 """For checkpoints that state no longest context, as recurrent ones and some with ALiBi do."""
@@ -146,27 +148,50 @@ def packs_weights() -> bool:
 
 
 def context_length(config: Any) -> int:
-    """The longest text that the configuration states, in tokens, but no longer than the first factors of a longrope are for.
+    """The longest text that the configuration states, in tokens, or what a rotation stretches it to, but no longer than the first
+    factors of a longrope are for.
 
     Raises ModelError where the configuration cannot be read.
     """
     try:
         text = config.get_text_config()
-        stated = [getattr(text, name, None) for name in _CONTEXT_NAMES]
-        length = next((length for length in stated if isinstance(length, int) and length > 0), _UNSTATED_CONTEXT)
-        return min([length, *_original_lengths(text)])
+        named = [getattr(text, name, None) for name in _CONTEXT_NAMES]
+        lengths = [length for length in named if isinstance(length, int) and length > 0] or [_UNSTATED_CONTEXT]
+        return min([max([lengths[0], *_stretched_lengths(text, lengths)]), *_original_lengths(text)])
     # such as one that states it for each layer
     except Exception as error:
         raise ModelError(f"the configuration does not say how long a text may be: {sentence(error)}") from error
 
 
+def _rotations(text: Any) -> list[dict[str, Any]]:
+    """The parameters of all rotations of a configuration: its own, or those of each kind of layer."""
+    parameters = getattr(text, "rope_parameters", None) or {}
+    return [parameters, *(one for one in parameters.values() if isinstance(one, dict))]
+
+
+def _stretched_lengths(text: Any, lengths: list[int]) -> list[int]:
+    """What each rotation stretches the first of these lengths to, where that is clearly of the model before it was stretched.
+
+    Files state either. DeepSeek's, Gemma 3's and gpt-oss's length is that of the model as it is. Qwen's, to which users add a
+    yarn, is that of the one before (Qwen3's with a quarter more, for answers); so is Vicuna's, which names the other beside it.
+    """
+    found = []
+    for one in _rotations(text):
+        factor, original = one.get("factor"), original_length(text, one)
+        if one.get("rope_type") not in ("linear", "yarn") or not isinstance(factor, int | float):
+            continue
+        if original is None:
+            found += [length for length in lengths[1:] if length == lengths[0] * factor]
+        elif lengths[0] < 2 * original:
+            found.append(int(original * factor))
+    return found
+
+
 def _original_lengths(text: Any) -> list[int]:
     """Up to where each longrope of a configuration takes its first factors."""
-    parameters = getattr(text, "rope_parameters", None) or {}
-    kinds = [parameters, *(one for one in parameters.values() if isinstance(one, dict))]
     # transformers chooses factors, and PhiMoE the scales of any rotation, for all rows of a call by the largest position among
     # them: past it a text would depend on its neighbours, on drafts, and on how its prompt is divided
-    switching = [one for one in kinds if one.get("rope_type") == "longrope" or "long_mscale" in one]
+    switching = [one for one in _rotations(text) if one.get("rope_type") == "longrope" or "long_mscale" in one]
     return [end for end in (original_length(text, one) for one in switching) if end is not None]
 
 
@@ -251,6 +276,15 @@ def _architectural(config: Any) -> Any:
     return {name: _architectural(value) for name, value in config.items() if name not in _NOT_ARCHITECTURE}
 
 
+def _with_present_names(config: dict[str, Any]) -> dict[str, Any]:
+    """A configuration whose rotation is called what it is called today."""
+    scaling = config.get("rope_scaling")
+    kind = scaling.get("rope_type", scaling.get("type")) if isinstance(scaling, dict) else None
+    if not isinstance(kind, str) or kind not in _SUPERSEDED_ROTATIONS:
+        return config
+    return {**config, "rope_scaling": {**scaling, "rope_type": _SUPERSEDED_ROTATIONS[kind]}}
+
+
 def _configuration(checkpoint: Checkpoint) -> Any:
     """The configuration, transformers' own, of a causal language model: `auto_map` is not even looked at."""
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
@@ -262,7 +296,7 @@ def _configuration(checkpoint: Checkpoint) -> Any:
         raise ModelError(f"'{checkpoint.path}' has the architecture '{kind}', which {own}")
     try:
         with quiet():
-            config = CONFIG_MAPPING[kind].from_dict(_architectural(checkpoint.config))
+            config = CONFIG_MAPPING[kind].from_dict(_with_present_names(_architectural(checkpoint.config)))
     # the constructor of a configuration trusts its arguments
     except Exception as error:
         raise ModelError(f"'{file}' is not a valid '{kind}' configuration: {sentence(error)}") from error
