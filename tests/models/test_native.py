@@ -204,6 +204,26 @@ def test_no_tensor_can_be_missing(tmp_path: Path, kind: str, over: dict[str, Any
         file.write_bytes(whole)
 
 
+@pytest.mark.parametrize("kind", ["llama", "qwen3", "gemma2"])
+def test_a_tied_model_that_was_saved_without_its_head_is_read_as_one_that_has_it(tmp_path: Path, kind: str) -> None:
+    """Names begin with `layers.`, not with `model.layers.`, as those of embedding models do."""
+    folder, reference = checkpoint(tmp_path, kind, tie_word_embeddings=True)
+    reference.model.save_pretrained(folder)
+    assert "embed_tokens.weight" in load_file(folder / "model.safetensors")
+    assert same(native(folder), reference)
+
+
+def test_an_untied_model_that_was_saved_without_its_head_is_refused(tmp_path: Path) -> None:
+    folder, reference = checkpoint(tmp_path)
+    reference.model.save_pretrained(folder)
+    with pytest.raises(ModelError, match=r"lacks 1 tensors .* first 'lm_head.weight'"):
+        load_model(folder)
+    # and with it, under the name that it has anyway, read as transformers reads it
+    with_head = rewritten(folder, **{"lm_head.weight": reference.lm_head.weight.detach().clone()})
+    assert same(native(with_head), reference)
+    assert same(native(with_head), AutoModelForCausalLM.from_pretrained(folder).eval())
+
+
 def test_a_stored_head_of_a_tied_model_is_left_aside(tmp_path: Path) -> None:
     folder, reference = checkpoint(tmp_path, tie_word_embeddings=True)
     embedding = load_file(folder / "model.safetensors")["model.embed_tokens.weight"]

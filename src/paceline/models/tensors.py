@@ -10,11 +10,15 @@ from safetensors import safe_open
 from paceline.models.checkpoint import Checkpoint
 from paceline.models.towers import text_name
 
+_HEADLESS = "embed_tokens.weight"
+_HEAD = "lm_head."
+
 
 class Tensors:
     """Reads by name and remembers what was never asked for. kinds: name -> the type held, as safetensors names it.
 
-    Of a model that also sees only its language model is there, by the names that it has alone.
+    Of a model that also sees only its language model is there, by the names that it has alone; of a model that was saved without
+    its head, as embedding models are, the tensors have the names that they have below one.
     """
 
     def __init__(self, checkpoint: Checkpoint) -> None:
@@ -27,6 +31,9 @@ class Tensors:
                     if name is not None:
                         self._places[name] = shard, held
                         self.kinds[name] = file.get_slice(held).get_dtype()
+        if _HEADLESS in self._places:
+            self._places = {_below_a_head(name): place for name, place in self._places.items()}
+            self.kinds = {_below_a_head(name): kind for name, kind in self.kinds.items()}
         self.unread = set(self._places)
 
     def find(self, name: str) -> torch.Tensor | None:
@@ -37,3 +44,7 @@ class Tensors:
         with safe_open(shard, "pt") as file:
             self.unread.discard(name)
             return file.get_tensor(held).clone()
+
+
+def _below_a_head(name: str) -> str:
+    return name if name.startswith(_HEAD) else f"model.{name}"
