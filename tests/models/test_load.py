@@ -394,6 +394,11 @@ STRETCHED: dict[str, tuple[dict[str, Any], dict[str, Any], int]] = {
         {"rope_type": "llama3", "factor": 8.0, _ORIGINAL: 128, "low_freq_factor": 1.0, "high_freq_factor": 4.0},
         128,
     ),
+    "Qwen2.5-1M, without its chunks": (
+        {"max_position_embeddings": 1024, "dual_chunk_attention_config": {"chunk_size": 256, "local_size": 8, _ORIGINAL: 256}},
+        {"type": "default"},
+        256,
+    ),
     "dynamic, which changes past it": ({"max_position_embeddings": 256}, {"type": "dynamic", "factor": 4.0}, 256),
 }
 
@@ -404,6 +409,23 @@ def test_a_stretched_rotation_reaches_as_far_as_its_files_mean(tmp_path: Path, c
     save_tiny(tmp_path)
     edit(tmp_path / "config.json", rope_parameters=None, rope_theta=10000.0, rope_scaling=scaling, **lengths)
     assert load_model(tmp_path).context_length == length
+
+
+@pytest.mark.parametrize(
+    ("scaling", "said"),
+    [
+        ({"type": "ntk", "factor": 4.0}, "cannot be loaded: there is no 'ntk'"),
+        ({"type": "yarn"}, "is not a valid 'llama' configuration: Missing required keys in `rope_parameters` for"),
+        ({"type": ["su"]}, "unhashable"),
+    ],
+    ids=str,
+)
+def test_a_rotation_that_nobody_knows_is_refused_in_words(folder: Path, scaling: dict[str, Any], said: str) -> None:
+    edit(folder / "config.json", rope_parameters=None, rope_theta=10000.0, rope_scaling=scaling)
+    with pytest.raises(ModelError) as error:
+        load_model(folder)
+    assert said in str(error.value)
+    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize("older", ["", "longrope", "su"])

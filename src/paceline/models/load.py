@@ -149,7 +149,7 @@ def packs_weights() -> bool:
 
 def context_length(config: Any) -> int:
     """The longest text that the configuration states, in tokens, or what a rotation stretches it to, but no longer than the first
-    factors of a longrope are for.
+    factors of a longrope are for, or than is read without chunks.
 
     Raises ModelError where the configuration cannot be read.
     """
@@ -188,10 +188,14 @@ def _stretched_lengths(text: Any, lengths: list[int]) -> list[int]:
 
 
 def _original_lengths(text: Any) -> list[int]:
-    """Up to where each longrope of a configuration takes its first factors."""
+    """Up to where each longrope of a configuration takes its first factors, and a text is read without chunks."""
     # transformers chooses factors, and PhiMoE the scales of any rotation, for all rows of a call by the largest position among
     # them: past it a text would depend on its neighbours, on drafts, and on how its prompt is divided
     switching = [one for one in _rotations(text) if one.get("rope_type") == "longrope" or "long_mscale" in one]
+    # by these chunks Qwen2.5-1M reads on where its rotation ends; transformers knows nothing of them, and neither road does
+    chunks = getattr(text, "dual_chunk_attention_config", None)
+    if isinstance(chunks, dict):
+        switching.append(chunks)
     return [end for end in (original_length(text, one) for one in switching) if end is not None]
 
 

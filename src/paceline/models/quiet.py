@@ -64,8 +64,16 @@ def sentence(error: BaseException) -> str:
     A line that ends in a colon says nothing without the next, which follows it.
     """
     said = ""
-    for line in filter(None, map(str.strip, str(error).splitlines())):
+    for line in filter(None, map(str.strip, _message(error).splitlines())):
         said = f"{said} {line}".lstrip()
         if not line.endswith(":"):
             break
     return said.rstrip(".,;:") or type(error).__name__
+
+
+def _message(error: BaseException) -> str:
+    """What an error says. A KeyError shows what it was given as code, be it a key or a message."""
+    if not isinstance(error, KeyError) or len(error.args) != 1:
+        return str(error)
+    said = str(error.args[0])
+    return said if " " in said else f"there is no {error}"
