@@ -32,6 +32,29 @@ ROUTED = [
     "deepseek_v3",
     "gpt_oss",
 ]
+_WINDOWS: dict[str, Any] = {"sliding_window": 3, "layer_types": ["sliding_attention", "full_attention"]}
+SETTINGS: list[tuple[str, dict[str, Any]]] = [
+    (
+        "granite",
+        {"residual_multiplier": 0.5, "logits_scaling": 0.8, "attention_multiplier": 0.3, "embedding_multiplier": 3.0},
+    ),
+    ("granite", {"attention_bias": True, "mlp_bias": True}),
+    ("cohere", {"logit_scale": 1.5, "use_qk_norm": True}),
+    ("cohere2", {"logit_scale": 1.5, "head_dim": 16, **_WINDOWS}),
+    ("olmo", {"clip_qkv": 0.5}),
+    ("olmo2", {"attention_bias": True}),
+    ("olmo3", _WINDOWS),
+    ("smollm3", {"no_rope_layers": [1, 0]}),
+    ("starcoder2", {"sliding_window": 3, "use_bias": False}),
+    ("gpt2", {"scale_attn_by_inverse_layer_idx": True}),
+    ("gpt2", {"scale_attn_weights": False}),
+    ("gpt_neox", {"use_parallel_residual": False, "rotary_pct": 0.5}),
+    ("phi", {"partial_rotary_factor": 0.25, "qk_layernorm": True}),
+    ("glm4", {"head_dim": 16, "partial_rotary_factor": 0.5}),
+    ("exaone4", _WINDOWS),
+    ("mixtral", {"sliding_window": 3}),
+]
+"""Words that families of the transformers road publish, set to what is not their default."""
 ADDITIVE = ["falcon", "gptj", "codegen"]
 CHAINS = ["bloom", "mpt", "gpt_neo"]
 REPLAYED = ["qwen3_next", "lfm2", "mamba2"]
@@ -94,6 +117,12 @@ def test_routed_families_branch_in_the_flat_step(kind: str) -> None:
     model = as_hub(reference)
     assert largest_error(model, reference) < TOLERANCE
     assert model.attention_calls == reference.config.num_hidden_layers
+
+
+@pytest.mark.parametrize(("kind", "words"), SETTINGS)
+def test_what_a_configuration_sets_is_heeded(kind: str, words: dict[str, Any]) -> None:
+    reference = tiny_model(kind, **words)
+    assert largest_error(as_hub(reference), reference) < TOLERANCE
 
 
 @pytest.mark.parametrize("kind", ADDITIVE)

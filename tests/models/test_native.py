@@ -158,6 +158,68 @@ def edit(folder: Path, **changes: Any) -> None:
     file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
 
 
+_GEMMA3 = {"num_hidden_layers": 3, "layer_types": ["sliding_attention", "sliding_attention", "full_attention"]}
+_FACTORS = {"short_factor": [1.0 + 0.1 * pair for pair in range(6)], "long_factor": [4.0] * 6}
+AS_PUBLISHED: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "Llama 3.2": (
+        "llama",
+        {"tie_word_embeddings": True},
+        {
+            "rope_scaling": {
+                "rope_type": "llama3",
+                "factor": 32.0,
+                "original_max_position_embeddings": 16,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+            }
+        },
+    ),
+    "Mistral with a yarn": (
+        "mistral",
+        {},
+        {"rope_scaling": {"type": "yarn", "factor": 8.0, "original_max_position_embeddings": 32, "finetuned": True}},
+    ),
+    "Qwen2.5": ("qwen2", {}, {"sliding_window": 3, "use_sliding_window": False, "max_window_layers": 1, "layer_types": None}),
+    "Qwen2, windows behind a layer": (
+        "qwen2",
+        {},
+        {"sliding_window": 3, "use_sliding_window": True, "max_window_layers": 1, "layer_types": None},
+    ),
+    "Gemma 1": ("gemma", {"head_dim": 16}, {"hidden_act": "gelu", "hidden_activation": None}),
+    "Gemma 2": ("gemma2", {}, {"layer_types": None, "cache_implementation": "hybrid"}),
+    "Gemma 3": (
+        "gemma3_text",
+        _GEMMA3,
+        {
+            "rope_local_base_freq": 1e3,
+            "rope_scaling": {"rope_type": "linear", "factor": 8.0},
+            "sliding_window_pattern": 3,
+            "layer_types": None,
+        },
+    ),
+    "Phi-4-mini": (
+        "phi3",
+        {},
+        {
+            "rope_scaling": {"type": "longrope", **_FACTORS},
+            "original_max_position_embeddings": 64,
+            "partial_rotary_factor": 0.75,
+            "sliding_window": 100,
+            "interpolate_factor": 1,
+        },
+    ),
+    "StableLM 2": ("stablelm", {"use_qkv_bias": True}, {"partial_rotary_factor": 0.25}),
+}
+
+
+@pytest.mark.parametrize("case", AS_PUBLISHED)
+def test_files_in_the_words_of_their_time_are_read_as_transformers_reads_them(tmp_path: Path, case: str) -> None:
+    kind, over, words = AS_PUBLISHED[case]
+    folder, _ = checkpoint(tmp_path, kind, **over)
+    edit(folder, rope_parameters=None, rope_theta=5e5, **words)
+    assert same(native(folder), AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager").eval())
+
+
 def test_layer_types_without_a_meaning_here_go_by_the_other_road(tmp_path: Path) -> None:
     folder, _ = checkpoint(tmp_path, "qwen3")
     edit(folder, layer_types=["chunked_attention", "full_attention"])
