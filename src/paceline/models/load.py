@@ -283,7 +283,9 @@ def _architectural(config: Any) -> Any:
 def _with_present_names(config: dict[str, Any]) -> dict[str, Any]:
     """A configuration whose rotation is called what it is called today."""
     scaling = config.get("rope_scaling")
-    kind = scaling.get("rope_type", scaling.get("type")) if isinstance(scaling, dict) else None
+    if not isinstance(scaling, dict):
+        return config
+    kind = scaling.get("rope_type", scaling.get("type"))
     if not isinstance(kind, str) or kind not in _SUPERSEDED_ROTATIONS:
         return config
     return {**config, "rope_scaling": {**scaling, "rope_type": _SUPERSEDED_ROTATIONS[kind]}}
