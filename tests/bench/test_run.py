@@ -332,7 +332,7 @@ def test_a_lossy_rule_is_run_by_leave_and_named(monkeypatch, capsys, models, tas
     """Its texts differ, and the run is none the worse for it: nothing else was promised."""
     call = (models[0], "--draft", f"model:{models[1]}", "--verify", "typical:epsilon=0.0001", "--tasks", tasks, *FEW)
     assert run(monkeypatch, *call) == 2
-    assert "allow it with lossy" in capsys.readouterr().err
+    assert "allow it by --lossy, in Python by lossy=True" in capsys.readouterr().err
     call = (*call, "--temperature", "1.5", "--lossy", "--batch", "2", "--out", str(tmp_path))
     assert run(monkeypatch, *call) == 0
     assert "lossy" in capsys.readouterr().out

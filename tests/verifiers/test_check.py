@@ -277,7 +277,7 @@ def test_lossy_rules_are_refused_unless_asked_for(monkeypatch, capsys, models, r
         assert run(monkeypatch, *command) == 2
         said = capsys.readouterr().err
         assert len(said.strip().splitlines()) == 1
-        assert "allow it with lossy" in said
+        assert "allow it by --lossy, in Python by lossy=True" in said
     assert run(monkeypatch, "generate", *call, "-p", "the thin", "--lossy", "--temperature", "1", "--json") == 0
     speculation = json.loads(capsys.readouterr().out)["speculation"]
     assert speculation["lossless"] is False

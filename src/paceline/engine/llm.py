@@ -212,7 +212,7 @@ class LLM:
         if kept is None and not self.lossy:
             raise RequestError(
                 f"'{speculative.verifier.name}' keeps neither the text nor its distribution for drafts by"
-                f" '{speculative.drafter.name}'; choose another rule, or allow it with lossy"
+                f" '{speculative.drafter.name}'; choose another rule, or allow it by --lossy, in Python by lossy=True"
             )
         return kept
 
