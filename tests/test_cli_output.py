@@ -63,6 +63,14 @@ def test_a_mistake_is_one_though_nobody_can_be_told() -> None:
     assert subprocess.run(["sh", "-c", '"$@" 2>&-', "sh", *command], stdout=subprocess.DEVNULL, check=False).returncode == 2
 
 
+@pytest.mark.parametrize("kind", ["short", "long", "typed", "answer"])
+def test_what_nobody_can_read_is_not_done(target: str, kind: str) -> None:
+    command = ["sh", "-c", '"$@" >&-', "sh", *PACELINE, *commands(target)[kind]]
+    ended = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False)
+    assert ended.stderr == "paceline: the output cannot be written: standard output is closed\n"
+    assert ended.returncode == 2
+
+
 @pytest.mark.parametrize("kind", ["long", "typed", "answer"])
 def test_characters_that_the_output_has_not_are_written_by_their_number(target: str, kind: str) -> None:
     here = {**os.environ, "PYTHONIOENCODING": "ascii"}

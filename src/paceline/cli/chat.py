@@ -33,7 +33,7 @@ from paceline.cli.options import (
     Weights,
     sampling_params,
 )
-from paceline.cli.terminal import err, fail, out
+from paceline.cli.terminal import err, fail, need_output, out
 
 _LONGEST = 1 << 24
 """Characters of a line that are read at once: what has no end, such as a device, is not read on and on."""
@@ -63,6 +63,7 @@ def chat(
     stop: Stop = None,
 ) -> None:
     """Talk with a model through its own chat template; an empty line or end of input ends it, Ctrl-C an answer."""
+    need_output()
     from paceline.display import summary
 
     if sys.stdin is None:

@@ -31,7 +31,7 @@ from paceline.cli.options import (
     Weights,
     sampling_params,
 )
-from paceline.cli.terminal import err, fail, out, tell_json
+from paceline.cli.terminal import err, fail, need_output, out, tell_json
 
 if TYPE_CHECKING:
     from typing import BinaryIO
@@ -75,6 +75,7 @@ def generate(
     profile: Annotated[bool, typer.Option("--profile", help="Show where the time of a step goes.")] = False,
 ) -> None:
     """Complete a prompt."""
+    need_output()
     from paceline.display import Trace, profile_table, summary
 
     params = sampling_params(

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from paceline.cli.options import Json
-from paceline.cli.terminal import out, tell_json
+from paceline.cli.terminal import need_output, out, tell_json
 
 
 def methods(as_json: Json = False) -> None:
     """List drafters and how they are put together, verifiers, policies and caches, and what each says of itself."""
+    need_output()
     from paceline.display import methods_table
     from paceline.methods import FAMILIES, compositions, described, listed
 
@@ -23,6 +24,7 @@ def methods(as_json: Json = False) -> None:
 
 def models(as_json: Json = False) -> None:
     """List the embedded models."""
+    need_output()
     from rich.table import Table
 
     from paceline.models.embedded import embedded_models

@@ -35,6 +35,12 @@ def tell(
         log.addHandler(logging.StreamHandler())
 
 
+def need_output() -> None:
+    """Refuse to do what is of no use to anybody where standard output is closed."""
+    if sys.stdout is None:
+        fail("the output cannot be written: standard output is closed")
+
+
 def tell_json(value: Any) -> None:
     """One line on stdout, in characters that it has."""
     encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
