@@ -222,6 +222,7 @@ _LONELY_AUTO = "'auto' stands alone, or names a smaller model as in 'auto:PATH';
         (["-p", "x", "--verify", "mach"], "there is no verifier 'mach'; the nearest is 'match'"),
         (["-p", "x", "--temperature", "-1"], "--temperature"),
         (["-p", "x", "--temperature", "nan"], "--temperature"),
+        (["-p", "x", "--temperature", "1e-9"], "--temperature 1e-09: must be 0 (greedy) or at least 1e-6"),
         (["-p", "x", "--max-tokens", "0"], "--max-tokens"),
         (["-p", "x", "--top-p", "0"], "--top-p"),
         (["-p", "x", "--min-p", "2"], "--min-p 2.0: input should be less than or equal to 1"),

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import pytest
 from hypothesis import given, settings, strategies as st
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from paceline.compose import is_automatic, spelled_out
 from paceline.drafters import ngram, none
@@ -23,6 +23,13 @@ class Options(BaseModel):
     path: Annotated[str, Field(min_length=1)]
     depth: Annotated[int, Field(ge=1, le=9)] = 4
     ratio: float = 0.5
+
+    @field_validator("ratio")
+    @classmethod
+    def _halved(cls, ratio: float) -> float:
+        if ratio > 0.5:
+            raise ValueError("a half at most")
+        return ratio
 
 
 def test_a_name_alone_is_a_method() -> None:
@@ -108,6 +115,7 @@ def test_options_are_typed_and_filled_in_order() -> None:
         (Method("m", ("x",), {"path": "y"}), "given 'path' twice"),
         (Method("m", ("x", "many")), "depth='many'"),
         (Method("m", ("x", "10")), "depth='10'"),
+        (Method("m", ("x",), {"ratio": "0.75"}), "'m' cannot use ratio='0.75': a half at most"),
         (Method("m"), "'m' needs path"),
     ],
 )

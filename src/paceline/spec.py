@@ -130,9 +130,10 @@ def bind(method: Method, options: type[Options]) -> Options:
         return options.model_validate(values)
     except ValidationError as error:
         first = error.errors()[0]
+        told = first["msg"].removeprefix("Value error, ")
         place = ".".join(str(part) for part in first["loc"])
         if first["type"] == "missing":
             raise SpecError(f"'{method.name}' needs {place}") from None
         if not place:
-            raise SpecError(f"'{method.name}' cannot be built: {first['msg'].removeprefix('Value error, ')}") from None
-        raise SpecError(f"'{method.name}' cannot use {place}={first.get('input')!r}: {first['msg'].lower()}") from None
+            raise SpecError(f"'{method.name}' cannot be built: {told}") from None
+        raise SpecError(f"'{method.name}' cannot use {place}={first.get('input')!r}: {told.lower()}") from None

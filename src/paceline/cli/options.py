@@ -64,4 +64,4 @@ def sampling_params(**fields: Any) -> SamplingParams:
     except ValidationError as error:
         first = error.errors()[0]
         option = str(first["loc"][0]).replace("_", "-")
-        fail(f"--{option} {first['input']}: {first['msg'].lower()}")
+        fail(f"--{option} {first['input']}: {first['msg'].removeprefix('Value error, ').lower()}")
