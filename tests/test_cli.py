@@ -176,6 +176,12 @@ def test_there_is_no_flag_for_what_cannot_be_had_yet(monkeypatch, capsys) -> Non
     assert run(monkeypatch, "generate", "-p", "x", "--approximate", "int4") == 2
 
 
+@pytest.mark.parametrize("command", ["generate", "chat", "check", "serve"])
+def test_help_says_what_sets_the_number_of_threads(monkeypatch, capsys, command: str) -> None:
+    assert run(monkeypatch, command, "--help") == 0
+    assert "OMP_NUM_THREADS" in capsys.readouterr().out
+
+
 def test_methods_speak_json(monkeypatch, capsys) -> None:
     assert run(monkeypatch, "methods", "--json") == 0
     found = json.loads(capsys.readouterr().out)

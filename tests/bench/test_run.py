@@ -20,6 +20,7 @@ from paceline.bench.page import main as write_page
 from paceline.bench.peers import PEERS
 from paceline.cli import main
 from paceline.engine.engine import Engine
+from paceline.machine import most_threads
 from tiny import save_tiny
 
 FEW = ("--repeats", "1", "--max-tokens", "12", "--threads", "1")
@@ -357,6 +358,7 @@ def test_a_lossy_rule_is_run_by_leave_and_named(monkeypatch, capsys, models, tas
         (["--batch", "1,zero"], "--batch"),
         (["--batch", "0"], "--batch"),
         (["--threads", "0"], "--threads"),
+        (["--threads", "9999"], f"--threads 9999: {most_threads()} can run at once on this machine"),
         (["--repeats", "0"], "--repeats"),
         (["--limit", "0"], "--limit"),
         (["--seed", "-1"], "--seed"),

@@ -60,7 +60,7 @@ class _Run:
 
     def __init__(self, settings: Settings, work: Path, watch: Watch) -> None:
         self.settings, self.work, self.watch = settings, work, watch
-        self.threads = settings.threads or torch.get_num_threads()
+        self.threads = settings.threads or min(torch.get_num_threads(), most_threads())
         torch.set_num_threads(self.threads)
         self._contended_before = CONTENTION.times
         self.source = resolve(settings.model if settings.model is not None else DEFAULT)
@@ -142,7 +142,7 @@ class _Run:
             for task in settings.tasks:
                 tasks.append(preparer(task))
                 advance()
-        self.together = Together(min(self.threads, most_threads())) if self.threads > 1 and runs_here() else None
+        self.together = Together(self.threads) if self.threads > 1 and runs_here() else None
         rows = with_total([row for task in tasks for row in self._contested(task)])
         held = max(decoder.held_bytes for decoder in self.ours.values())
         batches = [row for task in tasks for size in settings.batches for row in self._batched(task, size)]

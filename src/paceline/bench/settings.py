@@ -9,12 +9,13 @@ from paceline.bench.errors import BenchError
 from paceline.bench.grow_shape import Growth
 from paceline.bench.peers import chosen
 from paceline.bench.tasks import Task, load_tasks
+from paceline.machine import most_threads
 
 COLDEST, HOTTEST = 1e-6, 100.0
 LARGEST_SEED = (1 << 63) - 1
 _LONGEST_NAME = 64
 _NAME = re.compile(rf"[\w.-]{{0,{_LONGEST_NAME}}}", re.ASCII)
-LARGEST_BATCH, MOST_THREADS, MOST_TOKENS, MOST_REPEATS, MOST_CONTEXT = 256, 1024, 1 << 16, 1000, 1 << 20
+LARGEST_BATCH, MOST_TOKENS, MOST_REPEATS, MOST_CONTEXT = 256, 1 << 16, 1000, 1 << 20
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,7 @@ class Settings:
     ) -> Settings:
         """From what the command line was given. Raises BenchError."""
         for option, value, low, high in (
-            ("threads", threads, 1, MOST_THREADS),
+            ("threads", threads, 1, None),
             ("max-tokens", max_tokens, 1, MOST_TOKENS),
             ("repeats", repeats, 1, MOST_REPEATS),
             ("limit", limit, 1, None),
@@ -78,6 +79,9 @@ class Settings:
         ):
             if value is not None and (value < low or (high is not None and value > high)):
                 raise BenchError(f"--{option} {value}: it must be at least {low}" + (f" and at most {high}" if high else ""))
+        if threads is not None and threads > most_threads():
+            # fewer would run, and the record would name more
+            raise BenchError(f"--threads {threads}: {most_threads()} can run at once on this machine")
         if not _NAME.fullmatch(name):
             raise BenchError(f"--name '{name[:80]}': letters, digits, '.', '_' and '-', {_LONGEST_NAME} at most")
         if not 0.0 <= temperature <= HOTTEST:

@@ -16,7 +16,9 @@ from paceline.cli.terminal import tell
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help=paceline.__doc__)
 app.callback()(tell)
-for command in (generate, chat, check, serve, methods, models):
+for command in (generate, chat, check, serve):
+    app.command(epilog="The variable OMP_NUM_THREADS sets the number of threads, at most one for each processor.")(command)
+for command in (methods, models):
     app.command()(command)
 app.add_typer(bench, name="bench")
 app.add_typer(datastore, name="datastore")

@@ -102,6 +102,7 @@ def _planned(settings: Settings) -> tuple[dict[str, Any], list[str]]:
     import torch
 
     from paceline.bench.mode import PLAIN_MODE, modes_of
+    from paceline.machine import most_threads
     from paceline.models.base import DTYPES
     from paceline.models.checkpoint import name_of
     from paceline.models.embedded import DEFAULT
@@ -111,7 +112,7 @@ def _planned(settings: Settings) -> tuple[dict[str, Any], list[str]]:
     planned = {
         "model": {"name": name_of(source)},
         "grown": settings.growth and asdict(settings.growth),
-        "threads": settings.threads or torch.get_num_threads(),
+        "threads": settings.threads or min(torch.get_num_threads(), most_threads()),
         "settings": {
             **asdict(settings),
             "modes": {mode.name: mode.recorded() for mode in (PLAIN_MODE, *modes_of(settings, source))},
