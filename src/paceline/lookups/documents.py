@@ -52,11 +52,14 @@ def _rows(file: Path, lines: TextIOWrapper) -> Iterator[tuple[str, bool]]:
             continue
         try:
             row = json.loads(line)
+        except (ValueError, RecursionError):
+            raise SpecError(f"'{file}' line {number} is no JSON") from None
+        try:
             text = _text_of(row)
             if not isinstance(text, str):
                 raise TypeError
-        except (ValueError, KeyError, TypeError, RecursionError):
-            raise SpecError(f"'{file}' line {number} has neither 'text', 'prompt' and 'completion', nor 'messages'") from None
+        except (KeyError, TypeError):
+            raise SpecError(f"'{file}' line {number} {_lacking(row)}") from None
         try:
             text.encode()
         except UnicodeEncodeError:
@@ -69,6 +72,13 @@ def _text_of(row: dict[str, Any]) -> Any:
     if "text" in row:
         return row["text"]
     return _said(row["messages"]) if "messages" in row else row["prompt"] + row["completion"]
+
+
+def _lacking(row: Any) -> str:
+    if isinstance(row, dict) and "turns" in row:
+        # as in files of benchmarks: what is asked is not what a model says
+        return "holds questions alone, its 'turns': answers are looked for in 'text', 'prompt' and 'completion', or 'messages'"
+    return "has neither 'text', 'prompt' and 'completion', nor 'messages'"
 
 
 def _said(messages: list[dict[str, Any]]) -> str:
