@@ -7,6 +7,7 @@ Which kinds of proposals a rule keeps, and how, is its class's to say, so that n
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from inspect import cleandoc
@@ -18,6 +19,7 @@ from pydantic import BaseModel
 
 from paceline import cascade, compose
 from paceline.drafters import merge
+from paceline.drafters.base import Drafter
 from paceline.registry import APPROXIMATIONS, CACHES, DRAFTERS, POLICIES, VERIFIERS, Registry
 from paceline.tree import Proposal
 from paceline.verifiers.base import Exactness, Verifier
@@ -47,6 +49,13 @@ def described(registry: Registry) -> list[dict[str, str]]:
         {**_described(name, module.__doc__), **(_promised(_rule(module)) if registry is VERIFIERS else {})}
         for name, module in modules.items()
     ]
+
+
+def noted(drafter: Drafter) -> tuple[str, str]:
+    """The first line and the source of one that was built, as the docstring of its file has them; "" for what it does not say."""
+    module = sys.modules.get(type(drafter).__module__)
+    said = _described(drafter.name, module and module.__doc__)
+    return said["summary"], said.get("source", "")
 
 
 def compositions() -> list[dict[str, str]]:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from io import BytesIO
+from pathlib import Path
 from threading import Event, current_thread, main_thread
 from typing import IO
 
@@ -16,7 +18,9 @@ import pytest
 from paceline.constraint import GrammarError
 from paceline.drafters.suffix import SuffixDrafter
 from paceline.engine.llm import LLM
+from paceline.methods import described
 from paceline.params import Grammar, SamplingParams
+from paceline.registry import DRAFTERS
 from paceline.sampling import LogitsError
 from paceline.serve.asking import Ask
 from paceline.serve.choices import Answer
@@ -128,7 +132,24 @@ def test_an_engine_that_loads_for_nobody_ends() -> None:
         assert running.wait(60) == 0
 
 
-def fresh() -> Worker:
+def test_drafters_are_told_of_as_their_files_say(tmp_path: Path) -> None:
+    """Those of the tables, two of one method, what drafts within a cascade, and one of somebody's own."""
+    page = (Path(__file__).parents[2] / "docs" / "drafters.md").read_text(encoding="utf-8")
+    source = re.search(r"```python\n(.*?)```", page, re.DOTALL)
+    assert source is not None
+    (tmp_path / "latest.py").write_text(source[1], encoding="utf-8")
+    spec = f"ngram+suffix+lookahead+recycle+jacobi+bigram+unigram+grammar+reference+model+model+ngram^model+{tmp_path}/latest.py"
+    notes = fresh(spec)._ready().drafter_notes
+    tables = {row["name"]: (row["summary"], row["source"]) for row in described(DRAFTERS)}
+    assert set(notes) == {*tables, "model 2", "ngram^model", "latest"} - {"none", "datastore"}
+    assert all(notes[name] == tables[name] for name in {*notes} & {*tables})
+    assert notes["model 2"] == notes["ngram^model"] == notes["model"]
+    summary, source = notes["latest"]
+    assert summary == "Latest: what followed the last token where it stood last before."
+    assert source.startswith("Saxena, Prompt Lookup Decoding")
+
+
+def fresh(draft: str = "none") -> Worker:
     """A worker of the embedded model that nobody has asked for anything yet."""
     for_ever = Event()
 
@@ -136,7 +157,7 @@ def fresh() -> Worker:
         for_ever.wait()
         yield b""
 
-    return Worker(LLM(draft="none"), Orders(lines()), BytesIO())
+    return Worker(LLM(draft=draft), Orders(lines()), BytesIO())
 
 
 @pytest.mark.parametrize(

@@ -25,10 +25,10 @@ from paceline.constraint import GrammarError
 from paceline.engine.engine import Engine, RequestError
 from paceline.engine.llm import LLM
 from paceline.kernels.compilers import CompileError
-from paceline.methods import described
+from paceline.methods import noted
 from paceline.models.base import ModelError
 from paceline.own_files import OwnFileError
-from paceline.registry import DRAFTERS, UnknownMethod
+from paceline.registry import UnknownMethod
 from paceline.serve.asking import Ask, Delta
 from paceline.serve.logs import configure
 from paceline.serve.pipe import Line, News, Order, Ready, parted
@@ -88,13 +88,12 @@ class Worker:
     def _ready(self) -> Ready:
         target, speculative = self._llm.target, self._engine.speculative
         names = tuple(part.name for part in speculative.drafter.parts)
-        notes = {note["name"]: (note["summary"], note["source"]) for note in described(DRAFTERS) if note["name"] in names}
         return Ready(
             context_length=self._engine.longest,
             vocab_size=target.vocab_size,
             drafters=names,
             default_drafters=tuple(name for name in names if name not in speculative.on_request),
-            drafter_notes=notes,
+            drafter_notes={part.name: noted(part) for part in speculative.drafter.parts},
             target=self._facts["target"],
             policy=self._facts["policy"],
             verifier=self._facts["verifier"],
