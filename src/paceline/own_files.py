@@ -22,7 +22,7 @@ from paceline.cache.base import Branching
 from paceline.drafters.base import Drafter, StatefulDrafter, Surroundings
 from paceline.errors import PacelineError
 from paceline.policies.base import Policy
-from paceline.registry import Row, UnknownMethod, raised
+from paceline.registry import AUTO, DRAFTERS, POLICIES, VERIFIERS, Registry, Row, UnknownMethod, raised
 from paceline.sequence import Sequence
 from paceline.spec import Method, bind
 from paceline.step import Verdict
@@ -68,6 +68,9 @@ def built(row: Row, method: Method, contract: type[Part], surroundings: Surround
         parts = {id(part): part for part in (made, *(made.parts if isinstance(made, Drafter) else ()))}
         for part in parts.values():
             _look_over(file, part)
+            # what a file builds of methods of the tables keeps their names
+            if part is made or not type(part).__module__.startswith("paceline."):
+                _check_name(file, part, _TABLES[contract])
     answers = {**_ANSWERS[contract], **({"propose": _proposed(surroundings.target.vocab_size)} if surroundings else {})}
     for part in parts.values():
         if not isinstance(part, _Watched):
@@ -144,6 +147,16 @@ def _look_over(file: str, part: Drafter | Verifier | Policy) -> None:
                 raise UnknownMethod(f"'{file}': the '{name}' of its {type(part).__name__} is not {what}")
 
 
+_TABLES: Mapping[type, Registry] = {Drafter: DRAFTERS, Verifier: VERIFIERS, Policy: POLICIES}
+
+
+def _check_name(file: str, part: Drafter | Verifier | Policy, table: Registry) -> None:
+    """Raise UnknownMethod where a part would be told of, and asked for, by the name of a method that it is not."""
+    if part.name in {AUTO, *table}:
+        told = f"the 'name' of its {type(part).__name__} is '{part.name}', as another {table.family} is called"
+        raise UnknownMethod(f"'{file}': {told}: give it one of its own")
+
+
 Answer = Callable[[Any, tuple[Any, ...], Any], str]
 """What is wrong with an answer, "" for nothing: of a part, its arguments, and what it answered."""
 
@@ -151,7 +164,7 @@ Answer = Callable[[Any, tuple[Any, ...], Any], str]
 def _watch(file: str, module: ModuleType, part: Any, contract: type, answers: Mapping[str, Answer]) -> None:
     """Make a part one of a class below its own, in which all that its author wrote of the contract is watched."""
     kind = type(part)
-    members: dict[str, Any] = {"__slots__": (), "__module__": kind.__module__, "__doc__": kind.__doc__}
+    members: dict[str, Any] = {"__slots__": (), "__module__": module.__name__, "__doc__": kind.__doc__}
     asked = [name for name in vars(contract) if name == "__call__" or not name.startswith("_")]
     for name in asked:
         theirs = getattr_static(kind, name)
