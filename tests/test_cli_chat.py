@@ -40,6 +40,14 @@ def test_chat_without_an_input_says_so(monkeypatch, capsys, models) -> None:
     assert "standard input is closed" in capsys.readouterr().err
 
 
+def test_a_rule_that_changes_texts_is_refused_before_anybody_has_said_anything(monkeypatch, capsys, models) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO(""))
+    lossy = ("chat", models[0], "--draft", "ngram", "--verify", "typical")
+    assert run(monkeypatch, *lossy) == 2
+    assert "allow it by --lossy" in capsys.readouterr().err
+    assert run(monkeypatch, *lossy, "--lossy") == 0
+
+
 class _Typed(io.StringIO):
     """A terminal: what is typed comes by `input`."""
 

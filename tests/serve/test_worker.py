@@ -30,6 +30,7 @@ from paceline.serve.running import Running
 from paceline.serve.serving import worker_settings
 from paceline.serve.settings import Settings
 from paceline.serve.worker import Orders, Worker, loaded, prepared
+from paceline.spec import SpecError
 
 
 def ask(grammar: Grammar | None = None) -> Ask:
@@ -124,6 +125,14 @@ def test_an_engine_that_fails_ends_and_says_so_as_the_server_logs() -> None:
         logged = [json.loads(one) for one in err.read().decode().splitlines()]
     assert [one["message"] for one in logged] == ["the engine failed"]
     assert "ValueError (message withheld)" in logged[0]["exception"]
+
+
+def test_a_rule_under_which_every_request_would_be_refused_is_refused_at_once() -> None:
+    with pytest.raises(SpecError, match=r"'typical' keeps neither the text nor its distribution .*allow it by --lossy"):
+        loaded(Settings(draft="ngram", verify="typical"))
+    assert loaded(Settings(draft="ngram", verify="typical", lossy=True)).lossy
+    # what it keeps depends on the request
+    assert loaded(Settings(draft="ngram", verify="rejection")).keeps(SamplingParams()) == "text"
 
 
 def test_an_engine_that_loads_for_nobody_ends() -> None:

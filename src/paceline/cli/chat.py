@@ -81,6 +81,8 @@ def chat(
         stop=tuple(stop or ()),
     )
     llm = loaded(model, draft, verify, lossy, policy, weights, kv_cache, talks=True)
+    # before anybody has said anything
+    llm.lossless(params)
     told = [] if system is None else [{"role": "system", "content": system}]
     messages = list(told)
     is_typed = sys.stdin.isatty()

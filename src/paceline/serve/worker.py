@@ -28,6 +28,7 @@ from paceline.kernels.compilers import CompileError
 from paceline.methods import noted
 from paceline.models.base import ModelError
 from paceline.own_files import OwnFileError
+from paceline.params import SamplingParams
 from paceline.registry import UnknownMethod
 from paceline.serve.asking import Ask, Delta
 from paceline.serve.logs import configure
@@ -222,8 +223,8 @@ def prepared(engine: Engine, ask: Ask) -> None:
 
 
 def loaded(settings: Settings) -> LLM:
-    """Raises ModelError, SpecError or UnknownMethod."""
-    return LLM(
+    """Raises ModelError, UnknownMethod or SpecError, this too where the rule would have every request refused."""
+    llm = LLM(
         settings.model,
         settings.draft,
         verify=settings.verify,
@@ -237,6 +238,11 @@ def loaded(settings: Settings) -> LLM:
         prefill_chunk=settings.prefill_chunk,
         cache_tokens=settings.cache_tokens,
     )
+    try:
+        llm.lossless(SamplingParams())
+    except RequestError as error:
+        raise SpecError(str(error)) from None
+    return llm
 
 
 def main() -> None:
