@@ -175,7 +175,7 @@ def test_a_size_that_is_no_whole_number_from_1_is_refused_by_name(folder: Path, 
     ("named", "said"),
     [
         ({"draft": None}, "a spec is a text such as 'ngram' or 'none', not None"),
-        ({"draft": ""}, "a spec is empty"),
+        ({"draft": ""}, "a spec is empty: write what drafts, such as 'ngram', or 'none' for nothing"),
         (
             {"draft": "ngram+auto"},
             "'auto' stands alone, or names a smaller model as in 'auto:PATH'; for this model it is 'ngram\\+recycle'",

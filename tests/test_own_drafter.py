@@ -83,13 +83,14 @@ def test_a_file_is_a_drafter_wherever_it_lies(tmp_path: Path, monkeypatch: pytes
 @pytest.mark.parametrize(
     ("source", "spec", "said"),
     [
-        (None, "gone.py", "'gone.py' cannot be imported (FileNotFoundError"),
+        (None, "gone.py", "there is no file 'gone.py'"),
         (
             None,
             "nowhere.to_be.found",
             "'nowhere.to_be.found' cannot be imported (ModuleNotFoundError: No module",
         ),
         ("import (", "own.py", "'own.py' cannot be imported (SyntaxError"),
+        ("open('no data')", "own.py", "'own.py' cannot be imported (FileNotFoundError"),
         ("raise KeyError('a\\nb')", "own.py", "'own.py' cannot be imported (KeyError"),
         ("class Options: ...", "own.py:3", "'own.py' holds no method: it has no 'build'"),
     ],

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from hashlib import sha256
 from importlib.util import module_from_spec, spec_from_file_location
-from os.path import abspath, basename, isdir
+from os.path import abspath, basename, isdir, isfile
 from pathlib import Path
 from traceback import walk_tb
 from types import ModuleType
@@ -74,6 +74,8 @@ class Row:
         """Raises UnknownMethod where somebody's own method cannot be had."""
         if not self.is_own:
             return importlib.import_module(self.module)
+        if self.module.endswith(".py") and not isfile(self.module):
+            raise UnknownMethod(f"there is no file '{self.module}'")
         try:
             module = _of_file(Path(self.module)) if self.module.endswith(".py") else importlib.import_module(self.module)
         # whatever the code of a stranger raises

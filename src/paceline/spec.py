@@ -71,7 +71,9 @@ def _split(text: str, signs: str) -> Spec:
             piece += match.group(0)
     pieces.append(piece)
     if any(not piece.strip() for piece in pieces):
-        raise SpecError(f"the spec '{text}' lacks a method beside its '{signs[0]}'" if len(pieces) > 1 else "a spec is empty")
+        if len(pieces) > 1:
+            raise SpecError(f"the spec '{text}' lacks a method beside its '{signs[0]}'")
+        raise SpecError("a spec is empty: write what drafts, such as 'ngram', or 'none' for nothing")
     parts = tuple(_split(piece.strip(), signs[1:]) for piece in pieces)
     return parts[0] if len(parts) == 1 else Combination(signs[0], parts)
 
