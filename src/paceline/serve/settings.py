@@ -197,7 +197,7 @@ def load(
     values: dict[str, Any] = {}
     named: dict[str, str] = {}
     for read, written in (
-        (_of_file(Path(config)) if config is not None else {}, str),
+        (_of_file(Path(config)) if config is not None else {}, lambda name: f"'{name}' in '{config}'"),
         (variables, lambda name: f"{_PREFIX}{name.upper()}"),
         (given, lambda name: "--" + name.replace("_", "-")),
     ):
