@@ -105,7 +105,7 @@ class Settings:
             Growth.parse(grow) if grow is not None else None,
             tuple(installed),
             tuple(absent),
-            tuple(sorted({_batch(part) for part in batch.split(",")} - {1})),
+            tuple(sorted({*_batches(batch)} - {1})),
             threads,
             temperature,
             seed,
@@ -116,8 +116,8 @@ class Settings:
         )
 
 
-def _batch(text: str) -> int:
-    size = text.strip()
-    if not (size.isascii() and size.isdecimal() and len(size) < 6 and 1 <= int(size) <= LARGEST_BATCH):
+def _batches(text: str) -> list[int]:
+    sizes = [part.strip() for part in text.split(",")]
+    if not all(size.isascii() and size.isdecimal() and len(size) < 6 and 1 <= int(size) <= LARGEST_BATCH for size in sizes):
         raise BenchError(f"--batch {text}: sizes are whole numbers from 1 to {LARGEST_BATCH}, with commas between them")
-    return int(size)
+    return [int(size) for size in sizes]

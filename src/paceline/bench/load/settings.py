@@ -110,15 +110,16 @@ class Settings:
             ("max-tokens", max_tokens, 1, MOST_TOKENS),
             ("temperature", temperature, 0, HOTTEST),
             ("seed", seed, 0, (1 << 63) - 1 - MOST_REQUESTS),
-            ("scale-lengths", scale_lengths, 1e-6, 1e6),
-            ("speed-up", speed_up, 1e-6, 1e6),
+            ("scale-lengths", scale_lengths, 1e-6, 1_000_000),
+            ("speed-up", speed_up, 1e-6, 1_000_000),
             ("slo-share", slo_share, 0.01, 1),
             ("block", block, 1, MOST_REQUESTS),
             ("warmup", warmup, 1, 1000),
             ("timeout", timeout, 0.001, LONGEST_S),
         ):
             if value is not None and not (isfinite(value) and low <= value <= high):
-                raise BenchError(f"--{option} {value:g}: it must be at least {low:g} and at most {high:g}")
+                given, least, most = (f"{one}" if isinstance(one, int) else f"{one:g}" for one in (value, low, high))
+                raise BenchError(f"--{option} {given}: it must be at least {least} and at most {most}")
         if endpoint not in ENDPOINTS:
             raise BenchError(f"--endpoint {endpoint}: choose from {', '.join(ENDPOINTS)}")
         if api_key is not None and not (api_key.isascii() and api_key.isprintable() and api_key.strip() == api_key != ""):
