@@ -56,7 +56,8 @@ MEANING = {
     " tokens decoded one by one, of the first layers of the model and its head: rows equal in all bits, of those compared",
     "engine[]": "whole answers of 128 tokens through the engine, one at a time or `batch` at once: the road the model takes,"
     " whether its steps are recorded, how many answers equal those without drafts, tokens per step (tau), tokens_per_s (median of"
-    " the turns), over_none (the same over those without drafts, in turns). Every draft has answered all of them before",
+    " the turns), over_none (the same over those without drafts, in turns). Every draft has answered all of them before, until"
+    " nothing more was recorded, ten times at most",
     "beside[]": "the grown model, greedy, one request at a time, through this engine and through transformers' generate as it"
     " comes (float16, its own cache; 5 tokens looked up; assisted by the embedded draft model on its own schedule), in turns",
     "left_out": "what did not fit the device's memory",

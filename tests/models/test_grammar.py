@@ -304,7 +304,7 @@ def test_other_multiples_are_held_to(grammars: Grammars, value: object) -> None:
 
 def test_while_too_many_that_were_given_up_compile_no_other_begins(grammars: Grammars, monkeypatch: pytest.MonkeyPatch) -> None:
     known, ended = regex("compiled before"), Event()
-    grammars.check(known)
+    answer = grammars.constraint(known, EOSES)
     monkeypatch.setattr(room, "_GIVEN_UP", [])
     monkeypatch.setattr(room, "_SECONDS", 0.05)
     with monkeypatch.context() as slow:
@@ -317,6 +317,8 @@ def test_while_too_many_that_were_given_up_compile_no_other_begins(grammars: Gra
         with pytest.raises(GrammarsBusy, match="try again later"):
             grammars.check(regex("never seen, but quick"))
         grammars.check(known)
+        # it is none of those that begin
+        assert answer._anew().compute_bitmask()
     finally:
         ended.set()
     for thread in threads:

@@ -80,7 +80,7 @@ class Grammars:
     def constraint(self, grammar: Grammar, stop_ids: frozenset[int]) -> GrammarConstraint:
         """The state of one answer that ends with any of the model's EOS among `stop_ids`. Raises GrammarError."""
         ends = self.eos_token_ids & stop_ids
-        return GrammarConstraint(self._fresh(grammar), self.vocab_size, ends, lambda: self._anew(grammar))
+        return GrammarConstraint(self._fresh(grammar), self.vocab_size, ends, lambda: self._anew(grammar, waits=False))
 
     def _fresh(self, grammar: Grammar) -> LLMatcher:
         with self._lock:
@@ -90,9 +90,9 @@ class Grammars:
                 return found.deep_copy()
         return self._anew(grammar)
 
-    def _anew(self, grammar: Grammar) -> LLMatcher:
+    def _anew(self, grammar: Grammar, *, waits: bool = True) -> LLMatcher:
         """One that shares nothing with those before: copies count what they have seen in common."""
-        made = _within_time(lambda: self._compile(grammar), grammar)
+        made = _within_time(lambda: self._compile(grammar), grammar, waits=waits)
         with self._lock:
             self._compiled[grammar] = made
             self._compiled.move_to_end(grammar)
@@ -317,9 +317,9 @@ def _check_multiples(grammar: Grammar, remainders: int) -> None:
         raise _refused(grammar, f"it has a multipleOf of more than {most}, decimal point and last zeros left out")
 
 
-def _within_time(compile_one: Callable[[], LLMatcher], grammar: Grammar) -> LLMatcher:
+def _within_time(compile_one: Callable[[], LLMatcher], grammar: Grammar, *, waits: bool) -> LLMatcher:
     """What it returns, from a thread of its own. Raises GrammarError, also where it takes too long or breaks, and GrammarsBusy
-    where too many that took too long still run."""
+    where it waits for others and too many that took too long still run: one that compiled in time before need not."""
     ended: list[LLMatcher | BaseException] = []
 
     def run() -> None:
@@ -332,7 +332,7 @@ def _within_time(compile_one: Callable[[], LLMatcher], grammar: Grammar) -> LLMa
     thread = Thread(target=run, name="grammar", daemon=True)
     with _STARTING:
         _GIVEN_UP[:] = [one for one in _GIVEN_UP if one.is_alive()]
-        if len(_GIVEN_UP) >= _MOST_GIVEN_UP:
+        if waits and len(_GIVEN_UP) >= _MOST_GIVEN_UP:
             raise GrammarsBusy("no grammar can be compiled now; try again later")
         before = stack_size(_STACK_BYTES)
         try:
