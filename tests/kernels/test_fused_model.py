@@ -20,7 +20,7 @@ from native import checkpoint
 from paceline import SamplingParams
 from paceline.budget import Budget
 from paceline.growth import Growth
-from paceline.models import fused
+from paceline.models import fused, paged
 from paceline.models.base import KV_CACHES, ModelError
 from paceline.models.checkpoint import inspected
 from paceline.models.forms import Unsuited
@@ -167,3 +167,38 @@ def test_norms_in_float32_leave_a_model_in_its_matrices_precision(tmp_path: Path
     }
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     assert road(folder).weights == "fp16"
+
+
+def test_a_size_of_a_step_that_is_rare_is_served_by_a_larger_recording(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(paged, "_RARE", 2)
+    folder, _ = checkpoint(tmp_path, "llama")
+    (model, fresh), owner = (road(folder), road(folder)), sequence(0, range(5, 12))
+    fresh._recordable = False
+    cache, apart = model.new_cache(), fresh.new_cache()
+    recorded, wanted = [], dict[int, torch.Tensor]()
+    for nodes in (40, 20, 3, 20, 20, 20):
+        tree = DraftTree((owner.root, *range(20, 20 + nodes)), (-1, *[node // 2 for node in range(nodes)]))
+        found = score(model, cache, [missing(cache, owner, tree)]).logits
+        if nodes not in wanted:
+            wanted[nodes] = score(fresh, apart, [missing(apart, owner, tree)]).logits
+        assert (found - wanted[nodes]).abs().max() < TOLERANCE
+        recorded.append(sorted(extent.rows for _, extent, _ in model._recordings[cache].held))
+    assert recorded == [[64], [64], [16, 64], [16, 64], [16, 32, 64], [16, 32, 64]], "of four times as many rows it serves nobody"
+
+
+def test_so_are_drafts_of_fewer_sequences(tmp_path: Path) -> None:
+    folder, _ = checkpoint(tmp_path, "llama")
+    drafts = []
+    for counts in ((10, 3), (3,)):
+        model = road(folder)
+        cache, trees = model.new_cache(), list[DraftTree]()
+        for count in counts:
+            owners = [Sequence(count * 100 + key, (5, 7 + key), SamplingParams(), seed=3) for key in range(count)]
+            trees = model.extend(
+                owners, [Budget(3, 3)] * count, cache, growth=Growth(shape=(-1, 0, 1, 2)), vocab_size=90, source="draft"
+            )
+        drafts.append([(tree.tokens, tree.confidences) for tree in trees])
+        assert len(model._recordings[cache].held) == 1
+    for (tokens, confidences), (others, shares) in zip(*drafts, strict=True):
+        assert tokens == others
+        assert confidences == pytest.approx(shares, rel=1e-4)

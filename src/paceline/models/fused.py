@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence as Many
 from dataclasses import dataclass, replace
+from functools import partial
 from logging import getLogger
 
 import torch
@@ -186,6 +187,8 @@ class FusedModel(OverPages):
         """The tokens of a staged draft and their shares, on the host, with room for more levels than it has."""
         # drafts change their depth from step to step, and each level is a recording of its own
         room = rounded(draft.levels, _LEVELS)
+        at_least = partial(draft.extent, cache, self.division)
+        _, extent, _ = place = self._place(cache, ("chains", extent, (room, vocab_size)), at_least)
 
         def made(pages: Callable[[], PagedCache]) -> RecordingInParts[ChainTables, torch.Tensor]:
             buffer = torch.zeros(2, room, extent.sequences, dtype=torch.int32, device=self._device)
@@ -199,7 +202,7 @@ class FusedModel(OverPages):
 
             return self._recorded_in_parts(ChainTables(extent, room, cache.page_size, self.division, self._device), run)
 
-        recording = self._recording(cache, ("chains", extent, room, vocab_size), made)
+        recording = self._recording(cache, place, made)
         recording.tables.load(draft.step, cache.blocks_of(draft.step))
         return recording(draft.levels).cpu()
 

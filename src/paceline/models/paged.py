@@ -7,7 +7,8 @@ this road, untouched but for its attention.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Hashable, Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from logging import getLogger
 from typing import Any, TypeVar
@@ -35,10 +36,15 @@ _PAGES = 64
 RECORDED_ROWS, _RECORDINGS = 256, 64
 """Rows of the largest step that is recorded, and how many recordings of a cache are kept."""
 
+_RARE, _WIDER = 32, 2
+"""Steps of one size that a larger recording serves, before that size has one of its own: to record it takes longer than so many
+of them take longer. Of at most so many times as many rows and sequences."""
 _FORGIVEN = 2
 """Recordings that may fail of a model that others were made of: a device, or who else uses it, may disturb one."""
 Made = TypeVar("Made")
 """A recording, whole or in parts."""
+_Place = tuple[str, Extent, tuple[int, ...]]
+"""What is recorded, of what extent, and what else tells it from others."""
 
 
 @dataclass
@@ -46,8 +52,31 @@ class _Recordings:
     """Those of one cache. moves: how often its pages had moved when they were made."""
 
     moves: int
-    held: dict[Hashable, Any] = field(default_factory=dict)
+    held: dict[_Place, Any] = field(default_factory=dict)
     """What is recorded, and of what extent -> recording; the one used last stands last."""
+    asked: Counter[_Place] = field(default_factory=Counter)
+    """How often what is not recorded was asked for."""
+
+    def serving(self, place: _Place, at_least: Callable[[Extent], Extent]) -> _Place:
+        """What is to serve a step: its own place, or for the first few times that of a larger extent, where one is recorded.
+
+        at_least: the smallest extent of the step whose tables are no smaller than given.
+        """
+        if place in self.held:
+            return place
+        self.asked[place] += 1
+        if self.asked[place] > _RARE:
+            return place
+        what, extent, rest = place
+        larger = [
+            other
+            for other in self.held
+            if (other[0], other[2]) == (what, rest)
+            and other[1].rows <= _WIDER * extent.rows
+            and other[1].sequences <= _WIDER * extent.sequences
+            and at_least(other[1]) == other[1]
+        ]
+        return min(larger, default=place)
 
 
 class OverPages(FlatModel):
@@ -114,7 +143,11 @@ class OverPages(FlatModel):
         nothing is held by then of what was tried."""
         blocks, division = cache.blocks_of(step), self.division
         assert division is not None
-        extent = Extent.of(step, blocks, cache.page_size, division, self.smallest)
+
+        def at_least(least: Extent) -> Extent:
+            return Extent.of(step, blocks, cache.page_size, division, least)
+
+        _, extent, _ = place = self._place(cache, ("step", at_least(self.smallest), taps), at_least)
 
         def made(pages: Callable[[], PagedCache]) -> Recording[StepTables, Result]:
             def run(tables: StepTables) -> Result:
@@ -126,7 +159,7 @@ class OverPages(FlatModel):
             return self._recorded(StepTables(extent, cache.page_size, division, self._device), run)
 
         def replayed() -> Result:
-            recording = self._recording(cache, ("step", extent, taps), made)
+            recording = self._recording(cache, place, made)
             recording.tables.load(step, blocks)
             return recording()
 
@@ -155,27 +188,36 @@ class OverPages(FlatModel):
     def _recorded_in_parts(self, tables: Tables, run: Callable[[Tables, int], Found]) -> RecordingInParts[Tables, Found]:
         return RecordingInParts(tables, run, self._device, self._pool, self.never_waits)
 
-    def _recording(self, cache: PagedCache, place: Hashable, made: Callable[[Callable[[], PagedCache]], Made]) -> Made:
-        """The recording over a cache of what `place` names. made: makes one, of the cache, which is not kept alive by it."""
+    def _place(self, cache: PagedCache, place: _Place, at_least: Callable[[Extent], Extent]) -> _Place:
+        """As `_Recordings.serving` has it, where other rows, though nothing lies in them, change no bits."""
+        return self._recordings_of(cache).serving(place, at_least) if self.has_same_bits else place
+
+    def _recordings_of(self, cache: PagedCache) -> _Recordings:
+        """Those of a cache, none once its pages have moved."""
         recordings = self._recordings.get(cache)
         if recordings is None or recordings.moves != cache.moves:
             recordings = self._recordings[cache] = _Recordings(cache.moves)
             if not any(others.held for others in self._recordings.values()):
                 # one whose graphs are all gone is gone with them
                 self._pool = shared_pool(self._device)
-        recording = recordings.held.pop(place, None)
+        return recordings
+
+    def _recording(self, cache: PagedCache, place: _Place, made: Callable[[Callable[[], PagedCache]], Made]) -> Made:
+        """The recording over a cache of what `place` names. made: makes one, of the cache, which is not kept alive by it."""
+        held = self._recordings_of(cache).held
+        recording = held.pop(place, None)
         if recording is None:
-            if len(recordings.held) == _RECORDINGS:
-                del recordings.held[next(iter(recordings.held))]
+            if len(held) == _RECORDINGS:
+                del held[next(iter(held))]
             kept = ref(cache)
 
             def pages() -> PagedCache:
-                held = kept()
-                assert held is not None
-                return held
+                found = kept()
+                assert found is not None
+                return found
 
             recording = made(pages)
-        recordings.held[place] = recording
+        held[place] = recording
         return recording
 
 
