@@ -5,7 +5,7 @@ drafted token is to come true, by drafter, depth, confidence and request (`learn
 decisions follow, each per step:
 
 - *Is anybody asked at all?* Now and then some steps go without drafts and are timed against those before; where tokens came
-  sooner nobody is asked for a while (`learning/rests`).
+  sooner nobody is asked for a while (`learning/rests`), and the other decisions are made against what they took.
 - *Is a look-up worth its time?* Each request keeps account of what asking brought in seconds (`learning/accounts`), beyond what
   a costly drafter would have brought that was not asked because of it.
 - *How deep may a costly drafter go, and for whom?* The depth and the set of sequences with the most expected tokens per second,
