@@ -369,12 +369,33 @@ def test_drafts_that_pay_all_the_same_go_on_but_for_a_few_calm_steps() -> None:
 def test_what_is_looked_at_must_be_worth_what_follows_it(behind_s: float, looked_at: int) -> None:
     """To judge it, to move its keys and to learn from it; a row costs little, and whoever made the draft was paid before."""
     policy = adaptive_with({1: 1.0, 2: 1.02, 8: 1.1})
+    policy._prices._behind_s, policy._prices.more_s = [0.02, 0.02], 0.2
     for _ in range(50):
         policy._prices.saw_behind(0.1, False)
         policy._prices.saw_behind(behind_s, True)
     policy.begin(1, 1)
     (tree,) = policy.trimmed([sequence()], [DraftTree.chain(3, [5], "ngram", confidences=[0.3])])
     assert len(tree) - 1 == looked_at
+
+
+def test_what_was_thought_to_follow_drafts_is_forgotten_where_none_is_looked_at() -> None:
+    """A machine that was disturbed for a while must not keep drafts from being looked at for good."""
+    policy, looked_at = adaptive_with({1: 1.0, 2: 1.02, 8: 1.1}), list[bool]()
+    policy._prices._behind_s, policy._prices.more_s = [0.02, 0.6], 0.58
+    for _ in range(1500):
+        one, tree = sequence(), DraftTree.root(3)
+        policy.begin(1, 1)
+        (budget,) = [NOTHING] if policy.rests([one]) else policy.budgets(LOOKUP, [one], [tree])
+        if budget.some:
+            found = DraftTree.chain(3, [5], "ngram", confidences=[0.6])
+            (tree,) = policy.trimmed([one], [policy.acceptance.rated(0, found)])
+            policy.acceptance.observe(0, found, [5, 7])
+        accepted = len(tree) - 1
+        looked_at.append(accepted > 0)
+        verdict = Verdict(tuple(range(1, accepted + 1)), (*[5] * accepted, 7), accepted)
+        policy.observe([one], [tree], [verdict], Timings(1e-6, 1.0, 0.05, 0.05, 1e-6 * budget.some))
+    assert not any(looked_at[:20])
+    assert sum(looked_at[1000:]) > 400
 
 
 def halves_drafted_in(policy: Policy, key: int, since: int) -> tuple[list[int], int]:
@@ -403,13 +424,13 @@ def halves_drafted_in(policy: Policy, key: int, since: int) -> tuple[list[int], 
 def test_drafts_are_compared_with_what_steps_without_any_take_among_each_other() -> None:
     """Over whole answers drafts win; while they bring two tokens in 2.3 seconds, where one takes 1.05, they lose."""
     policy, since, seen = adaptive_with({1: 1.0, 8: 1.05}), 0, []
-    policy._prices.other_s = 0.26
+    policy._prices.other_s, policy._prices._behind_s = 0.26, [0.26, 0.26]
     for key in range(12):
         drafted, since = halves_drafted_in(policy, key, since)
         seen.append(drafted)
         policy.release(key)
     assert seen[0][0] > 30, "which is learnt from steps without"
-    assert all(poor < 5 and rich > 25 for poor, rich in seen[4:])
+    assert all(poor < 5 and rich > 25 for poor, rich in seen[6:])
 
 
 def test_a_rest_is_one_of_batches_of_that_size() -> None:
@@ -420,6 +441,21 @@ def test_a_rest_is_one_of_batches_of_that_size() -> None:
     assert not machine.policy.rests([sequence(key) for key in range(8)])
     machine.policy.begin(1, 1)
     assert machine.policy.rests([sequence()])
+
+
+def test_who_brings_what_to_draft_from_is_asked_in_a_rest_as_long_as_that_is_worth_it() -> None:
+    machine = Cold(tokens=2)
+    while not machine.policy._rests._left:
+        machine.step()
+    policy = machine.policy
+    bringing = Sequence(7, (1, 2, 3), SamplingParams(), 0, reference=(4, 5))
+    policy.begin(1, 1)
+    assert policy.rests([sequence()])
+    assert not policy.rests([sequence(), bringing])
+    policy.budgets(LOOKUP, [bringing], [DraftTree.root(3)])
+    assert not policy.rests([bringing])
+    policy._accounts._accounts["ngram"][7].wakes = policy._steps + 9
+    assert policy.rests([bringing])
 
 
 def test_beside_one_that_names_its_drafters_a_step_is_no_rest_and_is_learnt_from() -> None:

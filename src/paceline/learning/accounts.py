@@ -87,6 +87,11 @@ class Accounts:
                 granted.append(budget)
         return granted
 
+    def awake(self, key: int, now: int) -> bool:
+        """Whether any look-up would be asked for a request in step `now`, or none ever was."""
+        known = [accounts[key] for accounts in self._accounts.values() if key in accounts]
+        return not known or any(account.wakes <= now for account in known)
+
     @property
     def asked(self) -> bool:
         """Whether any look-up is asked in this step."""

@@ -41,8 +41,8 @@ class Prices:
         self.batch = self.fed = 1
         self.between_s, self._ended_at = 0.0, -inf
         self.other_s, self.more_s = _OTHER_S, 0.0
-        self._behind_s = [0.0, 0.0]
-        """Seconds of what follows the forward in a step without drafts, and in one with some, as `_OTHER_S`; 0.0 before any."""
+        self._behind_s = [_OTHER_S, _OTHER_S]
+        """Seconds of what follows the forward in a step without drafts, and in one with some, as `_OTHER_S`."""
         self._calm_at = defaultdict[int, float](lambda: 1.0)
         """By size of the batch, times what a step without drafts is thought to take that it did take among others without."""
         self._token_s_at = defaultdict[int, float](float)
@@ -85,7 +85,7 @@ class Prices:
     def kept_s(self) -> float:
         """Those of `drafting_s` that are spared where drafts are made, and none is looked at."""
         plainly_s, drafted_s = self._behind_s
-        return (self.batch + _STEP_ITSELF) * max(drafted_s - plainly_s, 0.0) if plainly_s else 0.0
+        return (self.batch + _STEP_ITSELF) * min(max(drafted_s - plainly_s, 0.0), self.more_s)
 
     def step_s(self, rows: int, drafted: bool) -> float:
         """Seconds of a step whose forward has so many rows, its drafters not counted; a little more than none."""
@@ -136,16 +136,21 @@ class Prices:
         change = min(seconds / shares, 2 * before) - before
         if drafted:
             self.more_s = max(self.more_s + _SMOOTH * change, 0.0)
-        else:
-            self.other_s += (_SMOOTH if calm or change < 0.0 else _REGAIN) * change
+            return
+        self.other_s += (_SMOOTH if calm or change < 0.0 else _REGAIN) * change
+        # what nobody looks at because of it would else never be found to cost less
+        plainly_s, drafted_s = self._behind_s
+        self._behind_s[True] -= _REGAIN * max(drafted_s - plainly_s, 0.0)
+        if calm:
+            # then what is known of such steps is of one among others
+            self._calm_at[bucket(self.batch)] += _SMOOTH * (1.0 - self._calm_at[bucket(self.batch)])
 
     def saw_behind(self, seconds: float, drafted: bool) -> None:
         """See what followed the forward in a step."""
         if self.reads and self.batch == 1:
             return
-        share_s = seconds / (self.batch + _STEP_ITSELF)
-        known_s = self._behind_s[drafted] or share_s
-        self._behind_s[drafted] = known_s + _SMOOTH * (min(share_s, 2 * known_s) - known_s)
+        known_s = self._behind_s[drafted]
+        self._behind_s[drafted] += _SMOOTH * (min(seconds / (self.batch + _STEP_ITSELF), 2 * known_s) - known_s)
 
     def saw_calm(self, token_s: float) -> None:
         """See what a token took in steps without drafts, one behind another; what is seen of single ones takes longer."""

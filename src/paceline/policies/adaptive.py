@@ -98,7 +98,9 @@ class AdaptivePolicy(Policy):
         self._glances.begin()
 
     def rests(self, sequences: Many[Sequence]) -> bool:
-        self._rested = self._rests.now
+        # what a request brings itself was not there when drafts lost
+        awake, now = self._accounts.awake, self._steps
+        self._rested = self._rests.now and not any(one.reference and awake(one.key, now) for one in sequences)
         return self._rested or self._glances.rests(max([sequence.key for sequence in sequences]))
 
     def budgets(self, part: Part, sequences: Many[Sequence], trees: Many[DraftTree]) -> list[Budget]:
