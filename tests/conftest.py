@@ -7,6 +7,7 @@ On a machine with a GPU `TRITON_INTERPRET=0 pytest tests/kernels` runs the compi
 import dataclasses
 import logging
 import os
+import signal
 from collections.abc import Iterator
 from typing import Any
 
@@ -25,6 +26,14 @@ from paceline.tree import DraftTree  # isort: skip
 
 collect_ignore = ["clients"]
 """Needs clients that the project's own environment does not have: `make test-clients`."""
+
+
+@pytest.fixture
+def ctrl_c_is_heard() -> Iterator[None]:
+    """A shell has what it runs in the background ignore it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,6 +15,7 @@ from paceline.interrupts import end_at_once, raise_again
 from paceline.kernels import compiled
 from paceline.kernels.compilers import CompileError
 
+pytestmark = pytest.mark.usefixtures("ctrl_c_is_heard")
 WRAPPED = """
 import os, signal, sys
 class Interrupting:
@@ -38,14 +38,6 @@ def interrupted(name: str, before: str, target: str) -> subprocess.CompletedProc
     command = [sys.executable, "-c", WRAPPED.format(name=name, before=before)]
     arguments = ["generate", target, "-p", "the thin", "--draft", "none", "--max-tokens", "4"]
     return subprocess.run([*command, *arguments], capture_output=True, text=True, timeout=120, check=False)
-
-
-@pytest.fixture(autouse=True)
-def heeded() -> Iterator[None]:
-    """Interrupts as Python handles them: what a shell starts in the background ignores them."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from paceline.errors import PacelineError
+from paceline.errors import PacelineError, validators_words
 from paceline.registry import suggestion
 
 
@@ -132,7 +132,7 @@ def bind(method: Method, options: type[Options]) -> Options:
         return options.model_validate(values)
     except ValidationError as error:
         first = error.errors()[0]
-        told = first["msg"].removeprefix("Value error, ")
+        told = validators_words(first["msg"])
         place = ".".join(str(part) for part in first["loc"])
         if first["type"] == "missing":
             raise SpecError(f"'{method.name}' needs {place}") from None

@@ -7,9 +7,16 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 
+from paceline.machine import most_threads
+
 _SHARED = 32_768
 """Numbers that torch computes with on one thread whatever it has."""
 _AS_IT_IS = nullcontext()
+
+
+def usable() -> int:
+    """How many torch is set to use, but no more than run at once."""
+    return min(torch.get_num_threads(), most_threads())
 
 
 def quiet(numbers: int) -> AbstractContextManager[None]:

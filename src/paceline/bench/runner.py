@@ -33,13 +33,13 @@ from paceline.compose import automatic
 from paceline.engine.llm import LLM
 from paceline.engine.measure import ModelForward, some_tokens
 from paceline.kernels.native.threads import CONTENTION
-from paceline.machine import most_threads
 from paceline.models.base import WEIGHTS, LanguageModel
 from paceline.models.checkpoint import inspected, name_of
 from paceline.models.embedded import DEFAULT, draft_of
 from paceline.models.load import resolve
 from paceline.models.native import NativeModel, runs_here
 from paceline.params import SamplingParams
+from paceline.torch_threads import usable
 
 Watch = Callable[[str, int], AbstractContextManager[Callable[[], None]]]
 """Called with what begins and its number of parts; gives what to call after each part."""
@@ -60,7 +60,7 @@ class _Run:
 
     def __init__(self, settings: Settings, work: Path, watch: Watch) -> None:
         self.settings, self.work, self.watch = settings, work, watch
-        self.threads = settings.threads or min(torch.get_num_threads(), most_threads())
+        self.threads = settings.threads or usable()
         torch.set_num_threads(self.threads)
         self._contended_before = CONTENTION.times
         self.source = resolve(settings.model if settings.model is not None else DEFAULT)

@@ -99,20 +99,18 @@ def bench_drafts(
 
 def _planned(settings: Settings) -> tuple[dict[str, Any], list[str]]:
     """What is known of a record before it is made, and the formats that its weights may be held in."""
-    import torch
-
     from paceline.bench.mode import PLAIN_MODE, modes_of
-    from paceline.machine import most_threads
     from paceline.models.base import DTYPES
     from paceline.models.checkpoint import name_of
     from paceline.models.embedded import DEFAULT
     from paceline.models.load import resolve
+    from paceline.torch_threads import usable
 
     source = resolve(settings.model if settings.model is not None else DEFAULT)
     planned = {
         "model": {"name": name_of(source)},
         "grown": settings.growth and asdict(settings.growth),
-        "threads": settings.threads or min(torch.get_num_threads(), most_threads()),
+        "threads": settings.threads or usable(),
         "settings": {
             **asdict(settings),
             "modes": {mode.name: mode.recorded() for mode in (PLAIN_MODE, *modes_of(settings, source))},

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from paceline.cli.terminal import fail
+from paceline.errors import validators_words
 
 if TYPE_CHECKING:
     from paceline.params import SamplingParams
@@ -64,4 +65,4 @@ def sampling_params(**fields: Any) -> SamplingParams:
     except ValidationError as error:
         first = error.errors()[0]
         option = str(first["loc"][0]).replace("_", "-")
-        fail(f"--{option} {first['input']}: {first['msg'].removeprefix('Value error, ').lower()}")
+        fail(f"--{option} {first['input']}: {validators_words(first['msg']).lower()}")

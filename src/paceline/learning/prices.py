@@ -72,9 +72,19 @@ class Prices:
         return self.fed > self.batch
 
     @property
+    def _shares(self) -> int:
+        """By how many what a step takes beside its forward is shared out."""
+        return self.batch + _STEP_ITSELF
+
+    @property
+    def _reads_one(self) -> bool:
+        """Whether one prompt is all that is read: then its text and its cache take their own time."""
+        return self.reads and self.batch == 1
+
+    @property
     def drafting_s(self) -> float:
         """Seconds that a step takes longer because anything is drafted in it, drafters and rows not counted."""
-        return (self.batch + _STEP_ITSELF) * self.more_s
+        return self._shares * self.more_s
 
     @property
     def unrest_s(self) -> float:
@@ -85,7 +95,7 @@ class Prices:
     def kept_s(self) -> float:
         """Those of `drafting_s` that are spared where drafts are made, and none is looked at."""
         plainly_s, drafted_s = self._behind_s
-        return (self.batch + _STEP_ITSELF) * min(max(drafted_s - plainly_s, 0.0), self.more_s)
+        return self._shares * min(max(drafted_s - plainly_s, 0.0), self.more_s)
 
     def step_s(self, rows: int, drafted: bool) -> float:
         """Seconds of a step whose forward has so many rows, its drafters not counted; a little more than none."""
@@ -94,7 +104,7 @@ class Prices:
 
     def _step_s(self, rows: int, drafted: bool) -> float:
         """The same, as if it were one among steps with drafts."""
-        beside_s = (self.batch + _STEP_ITSELF) * (self.other_s + drafted * self.more_s) + self.between_s
+        beside_s = self._shares * (self.other_s + drafted * self.more_s) + self.between_s
         return self._costs.forward_s(rows, self.batch) + beside_s + 1e-9
 
     def rows(self, trees: Many[DraftTree]) -> int:
@@ -123,17 +133,14 @@ class Prices:
         token_s = self.token_s
         return lambda tokens, seconds: tokens * token_s - seconds, 1.0
 
-    def saw_beside(self, seconds: float, behind_s: float, drafted: bool, calm: bool) -> None:
-        """See what a step took beside its forward and its drafters, and what of that followed the forward. drafted: whether
-        anything was. calm: whether nobody was asked for drafts for a while."""
-        # where one prompt is all that is read, its text and its cache take their own time
-        if self.reads and self.batch == 1:
+    def saw_beside(self, seconds: float, drafted: bool, calm: bool) -> None:
+        """See what a step took beside its forward and its drafters. drafted: whether anything was. calm: whether nobody was asked
+        for drafts for a while."""
+        if self._reads_one:
             return
-        shares = self.batch + _STEP_ITSELF
-        self.saw_behind(behind_s, drafted)
         before = self.other_s + drafted * self.more_s
         # what runs for the first time, or is disturbed, takes many times as long
-        change = min(seconds / shares, 2 * before) - before
+        change = min(seconds / self._shares, 2 * before) - before
         if drafted:
             self.more_s = max(self.more_s + _SMOOTH * change, 0.0)
             return
@@ -143,14 +150,15 @@ class Prices:
         self._behind_s[True] -= _REGAIN * max(drafted_s - plainly_s, 0.0)
         if calm:
             # then what is known of such steps is of one among others
-            self._calm_at[bucket(self.batch)] += _SMOOTH * (1.0 - self._calm_at[bucket(self.batch)])
+            size = bucket(self.batch)
+            self._calm_at[size] += _SMOOTH * (1.0 - self._calm_at[size])
 
     def saw_behind(self, seconds: float, drafted: bool) -> None:
-        """See what followed the forward in a step."""
-        if self.reads and self.batch == 1:
+        """See what followed the forward in a step. drafted: whether anything was."""
+        if self._reads_one:
             return
         known_s = self._behind_s[drafted]
-        self._behind_s[drafted] += _SMOOTH * (min(seconds / (self.batch + _STEP_ITSELF), 2 * known_s) - known_s)
+        self._behind_s[drafted] += _SMOOTH * (min(seconds / self._shares, 2 * known_s) - known_s)
 
     def saw_calm(self, token_s: float) -> None:
         """See what a token took in steps without drafts, one behind another; what is seen of single ones takes longer."""

@@ -28,11 +28,10 @@ _DISTURBED = 3.0
 
 
 class Rests:
-    """now: whether nobody is to be asked in this step. timed_s: seconds of a token without drafts, where the last step was the
-    last that was timed, else 0.0."""
+    """now: whether nobody is to be asked in this step."""
 
     def __init__(self) -> None:
-        self.now, self.timed_s = False, 0.0
+        self.now = False
         self._asked, self._every = 0, _EVERY
         """Steps in which somebody was asked since some were timed last; how many there are before some are again."""
         self._left, self._length, self._lost = 0, _SHORTEST, 0
@@ -52,9 +51,8 @@ class Rests:
         forward as among drafts and nothing else."""
         self.now = 0.0 < _WARM * least_s * self._tokens < self._step_s
 
-    def saw(self, seconds: float, tokens: int, asked: bool) -> None:
-        """See a step that read no prompt."""
-        self.timed_s = 0.0
+    def saw(self, seconds: float, tokens: int, asked: bool) -> float:
+        """See a step that read no prompt. Returns seconds of a token without drafts if it is the last to be timed, else 0.0."""
         if not self.now:
             self._saw_drafting(seconds, tokens, asked)
         elif self._left:
@@ -66,7 +64,10 @@ class Rests:
                 # a mean, as that of steps with drafts is: on a busy machine many steps are disturbed, and a median is not
                 timed = self._timed[_SETTLING:]
                 most = _DISTURBED * median(timed)
-                self._judge(fmean([min(seconds, most) for seconds in timed]))
+                token_s = fmean([min(seconds, most) for seconds in timed])
+                self._judge(token_s)
+                return token_s
+        return 0.0
 
     def _saw_drafting(self, seconds: float, tokens: int, asked: bool) -> None:
         self._steps += 1
@@ -78,7 +79,7 @@ class Rests:
     def _judge(self, token_s: float) -> None:
         """Go on as tokens come sooner. token_s: seconds of one without drafts."""
         self._timed.clear()
-        self._asked, self.timed_s = 0, token_s
+        self._asked = 0
         if _CLEARLY * token_s * self._tokens >= self._step_s:
             self.now, self._length, self._lost = False, _SHORTEST, 0
             self._every = min(2 * self._every, _EVERY_AT_MOST)

@@ -27,7 +27,6 @@ from paceline.kernels.native import layout
 from paceline.kernels.native.entries import DRAFT, STEP, product
 from paceline.kernels.native.threads import CONTENTION, spread
 from paceline.kernels.native.vectors import FUSES, PANEL
-from paceline.machine import most_threads
 from paceline.models.base import LanguageModel, ModelError, Scores
 from paceline.models.checkpoint import Checkpoint
 from paceline.models.forms import Unsuited, form_of
@@ -41,6 +40,7 @@ from paceline.models.tensors import Tensors
 from paceline.params import SamplingParams
 from paceline.sequence import Sequence
 from paceline.step import Step
+from paceline.torch_threads import usable
 from paceline.tree import DraftTree
 
 
@@ -183,7 +183,7 @@ class NativeModel(LanguageModel):
     def _threads(self, rows: int) -> int:
         """How many threads a forward is worth: meeting costs some microseconds, and far more where the machine is busy."""
         worth = self._read_bytes * max(rows // _ROWS_PER_READ, 1) // _BYTES_PER_THREAD
-        most = min(torch.get_num_threads(), most_threads())
+        most = usable()
         # as many as there are or a power of two: each number of threads has a pool of its own
         return CONTENTION.allowed(max(most if worth >= most else 1 << worth.bit_length() - 1, 1)) if worth > 1 else 1
 

@@ -319,9 +319,8 @@ class AdaptivePolicy(Policy):
             if thought:
                 # to learn from it takes time too, which a rest spares
                 seconds += self._learning_s[drafted]
-            self._rests.saw(seconds, tokens, asked)
-            if self._rests.timed_s:
-                self._prices.saw_calm(self._rests.timed_s)
+            if timed_s := self._rests.saw(seconds, tokens, asked):
+                self._prices.saw_calm(timed_s)
             if self._rests.due:
                 self._rests.begin(self.costs.forward_s(self._prices.batch, self._prices.batch) / self._prices.batch)
         if not self._rested:
@@ -337,7 +336,8 @@ class AdaptivePolicy(Policy):
         behind_s = timings.verify_s + timings.commit_s + self._learning_s[drafted] / steps
         other = timings.draft_s - timings.asked_s + behind_s
         rows = sum(map(len, trees))
-        self._prices.saw_beside(other, behind_s, drafted, self._glances.calm)
+        self._prices.saw_behind(behind_s, drafted)
+        self._prices.saw_beside(other, drafted, self._glances.calm)
         self._step_s = step_s = timings.asked_s + self.costs.forward_s(rows, len(trees)) + other + self._prices.between_s
         self._tryouts.all_s += step_s
         self._prices.saw(step_s, tokens)

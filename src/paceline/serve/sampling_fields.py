@@ -8,6 +8,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from paceline.errors import validators_words
 from paceline.noise import stream
 from paceline.params import SamplingParams
 from paceline.serve.asking import Ask, Service
@@ -85,7 +86,7 @@ def sampling_params(service: Service, settings: Settings, values: Mapping[str, A
         first = error.errors(include_url=False, include_context=False, include_input=False)[0]
         name = str(first["loc"][0]) if first["loc"] else ""
         name = _WIRE_NAMES.get(name, name)
-        raise invalid(f"'{name}': {first['msg'].removeprefix('Value error, ')}", name) from None
+        raise invalid(f"'{name}': {validators_words(first['msg'])}", name) from None
 
 
 def answer_tokens(service: Service, prompt_tokens: int, asked: int | None, default: int | None, param: str) -> int:

@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal, cast
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator, model_validator
 
-from paceline.errors import PacelineError
+from paceline.errors import PacelineError, validators_words
 from paceline.machine import expanded
 
 _PREFIX = "PACELINE_"
@@ -278,7 +278,7 @@ def _text(path: Path) -> str:
 def _sentence(error: ValidationError, named: Mapping[str, str]) -> str:
     """One sentence that names the setting where the user wrote it, and never its value: it may be a key."""
     first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-    what = first["msg"].removeprefix("Value error, ")
+    what = validators_words(first["msg"])
     if not first["loc"]:
         return what
     name = str(first["loc"][0])

@@ -11,6 +11,7 @@ from typing import Annotated, Any, ClassVar
 from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, model_validator
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
+from paceline.errors import validators_words
 from paceline.params import TokenId
 from paceline.serve.errors import APIError, invalid
 
@@ -111,7 +112,7 @@ def explained(errors: Many[Mapping[str, Any]]) -> APIError:
         return invalid(f"'{param}' is not supported: {context['reason']}", param)
     if kind == "misfit":
         return invalid(f"'{param}' {context['reason']}", param)
-    said = str(first["msg"]).removeprefix("Value error, ").removeprefix("Input ")
+    said = validators_words(str(first["msg"])).removeprefix("Input ")
     return invalid(f"'{param}' {said}" if said[:1].islower() else f"'{param}': {said[:1].lower()}{said[1:]}", param)
 
 
