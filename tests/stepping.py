@@ -15,6 +15,13 @@ from paceline.step import Feed, Step, Verdict
 from paceline.tree import DraftTree
 
 
+class NeverEnds:
+    """Stops that cut nothing."""
+
+    def cut(self, sequence: Sequence, verdict: Verdict) -> Verdict:
+        return verdict
+
+
 def sequence(key: int, tokens: Many[int]) -> Sequence:
     return Sequence(key, tuple(tokens), SamplingParams(), seed=key)
 

@@ -22,8 +22,8 @@ from paceline.params import SamplingParams
 from paceline.policies.fixed import FixedPolicy
 from paceline.sequence import Sequence
 from paceline.speculative import Speculative, Work
-from paceline.step import Verdict
 from paceline.verifiers.match import Match
+from stepping import NeverEnds
 from tiny import tiny_model
 
 PROMPTS = [[5, 9, 200, 31, 7, 7, 40], [300], [12, 13, 12, 13, 12, 13, 12]]
@@ -104,13 +104,6 @@ def no_models(path: str) -> Any:
     raise AssertionError(path)
 
 
-class Nowhere:
-    """Stops that never stop."""
-
-    def cut(self, sequence: Sequence, verdict: Verdict) -> Verdict:
-        return verdict
-
-
 @pytest.mark.parametrize("kind", ["llama", "falcon", "bloom", "qwen3_next", "mamba"])
 def test_every_road_tells_prompts(kind: str) -> None:
     reference = tiny_model(kind)
@@ -128,7 +121,7 @@ def test_every_road_tells_prompts(kind: str) -> None:
             Work(sequence, start, min(count, len(sequence.tokens) - start), Budget(4, 4))
             for sequence, start, (_, count) in zip(sequences, starts, step, strict=True)
         ]
-        speculative.step([item for item in work if item.count], Nowhere())
+        speculative.step([item for item in work if item.count], NeverEnds())
     for sequence in sequences:
         with torch.inference_mode():
             rows = reference(torch.tensor([sequence.tokens])).logits[0].double().log_softmax(-1)

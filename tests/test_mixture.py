@@ -15,13 +15,13 @@ from paceline.params import SamplingParams
 from paceline.policies.fixed import FixedPolicy
 from paceline.sequence import Sequence
 from paceline.speculative import Speculative, Work
-from paceline.step import Verdict
 from paceline.tree import DraftTree, Proposal
 from paceline.verifiers.base import Verifier
 from paceline.verifiers.block import Block
 from paceline.verifiers.match import Match
 from paceline.verifiers.multi_round import MultiRound, Options
 from paceline.verifiers.rejection import Rejection
+from stepping import NeverEnds
 
 
 class Right(ChainDrafter):
@@ -30,11 +30,6 @@ class Right(ChainDrafter):
 
 class Wrong(WrongDrafter):
     name = "wrong"
-
-
-class NeverEnds:
-    def cut(self, sequence: Sequence, verdict: Verdict) -> Verdict:
-        return verdict
 
 
 @pytest.mark.parametrize("branching", [Branching.TREE, Branching.CHAIN])

@@ -129,7 +129,8 @@ class Speculative:
             scored = verified
         timings = Timings(drafted - began, scored - drafted, verified - scored, now() - cut, asked_s)
         self.policy.observe(sequences, trees, verdicts, timings)
-        self.costs.observe(len(step.tokens), len(work), max(item.start for item in work), timings, decoding=decoding)
+        learnt = decoding and self.policy.learns
+        self.costs.observe(len(step.tokens), len(work), max(item.start for item in work), timings, learnt=learnt)
         return [
             Outcome(sequence, grown.get(sequence.key), reached.get(sequence.key, Verdict()), timings, len(step.tokens))
             for sequence in (item.sequence for item in work)
@@ -282,6 +283,8 @@ class Speculative:
             count.drafted_to[tree.deepest] += 1
             count.accepted_to[verdict.accepted] += 1
         self.acceptance.go_on(sequence.key, verdict.tokens)
+        if not self.policy.learns:
+            return
         for before, (part, granted, proposed) in enumerate(draft.proposed):
             self.acceptance.observe(sequence.key, proposed, verdict.tokens)
             # who names its drafters has drafts that nothing ends before: they say little of those of others

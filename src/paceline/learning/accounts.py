@@ -8,7 +8,7 @@ finds something it is asked always again.
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Many
+from collections.abc import Callable, Sequence as Many
 from dataclasses import dataclass
 from math import sqrt
 
@@ -129,21 +129,19 @@ class Accounts:
         trees: Many[DraftTree],
         known: dict[int, list[float]],
         forgone_s: dict[int, float],
-        beside_s: float,
+        beside_s: Callable[[], float],
         now: int,
     ) -> None:
         """Account for every look-up that was asked: the time of the tokens it saves, less rows.
 
         trees: what the target looked at. known: by request, per depth, how likely what a costly drafter was asked for all the
         same comes true. forgone_s: by request, what one would have brought that was not asked because of what was found.
-        beside_s: what the step took longer, rows and asking aside, because something was drafted in it. now: the step to come.
+        beside_s: says what the step took longer, rows and asking aside, because something was drafted. now: the step to come.
         """
         if not self._asked:
             return
         looked_at = {sequence.key: tree for sequence, tree in zip(sequences, trees, strict=True)}
-        rows = sum(map(len, trees))
-        extra, drafted = rows - len(trees), sum([len(tree) > 1 for tree in trees])
-        row_s = (self._costs.curve(rows) - self._costs.curve(len(trees))) / extra if extra else 0.0
+        shares_s: tuple[float, float] | None = None
         for key, part in self._asked:
             tree, account = looked_at.get(key), self._accounts[part.name].get(key)
             if tree is None or account is None:
@@ -151,14 +149,22 @@ class Accounts:
             ask_s = self._ask_s(part)
             gain_s = 0.0
             if taken := tree.sources.count(part.name):
+                # most of those that are asked find nothing, and this is not asked for
+                row_s, tree_s = shares_s = shares_s or self._shares_s(trees, beside_s())
                 gain_s = self.token_s * _brought(tree, part.name, known.get(key)) - row_s * taken
                 # what all of a tree costs falls to whoever has nodes in it, by how many
-                gain_s -= (beside_s / drafted + forgone_s.get(key, 0.0)) * taken / (len(tree) - 1)
+                gain_s -= (tree_s + forgone_s.get(key, 0.0)) * taken / (len(tree) - 1)
             # an answer that is drafted in vain loses more than asking takes
             longest = self._pause(self._anew_s(part, ask_s) + max(-account.gain_s, 0.0), _TRIAL_SHARE)
             account.book(gain_s, ask_s, now, longest)
             usual = self._usual.get(part.name, _CREDIT * ask_s)
             self._usual[part.name] = usual + _LEARN * (gain_s - usual)
+
+    def _shares_s(self, trees: Many[DraftTree], beside_s: float) -> tuple[float, float]:
+        """Of what the step took longer for its drafts, seconds for each of their rows, and for each tree that has any."""
+        rows = sum(map(len, trees))
+        row_s = (self._costs.curve(rows) - self._costs.curve(len(trees))) / (rows - len(trees))
+        return row_s, beside_s / sum([len(tree) > 1 for tree in trees])
 
     def forget_asked(self) -> None:
         """Nothing is asked yet in the step that begins."""

@@ -71,8 +71,8 @@ class Costs:
     spent: Timings = _NOTHING
     """Sums over all steps."""
 
-    def observe(self, rows: int, batch: int, context_tokens: int, timings: Timings, *, decoding: bool) -> None:
-        """See what a step took. decoding: no prompt was part of it."""
+    def observe(self, rows: int, batch: int, context_tokens: int, timings: Timings, *, learnt: bool) -> None:
+        """See what a step took. learnt: whether the curve follows it, of which no prompt may have been part."""
         shape = (rows if rows <= 16 else bucket(rows), bucket(batch), bucket(context_tokens))
         cost = self.forwards.get(shape)
         if cost is None:
@@ -81,9 +81,9 @@ class Costs:
         cost.total_s += timings.forward_s
         self.steps += 1
         self.spent = Timings(*map(add, self.spent, timings))
-        if decoding and batch == 1:
+        if learnt and batch == 1:
             self.curve.see(rows, timings.forward_s)
-        elif decoding:
+        elif learnt:
             # whoever is faster or slower than expected is so in all it does: rows and sequences share it
             expected_s = self.forward_s(rows, batch) or timings.forward_s
             self.curve.see(rows, timings.forward_s * (self.curve(rows) or expected_s) / expected_s)

@@ -144,8 +144,8 @@ class Decisions:
     def _stands(self, held: _Held | None, sequences: Many[Sequence]) -> Decision | None:
         return held.of(sequences) if held is not None and held.until >= self.now else None
 
-    def take(self, decision: Decision, sequences: Many[Sequence], situation: Situation) -> None:
-        """Decide anew, in the step in which nothing stood."""
+    def take(self, decision: Decision, sequences: Many[Sequence], situation: Situation, apart: int = 1) -> None:
+        """Decide anew, in the step in which nothing stood. apart: one step in so many is learnt from, about."""
         before = self._held.get(situation)
         if situation.read and situation.repeats:
             steps, most = _REPEATED_READING
@@ -155,7 +155,9 @@ class Decisions:
             steps, most = _RESTS_BESIDE if situation.found else _RESTS
         if before is not None and before.decision.depth == decision.depth:
             steps = min(max(2 * before.steps, steps), most)
-        held = _Held(decision, [sequence.key for sequence in sequences], self.now + steps, steps)
+        # what is granted stands the longer the less is learnt
+        until = self.now + steps * (apart if decision.chosen else 1)
+        held = _Held(decision, [sequence.key for sequence in sequences], until, steps)
         self._held[situation] = held
         if situation == ALONE:
             self._rest = held if not decision.chosen else None

@@ -86,7 +86,6 @@ class Prices:
         """Seconds that a step takes longer because anything is drafted in it, drafters and rows not counted."""
         return self._shares * self.more_s
 
-    @property
     def unrest_s(self) -> float:
         """The same, and what it takes longer for not being one among others without drafts."""
         return self.drafting_s + self._step_s(self.batch, False) - self.step_s(self.batch, False)

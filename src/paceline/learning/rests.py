@@ -51,8 +51,11 @@ class Rests:
         forward as among drafts and nothing else."""
         self.now = 0.0 < _WARM * least_s * self._tokens < self._step_s
 
-    def saw(self, seconds: float, tokens: int, asked: bool) -> float:
-        """See a step that read no prompt. Returns seconds of a token without drafts if it is the last to be timed, else 0.0."""
+    def saw(self, seconds: float, tokens: int, asked: int) -> float:
+        """See a step that read no prompt. Returns seconds of a token without drafts if it is the last to be timed, else 0.0.
+
+        asked: steps since one was seen last in which somebody was asked for drafts.
+        """
         if not self.now:
             self._saw_drafting(seconds, tokens, asked)
         elif self._left:
@@ -69,7 +72,7 @@ class Rests:
                 return token_s
         return 0.0
 
-    def _saw_drafting(self, seconds: float, tokens: int, asked: bool) -> None:
+    def _saw_drafting(self, seconds: float, tokens: int, asked: int) -> None:
         self._steps += 1
         weight = max(_SMOOTH, 1.0 / self._steps)
         self._step_s += weight * (min(seconds, _DISTURBED * self._step_s or seconds) - self._step_s)

@@ -39,6 +39,7 @@ from paceline.learning.depths import Where
 from paceline.learning.draft_curve import bucket
 from paceline.learning.expectation import Expectation
 from paceline.learning.glances import Glances
+from paceline.learning.lessons import Lessons
 from paceline.learning.prices import Prices
 from paceline.learning.rests import Rests
 from paceline.learning.tryouts import Tryouts
@@ -84,7 +85,7 @@ class AdaptivePolicy(Policy):
         """Seconds that the drafts of this step are expected to take."""
         self._rests_at = defaultdict[int, Rests](Rests)
         """By size of the batch: what loses in a crowd may win alone."""
-        self._rests, self._glances = self._rests_at[1], Glances()
+        self._rests, self._glances, self._lessons = self._rests_at[1], Glances(), Lessons()
         self._rested = False
         """Whether this step is one of a rest."""
         self._step_s = 0.0
@@ -96,12 +97,16 @@ class AdaptivePolicy(Policy):
         self._prices.begin(rows, sequences)
         self._rests, self._rested = self._rests_at[bucket(sequences)], False
         self._glances.begin()
+        self.learns = self._lessons.begin()
 
     def rests(self, sequences: Many[Sequence]) -> bool:
         # what a request brings itself was not there when drafts lost
         awake, now = self._accounts.awake, self._steps
         self._rested = self._rests.now and not any(one.reference and awake(one.key, now) for one in sequences)
-        return self._rested or self._glances.rests(max([sequence.key for sequence in sequences]))
+        resting = self._rested or self._glances.rests(max([sequence.key for sequence in sequences]))
+        if resting:
+            self.learns = self._lessons.rest()
+        return resting
 
     def budgets(self, part: Part, sequences: Many[Sequence], trees: Many[DraftTree]) -> list[Budget]:
         if part.costly:
@@ -121,10 +126,10 @@ class AdaptivePolicy(Policy):
             decision = decisions.standing(sequences, situation)
         if decision is None:
             decision = self._decided(part, sequences, self.trimmed(sequences, trees) if situation.found else trees)
-            decisions.take(decision, sequences, situation)
+            decisions.take(decision, sequences, situation, self._lessons.apart)
         depth, chosen = decision.depth, decision.chosen
         if not chosen:
-            if self._tryouts.may_be_due(part.name):
+            if self.learns and self._tryouts.may_be_due(part.name):
                 depth, chosen = self._tried(part, sequences)
             if not chosen:
                 if situation.found:
@@ -308,18 +313,24 @@ class AdaptivePolicy(Policy):
         for sequence, verdict in zip(sequences, verdicts, strict=True):
             if verdict.finish is not None:
                 self._visits.ended(sequence)
-        began, tokens = perf_counter(), sum([len(verdict.tokens) for verdict in verdicts]) or len(verdicts)
         asked, glances = bool(timings.asked_s), self._glances
+        if not self.learns:
+            glances.saw(asked)
+            self._lessons.passed(timings.commit_s)
+            self._end_step(sequences, trees)
+            return
+        began, tokens = perf_counter(), sum([len(verdict.tokens) for verdict in verdicts]) or len(verdicts)
         # a step that was not thought about has no drafts
         thought = not (self._rested or glances.resting)
         drafted = thought and any(len(tree) > 1 for tree in trees)
         # beside one that names its drafters a rest is none
         if not self._prices.reads and self._rested == self._rests.now:
-            seconds = timings.draft_s + timings.forward_s + timings.verify_s + timings.commit_s + self._prices.between_s
+            seconds = timings.draft_s + timings.forward_s + timings.verify_s + self._prices.between_s
+            seconds += self._lessons.mean(timings.commit_s)
             if thought:
                 # to learn from it takes time too, which a rest spares
-                seconds += self._learning_s[drafted]
-            if timed_s := self._rests.saw(seconds, tokens, asked):
+                seconds += self._learning_s[drafted] / self._lessons.steps
+            if timed_s := self._rests.saw(seconds, tokens, asked * self._lessons.steps):
                 self._prices.saw_calm(timed_s)
             if self._rests.due:
                 self._rests.begin(self.costs.forward_s(self._prices.batch, self._prices.batch) / self._prices.batch)
@@ -331,15 +342,15 @@ class AdaptivePolicy(Policy):
             self._prices.ended()
             return
         # the first of those that passed was learnt from
-        steps = glances.passed - 1 if glances.resting else 1
+        steps = glances.passed - 1 if glances.resting else self._lessons.steps
         self._expectation.observe(trees, verdicts, steps)
-        behind_s = timings.verify_s + timings.commit_s + self._learning_s[drafted] / steps
+        behind_s = timings.verify_s + self._lessons.mean(timings.commit_s) + self._learning_s[drafted] / steps
         other = timings.draft_s - timings.asked_s + behind_s
         rows = sum(map(len, trees))
         self._prices.saw_behind(behind_s, drafted)
         self._prices.saw_beside(other, drafted, self._glances.calm)
         self._step_s = step_s = timings.asked_s + self.costs.forward_s(rows, len(trees)) + other + self._prices.between_s
-        self._tryouts.all_s += step_s
+        self._tryouts.all_s += step_s * self._lessons.steps
         self._prices.saw(step_s, tokens)
         if self._accounts.asked:
             self._accounts.token_s, self._accounts.step_s = self._prices.token_s, self._prices.sequence_s
@@ -347,9 +358,14 @@ class AdaptivePolicy(Policy):
             for sequence, tree, verdict in zip(sequences, trees, verdicts, strict=True):
                 if sequence.key == trial.key:
                     self._tryouts.end(self._gain_s(trial.part, tree, verdict, rows))
+        self._learning_s[drafted] = learning_s = self._end_step(sequences, trees) - began
+        self._lessons.learnt(learning_s, step_s)
+
+    def _end_step(self, sequences: Many[Sequence], trees: Many[DraftTree]) -> float:
+        """What is done behind every step in which anybody was thought about; when that is over."""
         self._accounts.book(sequences, trees, self._deepened, self._forgone_s, self._prices.unrest_s, self._steps)
         self._forget_step()
-        self._learning_s[drafted] = self._prices.ended() - began
+        return self._prices.ended()
 
     def _gain_s(self, part: str, tree: DraftTree, verdict: Verdict, rows: int) -> float:
         """Seconds that one drafter's nodes in a tree were worth, less those of their rows. rows: of the step."""

@@ -16,10 +16,11 @@ from paceline.tree import DraftTree
 
 class Policy(ABC):
     """costs, acceptance, depths: what the step measures and learns, for every policy to read. measures: whether the costs should
-    be measured before the first step."""
+    be measured before the first step. learns: whether what comes of this step is learnt from, by them too."""
 
     name: str
     measures: bool = False
+    learns: bool = True
 
     def __init__(self) -> None:
         self.costs, self.acceptance, self.depths = Costs(), Acceptance(), Depths()

@@ -1,0 +1,82 @@
+"""Lessons: which steps with drafts are learnt from."""
+
+from __future__ import annotations
+
+import pytest
+
+from paceline.learning.lessons import Lessons
+
+
+def learnt_from(lessons: Lessons, share: float, steps: int) -> list[bool]:
+    """Whether each of so many steps was a lesson, where one takes this share of a step."""
+    due = []
+    for _ in range(steps):
+        lessons.begin()
+        due.append(lessons.due)
+        if lessons.due:
+            lessons.learnt(share, 1.0)
+    return due
+
+
+@pytest.mark.parametrize(("share", "apart"), [(0.001, 1), (0.007, 1), (0.01, 2), (0.015, 3), (0.02, 4), (0.3, 4)])
+def test_where_learning_shows_one_step_in_a_few_is_learnt_from(share: float, apart: int) -> None:
+    lessons = Lessons()
+    due = learnt_from(lessons, share, 1000)
+    assert all(due[:64]), "once much is known"
+    assert sum(due[200:]) == pytest.approx(800 / apart, rel=0.08)
+    assert lessons.apart == apart
+
+
+def test_lessons_do_not_come_at_equal_distances() -> None:
+    """A text that goes round in circles is seen at every point of them, about as often at each."""
+    due = learnt_from(Lessons(), 0.1, 4000)
+    for around in range(2, 13):
+        seen = [sum(due[400 + at :: around]) for at in range(around)]
+        assert min(seen) > 0.5 * max(seen)
+
+
+def test_the_steps_between_are_counted() -> None:
+    lessons, counted = Lessons(), 0
+    for _ in range(1000):
+        lessons.begin()
+        if lessons.due:
+            counted += lessons.steps
+            lessons.learnt(0.1, 1.0)
+    assert 1000 - 5 < counted <= 1000
+
+
+def test_a_rest_is_learnt_from_and_so_is_the_step_behind_it() -> None:
+    """Else drafts that are thought about once in eight steps, the others being rests, would never be."""
+    lessons = Lessons()
+    learnt_from(lessons, 0.1, 1000)
+    seen = []
+    for rested in (False, False, True, True, False, False):
+        lessons.begin()
+        if rested:
+            lessons.rest()
+        seen.append((lessons.due, lessons.steps))
+    assert seen[2:] == [(True, 1), (True, 1), (True, 1), (False, 1)]
+
+
+def test_what_a_step_takes_is_what_most_of_them_take() -> None:
+    lessons = Lessons()
+    learnt_from(lessons, 0.1, 1000)
+    while not lessons.due:
+        lessons.begin()
+    lessons.begin()
+    while not lessons.due:
+        lessons.passed(1.0)
+        lessons.begin()
+    assert lessons.mean(4.0) == (lessons.steps + 3.0) / lessons.steps
+    lessons.begin()
+    lessons.passed(9.0)
+    lessons.begin()
+    lessons.rest()
+    assert lessons.mean(2.0) == 2.0
+
+
+def test_one_lesson_that_was_disturbed_makes_them_hardly_rarer() -> None:
+    lessons = Lessons()
+    learnt_from(lessons, 0.001, 100)
+    lessons.learnt(50.0, 1.0)
+    assert sum(learnt_from(lessons, 0.001, 200)) > 100

@@ -1,0 +1,114 @@
+"""Where learning shows, one step in a few is learnt from: what waits for one of those, and what does not."""
+
+from __future__ import annotations
+
+import pytest
+
+from fakes import ChainDrafter, TableModel
+from paceline.budget import Budget, Part
+from paceline.learning.costs import Timings
+from paceline.params import SamplingParams
+from paceline.policies import adaptive
+from paceline.policies.fixed import FixedPolicy
+from paceline.sequence import Sequence
+from paceline.speculative import Speculative, Work
+from paceline.step import Verdict
+from paceline.tree import DraftTree
+from paceline.verifiers.match import Match
+from stepping import NeverEnds
+
+MODEL = Part("model", Budget(6, 6), costly=True)
+LOOKUP = Part("ngram", Budget(6, 6))
+
+
+def policy_of(apart: int, row_s: float) -> adaptive.AdaptivePolicy:
+    """Where one step in so many is learnt from, and a further row costs so much."""
+    policy = adaptive.build(adaptive.Options())
+    policy.costs.curve.put(1, 1.0)
+    policy.costs.curve.put(8, 1.0 + 7 * row_s)
+    for depth in range(1, 7):
+        policy.costs.measured("model", depth, 1, 0.5 * depth)
+        policy.costs.measured("ngram", depth, 1, 1e-6)
+    policy._lessons.apart = policy._lessons._next = apart
+    policy._lessons.learnt = lambda seconds, step_s: None
+    return policy
+
+
+def run(policy: adaptive.AdaptivePolicy, part: Part, right: int, steps: int, beside: bool = False) -> list[tuple[int, bool]]:
+    """Per step, the levels that were granted and whether it was learnt from. right: tokens of a draft that come true.
+
+    beside: whether another drafter is asked in every step. A step that is learnt from takes 0.04 longer.
+    """
+    seen = []
+    one = Sequence(0, (1, 2, 3), SamplingParams(max_tokens=10_000), 0)
+    for _ in range(steps):
+        tree, asked = DraftTree.root(3), False
+        policy.begin(1, 1)
+        emitted = [7]
+        if not policy.rests([one]):
+            (budget,) = policy.budgets(part, [one], [tree])
+            asked = budget.some
+            if asked and right >= 0:
+                drafted = DraftTree.chain(3, [5] * budget.depth, part.name)
+                emitted = [5] * min(right, budget.depth) + [7]
+                if policy.learns:
+                    policy.acceptance.observe(0, drafted, emitted)
+                (tree,) = policy.trimmed([one], [policy.acceptance.rated(0, drafted)])
+            seen.append((budget.depth, policy.learns))
+        accepted = min(len(emitted), len(tree)) - 1
+        verdict = Verdict(tuple(range(1, accepted + 1)), (*emitted[:accepted], 7), accepted)
+        asked_s = 1e-6 * (asked or beside)
+        policy.observe([one], [tree], [verdict], Timings(asked_s, 1.0, 0.01, 0.01 + 0.04 * policy.learns, asked_s))
+    return seen
+
+
+def test_a_drafter_is_tried_in_steps_that_are_learnt_from() -> None:
+    tried = [learns for depth, learns in run(policy_of(4, 1.0), MODEL, 0, 4000, beside=True) if depth]
+    assert tried
+    assert all(tried)
+
+
+def test_drafts_that_win_go_on_in_all_steps() -> None:
+    seen = run(policy_of(4, 0.01), LOOKUP, 6, 400)
+    assert 0.9 * 400 / 4 < sum(learns for depth, learns in seen if depth) < 1.2 * 400 / 4
+    assert sum(depth > 0 for depth, _ in seen) > 0.95 * len(seen)
+
+
+def test_a_look_up_that_finds_nothing_is_paused_at_once() -> None:
+    asked = [sum(depth > 0 for depth, _ in run(policy_of(apart, 1.0), LOOKUP, -1, 200)) for apart in (1, 4)]
+    assert asked[0] == pytest.approx(asked[1], abs=3)
+    assert asked[0] < 80
+
+
+def test_steps_without_drafts_are_timed_as_often() -> None:
+    for apart in (1, 4):
+        policy = policy_of(apart, 0.01)
+        run(policy, LOOKUP, 6, 100)
+        assert policy._rests._asked == pytest.approx(100, abs=4), "so many steps with drafts are counted"
+
+
+def test_what_learning_takes_is_not_charged_to_steps_that_are_not_learnt_from() -> None:
+    policy = policy_of(4, 0.01)
+    run(policy, LOOKUP, 6, 400)
+    assert policy._prices._shares * policy._prices._behind_s[True] == pytest.approx(0.02 + 0.04 / 4, abs=0.004)
+
+
+def test_what_is_not_learnt_from_is_drafted_and_judged_all_the_same() -> None:
+    class Now(FixedPolicy):
+        def begin(self, rows: int, sequences: int) -> None:
+            self.learns = not self.learns
+
+    model, policy = TableModel(6), Now()
+    speculative = Speculative(model, ChainDrafter(model), Match(), policy)
+    sequence = Sequence(0, (1, 2, 3), SamplingParams(max_tokens=10_000), 0)
+    observed, seen = [], []
+    policy.acceptance.observe = lambda *one: observed.append(policy.learns)
+    policy.costs.curve.see = lambda *one: seen.append(policy.learns)
+    for _ in range(20):
+        held = speculative.cache.length(0)
+        speculative.step([Work(sequence, held, len(sequence.tokens) - held, Budget(4, 4))], NeverEnds())
+    assert observed == [True] * 10
+    assert all(seen)
+    assert len(seen) >= 9, "the first step read the prompt"
+    assert sequence.speculation.steps == policy.costs.steps == 20
+    assert sequence.speculation.draft_tokens >= 40
