@@ -38,8 +38,8 @@ class Lessons:
         return self.due
 
     def rest(self) -> bool:
-        """Nobody is asked in this step, and to learn from it takes next to nothing: it is learnt from, and so is the next in which
-        somebody may be. Returns that."""
+        """Nobody is asked in this step, and to learn from it takes next to nothing: it is learnt from, and so is the next in
+        which somebody may be. Returns that."""
         self.due, self.steps, self._rested, self._passed_s = True, 1, True, 0.0
         return self.due
 
