@@ -131,9 +131,40 @@ def test_each_situation_has_a_decision_of_its_own() -> None:
     assert standing(taken(FIRST, batch(1)), batch(1), SHORT) is None, "the deep draft may not be wanted beside it"
 
 
-def test_beside_what_is_found_in_a_batch_a_draft_is_thought_over_each_time() -> None:
-    assert standing(taken(FIRST, batch(1, 2), SOMETHING), batch(1, 2), SOMETHING) is None
+def test_beside_what_is_found_in_a_batch_a_draft_for_some_is_thought_over_each_time() -> None:
+    decisions = Decisions()
+    decisions.take(FIRST, batch(1, 2, 3), SOMETHING, unfound=[0, 1])
+    decisions.resting(batch(1, 2, 3), 1)
+    for unfound in ([0, 1], [0], []):
+        assert decisions.standing(batch(1, 2, 3), SOMETHING, unfound) is None
     assert standing(taken(NOBODY, batch(1, 2), SOMETHING), batch(1, 2), SOMETHING) == NOBODY
+
+
+def test_one_for_those_without_a_find_is_granted_to_whoever_is_without_one() -> None:
+    decisions, three = Decisions(), batch(1, 2, 3)
+    for steps in (4, 8, 16, 16):
+        decisions.take(Decision(4, (2, 0)), three, SOMETHING, unfound=[0, 2])
+        decisions.resting(three, decisions.now + steps)
+        assert decisions.standing(three, SOMETHING, [1]) == Decision(4, [1])
+        assert decisions.standing(batch(4, 2, 3), SOMETHING, [0, 1]) == Decision(4, [0, 1]), "whoever they are"
+        assert decisions.standing(three, SOMETHING, []) is None, "they may all have found something"
+        assert decisions.standing(batch(1, 2), SOMETHING, [1]) is None
+        decisions.resting(three, decisions.now + 1)
+        assert decisions.standing(three, SOMETHING, [1]) is None
+
+
+def test_one_for_all_is_granted_whatever_is_found() -> None:
+    everyone = Decision(4, (0, 1, 2))
+    decisions = taken(everyone, batch(1, 2, 3), SOMETHING)
+    assert decisions.standing(batch(1, 2, 3), SOMETHING, [1]) == everyone
+    assert stood(decisions, batch(1, 2, 3), SOMETHING) == 4
+
+
+def test_what_is_granted_stands_longer_where_less_is_learnt_and_that_nobody_asks_does_not() -> None:
+    for decision, steps in ((FIRST, 60), (NOBODY, 1)):
+        decisions = Decisions()
+        decisions.take(decision, batch(1), ALONE, apart=4)
+        assert stood(decisions, batch(1)) == steps
 
 
 def test_that_nobody_asks_stands_beside_more_and_not_beside_less() -> None:

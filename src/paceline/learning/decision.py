@@ -7,8 +7,8 @@ another thing each time, only whether anything is found.
 
 What is decided as it was before stands longer each time: what is learnt meanwhile is little. That nobody asks does so until the
 batch has shrunk; and the more look-ups find the less asking is worth, so what nobody is worth beside less nobody is worth
-beside more. A draft for all stands while the batch is as large, one for some while it is the same; in a batch only where nothing
-is found.
+beside more. A draft for all stands while the batch is as large, one for some while it is the same. Beside what is found in a
+batch it stands only where it is for all, or for those without a find, whoever they are in a later step.
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ where less is lost by not asking, and each kind of find is met but now and then.
 _REPEATED, _REPEATED_READING = (15, 60), (64, 64)
 """The same of what was granted once and is granted again: not for long at first, since it says where drafts end, which was learnt
 of few. Beside a prompt, which comes once a request."""
+_REPEATED_BESIDE = (4, 16)
+"""The same beside what is found in a batch."""
 _SHRUNK = 0.75
 """Share of a batch that must be left, for what nobody was worth in it to be held worth it by nobody still."""
 _CLASSES_PER_DOUBLING = 2
@@ -89,20 +91,25 @@ NOBODY = Decision()
 
 @dataclass(frozen=True)
 class _Held:
-    """until: the last step in which it stands. steps: those for which it was to."""
+    """until: the last step in which it stands. steps: those for which it was to. without: whether it is for those without a find,
+    in a batch where others have one."""
 
     decision: Decision
     keys: list[int]
     until: int
     steps: int
+    without: bool
 
-    def of(self, sequences: Many[Sequence]) -> Decision | None:
-        """The decision for these sequences, if it is still about them, in whatever order they stand now."""
+    def of(self, sequences: Many[Sequence], unfound: Many[int]) -> Decision | None:
+        """The decision for these sequences, if it is still about them, in whatever order they stand now. unfound: as below."""
         if not self.decision.chosen:
             return self.decision if len(sequences) > _SHRUNK * len(self.keys) else None
         if len(self.decision.chosen) == len(self.keys):
             # of all of them little is known that is not known of others
             return self.decision if len(sequences) == len(self.keys) else None
+        if self.without:
+            same = len(sequences) == len(self.keys) and unfound
+            return replace(self.decision, chosen=unfound) if same else None
         keys = [sequence.key for sequence in sequences]
         if keys == self.keys:
             return self.decision
@@ -125,9 +132,10 @@ class Decisions:
         self.now = now
         return self._stands(self._rest, sequences) is not None
 
-    def standing(self, sequences: Many[Sequence], situation: Situation) -> Decision | None:
-        """What is decided for this batch, if that still stands."""
-        if decision := self._stands(self._held.get(situation), sequences):
+    def standing(self, sequences: Many[Sequence], situation: Situation, unfound: Many[int] = ()) -> Decision | None:
+        """What is decided for this batch, if that still stands. unfound: places of those without a find, in a batch where others
+        have one."""
+        if decision := self._stands(self._held.get(situation), sequences, unfound):
             return decision
         # what nobody is worth beside less found nobody is worth here
         for found in range(situation.found - 1, -1, -1) if situation.repeats else (0,):
@@ -139,25 +147,30 @@ class Decisions:
     def latest(self, sequences: Many[Sequence], situation: Situation) -> Decision:
         """What was decided last, if it is about this batch, whether it still stands or not; that nobody asks, if nothing was."""
         held = self._held.get(situation)
-        return (held.of(sequences) if held is not None else None) or NOBODY
+        return (held.of(sequences, ()) if held is not None else None) or NOBODY
 
-    def _stands(self, held: _Held | None, sequences: Many[Sequence]) -> Decision | None:
-        return held.of(sequences) if held is not None and held.until >= self.now else None
+    def _stands(self, held: _Held | None, sequences: Many[Sequence], unfound: Many[int] = ()) -> Decision | None:
+        return held.of(sequences, unfound) if held is not None and held.until >= self.now else None
 
-    def take(self, decision: Decision, sequences: Many[Sequence], situation: Situation, apart: int = 1) -> None:
-        """Decide anew, in the step in which nothing stood. apart: one step in so many is learnt from, about."""
-        before = self._held.get(situation)
+    def take(
+        self, decision: Decision, sequences: Many[Sequence], situation: Situation, unfound: Many[int] = (), apart: int = 1
+    ) -> None:
+        """Decide anew, in the step in which nothing stood. unfound: as above. apart: steps from one that is learnt from to the
+        next."""
+        before, chosen = self._held.get(situation), len(decision.chosen)
+        without = 0 < chosen < len(sequences) and sorted(decision.chosen) == [*unfound]
         if situation.read and situation.repeats:
             steps, most = _REPEATED_READING
         elif decision.chosen:
-            steps, most = _REPEATED if situation.repeats else (0, 0)
+            told = _REPEATED_BESIDE if without or chosen == len(sequences) else (0, 0)
+            steps, most = _REPEATED if situation.repeats else told
         else:
             steps, most = _RESTS_BESIDE if situation.found else _RESTS
         if before is not None and before.decision.depth == decision.depth:
             steps = min(max(2 * before.steps, steps), most)
         # what is granted stands the longer the less is learnt
         until = self.now + steps * (apart if decision.chosen else 1)
-        held = _Held(decision, [sequence.key for sequence in sequences], until, steps)
+        held = _Held(decision, [sequence.key for sequence in sequences], until, steps, without)
         self._held[situation] = held
         if situation == ALONE:
             self._rest = held if not decision.chosen else None

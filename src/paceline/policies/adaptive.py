@@ -123,10 +123,11 @@ class AdaptivePolicy(Policy):
         if not decisions.resting(sequences, self._steps) or begins:
             lacking = self._visits.lacking(part.name, sequences[0]) if alone else 0
             situation = situation_of(trees, self._prices.fed - self._prices.batch, lacking, begins)
-            decision = decisions.standing(sequences, situation)
-        if decision is None:
-            decision = self._decided(part, sequences, self.trimmed(sequences, trees) if situation.found else trees)
-            decisions.take(decision, sequences, situation, self._lessons.apart)
+            unfound = [] if alone or not situation.found else [at for at, tree in enumerate(trees) if len(tree) == 1]
+            decision = decisions.standing(sequences, situation, unfound)
+            if decision is None:
+                decision = self._decided(part, sequences, self.trimmed(sequences, trees) if situation.found else trees)
+                decisions.take(decision, sequences, situation, unfound, self._lessons.apart)
         depth, chosen = decision.depth, decision.chosen
         if not chosen:
             if self.learns and self._tryouts.may_be_due(part.name):
@@ -197,7 +198,7 @@ class AdaptivePolicy(Policy):
         forwards_s = self.costs.curve.span(rows, len(gains) * part.budget.depth * part.width)
         undrafted = (0, self._prices.step_s(rows, True))
         steps: dict[int, tuple[int, float]] = {}
-        falling, everyone = -inf, list(range(len(gains)))
+        falling, everyone, unfound = -inf, list(range(len(gains))), sum([len(tree) == 1 for tree in trees])
         for level in range(1, part.budget.depth + 1):
             order = sorted(everyone, key=lambda at, level=level: -gains[at][level - 1]) if len(everyone) > 1 else everyone
             gained, added, reading_s, top = 0.0, 0, 0.0, -inf
@@ -206,8 +207,8 @@ class AdaptivePolicy(Policy):
                 # of two drafts for one sequence the better nodes will be looked at, not all
                 added += max(1 + level * part.width - trees[at].candidates, 0)
                 reading_s += readings[at]
-                if count & (count - 1) and count < len(order):
-                    # powers of two are close enough
+                if count & (count - 1) and count < len(order) and count != unfound:
+                    # powers of two are close enough; and what is for those without a find stands for a while
                     continue
                 fewer, step_s = steps.get(count, undrafted)
                 step_s += drafted[level - 1] * (forwards_s[added] - forwards_s[fewer])
