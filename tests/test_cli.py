@@ -209,6 +209,8 @@ _LONELY_AUTO = "'auto' stands alone, or names a smaller model as in 'auto:PATH';
     [
         (["-p", "x", "--draft", "ngam"], "there is no drafter 'ngam'; the nearest is 'ngram'"),
         (["-p", "x", "--draft", "NGRAM"], "there is no drafter 'NGRAM'; the nearest is 'ngram'"),
+        (["-p", "x", "--draft", "confidence"], "'confidence' is a policy, and no drafter"),
+        (["-p", "x", "--verify", "ngram"], "'ngram' is a drafter, and no verifier"),
         (["-p", "x", "--draft", "zzz"], "there is no drafter 'zzz'; choose from auto, none, unigram"),
         (["-p", "x", "--draft", "Qwen/Qwen2.5-0.5B"], "'Qwen/Qwen2.5-0.5B' names no drafter: a smaller model drafts as 'model:"),
         (["-p", "x", "--draft", "auto+ngram"], _LONELY_AUTO),

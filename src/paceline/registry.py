@@ -133,6 +133,9 @@ class Registry(Mapping[str, Row]):
                 raise UnknownMethod(f"'{name}' names no drafter: {told}")
             if _is_own(name):
                 return Row(name, name)
+            other = next((one.family for one in (DRAFTERS, VERIFIERS, POLICIES) if name in one._rows), None)
+            if other is not None:
+                raise UnknownMethod(f"'{name}' is a {other}, and no {self.family}")
             raise UnknownMethod(f"there is no {self.family} '{name}'; {suggestion(name, (*self._also, *self._rows))}")
         return self._rows[name]
 
