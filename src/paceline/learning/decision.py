@@ -161,15 +161,16 @@ class Decisions:
         without = 0 < chosen < len(sequences) and sorted(decision.chosen) == [*unfound]
         if situation.read and situation.repeats:
             steps, most = _REPEATED_READING
-        elif decision.chosen:
-            told = _REPEATED_BESIDE if without or chosen == len(sequences) else (0, 0)
-            steps, most = _REPEATED if situation.repeats else told
-        else:
+        elif not chosen:
             steps, most = _RESTS_BESIDE if situation.found else _RESTS
+        elif situation.repeats:
+            steps, most = _REPEATED
+        else:
+            steps, most = _REPEATED_BESIDE if without or chosen == len(sequences) else (0, 0)
         if before is not None and before.decision.depth == decision.depth:
             steps = min(max(2 * before.steps, steps), most)
         # what is granted stands the longer the less is learnt
-        until = self.now + steps * (apart if decision.chosen else 1)
+        until = self.now + steps * (apart if chosen else 1)
         held = _Held(decision, [sequence.key for sequence in sequences], until, steps, without)
         self._held[situation] = held
         if situation == ALONE:

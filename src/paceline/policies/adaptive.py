@@ -321,13 +321,13 @@ class AdaptivePolicy(Policy):
             self._end_step(sequences, trees)
             return
         began, tokens = perf_counter(), sum([len(verdict.tokens) for verdict in verdicts]) or len(verdicts)
+        commit_s = self._lessons.mean(timings.commit_s)
         # a step that was not thought about has no drafts
         thought = not (self._rested or glances.resting)
         drafted = thought and any(len(tree) > 1 for tree in trees)
         # beside one that names its drafters a rest is none
         if not self._prices.reads and self._rested == self._rests.now:
-            seconds = timings.draft_s + timings.forward_s + timings.verify_s + self._prices.between_s
-            seconds += self._lessons.mean(timings.commit_s)
+            seconds = timings.draft_s + timings.forward_s + timings.verify_s + commit_s + self._prices.between_s
             if thought:
                 # to learn from it takes time too, which a rest spares
                 seconds += self._learning_s[drafted] / self._lessons.steps
@@ -339,13 +339,13 @@ class AdaptivePolicy(Policy):
             glances.saw(asked)
         if self._rested or (glances.resting and not glances.last):
             self._tryouts.all_s += self._step_s
-            self._prices.saw_behind(timings.verify_s + timings.commit_s + self._learning_s[False], False)
+            self._prices.saw_behind(timings.verify_s + commit_s + self._learning_s[False], False)
             self._prices.ended()
             return
         # the first of those that passed was learnt from
         steps = glances.passed - 1 if glances.resting else self._lessons.steps
         self._expectation.observe(trees, verdicts, steps)
-        behind_s = timings.verify_s + self._lessons.mean(timings.commit_s) + self._learning_s[drafted] / steps
+        behind_s = timings.verify_s + commit_s + self._learning_s[drafted] / steps
         other = timings.draft_s - timings.asked_s + behind_s
         rows = sum(map(len, trees))
         self._prices.saw_behind(behind_s, drafted)
