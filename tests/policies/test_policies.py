@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from fakes import TableModel
+from known_costs import LOOKUP, MODEL, adaptive_with
 from paceline.budget import NOTHING, Budget, Part
 from paceline.engine.scheduler import Limits
 from paceline.learning.costs import Timings
@@ -23,23 +24,11 @@ from serving import engine_of
 settings.register_profile("still", derandomize=True, deadline=None, max_examples=100, database=None)
 settings.load_profile("still")
 
-MODEL = Part("model", Budget(6, 6), costly=True)
-LOOKUP = Part("ngram", Budget(6, 6))
 STEP = Timings(0.0, 1.0, 0.0, 0.0)
 
 
 def sequence(key: int = 0) -> Sequence:
     return Sequence(key, (1, 2, 3), SamplingParams(), 0)
-
-
-def adaptive_with(points: dict[int, float], draft_s: float = 0.0) -> adaptive.AdaptivePolicy:
-    policy = adaptive.build(adaptive.Options())
-    for rows, seconds in points.items():
-        policy.costs.curve.put(rows, seconds)
-    for depth in range(1, 7):
-        policy.costs.measured("model", depth, 1, depth * draft_s)
-        policy.costs.measured("ngram", depth, 1, 1e-6)
-    return policy
 
 
 def teach(policy: Policy, key: int, drafted: DraftTree, emitted: list[int]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fakes import ChainDrafter, TableModel
+from known_costs import LOOKUP, MODEL, adaptive_with
 from paceline.budget import Budget, Part
 from paceline.learning.costs import Timings
 from paceline.params import SamplingParams
@@ -17,18 +18,10 @@ from paceline.tree import DraftTree
 from paceline.verifiers.match import Match
 from stepping import NeverEnds
 
-MODEL = Part("model", Budget(6, 6), costly=True)
-LOOKUP = Part("ngram", Budget(6, 6))
-
 
 def policy_of(apart: int, row_s: float) -> adaptive.AdaptivePolicy:
     """Where one step in so many is learnt from, and a further row costs so much."""
-    policy = adaptive.build(adaptive.Options())
-    policy.costs.curve.put(1, 1.0)
-    policy.costs.curve.put(8, 1.0 + 7 * row_s)
-    for depth in range(1, 7):
-        policy.costs.measured("model", depth, 1, 0.5 * depth)
-        policy.costs.measured("ngram", depth, 1, 1e-6)
+    policy = adaptive_with({1: 1.0, 8: 1.0 + 7 * row_s}, 0.5)
     policy._lessons.apart = policy._lessons._next = apart
     policy._lessons.learnt = lambda seconds, step_s: None
     return policy

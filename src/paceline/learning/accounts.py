@@ -149,7 +149,7 @@ class Accounts:
             ask_s = self._ask_s(part)
             gain_s = 0.0
             if taken := tree.sources.count(part.name):
-                # most of those that are asked find nothing, and this is not asked for
+                # in most steps nothing is found, and then this is not needed
                 row_s, tree_s = shares_s = shares_s or self._shares_s(trees, beside_s())
                 gain_s = self.token_s * _brought(tree, part.name, known.get(key)) - row_s * taken
                 # what all of a tree costs falls to whoever has nodes in it, by how many

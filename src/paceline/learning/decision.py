@@ -158,7 +158,7 @@ class Decisions:
         """Decide anew, in the step in which nothing stood. unfound: as above. apart: steps from one that is learnt from to the
         next."""
         before, chosen = self._held.get(situation), len(decision.chosen)
-        without = 0 < chosen < len(sequences) and sorted(decision.chosen) == [*unfound]
+        without = sorted(decision.chosen) == [*unfound]
         if situation.read and situation.repeats:
             steps, most = _REPEATED_READING
         elif not chosen:

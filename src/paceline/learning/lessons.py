@@ -37,11 +37,10 @@ class Lessons:
         self._rested = False
         return self.due
 
-    def rest(self) -> bool:
+    def rest(self) -> None:
         """Nobody is asked in this step, and to learn from it takes next to nothing: it is learnt from, and so is the next in
-        which somebody may be. Returns that."""
+        which somebody may be."""
         self.due, self.steps, self._rested, self._passed_s = True, 1, True, 0.0
-        return self.due
 
     def passed(self, seconds: float) -> None:
         """A step that was not learnt from took so long, in a part of it where others are."""

@@ -105,7 +105,8 @@ class AdaptivePolicy(Policy):
         self._rested = self._rests.now and not any(one.reference and awake(one.key, now) for one in sequences)
         resting = self._rested or self._glances.rests(max([sequence.key for sequence in sequences]))
         if resting:
-            self.learns = self._lessons.rest()
+            self._lessons.rest()
+            self.learns = True
         return resting
 
     def budgets(self, part: Part, sequences: Many[Sequence], trees: Many[DraftTree]) -> list[Budget]:
@@ -315,8 +316,9 @@ class AdaptivePolicy(Policy):
             if verdict.finish is not None:
                 self._visits.ended(sequence)
         asked, glances = bool(timings.asked_s), self._glances
-        if not self.learns:
+        if not self._rested:
             glances.saw(asked)
+        if not self.learns:
             self._lessons.passed(timings.commit_s)
             self._end_step(sequences, trees)
             return
@@ -335,8 +337,6 @@ class AdaptivePolicy(Policy):
                 self._prices.saw_calm(timed_s)
             if self._rests.due:
                 self._rests.begin(self.costs.forward_s(self._prices.batch, self._prices.batch) / self._prices.batch)
-        if not self._rested:
-            glances.saw(asked)
         if self._rested or (glances.resting and not glances.last):
             self._tryouts.all_s += self._step_s
             self._prices.saw_behind(timings.verify_s + commit_s + self._learning_s[False], False)
