@@ -7,7 +7,10 @@ import pytest
 from paceline.budget import Budget, Part
 from paceline.learning.accounts import Accounts
 from paceline.learning.costs import Costs
+from paceline.tree import DraftTree
 from stepping import sequence
+
+FOUND = Part("found", Budget(6, 6))
 
 
 @pytest.mark.parametrize(("crowd", "nodes", "depth"), [(1, 32, 12), (8, 32, 12), (16, 16, 12), (64, 4, 4), (200, 4, 4)])
@@ -16,3 +19,44 @@ def test_in_a_crowd_a_look_up_is_asked_for_its_share(crowd: int, nodes: int, dep
     part = Part("found", Budget(32, 12, floor=0.25))
     granted = Accounts(Costs()).budgets(part, [sequence(key, range(5)) for key in range(crowd)], 0)
     assert granted == [Budget(nodes, depth, floor=0.25)] * crowd
+
+
+def accounts_of(ask_s: float) -> Accounts:
+    """Where asking a look-up takes so many seconds, a token one, and a row next to nothing."""
+    costs = Costs()
+    for rows, seconds in ((1, 1.0), (8, 1.001)):
+        costs.curve.put(rows, seconds)
+    for depth in range(1, 7):
+        costs.measured("found", depth, 1, ask_s)
+    accounts = Accounts(costs)
+    accounts.token_s = accounts.step_s = 1.0
+    return accounts
+
+
+def first_asked(accounts: Accounts, key: int, finds: bool, now: int) -> int:
+    """Steps from the beginning of a request until it is asked, of 40; it ends there."""
+    one, tree = sequence(key, range(5)), DraftTree.root(4)
+    for waited in range(40):
+        accounts.forget_asked()
+        if accounts.budgets(FOUND, [one], now + waited)[0].some:
+            found = DraftTree.chain(4, [5], "found", confidences=[0.9]) if finds else tree
+            accounts.book([one], [found], {}, {}, lambda: 0.0, now + waited + 1)
+            accounts.release(key)
+            return waited
+    accounts.release(key)
+    return 40
+
+
+def test_the_more_requests_in_a_row_it_brings_nothing_the_later_it_is_asked_for_another() -> None:
+    accounts = accounts_of(0.2)
+    waited = [first_asked(accounts, key, False, 100 * key) for key in range(200)]
+    assert waited[0] == 0
+    assert sum(one == 0 for one in waited[16:]) == pytest.approx(184 / 8, abs=1), "some begin with it all the same"
+    later = [one for one in waited if one]
+    assert later == sorted(later)
+    assert later[0] < 20
+    assert later[-1] >= 39
+    # a find comes by those that begin with it
+    for key in range(200, 232):
+        first_asked(accounts, key, True, 100 * key)
+    assert [first_asked(accounts, key, True, 100 * key) for key in range(232, 240)] == [0] * 8

@@ -5,10 +5,10 @@ from __future__ import annotations
 from paceline.learning.glances import Glances
 
 
-def thinks(glances: Glances, newest: int = 0, asked: bool = False) -> bool:
+def thinks(glances: Glances, newest: int = 0, asked: bool = False, requests: int = 1) -> bool:
     """Whether drafts are thought about in one more step, in which somebody is asked if so and `asked`."""
     glances.begin()
-    rests = glances.rests(newest)
+    rests = glances.rests(newest, requests)
     glances.saw(asked and not rests)
     return not rests
 
@@ -31,6 +31,16 @@ def test_another_request_is_thought_about_at_once() -> None:
     while thinks(glances):
         pass
     assert [thinks(glances, newest=1), thinks(glances, newest=1)] == [True, False]
+
+
+def test_in_a_crowd_one_other_request_waits_for_some_more_or_for_its_turn() -> None:
+    """With short answers hardly a step goes by in which none begins."""
+    glances = Glances()
+    while thinks(glances, requests=16):
+        pass
+    thought = [thinks(glances, newest, requests=16) for newest in range(1, 21)]
+    assert [step for step, one in enumerate(thought, 1) if one] == [5, 10, 15, 20]
+    assert [thinks(glances, 21, requests=16) for _ in range(16)] == [False] * 7 + [True] + [False] * 7 + [True]
 
 
 def test_what_is_calm_is_learnt_from_before_drafts_are_thought_about_again() -> None:

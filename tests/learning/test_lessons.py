@@ -45,17 +45,28 @@ def test_the_steps_between_are_counted() -> None:
     assert 1000 - 5 < counted <= 1000
 
 
-def test_a_rest_is_learnt_from_and_so_is_the_step_behind_it() -> None:
+def test_of_a_rest_its_last_step_is_learnt_from_and_so_is_the_one_behind_it() -> None:
     """Else drafts that are thought about once in eight steps, the others being rests, would never be."""
     lessons = Lessons()
     learnt_from(lessons, 0.1, 1000)
+    while not lessons.due:
+        lessons.begin()
     seen = []
-    for rested in (False, False, True, True, False, False):
+    for rested, due in ((True, False), (True, False), (True, True), (False, False), (False, False)):
         lessons.begin()
         if rested:
-            lessons.rest()
+            assert lessons.rest(due) is due
         seen.append((lessons.due, lessons.steps))
-    assert seen[2:] == [(True, 1), (True, 1), (True, 1), (False, 1)]
+    assert seen == [(False, 1), (False, 2), (True, 3), (True, 1), (False, 1)]
+
+
+def test_in_a_long_rest_a_lesson_is_due_now_and_then() -> None:
+    lessons, due = Lessons(), []
+    learnt_from(lessons, 0.1, 1000)
+    for _ in range(80):
+        lessons.begin()
+        due.append(lessons.rest(lessons.long_past))
+    assert sum(due) == 10
 
 
 def test_what_a_step_takes_is_what_most_of_them_take() -> None:
@@ -68,11 +79,6 @@ def test_what_a_step_takes_is_what_most_of_them_take() -> None:
         lessons.passed(1.0)
         lessons.begin()
     assert lessons.mean(4.0) == (lessons.steps + 3.0) / lessons.steps
-    lessons.begin()
-    lessons.passed(9.0)
-    lessons.begin()
-    lessons.rest()
-    assert lessons.mean(2.0) == 2.0
 
 
 def test_one_lesson_that_was_disturbed_makes_them_hardly_rarer() -> None:

@@ -59,6 +59,32 @@ def test_nobody_rests_where_no_step_without_drafts_could_be_that_fast() -> None:
     assert any(run(Rests(), 1.0, 0.5, 1000, least_s=1.2)), "it is warmer among its like"
 
 
+def test_a_step_that_stands_for_several_counts_as_so_many() -> None:
+    """Of what takes so long alone only one in four is seen, and of what follows each."""
+    rests = Rests()
+    for _ in range(150):
+        rests.saw(2.0, 2, True)
+        rests.saw(1.0, 1, False, 4)
+    token_s = rests._step_s / rests._tokens
+    assert abs(token_s - 1.0) < 1e-9
+    assert abs(rests._step_s - 6 / 5) < 0.1
+    assert rests._asked == 150
+    rests.now, rests._left = True, 20
+    assert [rests.saw(1.0, 1, False, 8) or rests.now for _ in range(3)] == [True, True, False], "so is a rest counted"
+
+
+def test_steps_are_timed_once_somebody_was_asked_long_enough_and_not_while_they_rest() -> None:
+    rests, seen = Rests(), []
+    for _ in range(200):
+        seen.append((rests.timing, rests._left > 0, rests.now))
+        rests.saw(0.9 if rests.now else 1.0, 1, not rests.now)
+        if rests.due:
+            rests.begin(0.1)
+    assert all(now == (timing or left) and not (timing and left) for timing, left, now in seen)
+    assert any(timing for timing, _, _ in seen)
+    assert any(left for _, left, _ in seen)
+
+
 def test_on_a_busy_machine_drafts_that_win_are_not_left_for_long() -> None:
     """One step in six takes two to four times as long, with drafts and without: as on two processors with two busy programs."""
     chance = Random(2)

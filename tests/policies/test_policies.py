@@ -360,8 +360,8 @@ def test_what_is_looked_at_must_be_worth_what_follows_it(behind_s: float, looked
     policy = adaptive_with({1: 1.0, 2: 1.02, 8: 1.1})
     policy._prices._behind_s, policy._prices.more_s = [0.02, 0.02], 0.2
     for _ in range(50):
-        policy._prices.saw_behind(0.1, False)
-        policy._prices.saw_behind(behind_s, True)
+        policy._prices.saw_behind(0.1, False, 1)
+        policy._prices.saw_behind(behind_s, True, 1)
     policy.begin(1, 1)
     (tree,) = policy.trimmed([sequence()], [DraftTree.chain(3, [5], "ngram", confidences=[0.3])])
     assert len(tree) - 1 == looked_at

@@ -29,6 +29,8 @@ _SHORTEST_PAUSE, _LONGEST_PAUSE = 4, 128
 _TRIAL_SHARE, _FIRST_SHARE = 0.005, 0.03
 """Share of a sequence's time that may go into asking what brings nothing; and until it is asked for the first time, of a new
 request, for what others hold says little of what its text does."""
+_UNLIKELY = 8
+"""New requests in a row for which asking brought nothing, after which the share of the next is halved, down to a trial's."""
 _CREDIT = 4.0
 """Times its cost that a look-up which pays for others is at most held to bring for a new request."""
 _HOPEFUL = 8
@@ -71,6 +73,8 @@ class Accounts:
         self._usual: dict[str, float] = {}
         """Look-up -> seconds that asking it brings, over all requests, the asking not counted."""
         self._begun: dict[str, int] = {}
+        self._vain: dict[str, int] = {}
+        """Look-up -> new requests in a row for which asking it brought nothing."""
         self._asked: list[tuple[int, Part]] = []
 
     def budgets(self, part: Part, sequences: Many[Sequence], now: int) -> list[Budget]:
@@ -107,7 +111,8 @@ class Accounts:
         # what pays for others, or is not known yet, is not given up for having found nothing at first
         usual = self._usual.get(part.name, most_s)
         credit_s = min(max(usual, 0.0), most_s)
-        waits = self._pause(self._anew_s(part, ask_s), _FIRST_SHARE) if usual < ask_s and begun % _HOPEFUL else 0
+        share = max(_FIRST_SHARE / (1.0 + self._vain.get(part.name, 0) / _UNLIKELY), _TRIAL_SHARE)
+        waits = self._pause(self._anew_s(part, ask_s), share) if usual < ask_s and begun % _HOPEFUL else 0
         account = self._accounts[part.name][key] = Account(credit_s, now, now, now + waits)
         return account
 
@@ -156,6 +161,10 @@ class Accounts:
                 gain_s -= (tree_s + forgone_s.get(key, 0.0)) * taken / (len(tree) - 1)
             # an answer that is drafted in vain loses more than asking takes
             longest = self._pause(self._anew_s(part, ask_s) + max(-account.gain_s, 0.0), _TRIAL_SHARE)
+            if gain_s > 0.0:
+                self._vain[part.name] = 0
+            elif account.booked == account.begun:
+                self._vain[part.name] = self._vain.get(part.name, 0) + 1
             account.book(gain_s, ask_s, now, longest)
             usual = self._usual.get(part.name, _CREDIT * ask_s)
             self._usual[part.name] = usual + _LEARN * (gain_s - usual)

@@ -7,6 +7,8 @@ _CALMING = 2
 _OF = 8
 """Of so many calm ones in a row drafts are thought about in the first, or where there is another request, and the last is learnt
 from."""
+_SOME = 4
+"""In a crowd one in so many of its requests must be another: with short answers hardly a step goes by in which none begins."""
 
 
 class Glances:
@@ -32,9 +34,10 @@ class Glances:
         """A step begins; drafts are thought about unless `rests` is asked."""
         self.resting = False
 
-    def rests(self, newest: int) -> bool:
-        """Whether nothing need be thought about in this step. newest: the last request in the batch."""
-        if self._unasked <= _CALMING or self.last or newest != self._newest:
+    def rests(self, newest: int, requests: int) -> bool:
+        """Whether nothing need be thought about in this step. newest: the number of the last request in the batch. requests:
+        how many there are."""
+        if self._unasked <= _CALMING or self.last or newest > self._newest + requests // _SOME:
             self.passed, self._newest = 0, newest
         self.passed += 1
         self.resting = self.passed > 1

@@ -10,6 +10,8 @@ _UNNOTICED = 0.005
 """Share of a step that learning may take."""
 _RAREST = 4
 """Steps from one lesson to the next, at most, in the mean."""
+_RESTING = 8
+"""The same where nobody is asked for long."""
 _FIRST = 64
 """Lessons until much is known: up to then every step is one."""
 _SMOOTH = 0.1
@@ -37,10 +39,15 @@ class Lessons:
         self._rested = False
         return self.due
 
-    def rest(self) -> None:
-        """Nobody is asked in this step, and to learn from it takes next to nothing: it is learnt from, and so is the next in
-        which somebody may be."""
-        self.due, self.steps, self._rested, self._passed_s = True, 1, True, 0.0
+    def rest(self, due: bool) -> bool:
+        """Nobody is asked in this step. Returns `due`: whether it is learnt from, and so is the next in which somebody may be."""
+        self.due = self._rested = due
+        return due
+
+    @property
+    def long_past(self) -> bool:
+        """Whether the last was so long ago that one is due though nobody is asked for long."""
+        return self.steps >= _RESTING
 
     def passed(self, seconds: float) -> None:
         """A step that was not learnt from took so long, in a part of it where others are."""

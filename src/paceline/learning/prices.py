@@ -152,12 +152,14 @@ class Prices:
             size = bucket(self.batch)
             self._calm_at[size] += _SMOOTH * (1.0 - self._calm_at[size])
 
-    def saw_behind(self, seconds: float, drafted: bool) -> None:
-        """See what followed the forward in a step. drafted: whether anything was."""
+    def saw_behind(self, seconds: float, drafted: bool, steps: int) -> None:
+        """See what followed the forward in a step. drafted: whether anything was. steps: for how many it stands, where
+        nothing was."""
         if self._reads_one:
             return
         known_s = self._behind_s[drafted]
-        self._behind_s[drafted] += _SMOOTH * (min(seconds / self._shares, 2 * known_s) - known_s)
+        weight = _SMOOTH if drafted else 1.0 - (1.0 - _SMOOTH) ** steps
+        self._behind_s[drafted] += weight * (min(seconds / self._shares, 2 * known_s) - known_s)
 
     def saw_calm(self, token_s: float) -> None:
         """See what a token took in steps without drafts, one behind another; what is seen of single ones takes longer."""

@@ -46,20 +46,26 @@ class Rests:
         """Whether somebody was asked in enough steps for some without drafts to be timed."""
         return not self.now and self._asked >= self._every
 
+    @property
+    def timing(self) -> bool:
+        """Whether this step is one of those that are timed."""
+        return self.now and not self._left
+
     def begin(self, least_s: float) -> None:
         """Ask nobody in the next steps, unless that is hopeless. least_s: seconds of a token without drafts, were such a step a
         forward as among drafts and nothing else."""
         self.now = 0.0 < _WARM * least_s * self._tokens < self._step_s
 
-    def saw(self, seconds: float, tokens: int, asked: int) -> float:
+    def saw(self, seconds: float, tokens: int, asked: bool, steps: int = 1) -> float:
         """See a step that read no prompt. Returns seconds of a token without drafts if it is the last to be timed, else 0.0.
 
-        asked: steps since one was seen last in which somebody was asked for drafts.
+        asked: whether somebody was asked for drafts. steps: since one was seen last, this one counted, as it is taken for what
+        all of them were.
         """
         if not self.now:
-            self._saw_drafting(seconds, tokens, asked)
+            self._saw_drafting(seconds, tokens, asked * steps, steps)
         elif self._left:
-            self._left -= 1
+            self._left = max(self._left - steps, 0)
             self.now = self._left > 0
         else:
             self._timed.append(seconds / tokens)
@@ -72,9 +78,9 @@ class Rests:
                 return token_s
         return 0.0
 
-    def _saw_drafting(self, seconds: float, tokens: int, asked: int) -> None:
-        self._steps += 1
-        weight = max(_SMOOTH, 1.0 / self._steps)
+    def _saw_drafting(self, seconds: float, tokens: int, asked: int, steps: int) -> None:
+        self._steps += steps
+        weight = max(1.0 - (1.0 - _SMOOTH) ** steps, steps / self._steps)
         self._step_s += weight * (min(seconds, _DISTURBED * self._step_s or seconds) - self._step_s)
         self._tokens += weight * (tokens - self._tokens)
         self._asked += asked

@@ -103,10 +103,10 @@ class AdaptivePolicy(Policy):
         # what a request brings itself was not there when drafts lost
         awake, now = self._accounts.awake, self._steps
         self._rested = self._rests.now and not any(one.reference and awake(one.key, now) for one in sequences)
-        resting = self._rested or self._glances.rests(max([sequence.key for sequence in sequences]))
+        resting = self._rested or self._glances.rests(max([sequence.key for sequence in sequences]), len(sequences))
         if resting:
-            self._lessons.rest()
-            self.learns = True
+            due = self._rests.timing or self._lessons.long_past if self._rested else self._glances.last
+            self.learns = self._lessons.rest(due)
         return resting
 
     def budgets(self, part: Part, sequences: Many[Sequence], trees: Many[DraftTree]) -> list[Budget]:
@@ -323,7 +323,7 @@ class AdaptivePolicy(Policy):
             self._end_step(sequences, trees)
             return
         began, tokens = perf_counter(), sum([len(verdict.tokens) for verdict in verdicts]) or len(verdicts)
-        commit_s = self._lessons.mean(timings.commit_s)
+        commit_s, steps = self._lessons.mean(timings.commit_s), self._lessons.steps
         # a step that was not thought about has no drafts
         thought = not (self._rested or glances.resting)
         drafted = thought and any(len(tree) > 1 for tree in trees)
@@ -332,26 +332,24 @@ class AdaptivePolicy(Policy):
             seconds = timings.draft_s + timings.forward_s + timings.verify_s + commit_s + self._prices.between_s
             if thought:
                 # to learn from it takes time too, which a rest spares
-                seconds += self._learning_s[drafted] / self._lessons.steps
-            if timed_s := self._rests.saw(seconds, tokens, asked * self._lessons.steps):
+                seconds += self._learning_s[drafted] / steps
+            if timed_s := self._rests.saw(seconds, tokens, asked, steps):
                 self._prices.saw_calm(timed_s)
             if self._rests.due:
                 self._rests.begin(self.costs.forward_s(self._prices.batch, self._prices.batch) / self._prices.batch)
-        if self._rested or (glances.resting and not glances.last):
-            self._tryouts.all_s += self._step_s
-            self._prices.saw_behind(timings.verify_s + commit_s + self._learning_s[False], False)
+        if self._rested:
+            self._tryouts.all_s += self._step_s * steps
+            self._prices.saw_behind(timings.verify_s + commit_s + self._learning_s[False], False, steps)
             self._prices.ended()
             return
-        # the first of those that passed was learnt from
-        steps = glances.passed - 1 if glances.resting else self._lessons.steps
         self._expectation.observe(trees, verdicts, steps)
         behind_s = timings.verify_s + commit_s + self._learning_s[drafted] / steps
         other = timings.draft_s - timings.asked_s + behind_s
         rows = sum(map(len, trees))
-        self._prices.saw_behind(behind_s, drafted)
+        self._prices.saw_behind(behind_s, drafted, steps)
         self._prices.saw_beside(other, drafted, self._glances.calm)
         self._step_s = step_s = timings.asked_s + self.costs.forward_s(rows, len(trees)) + other + self._prices.between_s
-        self._tryouts.all_s += step_s * self._lessons.steps
+        self._tryouts.all_s += step_s * steps
         self._prices.saw(step_s, tokens)
         if self._accounts.asked:
             self._accounts.token_s, self._accounts.step_s = self._prices.token_s, self._prices.sequence_s
