@@ -63,14 +63,14 @@ def test_a_step_that_stands_for_several_counts_as_so_many() -> None:
     """Of what takes so long alone only one in four is seen, and of what follows each."""
     rests = Rests()
     for _ in range(150):
-        rests.saw(2.0, 2, True)
-        rests.saw(1.0, 1, False, 4)
+        rests.saw(2.0, 2, 1)
+        rests.saw(1.0, 1, 0, 4)
     token_s = rests._step_s / rests._tokens
     assert abs(token_s - 1.0) < 1e-9
     assert abs(rests._step_s - 6 / 5) < 0.1
     assert rests._asked == 150
     rests.now, rests._left = True, 20
-    assert [rests.saw(1.0, 1, False, 8) or rests.now for _ in range(3)] == [True, True, False], "so is a rest counted"
+    assert [rests.saw(1.0, 1, 0, 8) or rests.now for _ in range(3)] == [True, True, False], "so is a rest counted"
 
 
 def test_steps_are_timed_once_somebody_was_asked_long_enough_and_not_while_they_rest() -> None:

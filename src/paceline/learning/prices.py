@@ -153,12 +153,11 @@ class Prices:
             self._calm_at[size] += _SMOOTH * (1.0 - self._calm_at[size])
 
     def saw_behind(self, seconds: float, drafted: bool, steps: int) -> None:
-        """See what followed the forward in a step. drafted: whether anything was. steps: for how many it stands, where
-        nothing was."""
+        """See what followed the forward in a step. drafted: whether anything was. steps: for how many it stands."""
         if self._reads_one:
             return
         known_s = self._behind_s[drafted]
-        weight = _SMOOTH if drafted else 1.0 - (1.0 - _SMOOTH) ** steps
+        weight = 1.0 - (1.0 - _SMOOTH) ** steps
         self._behind_s[drafted] += weight * (min(seconds / self._shares, 2 * known_s) - known_s)
 
     def saw_calm(self, token_s: float) -> None:

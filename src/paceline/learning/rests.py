@@ -56,14 +56,13 @@ class Rests:
         forward as among drafts and nothing else."""
         self.now = 0.0 < _WARM * least_s * self._tokens < self._step_s
 
-    def saw(self, seconds: float, tokens: int, asked: bool, steps: int = 1) -> float:
+    def saw(self, seconds: float, tokens: int, asked: int, steps: int = 1) -> float:
         """See a step that read no prompt. Returns seconds of a token without drafts if it is the last to be timed, else 0.0.
 
-        asked: whether somebody was asked for drafts. steps: since one was seen last, this one counted, as it is taken for what
-        all of them were.
+        asked: steps since one was seen last in which somebody was asked for drafts. steps: those for which this one stands.
         """
         if not self.now:
-            self._saw_drafting(seconds, tokens, asked * steps, steps)
+            self._saw_drafting(seconds, tokens, asked, steps)
         elif self._left:
             self._left = max(self._left - steps, 0)
             self.now = self._left > 0

@@ -324,8 +324,9 @@ class AdaptivePolicy(Policy):
             return
         began, tokens = perf_counter(), sum([len(verdict.tokens) for verdict in verdicts]) or len(verdicts)
         commit_s, steps = self._lessons.mean(timings.commit_s), self._lessons.steps
-        # a step that was not thought about has no drafts
+        # a step that was not thought about has no drafts, and is like those since the last that was learnt from
         thought = not (self._rested or glances.resting)
+        alike = 1 if thought else steps
         drafted = thought and any(len(tree) > 1 for tree in trees)
         # beside one that names its drafters a rest is none
         if not self._prices.reads and self._rested == self._rests.now:
@@ -333,20 +334,20 @@ class AdaptivePolicy(Policy):
             if thought:
                 # to learn from it takes time too, which a rest spares
                 seconds += self._learning_s[drafted] / steps
-            if timed_s := self._rests.saw(seconds, tokens, asked, steps):
+            if timed_s := self._rests.saw(seconds, tokens, asked * steps, alike):
                 self._prices.saw_calm(timed_s)
             if self._rests.due:
                 self._rests.begin(self.costs.forward_s(self._prices.batch, self._prices.batch) / self._prices.batch)
         if self._rested:
             self._tryouts.all_s += self._step_s * steps
-            self._prices.saw_behind(timings.verify_s + commit_s + self._learning_s[False], False, steps)
+            self._prices.saw_behind(timings.verify_s + commit_s + self._learning_s[False], False, alike)
             self._prices.ended()
             return
         self._expectation.observe(trees, verdicts, steps)
         behind_s = timings.verify_s + commit_s + self._learning_s[drafted] / steps
         other = timings.draft_s - timings.asked_s + behind_s
         rows = sum(map(len, trees))
-        self._prices.saw_behind(behind_s, drafted, steps)
+        self._prices.saw_behind(behind_s, drafted, alike)
         self._prices.saw_beside(other, drafted, self._glances.calm)
         self._step_s = step_s = timings.asked_s + self.costs.forward_s(rows, len(trees)) + other + self._prices.between_s
         self._tryouts.all_s += step_s * steps
