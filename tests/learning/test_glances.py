@@ -45,12 +45,19 @@ def test_in_a_crowd_one_other_request_waits_for_some_more_or_for_its_turn() -> N
 
 def test_what_is_calm_is_learnt_from_before_drafts_are_thought_about_again() -> None:
     glances = Glances()
-    lasts = []
-    for _ in range(30):
-        thinking = thinks(glances)
-        assert glances.calm is not thinking
-        lasts += [glances.last] if glances.calm else []
-    assert sum(lasts) == len(lasts) // 7
+    while thinks(glances):
+        pass
+    told = [(glances.telling, glances.last)]
+    while not thinks(glances):
+        told.append((glances.telling, glances.last))
+    assert told == [(False, False), (False, False), (True, False), *[(False, False)] * 3, (True, True)]
+
+
+def test_one_that_came_before_another_is_another_all_the_same() -> None:
+    glances = Glances()
+    while thinks(glances, newest=7):
+        pass
+    assert thinks(glances, newest=3)
 
 
 def test_a_step_in_which_it_was_not_asked_is_no_rest() -> None:

@@ -60,13 +60,13 @@ def test_of_a_rest_its_last_step_is_learnt_from_and_so_is_the_one_behind_it() ->
     assert seen == [(False, 1), (False, 2), (True, 3), (True, 1), (False, 1)]
 
 
-def test_in_a_long_rest_a_lesson_is_due_now_and_then() -> None:
-    lessons, due = Lessons(), []
+def test_what_was_promised_to_the_step_behind_a_rest_is_kept_over_further_rests() -> None:
+    lessons = Lessons()
     learnt_from(lessons, 0.1, 1000)
-    for _ in range(80):
+    for due in (True, False):
         lessons.begin()
-        due.append(lessons.rest(lessons.long_past))
-    assert sum(due) == 10
+        lessons.rest(due)
+    assert lessons.begin()
 
 
 def test_what_a_step_takes_is_what_most_of_them_take() -> None:

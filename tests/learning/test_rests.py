@@ -7,6 +7,12 @@ from random import Random
 from paceline.learning.rests import Rests
 
 
+def saw(rests: Rests, seconds: float, tokens: int) -> None:
+    """A step in which somebody is asked unless nobody may be."""
+    if rests.passed(not rests.now):
+        rests.saw(seconds, tokens)
+
+
 def run(rests: Rests, drafting_s: float, plain_s: float, steps: int, least_s: float = 0.1, cold: int = 0) -> list[bool]:
     """Steps of which one with drafts takes so long per token, and one without, but for the first few of them: whether each was
     of a rest."""
@@ -16,7 +22,7 @@ def run(rests: Rests, drafting_s: float, plain_s: float, steps: int, least_s: fl
         plain = plain + 1 if rests.now else 0
         tokens = 1 if rests.now else 3
         seconds = plain_s if plain > cold else drafting_s
-        rests.saw(tokens * seconds, tokens, not rests.now)
+        saw(rests, tokens * seconds, tokens)
         if rests.due:
             rests.begin(least_s)
     return rested
@@ -63,21 +69,31 @@ def test_a_step_that_stands_for_several_counts_as_so_many() -> None:
     """Of what takes so long alone only one in four is seen, and of what follows each."""
     rests = Rests()
     for _ in range(150):
-        rests.saw(2.0, 2, 1)
-        rests.saw(1.0, 1, 0, 4)
-    token_s = rests._step_s / rests._tokens
-    assert abs(token_s - 1.0) < 1e-9
+        rests.saw(2.0, 2)
+        rests.saw(1.0, 1, 4)
+    assert abs(rests._step_s / rests._tokens - 1.0) < 1e-9
     assert abs(rests._step_s - 6 / 5) < 0.1
-    assert rests._asked == 150
+
+
+def test_steps_count_whether_they_are_seen_or_not() -> None:
+    """Which of them are learnt from is for others to say."""
+    rests = Rests()
+    for step in range(49):
+        assert rests.passed(True), step
+        rests.passed(False)
+    assert not rests.due
+    rests.passed(True)
+    assert rests.due
     rests.now, rests._left = True, 20
-    assert [rests.saw(1.0, 1, 0, 8) or rests.now for _ in range(3)] == [True, True, False], "so is a rest counted"
+    assert not any(rests.passed(False) for _ in range(20))
+    assert not rests.now
 
 
 def test_steps_are_timed_once_somebody_was_asked_long_enough_and_not_while_they_rest() -> None:
     rests, seen = Rests(), []
     for _ in range(200):
         seen.append((rests.timing, rests._left > 0, rests.now))
-        rests.saw(0.9 if rests.now else 1.0, 1, not rests.now)
+        saw(rests, 0.9 if rests.now else 1.0, 1)
         if rests.due:
             rests.begin(0.1)
     assert all(now == (timing or left) and not (timing and left) for timing, left, now in seen)
@@ -93,7 +109,7 @@ def test_on_a_busy_machine_drafts_that_win_are_not_left_for_long() -> None:
         for _ in range(20_000):
             seconds = chance.uniform(2.0, 4.0) if chance.random() < 1 / 6 else 1.0
             rested += rests.now
-            rests.saw(seconds / (1.0 if rests.now else gain), 1, not rests.now)
+            saw(rests, seconds / (1.0 if rests.now else gain), 1)
             if rests.due:
                 rests.begin(0.9)
         assert rested < most * 20_000
@@ -103,7 +119,7 @@ def test_a_step_that_was_disturbed_decides_nothing() -> None:
     rests = Rests()
     for step in range(3000):
         plain = rests.now
-        rests.saw((50.0 if step % 100 == 0 else 1.0) * (1.5 if plain else 1.0), 1, not plain)
+        saw(rests, (50.0 if step % 100 == 0 else 1.0) * (1.5 if plain else 1.0), 1)
         if rests.due:
             rests.begin(0.1)
         assert not rests._left

@@ -432,6 +432,53 @@ def test_a_rest_is_one_of_batches_of_that_size() -> None:
     assert machine.policy.rests([sequence()])
 
 
+def test_a_rest_passes_whatever_is_decoded_between_its_steps() -> None:
+    """Batches of another size, and what they teach, are no part of it."""
+    machine = Cold(tokens=2)
+    while not machine.policy._rests._left:
+        machine.step()
+    policy, left, others = machine.policy, machine.policy._rests._left, [sequence(key) for key in range(8)]
+    for step in range(1, left):
+        machine.step()
+        if step % 3 == 0:
+            policy.begin(8, 8)
+            policy.rests(others)
+            policy.observe(others, [DraftTree.root(3)] * 8, [Verdict((), (7,))] * 8, STEP)
+    assert policy._rests_at[1]._left == 1
+    machine.step()
+    assert not policy._rests_at[1].now
+
+
+def test_a_step_that_only_reads_prompts_teaches_nothing_and_takes_no_lesson() -> None:
+    policy = adaptive_with({1: 1.0, 8: 1.05})
+    policy._lessons.apart = policy._lessons._next = 2
+    lessons = []
+    for _ in range(20):
+        policy.begin(16, 0)
+        assert not policy.learns
+        policy.observe([], [], [], STEP)
+        policy.begin(1, 1)
+        lessons.append(policy.learns)
+        policy.observe([sequence()], [DraftTree.root(3)], [Verdict((), (7,))], STEP)
+    assert sum(lessons) >= 10
+
+
+def test_who_brings_what_to_draft_from_is_asked_at_once_in_a_crowd() -> None:
+    policy, crowd = adaptive_with({1: 1.0, 16: 16.0}), [sequence(key) for key in range(16)]
+    bringing = Sequence(16, (1, 2, 3), SamplingParams(), 0, reference=(4, 5))
+
+    def thinks(batch: list[Sequence]) -> bool:
+        policy.begin(len(batch), len(batch))
+        rests = policy.rests(batch)
+        policy.observe(batch, [DraftTree.root(3)] * len(batch), [Verdict((), (7,))] * len(batch), STEP)
+        return not rests
+
+    for other, thought in ((sequence(16), False), (bringing, True)):
+        while thinks(crowd):
+            pass
+        assert thinks([*crowd[1:], other]) is thought
+
+
 def test_who_brings_what_to_draft_from_is_asked_in_a_rest_as_long_as_that_is_worth_it() -> None:
     machine = Cold(tokens=2)
     while not machine.policy._rests._left:

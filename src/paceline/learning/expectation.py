@@ -53,7 +53,7 @@ class Expectation:
 
     def observe(self, trees: Many[DraftTree], verdicts: Many[Verdict], steps: int = 1) -> None:
         """See what came of what the target looked at in a step of decoding. steps: since the last that was seen, this one
-        included; it looked at nothing in those between."""
+        included."""
         drafted = {source for tree in trees if len(tree) > 1 for source in tree.sources[1 : tree.candidates]}
         for source in drafted:
             self._records.setdefault(source, _Record())

@@ -10,8 +10,6 @@ _UNNOTICED = 0.005
 """Share of a step that learning may take."""
 _RAREST = 4
 """Steps from one lesson to the next, at most, in the mean."""
-_RESTING = 8
-"""The same where nobody is asked for long."""
 _FIRST = 64
 """Lessons until much is known: up to then every step is one."""
 _SMOOTH = 0.1
@@ -26,7 +24,8 @@ class Lessons:
 
     def __init__(self) -> None:
         self.due, self.steps = True, 1
-        self.apart, self._next, self._rested = 1, 1, True
+        self.apart, self._next = 1, 1
+        self._rested = self._promised = True
         self._learnt, self._share = 0, 0.0
         self._passed_s = 0.0
 
@@ -35,19 +34,14 @@ class Lessons:
         if self.due:
             self.steps, self._passed_s = 0, 0.0
         self.steps += 1
-        self.due = self._rested or self.steps >= self._next
-        self._rested = False
+        self._promised, self._rested = self._rested, False
+        self.due = self._promised or self.steps >= self._next
         return self.due
 
     def rest(self, due: bool) -> bool:
         """Nobody is asked in this step. Returns `due`: whether it is learnt from, and so is the next in which somebody may be."""
-        self.due = self._rested = due
+        self.due, self._rested = due, due or self._promised
         return due
-
-    @property
-    def long_past(self) -> bool:
-        """Whether the last was so long ago that one is due though nobody is asked for long."""
-        return self.steps >= _RESTING
 
     def passed(self, seconds: float) -> None:
         """A step that was not learnt from took so long, in a part of it where others are."""

@@ -56,33 +56,39 @@ class Rests:
         forward as among drafts and nothing else."""
         self.now = 0.0 < _WARM * least_s * self._tokens < self._step_s
 
-    def saw(self, seconds: float, tokens: int, asked: int, steps: int = 1) -> float:
-        """See a step that read no prompt. Returns seconds of a token without drafts if it is the last to be timed, else 0.0.
+    def passed(self, asked: bool) -> bool:
+        """A step that read no prompt passed. asked: whether somebody was asked for drafts in it. Returns whether what it took may
+        be seen: in a rest that is not."""
+        if self._left:
+            self._left -= 1
+            self.now = self._left > 0
+            return False
+        self._asked += asked
+        return True
 
-        asked: steps since one was seen last in which somebody was asked for drafts. steps: those for which this one stands.
+    def saw(self, seconds: float, tokens: int, steps: int = 1) -> float:
+        """See what such a step took. Returns seconds of a token without drafts if it is the last to be timed, else 0.0.
+
+        steps: those for which it stands.
         """
         if not self.now:
-            self._saw_drafting(seconds, tokens, asked, steps)
-        elif self._left:
-            self._left = max(self._left - steps, 0)
-            self.now = self._left > 0
-        else:
-            self._timed.append(seconds / tokens)
-            if len(self._timed) == _SETTLING + (_TIMED_AGAIN if self._lost else _TIMED):
-                # a mean, as that of steps with drafts is: on a busy machine many steps are disturbed, and a median is not
-                timed = self._timed[_SETTLING:]
-                most = _DISTURBED * median(timed)
-                token_s = fmean([min(seconds, most) for seconds in timed])
-                self._judge(token_s)
-                return token_s
-        return 0.0
+            self._saw_drafting(seconds, tokens, steps)
+            return 0.0
+        self._timed.append(seconds / tokens)
+        if len(self._timed) < _SETTLING + (_TIMED_AGAIN if self._lost else _TIMED):
+            return 0.0
+        # a mean, as that of steps with drafts is: on a busy machine many steps are disturbed, and a median is not
+        timed = self._timed[_SETTLING:]
+        most = _DISTURBED * median(timed)
+        token_s = fmean([min(seconds, most) for seconds in timed])
+        self._judge(token_s)
+        return token_s
 
-    def _saw_drafting(self, seconds: float, tokens: int, asked: int, steps: int) -> None:
+    def _saw_drafting(self, seconds: float, tokens: int, steps: int) -> None:
         self._steps += steps
         weight = max(1.0 - (1.0 - _SMOOTH) ** steps, steps / self._steps)
         self._step_s += weight * (min(seconds, _DISTURBED * self._step_s or seconds) - self._step_s)
         self._tokens += weight * (tokens - self._tokens)
-        self._asked += asked
 
     def _judge(self, token_s: float) -> None:
         """Go on as tokens come sooner. token_s: seconds of one without drafts."""

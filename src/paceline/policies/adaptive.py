@@ -89,7 +89,7 @@ class AdaptivePolicy(Policy):
         self._rested = False
         """Whether this step is one of a rest."""
         self._step_s = 0.0
-        """Seconds of the step that was learnt from last."""
+        """Seconds of the last step outside rests that was learnt from."""
 
     def begin(self, rows: int, sequences: int) -> None:
         # where the step before failed, nobody has seen what came of it
@@ -97,16 +97,18 @@ class AdaptivePolicy(Policy):
         self._prices.begin(rows, sequences)
         self._rests, self._rested = self._rests_at[bucket(sequences)], False
         self._glances.begin()
-        self.learns = self._lessons.begin()
+        # where only prompts are read there is nothing to learn
+        self.learns = sequences > 0 and self._lessons.begin()
 
     def rests(self, sequences: Many[Sequence]) -> bool:
         # what a request brings itself was not there when drafts lost
         awake, now = self._accounts.awake, self._steps
-        self._rested = self._rests.now and not any(one.reference and awake(one.key, now) for one in sequences)
+        if any(one.reference and awake(one.key, now) for one in sequences):
+            return False
+        self._rested = self._rests.now
         resting = self._rested or self._glances.rests(max([sequence.key for sequence in sequences]), len(sequences))
         if resting:
-            due = self._rests.timing or self._lessons.long_past if self._rested else self._glances.last
-            self.learns = self._lessons.rest(due)
+            self.learns = self._lessons.rest(self._rests.timing if self._rested else self._glances.telling)
         return resting
 
     def budgets(self, part: Part, sequences: Many[Sequence], trees: Many[DraftTree]) -> list[Budget]:
@@ -318,6 +320,8 @@ class AdaptivePolicy(Policy):
         asked, glances = bool(timings.asked_s), self._glances
         if not self._rested:
             glances.saw(asked)
+        # beside one that names its drafters a rest is none
+        timed = not self._prices.reads and self._rested == self._rests.now and self._rests.passed(asked)
         if not self.learns:
             self._lessons.passed(timings.commit_s)
             self._end_step(sequences, trees)
@@ -328,27 +332,26 @@ class AdaptivePolicy(Policy):
         thought = not (self._rested or glances.resting)
         alike = 1 if thought else steps
         drafted = thought and any(len(tree) > 1 for tree in trees)
-        # beside one that names its drafters a rest is none
-        if not self._prices.reads and self._rested == self._rests.now:
+        if timed:
             seconds = timings.draft_s + timings.forward_s + timings.verify_s + commit_s + self._prices.between_s
             if thought:
                 # to learn from it takes time too, which a rest spares
-                seconds += self._learning_s[drafted] / steps
-            if timed_s := self._rests.saw(seconds, tokens, asked * steps, alike):
+                seconds += self._learning_s[drafted] / self._lessons.apart
+            if timed_s := self._rests.saw(seconds, tokens, alike):
                 self._prices.saw_calm(timed_s)
             if self._rests.due:
                 self._rests.begin(self.costs.forward_s(self._prices.batch, self._prices.batch) / self._prices.batch)
-        if self._rested:
+        behind_s = timings.verify_s + commit_s + self._learning_s[drafted] / self._lessons.apart
+        if self._rested or (glances.resting and not glances.last):
             self._tryouts.all_s += self._step_s * steps
-            self._prices.saw_behind(timings.verify_s + commit_s + self._learning_s[False], False, alike)
+            self._prices.saw_behind(behind_s, False, alike)
             self._prices.ended()
             return
         self._expectation.observe(trees, verdicts, steps)
-        behind_s = timings.verify_s + commit_s + self._learning_s[drafted] / steps
         other = timings.draft_s - timings.asked_s + behind_s
         rows = sum(map(len, trees))
         self._prices.saw_behind(behind_s, drafted, alike)
-        self._prices.saw_beside(other, drafted, self._glances.calm)
+        self._prices.saw_beside(other, drafted, glances.resting)
         self._step_s = step_s = timings.asked_s + self.costs.forward_s(rows, len(trees)) + other + self._prices.between_s
         self._tryouts.all_s += step_s * steps
         self._prices.saw(step_s, tokens)
@@ -362,7 +365,7 @@ class AdaptivePolicy(Policy):
         self._lessons.learnt(learning_s, step_s)
 
     def _end_step(self, sequences: Many[Sequence], trees: Many[DraftTree]) -> float:
-        """What is done behind every step in which anybody was thought about; when that is over."""
+        """What is done behind every step outside rests; when that is over."""
         self._accounts.book(sequences, trees, self._deepened, self._forgone_s, self._prices.unrest_s, self._steps)
         self._forget_step()
         return self._prices.ended()
