@@ -60,6 +60,15 @@ def test_of_a_rest_its_last_step_is_learnt_from_and_so_is_the_one_behind_it() ->
     assert seen == [(False, 1), (False, 2), (True, 3), (True, 1), (False, 1)]
 
 
+def test_in_a_long_rest_one_is_overdue_now_and_then() -> None:
+    """What a forward takes changes meanwhile, where others come to need the machine or no longer do."""
+    lessons, due = Lessons(), []
+    for _ in range(80):
+        lessons.begin()
+        due.append(lessons.rest(lessons.overdue))
+    assert sum(due) == pytest.approx(80 / 4, abs=1)
+
+
 def test_what_was_promised_to_the_step_behind_a_rest_is_kept_over_further_rests() -> None:
     lessons = Lessons()
     learnt_from(lessons, 0.1, 1000)

@@ -449,6 +449,20 @@ def test_a_rest_passes_whatever_is_decoded_between_its_steps() -> None:
     assert not policy._rests_at[1].now
 
 
+def test_a_machine_that_becomes_faster_in_a_rest_is_followed() -> None:
+    """Else drafts would be held to cost what they no longer do."""
+    machine = Cold(tokens=2)
+    while not machine.policy._rests._left:
+        machine.step()
+    policy, learnt = machine.policy, 0
+    for _ in range(40):
+        policy.begin(1, 1)
+        assert policy.rests([sequence()])
+        learnt += policy.learns
+        policy.observe([sequence()], [DraftTree.root(3)], [Verdict((), (7,))], STEP)
+    assert learnt == pytest.approx(40 / 4, abs=1)
+
+
 def test_a_step_that_only_reads_prompts_teaches_nothing_and_takes_no_lesson() -> None:
     policy = adaptive_with({1: 1.0, 8: 1.05})
     policy._lessons.apart = policy._lessons._next = 2

@@ -11,7 +11,7 @@ _UNNOTICED = 0.005
 _RAREST = 4
 """Steps from one lesson to the next, at most, in the mean."""
 _FIRST = 64
-"""Lessons until much is known: up to then every step is one."""
+"""Lessons until much is known: up to then every step is one in which somebody may be asked."""
 _SMOOTH = 0.1
 _SWAY = (-1, 1, 0, 1, -1, 1, 0)
 """Lessons do not come at equal distances: texts that go round in circles would be seen at one point of theirs. Of so many
@@ -42,6 +42,11 @@ class Lessons:
         """Nobody is asked in this step. Returns `due`: whether it is learnt from, and so is the next in which somebody may be."""
         self.due, self._rested = due, due or self._promised
         return due
+
+    @property
+    def overdue(self) -> bool:
+        """Whether as many steps passed since the last as do at most."""
+        return self.steps >= _RAREST
 
     def passed(self, seconds: float) -> None:
         """A step that was not learnt from took so long, in a part of it where others are."""

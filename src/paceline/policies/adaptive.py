@@ -108,7 +108,9 @@ class AdaptivePolicy(Policy):
         self._rested = self._rests.now
         resting = self._rested or self._glances.rests(max([sequence.key for sequence in sequences]), len(sequences))
         if resting:
-            self.learns = self._lessons.rest(self._rests.timing if self._rested else self._glances.telling)
+            # a machine that becomes faster or slower meanwhile is followed in a long rest too
+            due = self._rests.timing or self._lessons.overdue
+            self.learns = self._lessons.rest(due if self._rested else self._glances.telling)
         return resting
 
     def budgets(self, part: Part, sequences: Many[Sequence], trees: Many[DraftTree]) -> list[Budget]:
