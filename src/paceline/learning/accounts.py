@@ -8,6 +8,7 @@ finds something it is asked always again.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Sequence as Many
 from dataclasses import dataclass
 from math import sqrt
@@ -72,9 +73,8 @@ class Accounts:
         """Look-up -> request -> account."""
         self._usual: dict[str, float] = {}
         """Look-up -> seconds that asking it brings, over all requests, the asking not counted."""
-        self._begun: dict[str, int] = {}
-        self._vain: dict[str, int] = {}
-        """Look-up -> new requests in a row for which asking it brought nothing."""
+        self._begun, self._vain = defaultdict[str, int](int), defaultdict[str, int](int)
+        """Look-up -> new requests so far, and those of late in a row for which asking it brought nothing."""
         self._asked: list[tuple[int, Part]] = []
 
     def budgets(self, part: Part, sequences: Many[Sequence], now: int) -> list[Budget]:
@@ -106,13 +106,13 @@ class Accounts:
         ask_s = self._ask_s(part)
         if not ask_s:
             return None
-        begun = self._begun[part.name] = self._begun.get(part.name, 0) + 1
+        self._begun[part.name] += 1
         most_s = _CREDIT * ask_s
         # what pays for others, or is not known yet, is not given up for having found nothing at first
         usual = self._usual.get(part.name, most_s)
         credit_s = min(max(usual, 0.0), most_s)
-        share = max(_FIRST_SHARE / (1.0 + self._vain.get(part.name, 0) / _UNLIKELY), _TRIAL_SHARE)
-        waits = self._pause(self._anew_s(part, ask_s), share) if usual < ask_s and begun % _HOPEFUL else 0
+        share = max(_FIRST_SHARE / (1.0 + self._vain[part.name] / _UNLIKELY), _TRIAL_SHARE)
+        waits = self._pause(self._anew_s(part, ask_s), share) if usual < ask_s and self._begun[part.name] % _HOPEFUL else 0
         account = self._accounts[part.name][key] = Account(credit_s, now, now, now + waits)
         return account
 
@@ -164,7 +164,7 @@ class Accounts:
             if gain_s > 0.0:
                 self._vain[part.name] = 0
             elif account.booked == account.begun:
-                self._vain[part.name] = self._vain.get(part.name, 0) + 1
+                self._vain[part.name] += 1
             account.book(gain_s, ask_s, now, longest)
             usual = self._usual.get(part.name, _CREDIT * ask_s)
             self._usual[part.name] = usual + _LEARN * (gain_s - usual)

@@ -109,8 +109,8 @@ class AdaptivePolicy(Policy):
         resting = self._rested or self._glances.rests(max([sequence.key for sequence in sequences]), len(sequences))
         if resting:
             # a machine that becomes faster or slower meanwhile is followed in a long rest too
-            due = self._rests.timing or self._lessons.overdue
-            self.learns = self._lessons.rest(due if self._rested else self._glances.telling)
+            due = self._rests.timing or self._lessons.overdue if self._rested else self._glances.telling
+            self.learns = self._lessons.rest(due)
         return resting
 
     def budgets(self, part: Part, sequences: Many[Sequence], trees: Many[DraftTree]) -> list[Budget]:
@@ -344,15 +344,14 @@ class AdaptivePolicy(Policy):
             if self._rests.due:
                 self._rests.begin(self.costs.forward_s(self._prices.batch, self._prices.batch) / self._prices.batch)
         behind_s = timings.verify_s + commit_s + self._learning_s[drafted] / self._lessons.apart
+        self._prices.saw_behind(behind_s, drafted, alike)
         if self._rested or (glances.resting and not glances.last):
             self._tryouts.all_s += self._step_s * steps
-            self._prices.saw_behind(behind_s, False, alike)
             self._prices.ended()
             return
         self._expectation.observe(trees, verdicts, steps)
         other = timings.draft_s - timings.asked_s + behind_s
         rows = sum(map(len, trees))
-        self._prices.saw_behind(behind_s, drafted, alike)
         self._prices.saw_beside(other, drafted, glances.resting)
         self._step_s = step_s = timings.asked_s + self.costs.forward_s(rows, len(trees)) + other + self._prices.between_s
         self._tryouts.all_s += step_s * steps
@@ -367,7 +366,7 @@ class AdaptivePolicy(Policy):
         self._lessons.learnt(learning_s, step_s)
 
     def _end_step(self, sequences: Many[Sequence], trees: Many[DraftTree]) -> float:
-        """What is done behind every step outside rests; when that is over."""
+        """Account for what was asked in this step, and forget it; when that is over."""
         self._accounts.book(sequences, trees, self._deepened, self._forgone_s, self._prices.unrest_s, self._steps)
         self._forget_step()
         return self._prices.ended()
