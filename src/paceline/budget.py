@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from paceline.frozen import frozen
 from paceline.stopping import Stopping
 
@@ -42,7 +40,7 @@ class Budget:
 NOTHING = Budget(0, 0)
 
 
-@dataclass(frozen=True)
+@frozen
 class Part:
     """A drafter as a policy sees it: its name, what it wants per step, and whether drafting takes time beside a forward."""
 

@@ -17,7 +17,7 @@ FOUND = Part("found", Budget(6, 6))
 def test_in_a_crowd_a_look_up_is_asked_for_its_share(crowd: int, nodes: int, depth: int) -> None:
     """A node that a crowd finds costs the host its time, and of several hundred a device looks at few."""
     part = Part("found", Budget(32, 12, floor=0.25))
-    granted = Accounts(Costs()).budgets(part, [sequence(key, range(5)) for key in range(crowd)], 0)
+    granted = Accounts(Costs()).budgets(part, [sequence(key, range(5)) for key in range(crowd)], 0, True)
     assert granted == [Budget(nodes, depth, floor=0.25)] * crowd
 
 
@@ -38,7 +38,7 @@ def first_asked(accounts: Accounts, key: int, finds: bool, now: int) -> int:
     one, tree = sequence(key, range(5)), DraftTree.root(4)
     for waited in range(40):
         accounts.forget_asked()
-        if accounts.budgets(FOUND, [one], now + waited)[0].some:
+        if accounts.budgets(FOUND, [one], now + waited, True)[0].some:
             found = DraftTree.chain(4, [5], "found", confidences=[0.9]) if finds else tree
             accounts.book([one], [found], {}, {}, lambda: 0.0, now + waited + 1)
             accounts.release(key)
@@ -60,3 +60,22 @@ def test_the_more_requests_in_a_row_it_brings_nothing_the_later_it_is_asked_for_
     for key in range(200, 232):
         first_asked(accounts, key, True, 100 * key)
     assert [first_asked(accounts, key, True, 100 * key) for key in range(232, 240)] == [0] * 8
+
+
+def test_a_look_up_that_pays_anyway_is_accounted_for_where_a_step_is_learnt_from() -> None:
+    accounts, one, now = accounts_of(0.3), sequence(1, range(5)), 0
+    found, nothing = DraftTree.chain(4, [5], "found", confidences=[0.9]), DraftTree.root(4)
+
+    def asked(tree: DraftTree, learns: bool) -> bool:
+        nonlocal now
+        accounts.forget_asked()
+        some = accounts.budgets(FOUND, [one], now, learns)[0].some
+        now += 1
+        accounts.book([one], [tree], {}, {}, lambda: 0.0, now)
+        return some
+
+    for _ in range(20):
+        assert asked(found, True)
+    assert all(asked(nothing, False) for _ in range(60)), "nobody has seen that it brings nothing"
+    assert asked(nothing, True), "a lesson counts for all steps before it, but not for everything"
+    assert not all(asked(nothing, False) for _ in range(60)), "one that pays no longer is accounted for in every step"

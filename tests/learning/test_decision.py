@@ -178,6 +178,15 @@ def test_that_nobody_asks_stands_beside_more_and_not_beside_less() -> None:
     assert standing(taken(NOBODY, batch(1)), batch(1), begins) is None, "but how an answer begins is easy"
 
 
+def test_that_nobody_asks_stands_with_more_to_read_first_and_not_with_less() -> None:
+    little, much, more_found = SHORT, SHORT._replace(lacking=64), LONG._replace(lacking=64)
+    assert standing(taken(NOBODY, batch(1), little), batch(1), much) == NOBODY
+    assert standing(taken(NOBODY, batch(1), little), batch(1), more_found) == NOBODY
+    assert standing(taken(NOBODY, batch(1), much), batch(1), little) is None
+    assert standing(taken(NOBODY, batch(1), more_found), batch(1), much) is None
+    assert standing(taken(FIRST, batch(1), little), batch(1), much) is None
+
+
 @pytest.mark.parametrize("decision", [NOBODY, FIRST])
 def test_what_is_decided_beside_a_prompt_stands_beside_prompts_of_other_requests(decision: Decision) -> None:
     prompt, longer = situation([NOTHING_FOUND], 200), situation([NOTHING_FOUND], 300)

@@ -742,7 +742,7 @@ def test_what_was_not_asked_because_of_several_look_ups_is_charged_to_each_by_it
         for part in parts:
             accounts._costs.measured(part.name, 6, 1, 1e-6)
             accounts._accounts.pop(part.name, None)
-            accounts.budgets(part, [sequence()], 0)
+            accounts.budgets(part, [sequence()], 0, True)
         accounts.book([sequence()], [tree], {}, {0: forgone_s}, lambda: 0.0, 10)
         accounts.forget_asked()
         # a first account counts for half

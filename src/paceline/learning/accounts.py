@@ -3,7 +3,8 @@
 A look-up costs next to nothing, but not nothing: on a small model asking one in vain takes as long as a row saves. Each request
 keeps account of what asking brings. The less that is, the more rarely it is asked: what a find would bring is lost for half of
 a pause in the mean, so the pause that costs least grows with the root of what asking takes over what it brings. As soon as it
-finds something it is asked always again.
+finds something it is asked always again; and what is worth asking whatever a step brings is accounted for now and then, for all
+steps since.
 """
 
 from __future__ import annotations
@@ -45,22 +46,27 @@ device looks at for next to nothing, and to weigh each of them takes the host's 
 class Account:
     """Seconds that asking one look-up for one request brings, of late, the asking not counted.
 
-    begun: the step in which it was opened. booked: that of the last account. wakes: that in which it is asked again.
+    begun: the step in which it was opened. booked: that of the last account. wakes: that in which it is asked again. pays:
+    whether it is worth asking always, though a step may bring nothing.
     """
 
     gain_s: float
     begun: int
     booked: int
     wakes: int
+    pays: bool = False
 
-    def book(self, gain_s: float, ask_s: float, now: int, longest: int) -> None:
-        """Account for having asked in the step before `now`. ask_s: what that took. longest: steps from one trial to the next
-        where nothing is brought."""
+    def book(self, gain_s: float, ask_s: float, now: int) -> None:
+        """Account for having asked in the step before `now`, and ask again. ask_s: what that took."""
         weight = (now - self.booked) * max(_SLOWLY, 1.0 / (_BEFORE + now - self.begun))
         self.gain_s += min(weight, _MOST) * (gain_s - self.gain_s)
-        self.booked = now
-        every = 1.0 if gain_s > 0.0 else sqrt(2.0 * ask_s / self.gain_s) if self.gain_s > 0.0 else longest
-        self.wakes = now + round(min(every, longest)) - 1 if every > 1.0 else now
+        self.booked = self.wakes = now
+        self.pays = 2.0 * ask_s <= self.gain_s
+
+    def wait(self, ask_s: float, longest: int) -> None:
+        """Having been asked in vain, wait. longest: steps from one trial to the next where nothing is brought."""
+        every = sqrt(2.0 * ask_s / self.gain_s) if self.gain_s > 0.0 else longest
+        self.wakes += max(round(min(every, longest)) - 1, 0)
 
 
 class Accounts:
@@ -77,8 +83,9 @@ class Accounts:
         """Look-up -> new requests so far, and those of late in a row for which asking it brought nothing."""
         self._asked: list[tuple[int, Part]] = []
 
-    def budgets(self, part: Part, sequences: Many[Sequence], now: int) -> list[Budget]:
-        """What a look-up may draft in step `now`: all it wants, or its share in a crowd, or nothing."""
+    def budgets(self, part: Part, sequences: Many[Sequence], now: int, learns: bool) -> list[Budget]:
+        """What a look-up may draft in step `now`: all it wants, or its share in a crowd, or nothing. learns: whether that step is
+        learnt from; where it is not, what pays anyway is not accounted for."""
         accounts, granted = self._accounts.setdefault(part.name, {}), []
         share = max(_CROWD // len(sequences), _FEWEST)
         budget = part.budget.within(Budget(share, share))
@@ -86,9 +93,10 @@ class Accounts:
             account = accounts.get(sequence.key) or self._opened(sequence.key, part, now)
             if account is not None and account.wakes > now:
                 granted.append(NOTHING)
-            else:
+                continue
+            granted.append(budget)
+            if learns or account is None or not account.pays:
                 self._asked.append((sequence.key, part))
-                granted.append(budget)
         return granted
 
     def awake(self, key: int, now: int) -> bool:
@@ -98,7 +106,7 @@ class Accounts:
 
     @property
     def asked(self) -> bool:
-        """Whether any look-up is asked in this step."""
+        """Whether any look-up is asked in this step that will be accounted for."""
         return bool(self._asked)
 
     def _opened(self, key: int, part: Part, now: int) -> Account | None:
@@ -159,13 +167,15 @@ class Accounts:
                 gain_s = self.token_s * _brought(tree, part.name, known.get(key)) - row_s * taken
                 # what all of a tree costs falls to whoever has nodes in it, by how many
                 gain_s -= (tree_s + forgone_s.get(key, 0.0)) * taken / (len(tree) - 1)
-            # an answer that is drafted in vain loses more than asking takes
-            longest = self._pause(self._anew_s(part, ask_s) + max(-account.gain_s, 0.0), _TRIAL_SHARE)
             if gain_s > 0.0:
                 self._vain[part.name] = 0
             elif account.booked == account.begun:
                 self._vain[part.name] += 1
-            account.book(gain_s, ask_s, now, longest)
+            # an answer that is drafted in vain loses more than asking takes
+            lost_s = max(-account.gain_s, 0.0)
+            account.book(gain_s, ask_s, now)
+            if gain_s <= 0.0 and not account.pays:
+                account.wait(ask_s, self._pause(self._anew_s(part, ask_s) + lost_s, _TRIAL_SHARE))
             usual = self._usual.get(part.name, _CREDIT * ask_s)
             self._usual[part.name] = usual + _LEARN * (gain_s - usual)
 

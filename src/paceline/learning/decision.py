@@ -6,9 +6,9 @@ told by about how many tokens are expected of it, and the drafter by how much of
 another thing each time, only whether anything is found.
 
 What is decided as it was before stands longer each time: what is learnt meanwhile is little. That nobody asks does so until the
-batch has shrunk; and the more look-ups find the less asking is worth, so what nobody is worth beside less nobody is worth
-beside more. A draft for all stands while the batch is as large, one for some while it is the same. Beside what is found in a
-batch it stands only where it is for all, or for those without a find, whoever they are in a later step.
+batch has shrunk; and the more look-ups find, or is to be read first, the less asking is worth, so what nobody is worth beside
+less nobody is worth beside more. A draft for all stands while the batch is as large, one for some while it is the same. Beside
+what is found in a batch it stands only where it is for all, or for those without a find, whoever they are in a later step.
 """
 
 from __future__ import annotations
@@ -137,11 +137,13 @@ class Decisions:
         have one."""
         if decision := self._stands(self._held.get(situation), sequences, unfound):
             return decision
-        # what nobody is worth beside less found nobody is worth here
-        for found in range(situation.found - 1, -1, -1) if situation.repeats else (0,):
-            decision = self._stands(self._held.get(Situation(found, *situation[1:])), sequences)
-            if decision is not None and not decision.chosen:
-                return decision
+        # what nobody is worth beside less found, or with less to read first, nobody is worth here
+        found, read, lacking, begins = situation
+        for less in range(found, -1, -1) if situation.repeats else (0,):
+            for known in (lacking, 0) if lacking else (0,):
+                decision = self._stands(self._held.get(Situation(less, read, known, begins)), sequences)
+                if decision is not None and not decision.chosen:
+                    return decision
         return None
 
     def latest(self, sequences: Many[Sequence], situation: Situation) -> Decision:

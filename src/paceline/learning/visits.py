@@ -3,8 +3,7 @@ what they have yet to read pays."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from paceline.frozen import frozen
 from paceline.sequence import Sequence
 
 _USUAL_LENGTH, _FEWEST_LEFT, _TOKENS_APART = 64.0, 4.0, 2.0
@@ -12,7 +11,7 @@ _USUAL_LENGTH, _FEWEST_LEFT, _TOKENS_APART = 64.0, 4.0, 2.0
 _SMOOTH = 0.1
 
 
-@dataclass(frozen=True)
+@frozen
 class _Visit:
     """step: when a drafter was last asked for a request. read_tokens: how much of its text it had read by then."""
 

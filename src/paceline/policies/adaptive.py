@@ -116,7 +116,7 @@ class AdaptivePolicy(Policy):
     def budgets(self, part: Part, sequences: Many[Sequence], trees: Many[DraftTree]) -> list[Budget]:
         if part.costly:
             return self._deep(part, sequences, trees)
-        return self._accounts.budgets(part, sequences, self._steps)
+        return self._accounts.budgets(part, sequences, self._steps, self.learns)
 
     def _deep(self, part: Part, sequences: Many[Sequence], trees: Many[DraftTree]) -> list[Budget]:
         """Budgets for the depth, and the sequences, with the most expected tokens per second."""
@@ -138,7 +138,7 @@ class AdaptivePolicy(Policy):
             if self.learns and self._tryouts.may_be_due(part.name):
                 depth, chosen = self._tried(part, sequences)
             if not chosen:
-                if situation.found:
+                if situation.found and self._accounts.asked:
                     self._forgo(part, sequences, trees, decisions.latest(sequences, situation._replace(found=0)))
                 return [NOTHING] * len(sequences)
         granted = [NOTHING] * len(sequences)
