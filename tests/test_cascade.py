@@ -22,7 +22,7 @@ from paceline.drafters.recycle import Options as RecycleOptions, RecycleDrafter
 from paceline.drafters.reference import Options as ReferenceOptions, ReferenceDrafter
 from paceline.drafters.suffix import Options as SuffixOptions, SuffixDrafter
 from paceline.growth import Growth
-from paceline.models.base import LanguageModel
+from paceline.models.base import LanguageModel, Scores
 from paceline.params import SamplingParams
 from paceline.policies.fixed import FixedPolicy
 from paceline.sequence import Sequence
@@ -290,3 +290,60 @@ def test_what_is_looked_up_may_hold_tokens_that_the_model_lacks() -> None:
     alone = TableModel(6, seed=3)
     (tree,), (wanted_tree,) = (extended(model, [sequence], 5, model.new_cache()) for model in (pair, alone))
     assert tree.tokens == wanted_tree.tokens
+
+
+class Watched(TableModel):
+    """bad: the request whose logits are not numbers. rows: of its forwards."""
+
+    bad = -1
+    prefill_chunk = 64
+
+    def score(self, step: Any, cache: Any, taps: Any = ()) -> Scores:
+        self.rows = [*getattr(self, "rows", []), len(step.tokens)]
+        scores, at = super().score(step, cache, taps), 0
+        for segment in step.segments:
+            if segment.tree is not None:
+                if segment.sequence.key == self.bad:
+                    scores.logits[at : at + len(segment.tree)] = torch.nan
+                at += len(segment.tree)
+        return scores
+
+
+def test_logits_that_are_not_numbers_end_the_draft_of_their_request_alone() -> None:
+    model = Watched(6, seed=3)
+    model.bad = 7
+    pair = Cascade(model, NgramDrafter(Options()), Match(), FixedPolicy())
+    cache, sequences = pair.new_cache(), [Sequence(key, (1, 2, 3, 4), SamplingParams(), key) for key in (7, 8, 9)]
+    for _ in range(4):
+        trees = extended(pair, sequences, 5, cache)
+        assert [len(tree) - 1 for tree in trees] == [0, 5, 5]
+        assert all(cache.length(one.key) >= len(one.tokens) for one in sequences[1:]), "what they have read is kept"
+        for sequence in sequences:
+            sequence.commit((1, 2, 3), ())
+            cache.truncate(sequence.key, min(cache.length(sequence.key), len(sequence.tokens) - 4))
+
+
+def test_prompts_of_a_batch_are_read_as_many_rows_at_a_time_as_one() -> None:
+    model = Watched(6, seed=3)
+    pair = Cascade(model, NgramDrafter(Options()), Match(), FixedPolicy())
+    prompts = [tuple((key + at) % 6 for at in range(100)) for key in range(16)]
+    sequences = [Sequence(key, prompt, SamplingParams(), key) for key, prompt in enumerate(prompts)]
+    trees = extended(pair, sequences, 3, pair.new_cache())
+    assert min(len(tree) for tree in trees) == 4
+    assert max(model.rows) <= 64 + 16 * 4, "and the rows of drafts"
+
+
+def test_an_answer_that_ended_is_remembered_inside_a_cascade_of_a_cascade() -> None:
+    model, suffix = TableModel(6, seed=3), SuffixDrafter(SuffixOptions())
+    inner = Cascade(model.disturbed(0.8), suffix, Match(), FixedPolicy())
+    outer = Cascade(
+        model.disturbed(0.4, 2), ModelDrafter(inner, 6, ModelOptions(path="a", depth=4)), Match(), FixedPolicy()
+    )
+    engine = engine_of(model, ModelDrafter(outer, 6, ModelOptions(path="b", depth=4)))
+    sequence = engine.add([1, 2, 3, 1, 2], SamplingParams(max_tokens=40))
+    while engine.has_work:
+        engine.step()
+    assert sequence.finish_reason == "length"
+    probe = Sequence(99, (1, 2, 3, 1, 2), SamplingParams(), 0)
+    (tree,) = suffix.propose([probe], [Budget(8, 8)])
+    assert tree.tokens[1:4] == tuple(sequence.generated[:3]), "what followed this prompt before"

@@ -131,7 +131,7 @@ def test_a_level_ranked_where_its_rows_lie_is_ranked_alike(
         assert one.confidences == pytest.approx(other.confidences, rel=1e-5 if size < 1000 else 5e-3)
 
 
-@pytest.mark.parametrize("sick", [math.nan, -math.inf])
+@pytest.mark.parametrize("sick", [math.nan, -math.inf, math.inf])
 def test_a_row_without_numbers_brings_nothing_wherever_it_is_ranked(sick: float) -> None:
     rows = torch.full((2, 7), sick)
     rows[1] = torch.arange(7.0)
@@ -339,7 +339,7 @@ def test_a_floor_ends_a_draft_behind_the_token_in_doubt(shape: Shape, kind: Prop
 def test_a_draft_ends_where_its_text_would(shape: Shape, kind: Proposal) -> None:
     """What hangs on another token is what it is where nothing ends the text."""
     ended = 0
-    for seed in range(30):
+    for seed in range(40):
         model, ends = TableModel(9, seed=seed), frozenset({seed % 9, (seed + 4) % 9})
         owners = [Sequence(0, (3, 1, 2), SamplingParams(temperature=1.0), seed, stops) for stops in (frozenset[int](), ends)]
         whole, tree = (extended(model, [owner], Growth(kind, shape))[0] for owner in owners)

@@ -5,11 +5,12 @@ from __future__ import annotations
 from random import Random
 
 import numpy as np
+import pytest
 from hypothesis import given, settings, strategies as st
 
 from paceline.budget import Budget
 from paceline.drafters.ngram import NgramDrafter, Options
-from paceline.kernels.lookups import Lookup
+from paceline.kernels.lookups import Call, Lookup
 from paceline.kernels.ngrams.occurrences import AGREED, BEFORE, INDEX, LEADS, Occurrences, indexed
 from paceline.params import SamplingParams
 from paceline.sequence import Sequence
@@ -327,3 +328,27 @@ def test_a_proposal_reads_as_little_of_a_long_text_as_of_a_short_one() -> None:
         return counting.read
 
     assert reads(16_000) == reads(2_000) == 2
+
+
+@pytest.mark.parametrize("cut", [None, 20])
+def test_whoever_is_interrupted_while_tokens_are_taken_in_begins_anew(monkeypatch: pytest.MonkeyPatch, cut: int | None) -> None:
+    """A signal that comes while compiled code runs is raised when it returns, and the tables have grown by then."""
+    call, draw = Call.__call__, Random(0)
+
+    def interrupt(self: Call) -> int:
+        call(self)
+        raise KeyboardInterrupt
+
+    for key in range(40):
+        tokens = tuple(draw.choices(range(4), k=30))
+        drafter, fresh = NgramDrafter(Options()), NgramDrafter(Options())
+        sequence = Sequence(key, tokens, SamplingParams(), 0)
+        drafter.propose([sequence], [drafter.budget])
+        sequence.commit(tuple(draw.choices(range(4), k=6)), ())
+        with monkeypatch.context() as patched:
+            patched.setattr(Call, "__call__", interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                drafter.propose([sequence], [drafter.budget])
+        if cut is not None:
+            drafter.truncate(key, cut)
+        assert drafter.propose([sequence], [drafter.budget]) == fresh.propose([sequence], [drafter.budget])

@@ -53,3 +53,15 @@ def test_what_was_accepted_counts_though_a_stop_cuts_it(monkeypatch: pytest.Monk
     engine.step()
     assert one.speculation.emitted_tokens == 1
     assert one.speculation.accepted_tokens > 1, "a rule is not told worse of for a stop"
+
+
+def test_a_draft_is_not_kept_of_an_answer_that_a_stop_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its text is kept for others to begin with; what it was drafted from may be many times as large."""
+    model = TableModel(5)
+    engine = engine_of(model, ChainDrafter(model, depth=5), Limits(shortest_prefix=1))
+    monkeypatch.setattr(engine.stops, "cut", lambda sequence, verdict: verdict.cut(1, "stop"))
+    one = engine.add([1, 2, 3], PARAMS)
+    engine.step()
+    assert one.finish_reason == "stop"
+    assert engine.prefixes.kept_tokens
+    assert not engine.speculative.acceptance._open

@@ -32,7 +32,7 @@ from paceline.sequence import Sequence
 from paceline.speculative import Speculative, Work
 from paceline.step import Step, Verdict
 from paceline.tree import DraftTree, Proposal
-from paceline.verifiers.base import Verifier
+from paceline.verifiers.base import Verifier, judged
 
 
 class Cascade(LanguageModel):
@@ -96,10 +96,14 @@ class Cascade(LanguageModel):
         """The chains drafted, in fewer forwards than levels."""
         while live := [draft for draft in drafts if draft.left > 0]:
             try:
-                self._pair.step([self._work(draft) for draft in live], self)
-            except LogitsError:
-                # logits that are not numbers end the draft, not the request
-                break
+                # together they read no more than one would
+                rows = max(self.prefill_chunk // len(live), 1)
+                self._pair.step([self._work(draft, rows) for draft in live], self)
+            except LogitsError as error:
+                # logits that are not numbers end the draft, not the request; and no other one's
+                for draft in [draft for draft in live if draft.shadow is error.sequence] or live:
+                    draft.end()
+                continue
             for draft in live:
                 draft.judge(self._rule.told(draft.shadow.key))
         return [self._finished(draft, vocab_size, source) for draft in drafts]
@@ -119,20 +123,25 @@ class Cascade(LanguageModel):
             if seen is not None:
                 self._pair.drafter.truncate(key, _alike(seen, known.sequence.tokens))
         else:
-            shown = len(known.sequence.tokens)
-            right = known.follow(sequence)
-            if right < shown:
-                self._pair.drafter.truncate(key, right)
+            self._follow(known, sequence)
         if sequence.constraint is not None:
             # it has read what is committed
             known.sequence.constraint = Ahead(sequence.constraint)
         return known.sequence
 
-    def _work(self, draft: _Draft) -> Work:
+    def _follow(self, shadow: _Shadow, sequence: Sequence) -> None:
+        """Have a shadow, and what the drafter inside knows of it, be where the request is."""
+        shown = len(shadow.sequence.tokens)
+        right = shadow.follow(sequence)
+        if right < shown:
+            self._pair.drafter.truncate(sequence.key, right)
+
+    def _work(self, draft: _Draft, rows: int) -> Work:
+        """rows: that it may feed, those of drafts aside."""
         shadow, cached = draft.shadow, self._pair.cache.length(draft.shadow.key)
         missing = len(shadow.tokens) - cached
         room = Budget(self._pair.drafter.budget.nodes, draft.left - 1)
-        return Work(shadow, cached, min(missing, self.prefill_chunk), room)
+        return Work(shadow, cached, min(missing, rows), room)
 
     def _finished(self, draft: _Draft, vocab_size: int, source: str) -> DraftTree:
         """The chain that was drafted; of the cache no more is kept than belongs to it."""
@@ -157,8 +166,12 @@ class Cascade(LanguageModel):
 
     def settle(self, key: int) -> None:
         """Tell of a sequence that ended: to remember what it was answered with is for the drafter inside."""
-        request = self._requests.pop(key, None)
+        request, shadow = self._requests.pop(key, None), self._shadows.get(key)
         if request is not None and request.finish_reason not in (None, "abort"):
+            if shadow is not None:
+                # further inside there may be another cascade, for which this is the request
+                self._follow(shadow, request)
+                shadow.sequence.finish_reason = request.finish_reason
             self._tell(request)
         self._pair.drafter.settle(key)
 
@@ -265,13 +278,19 @@ class _Confident(Verifier):
     def __call__(self, sequences: Many[Sequence], trees: Many[DraftTree], logits: Many[torch.Tensor]) -> list[Verdict]:
         verdicts = self._rule(sequences, trees, logits)
         self._told = {
-            sequence.key: [
-                confidence(rows[node], Context(sequence, verdict.tokens[:level]), verdict.tokens[level])
-                for level, node in enumerate((0, *verdict.path))
-            ]
+            sequence.key: _confidences(sequence, rows, verdict)
             for sequence, rows, verdict in zip(sequences, logits, verdicts, strict=True)
         }
         return verdicts
+
+
+def _confidences(sequence: Sequence, rows: torch.Tensor, verdict: Verdict) -> list[float]:
+    """Of the tokens that a step emitted for a sequence."""
+    with judged(sequence):
+        return [
+            confidence(rows[node], Context(sequence, verdict.tokens[:level]), verdict.tokens[level])
+            for level, node in enumerate((0, *verdict.path))
+        ]
 
 
 def confidence(row: torch.Tensor, context: Context, token: int) -> float:
@@ -299,6 +318,10 @@ class _Draft:
     @property
     def left(self) -> int:
         return self.depth - (len(self.shadow.tokens) - len(self.sequence.tokens))
+
+    def end(self) -> None:
+        """Draft no more than is drafted."""
+        self.depth -= max(self.left, 0)
 
     def judge(self, confidences: Many[float]) -> None:
         """Take in those of the tokens that a step drafted, and end behind the first that is in doubt or ends the text, as the

@@ -100,7 +100,7 @@ def chosen_shares(row: np.ndarray, tokens: Many[int], noise: tuple[int, int] | N
 
 def _ranked(row: np.ndarray, count: int) -> Ranked:
     """The `count` largest of a row, the first of equals first."""
-    if not row.max() > -np.inf:
+    if not np.isfinite(row.max()):
         # no number, or none that the answer's grammar allows
         return []
     shares, found = _shares(row), []

@@ -14,7 +14,7 @@ from itertools import accumulate
 
 from paceline.constraint import Constraint
 from paceline.logprobs import TokenLogprobs
-from paceline.noise import stream
+from paceline.noise import stream, told_apart
 from paceline.params import SamplingParams
 
 
@@ -108,6 +108,8 @@ class Sequence:
     """Prompt tokens that were found in the cache at admission."""
     stop: str | int | None = None
     """The stop string or the token id that ended it, if one did."""
+    read_texts: int = 0
+    """Tells apart the texts that its drafters have read (`Drafter.read_texts`)."""
     tokens: list[int] = field(init=False)
     sources: list[str] = field(default_factory=list)
     """Per generated token, the drafter that proposed it, or "" where the target chose it unaided."""
@@ -132,9 +134,10 @@ class Sequence:
 
     @cached_property
     def draws_seed(self) -> int:
-        """Seed of its draws that are not the target's choice; no two requests of an engine share one. Where a seed is used again,
-        what drafts from earlier answers would else know the numbers by which these were drawn, and which now judge its drafts."""
-        return stream(self.seed, "request", self.key)
+        """Seed of its draws that are not the target's choice; no two requests of an engine share one, nor two that are drafted
+        from different texts. Where a seed is used again, what drafts from earlier answers would else know the numbers by which
+        these were drawn, and which now judge its drafts."""
+        return stream(self.seed, "request", self.key, told_apart(self.prompt, self.reference, (self.read_texts,)))
 
     @property
     def root(self) -> int:

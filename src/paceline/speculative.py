@@ -283,8 +283,14 @@ class Speculative:
             count.drafted_to[tree.deepest] += 1
             count.accepted_to[verdict.accepted] += 1
         self.acceptance.go_on(sequence.key, verdict.tokens)
-        if not self.policy.learns:
-            return
+        if self.policy.learns:
+            self._learn(sequence, draft, verdict)
+        if verdict.finish is not None:
+            # it may be kept for others to begin with, but none of its drafts goes on
+            self.acceptance.release(sequence.key)
+
+    def _learn(self, sequence: Sequence, draft: _Draft, verdict: Verdict) -> None:
+        """See what came of what each part proposed."""
         for before, (part, granted, proposed) in enumerate(draft.proposed):
             self.acceptance.observe(sequence.key, proposed, verdict.tokens)
             # who names its drafters has drafts that nothing ends before: they say little of those of others

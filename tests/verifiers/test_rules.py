@@ -344,3 +344,13 @@ def test_what_a_device_fails_to_choose_the_host_does(
     else:
         assert len(tried) == 1
         assert caplog.messages == ["the kernels for this device do not run: no C compiler"]
+
+
+def test_a_block_does_not_ask_what_follows_a_token_that_cannot_pass() -> None:
+    """What the target says there may be no number, and plain decoding would never have come there."""
+    logits = torch.zeros(3, 4)
+    logits[0, 2], logits[1:] = -torch.inf, torch.nan
+    tree = DraftTree.chain(0, [2, 1], "drawn", Proposal.POINT)
+    verdict = judged("block", sequence_of(PLAIN), tree, logits)
+    assert verdict.path == ()
+    assert verdict.tokens[0] != 2

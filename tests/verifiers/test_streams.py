@@ -8,6 +8,8 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from functools import cache
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,8 +20,8 @@ from fakes import DrawnDrafter, TableModel, TrimmingPolicy, coupled
 from laws import FALSE_ALARM, PROMPT, Outcome, bulk, chi_square, drawn, obeys
 from paceline import draws
 from paceline.cache.base import Branching
-from paceline.compose import build_verifier
-from paceline.drafters.base import Drafter
+from paceline.compose import build_drafter, build_verifier
+from paceline.drafters.base import Drafter, Surroundings
 from paceline.drafters.merge import MergedDrafter
 from paceline.drafters.model import ModelDrafter, Options
 from paceline.draws import siblings
@@ -198,3 +200,33 @@ def test_what_a_stream_draws_is_the_same_again() -> None:
         once, again = (drawn(MODEL, drafter, PARAMS, range(50), verifier=build_verifier("multi-round")) for _ in range(2))
     assert once == again
     assert len(set(once)) > 10
+
+
+@pytest.mark.parametrize("rule", ["rejection", "multi-round", "k-seq", "block"])
+@pytest.mark.parametrize("brought", [{"reference": True}, {"read_texts": 7}, {"prompt": (2, 2)}])
+def test_an_earlier_answer_of_another_engine_is_no_better_a_draft_than_another(rule: str, brought: dict[str, Any]) -> None:
+    """There its request had the same number, and what it drafts from now is a reference, a file, or in the prompt."""
+    verifier, found = build_verifier(rule), []
+    for seed in range(3_000):
+        (first,) = verifier([Sequence(0, (1, 2), PARAMS, seed)], [DraftTree.root(2)], [torch.zeros(1, 3)])
+        known = {"prompt": (1, 2), **brought}
+        if "reference" in brought:
+            known["reference"] = first.tokens
+        asked = Sequence(0, params=PARAMS, seed=seed, **known)
+        (second,) = verifier([asked], [DraftTree.chain(2, [first.tokens[0]], "reference")], [torch.zeros(2, 3)])
+        found.append((first.tokens[0], second.tokens[0]))
+    assert obeys(found, dict.fromkeys(itertools.product(range(3), repeat=2), 1 / 9))
+
+
+def test_drafters_that_have_read_other_texts_are_told_apart(tmp_path: Path) -> None:
+    tokenizer: Any = SimpleNamespace(encode=lambda text, special: [ord(letter) % 5 for letter in text])
+    surroundings = Surroundings(MODEL, tokenizer, lambda path: (MODEL, tokenizer))
+
+    def told(method: str, text: str) -> int:
+        file = tmp_path / "text"
+        file.write_text(text)
+        return build_drafter(method.format(file=file), surroundings).read_texts
+
+    for method in ("unigram:file={file}", "bigram:file={file}", "reference:file={file}", "ngram+reference:file={file}"):
+        assert 0 < told(method, "abab") == told(method, "abab") != told(method, "abba")
+    assert told("ngram", "") == 0, "it reads nothing but requests"

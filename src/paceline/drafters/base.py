@@ -41,7 +41,8 @@ class Drafter(ABC):
     it ("width=4"), or "" where nobody asked: such a draft is refused at load rather than cut. costly: whether drafting takes
     time beside a forward. drafts_whole: whether a costly draft takes the time of all levels that it may have. amateur: whether it
     shows its own distributions at every node where `Surroundings.amateur` asks for them. watches: whether it learns from requests
-    that it does not draft for. known_tokens: it drafts only behind texts of token ids below this.
+    that it does not draft for. read_texts: a number below 2^63 that tells apart the texts it was built from, 0 where it was built
+    from none (`noise.told_apart`). known_tokens: it drafts only behind texts of token ids below this.
     """
 
     name: str
@@ -54,6 +55,7 @@ class Drafter(ABC):
     drafts_whole: bool = False
     amateur: bool = False
     watches: bool = False
+    read_texts: int = 0
     known_tokens: int = sys.maxsize
 
     @property

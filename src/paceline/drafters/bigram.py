@@ -25,6 +25,7 @@ from paceline.budget import Budget
 from paceline.drafters.base import StatefulDrafter, Surroundings
 from paceline.lookups.counts import Counts, likeliest
 from paceline.lookups.textfile import tokens_of_file
+from paceline.noise import told_apart
 from paceline.sequence import Sequence
 from paceline.tree import DraftTree, Proposal
 
@@ -111,4 +112,6 @@ def build(options: Options, surroundings: Surroundings) -> BigramDrafter:
         Counts.of_text(np.zeros_like(tokens), tokens, options.width),
         Counts.of_text(tokens[:-1], tokens[1:], options.width),
     )
-    return BigramDrafter(options, _Text(singles, pairs))
+    drafter = BigramDrafter(options, _Text(singles, pairs))
+    drafter.read_texts = told_apart(tokens)
+    return drafter

@@ -26,6 +26,7 @@ from paceline.datastore import Datastore
 from paceline.drafters.base import Drafter, Surroundings
 from paceline.kernels.suffixes.array import DRAFTED, LONGEST_MATCH, SORTED_TO
 from paceline.machine import expanded
+from paceline.noise import told_apart
 from paceline.sequence import Sequence
 from paceline.spec import SpecError
 from paceline.tree import DraftTree, Proposal
@@ -47,6 +48,10 @@ class Options(BaseModel):
     floor: Annotated[float, Field(ge=0.01, le=1)] = 0.03
 
 
+_TOLD_BY = 2**16
+"""Tokens at either end by which one datastore is told from another."""
+
+
 class DatastoreDrafter(Drafter):
     """Keeps nothing of a sequence. end: the token that ends a text, or -1."""
 
@@ -56,6 +61,9 @@ class DatastoreDrafter(Drafter):
     def __init__(self, datastore: Datastore, end: int, vocab_size: int, options: Options) -> None:
         self.options = options
         self.budget = Budget(options.nodes, options.depth)
+        # all of it may be gigabytes
+        ends = datastore.tokens[:_TOLD_BY], datastore.tokens[-_TOLD_BY:]
+        self.read_texts = told_apart(*ends, (len(datastore.tokens),))
         size = 1 + 2 * options.hits * options.depth
         self._draft, self._held = np.empty((options.nodes, 2), np.int64), np.empty(options.nodes)
         self._scratch = {

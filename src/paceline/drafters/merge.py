@@ -21,6 +21,7 @@ from dataclasses import replace
 from paceline.budget import Budget
 from paceline.drafters.base import Drafter
 from paceline.models.base import Scores
+from paceline.noise import told_apart
 from paceline.sequence import Sequence
 from paceline.step import Verdict
 from paceline.tree import DraftTree, Proposal
@@ -34,6 +35,7 @@ class MergedDrafter(Drafter):
         self.name = "+".join(part.name for part in parts)
         self.kinds = _kinds([part.kinds for part in parts])
         self.taps = tuple(sorted({tap for part in parts for tap in part.taps}))
+        self.read_texts = told_apart([part.read_texts for part in parts])
         self.budget = Budget(sum(part.budget.nodes for part in parts), max(part.budget.depth for part in parts))
         self.branching = max(part.branching for part in parts)
         self.costly = any(part.costly for part in parts)

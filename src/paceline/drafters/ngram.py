@@ -65,18 +65,21 @@ class NgramDrafter(StatefulDrafter[Occurrences]):
         self._look_up = LookUp(options.nodes)
 
     def _one(self, sequence: Sequence, budget: Budget) -> DraftTree:
-        budget = budget.within(self.budget)
-        found = self._look_up(
-            self._state(sequence), sequence.tokens, budget.nodes, budget.depth, budget.floor, self.options.matches
-        )
+        budget, key = budget.within(self.budget), sequence.key
+        # whoever is interrupted while tables grow begins anew: they and the size would not agree
+        text = self._states.pop(key, None) or self._begun(sequence)
+        found = self._look_up(text, sequence.tokens, budget.nodes, budget.depth, budget.floor, self.options.matches)
+        self._states[key] = text
         return DraftTree.grown(self.name, *found or ([sequence.root], [-1], [1.0]))
 
     def _begun(self, sequence: Sequence) -> Occurrences:
         return Occurrences(self.options.min, self.options.max)
 
     def truncate(self, key: int, length: int) -> None:
-        if key in self._states:
-            self._states[key].truncate(length)
+        text = self._states.pop(key, None)
+        if text is not None:
+            text.truncate(length)
+            self._states[key] = text
 
     def fork(self, key: int, new_key: int, length: int | None = None) -> None:
         # of a beginning that is short beside the text all is taken in again sooner than it is copied and cut back

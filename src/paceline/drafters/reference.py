@@ -23,6 +23,7 @@ from paceline.budget import Budget
 from paceline.drafters.base import StatefulDrafter, Surroundings
 from paceline.lookups.alignment import Alignment, Reference
 from paceline.lookups.textfile import tokens_of_file
+from paceline.noise import told_apart
 from paceline.sequence import Sequence
 from paceline.tree import DraftTree, Proposal
 
@@ -53,6 +54,8 @@ class ReferenceDrafter(StatefulDrafter[Alignment]):
         super().__init__()
         self.budget = Budget(nodes=options.depth, depth=options.depth)
         self._shared, self._prompt = shared, options.prompt
+        if shared is not None:
+            self.read_texts = told_apart(shared.tokens)
 
     def suits(self, sequence: Sequence) -> bool:
         alignment = self._states.get(sequence.key)

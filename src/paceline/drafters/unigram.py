@@ -21,6 +21,7 @@ from paceline.budget import Budget
 from paceline.drafters.base import StatefulDrafter, Surroundings
 from paceline.lookups.counts import Counts, likeliest
 from paceline.lookups.textfile import tokens_of_file
+from paceline.noise import told_apart
 from paceline.sequence import Sequence
 from paceline.tree import DraftTree, Proposal
 
@@ -74,4 +75,6 @@ def build(options: Options, surroundings: Surroundings) -> UnigramDrafter:
     if options.file is None:
         return UnigramDrafter(options)
     tokens = np.asarray(tokens_of_file(options.file, surroundings.tokenizer.encode, surroundings.target.vocab_size))
-    return UnigramDrafter(options, Counts.of_text(np.zeros_like(tokens), tokens, options.width))
+    drafter = UnigramDrafter(options, Counts.of_text(np.zeros_like(tokens), tokens, options.width))
+    drafter.read_texts = told_apart(tokens)
+    return drafter

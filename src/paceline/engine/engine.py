@@ -134,6 +134,7 @@ class Engine:
             drafters,
             nodes,
             streamed,
+            read_texts=self.speculative.drafter.read_texts,
         )
         sequence.constraint = self._constraint(sequence)
         self._keys += 1

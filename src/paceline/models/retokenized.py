@@ -107,7 +107,9 @@ class RetokenizedModel:
         found: dict[int, DraftTree] = {}
         for (sequence, budget), shadow, draft in zip(asked, shadows, drafts, strict=True):
             held = self._cache.length(sequence.key)
-            shadow.cached += [*shadow.tokens, *draft.tokens[1:]][len(shadow.cached) : held]
+            known, text = len(shadow.cached), len(shadow.tokens)
+            shadow.cached += shadow.tokens[known:held]
+            shadow.cached += draft.tokens[1 + max(known - text, 0) : 1 + max(held - text, 0)]
             shadow.same = min(held, len(shadow.tokens))
             chain, confidences = self._read_back(sequence, draft)
             count = budget.levels

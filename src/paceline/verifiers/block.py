@@ -105,6 +105,9 @@ def _first_chain(sequence: Sequence, tree: DraftTree, logits: torch.Tensor) -> t
         point = np.zeros(len(targets[-1]))
         point[token] = 1.0
         proposals.append(point if group.proposal_probs is None else group.proposal_probs)
+        if targets[-1][token] == 0.0:
+            # it cannot pass, nor anything behind it: what the target says there, which may be no number, is not asked
+            return tuple(path), Chain(tuple(tokens), (*targets, targets[-1]), tuple(proposals))
 
 
 def build(options: Options) -> Block:
