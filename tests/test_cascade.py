@@ -336,9 +336,7 @@ def test_prompts_of_a_batch_are_read_as_many_rows_at_a_time_as_one() -> None:
 def test_an_answer_that_ended_is_remembered_inside_a_cascade_of_a_cascade() -> None:
     model, suffix = TableModel(6, seed=3), SuffixDrafter(SuffixOptions())
     inner = Cascade(model.disturbed(0.8), suffix, Match(), FixedPolicy())
-    outer = Cascade(
-        model.disturbed(0.4, 2), ModelDrafter(inner, 6, ModelOptions(path="a", depth=4)), Match(), FixedPolicy()
-    )
+    outer = Cascade(model.disturbed(0.4, 2), ModelDrafter(inner, 6, ModelOptions(path="a", depth=4)), Match(), FixedPolicy())
     engine = engine_of(model, ModelDrafter(outer, 6, ModelOptions(path="b", depth=4)))
     sequence = engine.add([1, 2, 3, 1, 2], SamplingParams(max_tokens=40))
     while engine.has_work:

@@ -6,7 +6,10 @@ from collections import Counter
 
 from hypothesis import given, strategies as st
 
-from paceline.sequence import Speculation
+from paceline.budget import NOTHING
+from paceline.params import SamplingParams
+from paceline.sequence import Sequence, Speculation
+from paceline.speculative import Work
 
 
 @given(st.lists(st.tuples(st.integers(1, 9), st.integers(0, 9)), max_size=30))
@@ -25,3 +28,13 @@ def test_a_step_counts_at_every_depth_that_it_reached(steps: list[tuple[int, int
 def test_nothing_drafted_is_nothing_counted() -> None:
     assert Speculation().drafted_by_depth == Speculation().accepted_by_depth == Counter()
     assert Speculation().acceptance_by_depth == []
+
+
+def test_what_is_computed_again_of_an_answer_is_no_prompt() -> None:
+    """A model that cannot take a token back feeds a refused draft's root once more, and would seem to read for ever."""
+    one = Sequence(0, (1, 2, 3), SamplingParams(), 0)
+    assert Work(one, 0, 2, NOTHING).rows == 2
+    assert Work(one, 0, 3, NOTHING).rows == 3
+    one.commit((4, 5), ())
+    assert Work(one, 4, 1, NOTHING).rows == Work(one, 3, 2, NOTHING).rows == 1
+    assert Work(one, 0, 5, NOTHING).rows == 5, "of one that was preempted all is read again"

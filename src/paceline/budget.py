@@ -42,11 +42,13 @@ NOTHING = Budget(0, 0)
 
 @frozen
 class Part:
-    """A drafter as a policy sees it: its name, what it wants per step, and whether drafting takes time beside a forward."""
+    """A drafter as a policy sees it: its name, what it wants per step, whether drafting takes time beside a forward, and whether
+    it drafts from the reference that a request brings."""
 
     name: str
     budget: Budget
     costly: bool = False
+    refers: bool = False
 
     @property
     def width(self) -> int:

@@ -46,6 +46,12 @@ class Work:
     def reaches_root(self) -> bool:
         return self.start + self.count == len(self.sequence.tokens)
 
+    @property
+    def rows(self) -> int:
+        """Rows that it feeds whatever is drafted: of a model that computes again what a refused draft has overwritten, the root
+        alone, for these are tokens of the answer, which come of drafting, and no prompt."""
+        return 1 if self.reaches_root and self.start >= len(self.sequence.prompt) else self.count
+
 
 @frozen
 class Outcome:
@@ -94,7 +100,7 @@ class Speculative:
         drafting = [item for item in work if item.reaches_root]
         if drafting:
             self.costs.curve.behind(sum([item.start for item in drafting]), len(drafting))
-        self.policy.begin(sum([item.count for item in work]), len(drafting))
+        self.policy.begin(sum([item.rows for item in work]), len(drafting))
         drafts, asked_s = self._drafted(drafting)
         grown = {item.sequence.key: draft.tree for item, draft in zip(drafting, drafts, strict=True)}
         step = Step.of([_feed(item, grown.get(item.sequence.key)) for item in work])

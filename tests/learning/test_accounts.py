@@ -79,3 +79,19 @@ def test_a_look_up_that_pays_anyway_is_accounted_for_where_a_step_is_learnt_from
     assert all(asked(nothing, False) for _ in range(60)), "nobody has seen that it brings nothing"
     assert asked(nothing, True), "a lesson counts for all steps before it, but not for everything"
     assert not all(asked(nothing, False) for _ in range(60)), "one that pays no longer is accounted for in every step"
+
+
+def test_a_request_with_a_reference_is_awake_as_long_as_what_drafts_from_it_is() -> None:
+    accounts, one = accounts_of(0.2), sequence(1, range(5))
+    refers = Part("refers", Budget(6, 6), refers=True)
+    for depth in range(1, 7):
+        accounts._costs.measured("refers", depth, 1, 0.2)
+    assert accounts.awake(1, 0), "nobody has asked yet"
+    accounts.budgets(FOUND, [one], 0, True)
+    assert accounts.awake(1, 0)
+    accounts._accounts["found"][1].wakes = 100
+    assert not accounts.awake(1, 0)
+    accounts.budgets(refers, [one], 0, True)
+    assert accounts.awake(1, 0)
+    accounts._accounts["found"][1].wakes, accounts._accounts["refers"][1].wakes = 0, 100
+    assert not accounts.awake(1, 0), "another look-up is not what it came for"

@@ -9,7 +9,7 @@ from paceline.learning.rests import Rests
 
 def saw(rests: Rests, seconds: float, tokens: int) -> None:
     """A step in which somebody is asked unless nobody may be."""
-    if rests.passed(not rests.now):
+    if rests.passed(not rests.now, False):
         rests.saw(seconds, tokens)
 
 
@@ -79,13 +79,22 @@ def test_steps_count_whether_they_are_seen_or_not() -> None:
     """Which of them are learnt from is for others to say."""
     rests = Rests()
     for step in range(49):
-        assert rests.passed(True), step
-        rests.passed(False)
+        assert rests.passed(True, False), step
+        rests.passed(False, False)
     assert not rests.due
-    rests.passed(True)
+    rests.passed(True, False)
     assert rests.due
     rests.now, rests._left = True, 20
-    assert not any(rests.passed(False) for _ in range(20))
+    assert not any(rests.passed(False, False) for _ in range(20))
+    assert not rests.now
+
+
+def test_a_step_that_reads_prompts_is_not_seen_and_passes_in_a_rest_all_the_same() -> None:
+    rests = Rests()
+    assert not any(rests.passed(True, True) for _ in range(100))
+    assert not rests.due, "nothing is compared with it"
+    rests.now, rests._left = True, 20
+    assert not any(rests.passed(False, True) for _ in range(20))
     assert not rests.now
 
 

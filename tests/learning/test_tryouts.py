@@ -7,11 +7,16 @@ from paceline.learning.tryouts import Tryouts
 COST_S = 0.5
 
 
+def asked(tryouts: Tryouts, part: str = "model", cost_s: float = COST_S) -> bool:
+    """Whether a drafter may be tried for the only request."""
+    return tryouts.begin(part, {0: cost_s}, cost_s) == 0
+
+
 def tried(tryouts: Tryouts, steps: int, gain_s: float) -> list[bool]:
     """Whether a drafter was tried in each of so many steps of a second; a trial brings `gain_s`."""
     found = []
     for _ in range(steps):
-        began = tryouts.may_be_due("model") and tryouts.begin("model", 0, COST_S)
+        began = tryouts.may_be_due("model") and asked(tryouts)
         found.append(began)
         if began:
             tryouts.end(gain_s)
@@ -44,7 +49,7 @@ def test_the_dearer_of_two_drafters_has_its_turn_too() -> None:
     tryouts, turns = Tryouts(), {"small": 0, "large": 0}
     for _ in range(20_000):
         for part, cost_s in (("small", 0.5), ("large", 5.0)):
-            if tryouts.may_be_due(part) and tryouts.begin(part, 0, cost_s):
+            if tryouts.may_be_due(part) and asked(tryouts, part, cost_s):
                 turns[part] += 1
                 tryouts.end(0.0)
         tryouts.begun = None
@@ -57,11 +62,27 @@ def test_a_step_has_one_trial_at_most() -> None:
     tryouts = Tryouts()
     tryouts.all_s = 1e6
     assert tryouts.may_be_due("model")
-    assert tryouts.begin("model", 0, COST_S)
+    assert asked(tryouts)
     assert not tryouts.may_be_due("another")
 
 
 def test_no_trial_in_a_step_brings_nothing() -> None:
     tryouts = Tryouts()
     tryouts.end(1e9)
-    assert not tryouts.begin("model", 0, COST_S)
+    assert not asked(tryouts)
+
+
+def test_a_request_of_whom_much_is_to_be_read_holds_up_no_other() -> None:
+    """Beside another it is passed over, and it is soon asked again whether whoever came meanwhile may be tried for."""
+    tryouts, turns = Tryouts(), {0: 0, 1: 0}
+    for step in range(3_000):
+        requests = {0: 1000 * COST_S} if step < 20 else {0: 1000 * COST_S, 1: COST_S}
+        if tryouts.may_be_due("model"):
+            key = tryouts.begin("model", requests, COST_S)
+            if key is not None:
+                turns[key] += 1
+                tryouts.end(0.0)
+        tryouts.begun = None
+        tryouts.all_s += 1.0
+    assert turns[0] == 0
+    assert 25 <= turns[1] <= 30

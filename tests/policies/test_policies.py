@@ -13,6 +13,7 @@ from paceline.budget import NOTHING, Budget, Part
 from paceline.engine.scheduler import Limits
 from paceline.learning.costs import Timings
 from paceline.learning.depths import Where
+from paceline.learning.expectation import _Record
 from paceline.params import SamplingParams
 from paceline.policies import adaptive, bass, confidence
 from paceline.policies.base import Policy
@@ -352,6 +353,18 @@ def test_drafts_that_pay_all_the_same_go_on_but_for_a_few_calm_steps() -> None:
     machine = Cold(tokens=4)
     asked = [machine.step() for _ in range(3000)]
     assert sum(asked[500:]) > 0.98 * 2500
+
+
+def test_what_was_promised_too_much_is_forgiven_in_a_rest_too() -> None:
+    machine = Cold(tokens=2)
+    rests, expectation = machine.policy._rests, machine.policy._expectation
+    while not rests._left:
+        machine.step()
+    expectation._records["model"] = _Record(4.0, 40.0)
+    steps = rests._left + 40
+    for _ in range(steps):
+        machine.step()
+    assert expectation._records["model"].expected == pytest.approx(40.0 * 0.995**steps, rel=0.1)
 
 
 @pytest.mark.parametrize(("behind_s", "looked_at"), [(0.1, 1), (0.8, 0)])

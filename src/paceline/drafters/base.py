@@ -36,13 +36,14 @@ class Surroundings:
 class Drafter(ABC):
     """name: as the spec says it. kinds: how its tokens may be chosen. taps: layers of the target it needs to see.
 
-    budget: what it wants per step when no policy knows better. branching: the least a target must be able to do for it; its
-    trees are cut to their first chain where the target does no more. trees_by: the option that asks for trees, as a spec says
-    it ("width=4"), or "" where nobody asked: such a draft is refused at load rather than cut. costly: whether drafting takes
-    time beside a forward. drafts_whole: whether a costly draft takes the time of all levels that it may have. amateur: whether it
+    budget: what it wants per step when no policy knows better. branching: the least a target must be able to do for it; its trees
+    are cut to their first chain where the target does no more. trees_by: the option that asks for trees, as a spec says it
+    ("width=4"), or "" where nobody asked: such a draft is refused at load rather than cut. costly: whether drafting takes time
+    beside a forward. drafts_whole: whether a costly draft takes the time of all levels that it may have. amateur: whether it
     shows its own distributions at every node where `Surroundings.amateur` asks for them. watches: whether it learns from requests
-    that it does not draft for. read_texts: a number below 2^63 that tells apart the texts it was built from, 0 where it was built
-    from none (`noise.told_apart`). known_tokens: it drafts only behind texts of token ids below this.
+    that it does not draft for. refers: whether it drafts from the reference that a request brings. read_texts: a number below
+    2^63 that tells apart the texts it was built from, 0 where it was built from none (`noise.told_apart`). known_tokens: it
+    drafts only behind texts of token ids below this.
     """
 
     name: str
@@ -55,6 +56,7 @@ class Drafter(ABC):
     drafts_whole: bool = False
     amateur: bool = False
     watches: bool = False
+    refers: bool = False
     read_texts: int = 0
     known_tokens: int = sys.maxsize
 
@@ -66,7 +68,7 @@ class Drafter(ABC):
     @property
     def part(self) -> Part:
         """Itself as a policy sees it."""
-        return Part(self.name, self.budget, self.costly)
+        return Part(self.name, self.budget, self.costly, self.refers)
 
     @property
     def parts(self) -> tuple[Drafter, ...]:

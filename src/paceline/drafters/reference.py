@@ -49,6 +49,7 @@ class ReferenceDrafter(StatefulDrafter[Alignment]):
 
     name = "reference"
     kinds = frozenset({Proposal.POINT})
+    refers = True
 
     def __init__(self, options: Options, shared: Reference | None = None) -> None:
         super().__init__()

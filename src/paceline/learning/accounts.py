@@ -82,11 +82,15 @@ class Accounts:
         self._begun, self._vain = defaultdict[str, int](int), defaultdict[str, int](int)
         """Look-up -> new requests so far, and those of late in a row for which asking it brought nothing."""
         self._asked: list[tuple[int, Part]] = []
+        self._refer: set[str] = set()
+        """Those that draft from the reference that a request brings."""
 
     def budgets(self, part: Part, sequences: Many[Sequence], now: int, learns: bool) -> list[Budget]:
         """What a look-up may draft in step `now`: all it wants, or its share in a crowd, or nothing. learns: whether that step is
         learnt from; where it is not, what pays anyway is not accounted for."""
         accounts, granted = self._accounts.setdefault(part.name, {}), []
+        if part.refers:
+            self._refer.add(part.name)
         share = max(_CROWD // len(sequences), _FEWEST)
         budget = part.budget.within(Budget(share, share))
         for sequence in sequences:
@@ -100,9 +104,11 @@ class Accounts:
         return granted
 
     def awake(self, key: int, now: int) -> bool:
-        """Whether any look-up would be asked for a request in step `now`, or none ever was."""
-        known = [accounts[key] for accounts in self._accounts.values() if key in accounts]
-        return not known or any(account.wakes <= now for account in known)
+        """Whether a look-up would be asked in step `now` for a request that brings a reference, of those that draft from it where
+        there are any; or none ever was."""
+        known = {name: accounts[key] for name, accounts in self._accounts.items() if key in accounts}
+        refer = [account for name, account in known.items() if name in self._refer] or known.values()
+        return not refer or any(account.wakes <= now for account in refer)
 
     @property
     def asked(self) -> bool:

@@ -56,15 +56,15 @@ class Rests:
         forward as among drafts and nothing else."""
         self.now = 0.0 < _WARM * least_s * self._tokens < self._step_s
 
-    def passed(self, asked: bool) -> bool:
-        """A step that read no prompt passed. asked: whether somebody was asked for drafts in it. Returns whether what it took may
-        be seen: in a rest that is not."""
+    def passed(self, asked: bool, reads: bool) -> bool:
+        """A step passed. asked: whether somebody was asked for drafts in it. reads: whether it read prompts. Returns whether what
+        it took may be seen: in a rest that is not, nor what it takes to read."""
         if self._left:
             self._left -= 1
             self.now = self._left > 0
             return False
-        self._asked += asked
-        return True
+        self._asked += asked and not reads
+        return not reads
 
     def saw(self, seconds: float, tokens: int, steps: int = 1) -> float:
         """See what such a step took. Returns seconds of a token without drafts if it is the last to be timed, else 0.0.

@@ -6,6 +6,7 @@ themselves follow one another, and what a drafter is worth is soon known.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 _SHARE = 0.005
@@ -39,20 +40,24 @@ class Tryouts:
         """Whether it is worth asking what a trial of this drafter costs; there is one a step at most."""
         return self.begun is None and self.all_s >= self._not_before_s.get(part, 0.0)
 
-    def begin(self, part: str, key: int, cost_s: float) -> bool:
-        """Try a drafter for a request in this step, which takes `cost_s`, if there is time for it."""
+    def begin(self, part: str, costs_s: Mapping[int, float], least_s: float) -> int | None:
+        """Try a drafter in this step, for the first of these requests that there is time for; which, if any.
+
+        costs_s: what that takes, by request. least_s: what it takes for one of whose text the drafter lacks nothing.
+        """
         lost_s = self._lost_s.setdefault(part, 0.0)
         share = _SHARE / len(self._lost_s)
-        lost_s = max(lost_s, share * self.all_s - _SAVED * cost_s)
-        may = lost_s + cost_s <= share * self.all_s
-        if may:
-            lost_s += cost_s
-            self.begun = Trial(part, key)
+        lost_s = max(lost_s, share * self.all_s - _SAVED * max(costs_s.values()))
+        chosen = next((key for key, cost_s in costs_s.items() if lost_s + cost_s <= share * self.all_s), None)
+        if chosen is not None:
+            lost_s += costs_s[chosen]
+            self.begun = Trial(part, chosen)
         else:
-            left_s = (lost_s + cost_s) / share - self.all_s
-            self._not_before_s[part] = self.all_s + _ASKED_AGAIN * left_s
+            # one of whom much is to be read is not to hold up those that come after it
+            left_s = (lost_s + least_s) / share - self.all_s
+            self._not_before_s[part] = self.all_s + _ASKED_AGAIN * (left_s if left_s > 0.0 else least_s / share)
         self._lost_s[part] = lost_s
-        return may
+        return chosen
 
     def end(self, gain_s: float) -> None:
         """See what the trial of this step brought, in seconds."""

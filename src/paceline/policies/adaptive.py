@@ -73,7 +73,8 @@ class AdaptivePolicy(Policy):
         """How likely the first node of a chain, and any further one, must come true to be worth its row, if a chain is all that
         is drafted in this step."""
         self._tryouts = Tryouts()
-        self._steps = 0
+        self._steps = self._expected = 0
+        """Steps so far, and those of them until it was last seen what came of what was expected."""
         self._deepened: dict[int, list[float]] = {}
         """Request -> per depth, how likely the draft of this step that a costly drafter was asked for comes true; noted where
         a look-up found something."""
@@ -231,12 +232,15 @@ class AdaptivePolicy(Policy):
     def _tried(self, part: Part, sequences: Many[Sequence]) -> tuple[int, Many[int]]:
         """One sequence to try a drafter on that is not thought to be worth it, if there is time for that.
 
-        A request that was never tried goes first, then the one tried longest ago.
+        Of those that there is time for a request that was never tried goes first, then the one tried longest ago.
         """
         depth = min(_TRIED_LEVELS, part.budget.depth)
-        at = min(range(len(sequences)), key=lambda at: self._visits.last(part.name, sequences[at]))
-        cost_s = self._reading_s(part, sequences[at]) + self.costs.draft_s(part.name, depth, 1) + self._prices.drafting_s
-        return (depth, (at,)) if self._tryouts.begin(part.name, sequences[at].key, cost_s) else (0, ())
+        least_s = self.costs.draft_s(part.name, depth, 1) + self._prices.drafting_s
+        places = {sequence.key: at for at, sequence in enumerate(sequences)}
+        waited = sorted(sequences, key=lambda sequence: self._visits.last(part.name, sequence))
+        costs_s = {sequence.key: self._reading_s(part, sequence) + least_s for sequence in waited}
+        tried = self._tryouts.begin(part.name, costs_s, least_s)
+        return (0, ()) if tried is None else (depth, (places[tried],))
 
     def _draft_s(self, part: Part, drafted: Many[float], count: int) -> float:
         """Seconds that drafts for so many sequences are expected to take. drafted: how likely each level is drafted for one."""
@@ -323,7 +327,7 @@ class AdaptivePolicy(Policy):
         if not self._rested:
             glances.saw(asked)
         # beside one that names its drafters a rest is none
-        timed = not self._prices.reads and self._rested == self._rests.now and self._rests.passed(asked)
+        timed = self._rested == self._rests.now and self._rests.passed(asked, self._prices.reads)
         if not self.learns:
             self._lessons.passed(timings.commit_s)
             self._end_step(sequences, trees)
@@ -349,7 +353,8 @@ class AdaptivePolicy(Policy):
             self._tryouts.all_s += self._step_s * steps
             self._prices.ended()
             return
-        self._expectation.observe(trees, verdicts, steps)
+        self._expectation.observe(trees, verdicts, self._steps - self._expected)
+        self._expected = self._steps
         other = timings.draft_s - timings.asked_s + behind_s
         rows = sum(map(len, trees))
         self._prices.saw_beside(other, drafted, glances.resting)
