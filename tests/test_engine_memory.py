@@ -9,6 +9,7 @@ import torch
 
 from fakes import DenseTableCache, RecordingCache, TableModel
 from paceline.cache.pages import OutOfPages
+from paceline.engine import scheduler
 from paceline.engine.engine import Engine, OutOfMemory
 from paceline.engine.scheduler import Limits
 from paceline.models.base import Scores
@@ -107,3 +108,59 @@ def test_a_request_that_alone_is_too_much_for_the_device_says_so(monkeypatch: py
     assert isinstance(last[long].error, OutOfMemory)
     assert (long.finish_reason, short.finish_reason, len(short.generated)) == ("abort", "length", 12)
     assert idle(engine)
+
+
+class PassinglyShortModel(TableModel):
+    """Has no memory for a forward whenever it is told so."""
+
+    short = False
+
+    def score(self, step, cache, taps=()) -> Scores:
+        if self.short:
+            self.short = False
+            raise torch.OutOfMemoryError
+        return super().score(step, cache, taps)
+
+
+def test_one_shortage_makes_the_engine_small_for_a_while_only() -> None:
+    model, long = PassinglyShortModel(6), PARAMS.model_copy(update={"max_tokens": 2_500})
+    engine = engine_of(model, limits=Limits(batch=8, chunk=64, cache_tokens=65_536))
+    two = [engine.add([n, 1, 2, 3], long) for n in range(2)]
+    engine.step()
+    model.short = True
+    assert engine.step() == []
+    assert engine.scheduler.limits.cache_tokens < 20, "the device held hardly anything"
+    for _ in range(300):
+        engine.step()
+    eight = [engine.add([n, 3, 2, 1], PARAMS) for n in range(5)]
+    engine.step()
+    assert set(engine.scheduler.running) == {*two, *eight}
+    while engine.has_work:
+        engine.step()
+    assert engine.scheduler.limits.cache_tokens == 65_536
+
+
+def test_a_device_that_stays_too_full_is_tried_ever_more_rarely(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scheduler, "_EASED_STEPS", 8)
+    engine = engine_of(CrampedModel(5), limits=Limits(batch=4, chunk=64, cache_tokens=10_000, shortest_prefix=500))
+    failed, bound = list[int](), engine.scheduler.bound
+    monkeypatch.setattr(engine.scheduler, "bound", lambda slots=None: (failed.append(step), bound(slots))[1])
+    for step in range(3_000):
+        while len(engine.scheduler.waiting) < 4:
+            engine.add([step % 4, *[1, 2, 3] * 4], PARAMS)
+        engine.step()
+    assert any(step > 20 for step in failed), "it is tried again"
+    assert sum(step > 20 for step in failed) < 20
+    assert sum(step > 1_000 for step in failed) < 5
+
+
+def test_when_memory_is_short_there_is_room_for_the_longest_text_in_flight() -> None:
+    model = PassinglyShortModel(6)
+    engine = engine_of(model, limits=Limits(batch=8, chunk=200, cache_tokens=65_536))
+    long, short = engine.add([1, 2] * 50, PARAMS), engine.add([3], PARAMS)
+    engine.step()
+    model.short = True
+    assert engine.step() == []
+    assert engine.scheduler.limits.cache_tokens == len(long.tokens)
+    engine.step()
+    assert (engine.scheduler.running, engine.scheduler.waiting) == ([long], [short])

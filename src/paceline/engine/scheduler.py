@@ -29,6 +29,10 @@ does not wait until a book is read."""
 _SPARED = 16
 """One part in so many of the cache is left free when another sequence is let in, for what all of them go on to say: one that is
 preempted while it reads is read twice."""
+_EASED_STEPS = 256
+"""So long after a step that had no room a little more may be held again; longer where that was tried before and failed."""
+_EASED = 8
+"""One part in so many of the cache that was asked for is allowed again at a time."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +65,12 @@ class Scheduler:
         """The same by all that decides who comes first but what payers were served; each in the order in which they came."""
         self.running: list[Sequence] = []
         self.preemptions = 0
+        self._asked_tokens = limits.cache_tokens
+        """What sequences may hold where the device has room for it; `limits` has what they may hold now."""
+        self._eased_steps, self._eased = _EASED_STEPS, False
+        """How long after a shortage more is allowed, and whether it was since the last one."""
+        self._eases: int | None = None
+        """The step that allows more; None where no shortage is remembered."""
         self._steps = self._admissions = 0
         self._came: dict[int, int] = {}
         """The step before which a sequence that waits would have come, had it waited in one go."""
@@ -102,6 +112,8 @@ class Scheduler:
         Every sequence in flight feeds at least one token, prompts while the chunk lasts.
         """
         self._steps += 1
+        if self._steps == self._eases:
+            self._ease()
         free = self._admit(wished, self._preempt())
         running = self.running
         spare = free - wished.nodes * len(running)
@@ -179,11 +191,27 @@ class Scheduler:
         """
         if len(self.running) < 2 and not self._prefixes.kept_tokens:
             return False
+        lengths = [len(sequence.tokens) for sequence in self.running]
         if slots is None:
-            slots = sum(len(sequence.tokens) for sequence in self.running) + self._prefixes.kept_tokens
-        # pages are seldom full
-        self.limits = replace(self.limits, cache_tokens=max(min(self.limits.cache_tokens, slots) * 7 // 8, 1))
+            slots = sum(lengths) + self._prefixes.kept_tokens
+        # pages are seldom full; what the longest holds is less than what all do, and it goes on whatever the limit is
+        fewer = max(min(self.limits.cache_tokens, slots) * 7 // 8, *lengths, 1)
+        self.limits = replace(self.limits, cache_tokens=fewer)
+        if self._eased:
+            # a device that is too full for what was asked is tried ever more rarely
+            self._eased_steps, self._eased = 2 * self._eased_steps, False
+        self._eases = self._steps + self._eased_steps
         return True
+
+    def _ease(self) -> None:
+        """Allow a little more again: what took the room may have been another program, or a single large step."""
+        tokens, asked = self.limits.cache_tokens, self._asked_tokens
+        if tokens >= asked:
+            # all that was asked for has done well for as long: another shortage is the first again
+            self._eased_steps, self._eased, self._eases = _EASED_STEPS, False, None
+            return
+        self.limits = replace(self.limits, cache_tokens=min(tokens - -asked // _EASED, asked))
+        self._eased, self._eases = True, self._steps + self._eased_steps
 
     def _preempt(self) -> int:
         """Make room for one more token of every running sequence; the room that they leave.
