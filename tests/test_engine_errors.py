@@ -243,6 +243,26 @@ def test_whoever_is_interrupted_on_its_way_in_waits_on(taken: bool, owner: str, 
     assert idle(engine)
 
 
+@pytest.mark.parametrize("where", ["move", "truncate"])
+def test_a_text_that_was_being_taken_over_when_it_was_interrupted_is_held_no_longer(
+    where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = engine_of(TableModel(6), None, Limits(shortest_prefix=4))
+    first, other = (engine.add([at * n * n % 5 for n in range(30)], PARAMS) for at in (1, 2))
+    ended(engine, [first, other])
+    cache, prefixes = engine.speculative.cache, engine.prefixes
+    failing_once(monkeypatch, cache, where)
+    following = engine.add([*first.tokens, 2], PARAMS)
+    with pytest.raises(KeyboardInterrupt):
+        engine.step()
+    assert (cache.length(first.key), cache.length(following.key)) == (0, 0)
+    assert prefixes.kept_tokens == cache.length(other.key) > 0
+    ended(engine, [following])
+    assert prefixes.kept_tokens == sum(cache.length(key) for key in (other.key, following.key))
+    assert idle(engine)
+    assert (prefixes.kept_tokens, prefixes._trees) == (0, {})
+
+
 def test_whoever_is_interrupted_on_its_way_in_can_be_left(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = engine_of(TableModel(6), None, Limits(shortest_prefix=4))
     prompt = [n * n % 5 for n in range(30)]

@@ -104,11 +104,14 @@ class Prefixes:
         (drafter.move if taken else drafter.fork)(source, key, common)
         self._speculative.policy.fork(source, key, common)
         if ended is not None and taken:
-            cache.move(source, key)
-            cache.truncate(key, common)
+            # booked first: whatever is interrupted from here on, nobody counts on what may be gone
             del self._ended[source]
             self.kept_tokens -= held
-            self._free(source, ended)
+            try:
+                cache.move(source, key)
+                cache.truncate(key, common)
+            finally:
+                self._free(source, ended)
         else:
             cache.fork(source, key, common)
         drafter.truncate(key, self.length(key))
@@ -156,7 +159,7 @@ class Prefixes:
 
     def make_room(self, tokens: int) -> None:
         """Hold no more than so many tokens for ended sequences."""
-        while self.kept_tokens > tokens:
+        while self._ended and self.kept_tokens > tokens:
             self._drop(next(iter(self._ended)))
 
     def _drop(self, key: int) -> None:
