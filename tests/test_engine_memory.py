@@ -110,6 +110,77 @@ def test_a_request_that_alone_is_too_much_for_the_device_says_so(monkeypatch: py
     assert idle(engine)
 
 
+@pytest.mark.parametrize("owner", ["cache", "drafter"])
+@pytest.mark.parametrize("holding", ["ended", "in flight", "ended beside another"])
+def test_whoever_cannot_be_let_in_for_want_of_memory_waits_and_is_served(
+    holding: str, owner: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There is never memory for the copy of a beginning, so at last it is read again or taken over. holding: who has
+    that beginning."""
+    emptied = watched_empty_cache(monkeypatch)
+    model, prompt = TableModel(6), [n * n % 5 for n in range(30)]
+    texts = [prompt, [4, 4], [*prompt[:20], 4]]
+    wanted = []
+    for text in texts:
+        alone = engine_of(model)
+        (sequence,) = ended(alone, [alone.add(text, PARAMS)])
+        wanted.append(sequence.generated)
+    engine = engine_of(model, drafters(model)[1], Limits(shortest_prefix=4))
+    first = engine.add(prompt, PARAMS)
+    engine.step() if holding == "in flight" else ended(engine, [first])
+    other = engine.add([4, 4], PARAMS)
+    if holding == "ended beside another":
+        engine.step()
+    tried = []
+
+    def fork(key: int, new_key: int, length: int | None = None) -> None:
+        tried.append(new_key)
+        raise torch.OutOfMemoryError
+
+    monkeypatch.setattr(getattr(engine.speculative, owner), "fork", fork)
+    late = engine.add(texts[2], PARAMS)
+    last = ended(engine, [other, late])
+    assert all(one.error is None for one in last.values())
+    assert [one.generated for one in (first, other, late)] == wanted
+    assert len(emptied) == len(tried) > 0
+    assert len(tried) < 10, "each makes some room"
+    assert idle(engine)
+
+
+def test_a_few_kept_texts_give_way_to_whoever_is_let_in_and_others_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = engine_of(TableModel(6), limits=Limits(shortest_prefix=4))
+    for n in range(10):
+        ended(engine, [engine.add([n % 5, n // 5, *[at * at % 5 for at in range(30)]], PARAMS)])
+    kept, fork, tried = engine.prefixes.kept_tokens, engine.speculative.cache.fork, []
+
+    def once(key: int, new_key: int, length: int | None = None) -> None:
+        tried.append(new_key)
+        if len(tried) == 1:
+            raise torch.OutOfMemoryError
+        fork(key, new_key, length)
+
+    monkeypatch.setattr(engine.speculative.cache, "fork", once)
+    late = engine.add([4, 1, *[at * at % 5 for at in range(20)], 4], PARAMS)
+    assert engine.step() == []
+    assert (engine.scheduler.waiting, engine.scheduler.running) == ([late], [])
+    assert kept // 2 < engine.prefixes.kept_tokens < kept
+    engine.step()
+    assert late.cached_tokens == 22
+    assert ended(engine, [late])[late].error is None
+
+
+def test_where_nothing_is_held_that_could_make_room_the_step_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = engine_of(TableModel(6))
+
+    def begin(*_: object) -> None:
+        raise torch.OutOfMemoryError
+
+    monkeypatch.setattr(engine.prefixes, "begin", begin)
+    engine.add([1, 2], PARAMS)
+    with pytest.raises(torch.OutOfMemoryError):
+        engine.step()
+
+
 class PassinglyShortModel(TableModel):
     """Has no memory for a forward whenever it is told so."""
 
@@ -144,7 +215,7 @@ def test_a_device_that_stays_too_full_is_tried_ever_more_rarely(monkeypatch: pyt
     monkeypatch.setattr(scheduler, "_EASED_STEPS", 8)
     engine = engine_of(CrampedModel(5), limits=Limits(batch=4, chunk=64, cache_tokens=10_000, shortest_prefix=500))
     failed, bound = list[int](), engine.scheduler.bound
-    monkeypatch.setattr(engine.scheduler, "bound", lambda slots=None: (failed.append(step), bound(slots))[1])
+    monkeypatch.setattr(engine.scheduler, "bound", lambda slots=None, **how: (failed.append(step), bound(slots, **how))[1])
     for step in range(3_000):
         while len(engine.scheduler.waiting) < 4:
             engine.add([step % 4, *[1, 2, 3] * 4], PARAMS)

@@ -173,10 +173,11 @@ class Engine:
         if self._owed:
             owed, self._owed = [*self._owed.values()], {}
             return owed
-        work = self.scheduler.pick(self.speculative.drafter.budget)
-        if not work:
-            return []
+        work: list[Work] = []
         try:
+            work = self.scheduler.pick(self.speculative.drafter.budget)
+            if not work:
+                return []
             progress = [self._progress(outcome) for outcome in self.speculative.step(work, self.stops)]
             for one in progress:
                 if one.finished:
@@ -198,6 +199,10 @@ class Engine:
             return [self._given_up(work[0].sequence, error)]
         except torch.OutOfMemoryError:
             self._recover(work)
+            makes_room = self.scheduler.bound(coming=not work)
+            if not (work or makes_room):
+                # nothing is held that could make room for whoever was to be let in
+                raise
         except BaseException:
             self._recover(work)
             raise
@@ -205,7 +210,7 @@ class Engine:
             return progress
         # only now, as the error is gone, is what the forward held free
         torch.cuda.empty_cache()
-        return [] if self.scheduler.bound() else [self._given_up(work[0].sequence, OutOfMemory())]
+        return [] if makes_room else [self._given_up(work[0].sequence, OutOfMemory())]
 
     def _progress(self, outcome: Outcome, error: PacelineError | None = None) -> Progress:
         stream = self.stops.stream(outcome.sequence)

@@ -184,12 +184,13 @@ class Scheduler:
         key = sequence.key
         return key not in self._overdue, sequence.priority, self._shares[sequence.payer], key
 
-    def bound(self, slots: int | None = None) -> bool:
+    def bound(self, slots: int | None = None, *, coming: bool = False) -> bool:
         """A step needed more room than there is: from now on fewer tokens are held. Whether that makes room.
 
-        slots: of the whole cache; None where it is not the cache that is full, for as many as are held now.
+        slots: of the whole cache; None where it is not the cache that is full, for as many as are held now. coming: it was
+        needed to let somebody in, who can wait for those in flight.
         """
-        if len(self.running) < 2 and not self._prefixes.kept_tokens:
+        if len(self.running) + coming < 2 and not self._prefixes.kept_tokens:
             return False
         lengths = [len(sequence.tokens) for sequence in self.running]
         if slots is None:
@@ -197,6 +198,8 @@ class Scheduler:
         # pages are seldom full; what the longest holds is less than what all do, and it goes on whatever the limit is
         fewer = max(min(self.limits.cache_tokens, slots) * 7 // 8, *lengths, 1)
         self.limits = replace(self.limits, cache_tokens=fewer)
+        # at once: whoever could not be let in is the next to be, and would find as little room
+        self._prefixes.make_room(max(fewer - sum(lengths), 0))
         if self._eased:
             # a device that is too full for what was asked is tried ever more rarely
             self._eased_steps, self._eased = 2 * self._eased_steps, False
