@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import gc
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from threading import Event, Thread
 from time import sleep
@@ -17,10 +18,11 @@ from pydantic import ValidationError
 
 from paceline import LLM, PacelineError, SamplingParams, params
 from paceline.display import summary
-from paceline.engine.engine import RequestError
+from paceline.engine.engine import Progress, RequestError
 from paceline.models.embedded import DEFAULT, WEIGHTS_FOLDER
 from paceline.sampling import LogitsError
 from paceline.spec import SpecError
+from paceline.tree import DraftTree
 from tiny import save_tiny
 
 
@@ -298,6 +300,28 @@ def test_a_stream_that_nobody_reads_keeps_its_text_once(llm: LLM) -> None:
         ends.append(progress.finished)
     assert texts == alone, "and every step can still be read"
     assert ends == [False] * (len(ends) - 1) + [True]
+
+
+def test_a_stream_that_nobody_reads_keeps_no_distributions(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They take four bytes for every token of the vocabulary and every node; a trace of a draft can do without."""
+    llm, params = LLM(str(folder), f"model:{folder.parent / 'draft'}", verify="rejection"), PARAMS
+    drawn, step = list[DraftTree](), llm.engine.step
+
+    def watched() -> list[Progress]:
+        progress = step()
+        drawn.extend(one.outcome.tree for one in progress if one.outcome.tree is not None)
+        return progress
+
+    monkeypatch.setattr(llm.engine, "step", watched)
+    unread = llm.stream("the", params)
+    read = [next(unread).outcome.tree]
+    while llm.engine.has_work:
+        llm._step()
+    (inbox,) = llm._inboxes.values()
+    assert any(tree.proposals for tree in drawn)
+    assert not any(tree.proposals for outcome, *_ in inbox._steps if (tree := outcome.tree) is not None)
+    read += [progress.outcome.tree for progress in unread]
+    assert read == [replace(tree, proposals={}) for tree in drawn], "all else can still be read"
 
 
 @pytest.mark.parametrize("changes", [{}, {"temperature": 0.0}, {"temperature": 0.0, "presence_penalty": 1.0}])

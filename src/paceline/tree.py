@@ -331,6 +331,10 @@ class DraftTree:
         """The same tokens, whatever they were drawn from: each a point mass."""
         return self._sound(**{**self.__dict__, "kind": Proposal.POINT, "proposals": {}}) if self.kind.drawn else self
 
+    def shown(self) -> DraftTree:
+        """The same tree without what it was drawn from: all that there is to show of it, and V times smaller."""
+        return self._sound(**{**self.__dict__, "proposals": {}})
+
     @classmethod
     def _sound(cls, **fields: Any) -> DraftTree:
         """A tree made of trees: known to be one, it is not looked over again. Steps make several, and each look takes 10 us."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence as Many
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from operator import index
 from os import PathLike, fspath
@@ -60,7 +60,8 @@ class Completion:
 class _Inbox:
     """Progress of one request that nobody has read yet. keeps: how many of the latest; None for all.
 
-    Texts only grow, so the latest holds them all: a stream that is never read takes memory in proportion to its answer.
+    Texts only grow, so the latest holds them all, and of trees what can be shown is enough: a stream that is never read takes
+    memory in proportion to its answer.
     """
 
     def __init__(self, keeps: int | None) -> None:
@@ -71,8 +72,10 @@ class _Inbox:
         return len(self._steps)
 
     def put(self, progress: Progress) -> None:
-        self._text = progress.text
-        self._steps.append((progress.outcome, len(progress.text), progress.error))
+        self._text, outcome = progress.text, progress.outcome
+        if outcome.tree is not None and outcome.tree.proposals:
+            outcome = replace(outcome, tree=outcome.tree.shown())
+        self._steps.append((outcome, len(progress.text), progress.error))
 
     def take(self) -> Progress:
         """The oldest."""
@@ -283,7 +286,8 @@ class LLM:
         *,
         reference: Prompt | None = None,
     ) -> Iterator[Progress]:
-        """One prompt, step by step. The text of each `Progress` only grows; leaving the loop early ends the request.
+        """One prompt, step by step. The text of each `Progress` only grows, and its tree has no `proposals`; leaving the loop
+        early ends the request.
 
         reference, errors: as for `generate`; the request begins, and errors are raised, when the first `Progress` is asked for.
         """
