@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import numpy as np
@@ -15,6 +17,7 @@ from paceline.budget import Budget
 from paceline.cascade import Cascade, _Shadow
 from paceline.compose import build_drafter
 from paceline.drafters.base import Drafter, Surroundings
+from paceline.drafters.lookahead import LookaheadDrafter, Options as LookaheadOptions
 from paceline.drafters.merge import MergedDrafter
 from paceline.drafters.model import ModelDrafter, Options as ModelOptions
 from paceline.drafters.ngram import NgramDrafter, Options
@@ -23,6 +26,9 @@ from paceline.drafters.reference import Options as ReferenceOptions, ReferenceDr
 from paceline.drafters.suffix import Options as SuffixOptions, SuffixDrafter
 from paceline.growth import Growth
 from paceline.models.base import LanguageModel, Scores
+
+from paceline.lookups.ngram_pool import NgramPool
+from paceline.models.base import LanguageModel
 from paceline.params import SamplingParams
 from paceline.policies.fixed import FixedPolicy
 from paceline.sequence import Sequence
@@ -267,6 +273,47 @@ def test_a_draft_costs_no_more_behind_a_long_text() -> None:
             assert shadow.sequence.tokens[: shadow.committed] == request.tokens[: shadow.committed]
             assert shadow.sequence.generated_counts == Counter(shadow.sequence.generated)
     assert len(shadows) == 1
+
+
+READERS: dict[str, tuple[Callable[[], Drafter], type, str]] = {
+    "lookahead": (lambda: LookaheadDrafter(LookaheadOptions()), NgramPool, "add"),
+}
+"""A drafter, and the method by which it takes in one token of a text."""
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_what_is_read_for_a_draft_is_no_more_behind_a_long_text(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tokens that the drafter inside takes in, each draft ahead being cut back: no text is read from its beginning again."""
+    made, reader, method = READERS[name]
+    plain, read = getattr(reader, method), Counter[str]()
+
+    def counted(*arguments: Any) -> Any:
+        read[name] += 1
+        return plain(*arguments)
+
+    monkeypatch.setattr(reader, method, counted)
+
+    def most(length: int) -> int:
+        model = TableModel(6, seed=3, context_length=4096)
+        pair = Cascade(model, made(), Match(), FixedPolicy())
+        cache, stream = pair.new_cache(), Random(length)
+        reference = tuple(stream.randrange(6) for _ in range(length))
+        sequence = Sequence(0, (1, 2, 3), SamplingParams(max_tokens=4096), 1, reference=reference)
+        sequence.commit(reference, ())
+        reads = []
+        for _ in range(8):
+            read.clear()
+            (tree,) = extended(pair, [sequence], 5, cache)
+            reads.append(read[name])
+            assert len(tree) == 6
+            # the second token drafted was wrong
+            sequence.commit((tree.tokens[1], (tree.tokens[2] + 1) % 6), ())
+            cache.truncate(0, min(cache.length(0), len(sequence.tokens) - 1))
+        assert reads[0] >= length, "the text, once"
+        assert min(reads[1:]) > 0
+        return max(reads[1:])
+
+    assert most(2000) < 64 > most(200)
 
 
 def test_a_pair_is_not_asked_to_tell_of_its_own_logits() -> None:

@@ -209,11 +209,41 @@ def test_it_starts_anew_from_the_text_alone() -> None:
     for _ in range(5):
         run.step()
     assert run.drafter.held_bytes > 0
-    for forget in (run.drafter.release, lambda key: run.drafter.truncate(key, 4)):
-        forget(0)
-        assert run.drafter.held_bytes == 0
-        fresh = LookaheadDrafter(Options())
-        assert run.drafter.propose([run.owner], [fresh.budget]) == fresh.propose([run.owner], [fresh.budget])
+    run.drafter.release(0)
+    assert run.drafter.held_bytes == 0
+    fresh = LookaheadDrafter(Options())
+    assert run.drafter.propose([run.owner], [fresh.budget]) == fresh.propose([run.owner], [fresh.budget])
+
+
+@given(OPTIONS, TEXTS, st.integers(0, 12), TEXTS)
+def test_a_text_that_was_cut_back_keeps_its_guesses_and_what_it_goes_on_with_is_learnt(
+    options: Options, text: list[int], kept: int, more: list[int]
+) -> None:
+    drafter, owner, kept = LookaheadDrafter(options), request(text[:1]), min(max(kept, 1), len(text))
+    owner.commit(tuple(text[1:]), ())
+    drafter.propose([owner], [drafter.budget])
+    columns = [list(column) for column in drafter._states[0].columns]
+    owner.take_back(kept)
+    drafter.truncate(0, kept)
+    assert drafter._states[0].columns == columns
+    owner.commit(tuple(more), ())
+    drafter.propose([owner], [drafter.budget])
+    pool, size = NgramPool(options.ngram, options.guesses), options.ngram
+    pool.learn(text, 0)
+    pool.learn(owner.tokens, max(kept - size + 1, 0))
+    assert drafter._states[0].pool._grams == pool._grams
+
+
+def test_what_is_chosen_behind_a_text_that_was_cut_back_moves_no_window_that_rode_before_it() -> None:
+    drafter, owner = LookaheadDrafter(Options(window=1, ngram=2)), request([1])
+    owner.commit((2, 3), ())
+    drafter.propose([owner], [drafter.budget])
+    columns = [list(column) for column in drafter._states[0].columns]
+    owner.take_back(2)
+    drafter.truncate(0, 2)
+    nothing = DraftTree.root(owner.root)
+    drafter.observe([owner], [nothing], [Verdict((), (3,))], Scores(torch.zeros(1, 6)))
+    assert drafter._states[0].columns == columns
 
 
 @pytest.mark.skipif(not embedded_models(), reason="the embedded weights are not part of this checkout")
