@@ -17,6 +17,7 @@ from paceline.budget import Budget
 from paceline.cascade import Cascade, _Shadow
 from paceline.compose import build_drafter
 from paceline.drafters.base import Drafter, Surroundings
+from paceline.drafters.bigram import BigramDrafter, Options as BigramOptions
 from paceline.drafters.lookahead import LookaheadDrafter, Options as LookaheadOptions
 from paceline.drafters.merge import MergedDrafter
 from paceline.drafters.model import ModelDrafter, Options as ModelOptions
@@ -24,9 +25,12 @@ from paceline.drafters.ngram import NgramDrafter, Options
 from paceline.drafters.recycle import Options as RecycleOptions, RecycleDrafter
 from paceline.drafters.reference import Options as ReferenceOptions, ReferenceDrafter
 from paceline.drafters.suffix import Options as SuffixOptions, SuffixDrafter
+from paceline.drafters.unigram import Options as UnigramOptions, UnigramDrafter
 from paceline.growth import Growth
 from paceline.models.base import LanguageModel, Scores
 
+
+from paceline.lookups.counts import Counts
 from paceline.lookups.ngram_pool import NgramPool
 from paceline.models.base import LanguageModel
 from paceline.params import SamplingParams
@@ -276,6 +280,8 @@ def test_a_draft_costs_no_more_behind_a_long_text() -> None:
 
 
 READERS: dict[str, tuple[Callable[[], Drafter], type, str]] = {
+    "unigram": (lambda: UnigramDrafter(UnigramOptions()), Counts, "add"),
+    "bigram": (lambda: BigramDrafter(BigramOptions()), Counts, "add"),
     "lookahead": (lambda: LookaheadDrafter(LookaheadOptions()), NgramPool, "add"),
 }
 """A drafter, and the method by which it takes in one token of a text."""

@@ -112,21 +112,60 @@ def test_what_is_unlikely_is_not_drafted() -> None:
     assert len(proposed(bigram.BigramDrafter(bigram.Options()), request(text))) == 1
 
 
+@given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 5)), max_size=60), st.integers(0, 60), WIDTHS)
+def test_what_was_taken_back_leaves_no_trace(pairs: list[tuple[int, int]], kept: int, width: int) -> None:
+    cut, fresh, kept = Counts(width), Counts(width), min(kept, len(pairs))
+    for pair in pairs:
+        cut.add(*pair)
+    assert cut.take_back(len(pairs) - kept)
+    for pair in pairs[:kept]:
+        fresh.add(*pair)
+    assert vars(cut) == vars(fresh)
+
+
+def test_no_more_is_taken_back_than_is_known() -> None:
+    counts = Counts(1)
+    for token in range(1000):
+        counts.add(0, token % 7)
+    before = counts.best(0)
+    assert not counts.take_back(999)
+    assert (counts.total(0), counts.best(0)) == (1000, before)
+    assert counts.held_bytes < 256 * 140 + 2000
+
+
+def drafter_of(module: Any, options: Any) -> Any:
+    return getattr(module, f"{module.__name__.rpartition('.')[2].title()}Drafter")(options)
+
+
+@pytest.mark.parametrize("module", [unigram, bigram])
+@given(text=TEXTS, cuts=st.lists(st.tuples(st.integers(0, 60), TEXTS), min_size=1, max_size=6), width=WIDTHS)
+def test_a_text_that_is_cut_back_time_and_again_is_that_of_a_fresh_drafter(
+    module: Any, text: list[int], cuts: list[tuple[int, list[int]]], width: int
+) -> None:
+    options = module.Options(width=width, depth=3)
+    drafter, owner = drafter_of(module, options), request(text[:1])
+    owner.commit(tuple(text[1:]), ())
+    for kept, more in cuts:
+        proposed(drafter, owner)
+        del owner.tokens[kept:]
+        drafter.truncate(owner.key, kept)
+        owner.commit(tuple(more), ())
+        assert proposed(drafter, owner) == proposed(drafter_of(module, options), owner)
+
+
 @pytest.mark.parametrize("module", [unigram, bigram])
 @given(text=TEXTS, more=TEXTS, kept=st.integers(1, 60))
 def test_a_drafter_that_forgot_says_what_a_fresh_one_would(module: Any, text: list[int], more: list[int], kept: int) -> None:
-    own = (value for name, value in vars(module).items() if name.endswith("Drafter") and value.__module__ == module.__name__)
-    (kind,) = own
-    drafter = kind(module.Options(width=3))
+    drafter = drafter_of(module, module.Options(width=3))
     owner = request(text)
     proposed(drafter, owner)
     owner.commit(tuple(more), ("",) * len(more))
     before = proposed(drafter, owner)
-    assert before == proposed(kind(module.Options(width=3)), owner)
+    assert before == proposed(drafter_of(module, module.Options(width=3)), owner)
     assert drafter.held_bytes > 0
     del owner.tokens[kept:]
     drafter.truncate(owner.key, kept)
-    assert proposed(drafter, owner) == proposed(kind(module.Options(width=3)), owner)
+    assert proposed(drafter, owner) == proposed(drafter_of(module, module.Options(width=3)), owner)
     drafter.release(owner.key)
     drafter.release(owner.key)
     assert drafter.held_bytes == 0

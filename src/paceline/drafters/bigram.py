@@ -60,6 +60,12 @@ class _Text:
             if at:
                 self._pairs.add(tokens[at - 1], tokens[at])
 
+    def cut(self, length: int) -> bool:
+        """Be as if only so many tokens had been counted; False where it has to be counted anew."""
+        behind = max(self._singles.total(0) - length, 0)
+        # the first token makes no pair: there are fewer of them than tokens, and not as many to take back where nothing is left
+        return self._singles.take_back(behind) and self._pairs.take_back(behind)
+
     def successors(self, token: int, width: int) -> list[tuple[int, float]]:
         """Up to `width` tokens that may follow, and how likely each is held."""
         total = self._pairs.total(token) + _UNSEEN
@@ -98,6 +104,10 @@ class BigramDrafter(StatefulDrafter[_Text]):
         text = self._state(sequence)
         text.grow(sequence.tokens)
         return text
+
+    def truncate(self, key: int, length: int) -> None:
+        if key in self._states and not self._states[key].cut(length):
+            self.release(key)
 
     def _begun(self, sequence: Sequence) -> _Text:
         return _Text(Counts(self.options.width), Counts(self.options.width))

@@ -5,6 +5,7 @@ The context of a count is one number: always 0 for unigrams, a token id for bigr
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable
 from heapq import heappop, heappush
 
@@ -13,16 +14,22 @@ import numpy as np
 from paceline.budget import Budget
 from paceline.tree import DraftTree
 
+_LATEST = 256
+"""Tokens that can be taken back: more than a draft in a cascade and what runs ahead of it have together."""
+
 
 class Counts:
-    """Counts of one text, which may grow. The `width` commonest tokens of every context stay in order meanwhile, so that a step
-    costs what it adds; of equally common ones the latest comes first, of those of a whole text the least."""
+    """Counts of one text, which may grow and be cut back a little. The `width` commonest tokens of every context stay in order
+    meanwhile, so that a step costs what it adds; of equally common ones the latest comes first, of those of a whole text the
+    least."""
 
     def __init__(self, width: int) -> None:
         self._width = width
         self._counts: dict[int, dict[int, int]] = {}
         self._best: dict[int, list[int]] = {}
         self._totals: dict[int, int] = {}
+        self._latest: deque[tuple[int, int, list[int]]] = deque(maxlen=_LATEST)
+        """Of the tokens added last: the context of each, itself, and the best of that context before it."""
 
     @classmethod
     def of_text(cls, contexts: np.ndarray, tokens: np.ndarray, width: int) -> Counts:
@@ -45,6 +52,7 @@ class Counts:
         count = counts[token] = counts.get(token, 0) + 1
         self._totals[context] = self._totals.get(context, 0) + 1
         best = self._best.setdefault(context, [])
+        self._latest.append((context, token, best[:]))
         if token in best:
             best.remove(token)
         at = len(best)
@@ -52,6 +60,23 @@ class Counts:
             at -= 1
         best.insert(at, token)
         del best[self._width :]
+
+    def take_back(self, tokens: int) -> bool:
+        """Be as if the last so many had never been added; where that many are no longer known, do nothing and say so."""
+        if tokens > len(self._latest):
+            return False
+        for _ in range(tokens):
+            context, token, best = self._latest.pop()
+            counts = self._counts[context]
+            counts[token] -= 1
+            self._totals[context] -= 1
+            # counts do not tell which of equals was the latest: the order is put back, not found again
+            self._best[context] = best
+            if not counts[token]:
+                del counts[token]
+            if not counts:
+                del self._counts[context], self._totals[context], self._best[context]
+        return True
 
     def total(self, context: int) -> int:
         """Tokens counted in this context."""
@@ -64,8 +89,10 @@ class Counts:
 
     @property
     def held_bytes(self) -> int:
-        """About: a dictionary's entry, an integer and a place in a list per pair, and three small containers per context."""
-        return 140 * sum(map(len, self._counts.values())) + 400 * len(self._counts)
+        """About: a dictionary's entry, an integer and a place in a list per pair, three small containers per context, and a tuple
+        and a list per token that can be taken back."""
+        latest = (130 + 8 * self._width) * len(self._latest)
+        return 140 * sum(map(len, self._counts.values())) + 400 * len(self._counts) + latest
 
 
 def likeliest(
