@@ -201,6 +201,32 @@ def test_what_was_released_is_rebuilt_from_the_tokens_alone(seed: int, committed
         assert proposed(ReferenceDrafter(Options()), owner) == before
 
 
+CUTS = st.lists(st.tuples(st.integers(0, 30), st.integers(1, 30), st.booleans(), st.booleans()), min_size=1, max_size=12)
+
+
+@given(st.integers(0, 1000), CUTS)
+@settings(derandomize=True, deadline=None, max_examples=100, database=None)
+def test_a_text_that_is_cut_back_time_and_again_is_that_of_a_fresh_drafter(
+    seed: int, cuts: list[tuple[int, int, bool, bool]]
+) -> None:
+    """Whether it goes on as the reference does or not, and whether it is looked at between two cuts or not."""
+    stream = Random(seed)
+    reference = text(300, stream)
+    drafter, owner = ReferenceDrafter(Options()), request(PROMPT, reference)
+    for back, grown, right, looked in cuts:
+        at = stream.randrange(250)
+        owner.commit(tuple(reference[at : at + grown] if right else text(grown, stream)), ())
+        if looked:
+            proposed(drafter, owner)
+        owner.take_back(max(len(owner.tokens) - back, len(PROMPT)))
+        drafter.truncate(owner.key, len(owner.tokens))
+        if looked:
+            fresh = ReferenceDrafter(Options())
+            assert proposed(drafter, owner) == proposed(fresh, owner)
+            mine, other = vars(drafter._states[0].now), vars(fresh._states[0].now)
+            assert {**mine, "reference": None} == {**other, "reference": None}
+
+
 @given(st.integers(0, 400), st.builds(Budget, st.integers(0, 20), st.integers(0, 20), st.sampled_from([0.0, 0.5, 0.9])))
 @settings(derandomize=True, deadline=None, max_examples=80, database=None)
 def test_a_draft_keeps_to_its_budget(seed: int, budget: Budget) -> None:

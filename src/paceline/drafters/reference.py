@@ -10,11 +10,14 @@ Proposals: POINT
 Taps: none
 Branching: REPLAY
 Trained: no
-Cost: one comparison per token that came as expected, two look-ups per token that did not, whatever the length of the reference
+Cost: one comparison per token that came as expected, two look-ups per token that did not, whatever the length of the reference;
+inside a cascade the same once more per token, and per token that was drafted in vain
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Many
+from copy import copy
 from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -41,10 +44,41 @@ class Options(BaseModel):
 
 
 _STATE_BYTES = 400
-"""Of one sequence, beside its index."""
+"""Of one alignment, beside its index."""
 
 
-class ReferenceDrafter(StatefulDrafter[Alignment]):
+class _Pointer:
+    """now: how far a text has come in its reference. An earlier length is kept beside it, since what was taken in cannot be taken
+    back: a text that is cut back is read on from there, and where it was cut is kept from then on. A text that is cut back time
+    and again, and grows, as drafts in a cascade do, is so read twice at most, but for what was cut."""
+
+    def __init__(self, begun: Alignment) -> None:
+        self.now = begun
+        self._kept: Alignment | None = None
+        self._length = begun.seen
+        """Tokens of the text that are known to be as they were when taken in; more than `now` has seen behind a cut."""
+
+    def follow(self, text: Many[int]) -> None:
+        """Take in what the text has grown by."""
+        if self._kept is not None and self.now.seen < self._length:
+            self._kept.follow(text, self._length)
+            self.now = copy(self._kept)
+        self.now.follow(text)
+        self._length = len(text)
+        if self._kept is None:
+            # most of it may have been there before anything was drafted
+            self._kept = copy(self.now)
+
+    def cut(self, length: int) -> bool:
+        """Go back to so many tokens of the text; False where nothing earlier is kept."""
+        if length < self._length:
+            if self._kept is None or self._kept.seen > length:
+                return False
+            self.now, self._length = copy(self._kept), length
+        return True
+
+
+class ReferenceDrafter(StatefulDrafter[_Pointer]):
     """shared: what requests without a reference of their own follow; None for their prompt, if `options.prompt` says so."""
 
     name = "reference"
@@ -59,14 +93,15 @@ class ReferenceDrafter(StatefulDrafter[Alignment]):
             self.read_texts = told_apart(shared.tokens)
 
     def suits(self, sequence: Sequence) -> bool:
-        alignment = self._states.get(sequence.key)
-        if alignment is not None:
-            return alignment.due(len(sequence.tokens))
+        pointer = self._states.get(sequence.key)
+        if pointer is not None:
+            return pointer.now.due(len(sequence.tokens))
         return bool(sequence.reference) or self._shared is not None or self._prompt
 
     def _one(self, sequence: Sequence, budget: Budget) -> DraftTree:
-        alignment = self._state(sequence)
-        alignment.follow(sequence.tokens)
+        pointer = self._state(sequence)
+        pointer.follow(sequence.tokens)
+        alignment = pointer.now
         if alignment.lost:
             return DraftTree.root(sequence.root)
         room = min(budget.levels, self.budget.depth)
@@ -81,11 +116,16 @@ class ReferenceDrafter(StatefulDrafter[Alignment]):
             return Reference(sequence.reference)
         return self._shared if self._shared is not None else Reference(sequence.prompt)
 
-    def _begun(self, sequence: Sequence) -> Alignment:
-        return Alignment(self._reference(sequence), sequence.prompt)
+    def truncate(self, key: int, length: int) -> None:
+        if key in self._states and not self._states[key].cut(length):
+            self.release(key)
 
-    def _bytes_of(self, state: Alignment) -> int:
-        return _STATE_BYTES + (0 if state.reference is self._shared else state.reference.held_bytes)
+    def _begun(self, sequence: Sequence) -> _Pointer:
+        return _Pointer(Alignment(self._reference(sequence), sequence.prompt))
+
+    def _bytes_of(self, state: _Pointer) -> int:
+        reference = state.now.reference
+        return 2 * _STATE_BYTES + (0 if reference is self._shared else reference.held_bytes)
 
 
 def build(options: Options, surroundings: Surroundings) -> ReferenceDrafter:

@@ -131,7 +131,8 @@ class Reference:
 
 
 class Alignment:
-    """Where one text has come in its reference. place: that of the token that should come next. lost: nothing says which.
+    """Where one text has come in its reference. place: that of the token that should come next. lost: nothing says which. seen:
+    tokens of the text taken in.
 
     Tokens alone tell it, so whoever follows the same text anew arrives at the same place. Whether what should come does come is
     counted with every token, drafted or not: a reference that was given up can come back.
@@ -142,7 +143,7 @@ class Alignment:
         prompt itself, taken as the reference, that token is nothing to go by."""
         self.reference, self.place = reference, 0
         self._matched, self._trust = 0, _START
-        self._edit, self._since, self._seen = 0, 0, len(prompt)
+        self._edit, self._since, self.seen = 0, 0, len(prompt)
         self._hits = self._expected = 0.0
         self._given_up = self.lost = False
         found = reference.find(prompt[-_COMPARED:], 0, 3)
@@ -152,16 +153,17 @@ class Alignment:
         elif reference.tokens is prompt:
             self.place, self.lost = len(prompt), True
 
-    def follow(self, text: Many[int]) -> None:
-        """Take in the tokens that the text has grown by."""
-        for at in range(self._seen, len(text)):
+    def follow(self, text: Many[int], end: int | None = None) -> None:
+        """Take in the tokens that the text has grown by, those before `end` where that is given."""
+        end = len(text) if end is None else end
+        for at in range(self.seen, end):
             if self._followed or at % _GLANCE == 0:
                 self._take(text, at)
-        self._seen = len(text)
+        self.seen = end
 
     def due(self, length: int) -> bool:
         """Whether a text that has grown to so many tokens is to be followed now, or can wait for the next glance."""
-        return self._followed or self._seen <= (length - 1) // _GLANCE * _GLANCE
+        return self._followed or self.seen <= (length - 1) // _GLANCE * _GLANCE
 
     @property
     def _followed(self) -> bool:
