@@ -27,14 +27,10 @@ from paceline.drafters.reference import Options as ReferenceOptions, ReferenceDr
 from paceline.drafters.suffix import Options as SuffixOptions, SuffixDrafter
 from paceline.drafters.unigram import Options as UnigramOptions, UnigramDrafter
 from paceline.growth import Growth
-from paceline.models.base import LanguageModel, Scores
-
-
-
 from paceline.lookups.alignment import Alignment
 from paceline.lookups.counts import Counts
 from paceline.lookups.ngram_pool import NgramPool
-from paceline.models.base import LanguageModel
+from paceline.models.base import LanguageModel, Scores
 from paceline.params import SamplingParams
 from paceline.policies.fixed import FixedPolicy
 from paceline.sequence import Sequence

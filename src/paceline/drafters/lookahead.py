@@ -6,8 +6,9 @@ all are probes, never candidates. What the target chooses at the end of a column
 the column moves on by one token. Candidates are the n-grams that the pool holds for the root, and what it holds for their last
 token behind them (that much is beyond the paper). The pool also learns the n-grams of the text, as the reference may be told to.
 What columns choose is the likeliest token at any temperature: n-grams are used at other positions than they were found at, so
-that the noise of a position is of little help. The defaults are small, since rows cost on a processor; the paper's setting for a
-GPU is window=15, ngram=5, guesses=15.
+that the noise of a position is of little help. Rules that look at one chain (`rejection`, `block`) leave no rows for probes at a
+temperature: then the window stands still, and the pool learns from the text alone. The defaults are small, since rows cost on a
+processor; the paper's setting for a GPU is window=15, ngram=5, guesses=15.
 
 Source: Fu et al., Break the Sequential Dependency of LLM Inference Using Lookahead Decoding (arXiv:2402.02057), section 3.
 Proposals: POINT
