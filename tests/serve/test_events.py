@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncGenerator
 from typing import Any, cast
 
@@ -233,3 +234,34 @@ def test_an_error_in_a_stream_is_its_last_event(error: Exception, body: bytes, c
     assert b"secret" not in told
     assert done == b"data: [DONE]\n\n"
     assert bool(caplog.records) == isinstance(error, ZeroDivisionError)
+
+
+@pytest.mark.parametrize(
+    ("chunk", "apart"),
+    [
+        ({"choices": [{"text": "a", "logprobs": {"tokens": ["a"]}}]}, False),
+        ({"choices": [{"text": "a", "logprobs": None, "prompt_logprobs": [None, {"1": -0.5}]}]}, True),
+        ({"choices": [{"text": "a", "logprobs": {"tokens": ["a"] * 65}}]}, True),
+        ({"choices": [], "prompt_logprobs": [None, {"1": -0.5}]}, True),
+        ({"id": "no choices"}, False),
+    ],
+)
+def test_what_tells_of_a_whole_prompt_is_written_in_a_thread(
+    monkeypatch: pytest.MonkeyPatch, chunk: dict[str, Any], apart: bool
+) -> None:
+    """For as long as that takes the streams of others go on."""
+    wrote, written = [], events.pieces
+
+    def watched(value: Any) -> Any:
+        wrote.append(threading.current_thread())
+        return written(value)
+
+    async def chunks() -> AsyncGenerator[dict[str, Any], None]:
+        yield chunk
+
+    async def frames() -> list[bytes]:
+        return [one async for one in openai_frames(chunks())]
+
+    monkeypatch.setattr(events, "pieces", watched)
+    assert asyncio.run(frames()) == [frame(chunk), b"data: [DONE]\n\n"]
+    assert [one is not threading.main_thread() for one in wrote] == [True] * apart

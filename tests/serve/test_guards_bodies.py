@@ -28,6 +28,7 @@ from serve.guarding import Sent, asked, client, sentence, small_app
         ('{"a": 1}'.encode("utf-32-le"), "NUL"),
         (rb'{"a": "\ud800"}', "surrogate"),
         (rb'{"a": "\ude00\ud83d"}', "surrogate"),
+        (rb'{"a": "\ud83d\\\ude00"}', "surrogate"),
     ],
 )
 def test_a_body_no_parser_should_see_is_refused(body: bytes, said: str) -> None:

@@ -13,8 +13,10 @@ from fastapi.testclient import TestClient
 from paceline.serve.app import application
 from paceline.serve.asking import Ask, Delta
 from paceline.serve.errors import APIError
+from paceline.serve.message_blocks import Blocks
 from paceline.serve.routes.messages import router
 from paceline.serve.settings import Settings
+from paceline.serve.tool_parsing import Arguments, CallBegun, CallEnded
 from paceline.serve.wire.messages import Prompting
 from serve.calls import CALLS
 from serve.fakes import FakeService
@@ -284,6 +286,16 @@ def test_a_call_that_is_cut_off_is_left_out():
     assert body["stop_reason"] == "max_tokens"
     events = stream(fake(CALLS), tools=[LOOK], max_tokens=118)
     assert [event["index"] for event in events if event["type"] == "content_block_stop"] == [0, 1, 2]
+
+
+def test_no_tool_is_to_be_used_where_the_last_call_was_cut_off():
+    """By a stop token, of which the message says nothing else."""
+    blocks = Blocks()
+    blocks.add([CallBegun(0, "one", "look"), Arguments(0, "{}"), CallEnded(0)])
+    assert blocks.called
+    blocks.add([CallBegun(1, "two", "look"), Arguments(1, '{"at":')])
+    assert not blocks.called
+    assert [block["id"] for block in blocks.content] == ["one"]
 
 
 def test_half_a_surrogate_pair_in_arguments():

@@ -21,7 +21,8 @@ def flaw(body: bytes, depth: int) -> str | None:
     if b"\0" in body:
         # UTF-16 and UTF-32 have them, which Python's parser would take; what is counted below are bytes of UTF-8
         return "the body is not JSON in UTF-8: it holds a NUL byte"
-    plain = body.replace(rb"\\", b"")  # whatever backslash is left begins an escape
+    # whatever backslash is left begins an escape, as far from the others as before
+    plain = body.replace(rb"\\", b"..")
     if rb"\u" in plain and _halves(np.frombuffer(plain, np.uint8)):
         return "the body is not Unicode: it holds half of a surrogate pair"
     if body.count(b"[") + body.count(b"{") > depth and _depth(plain) > depth:

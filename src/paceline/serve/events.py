@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Mapping
 from contextlib import aclosing
@@ -14,6 +13,7 @@ from fastapi.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from paceline.serve.errors import APIError
+from paceline.serve.written import dumped, pieces
 
 T = TypeVar("T")
 _LINE_ENDS = [(chr(at), f"\\u{at:04x}") for at in (0x85, 0x2028, 0x2029)]
@@ -21,6 +21,8 @@ _LINE_ENDS = [(chr(at), f"\\u{at:04x}") for at in (0x85, 0x2028, 0x2029)]
 _HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 _QUIET_S = 15.0
 """For which nothing is sent, at most: many proxies give up after 60 s, some sooner."""
+_MANY = 64
+"""Tokens whose log-probabilities come in one chunk, more than which are those of a prompt."""
 _logger = logging.getLogger(__name__)
 
 
@@ -124,7 +126,10 @@ async def _beating(frames: AsyncGenerator[bytes, None], source: Begun[Any]) -> A
 
 def frame(data: Mapping[str, Any], event: str | None = None) -> bytes:
     """One server-sent event. event: its name, where the API names its events."""
-    text = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    return _framed(dumped(data), event)
+
+
+def _framed(text: str, event: str | None = None) -> bytes:
     named = f"event: {event}\n" if event else ""
     for end, written in _LINE_ENDS:
         text = text.replace(end, written)
@@ -136,10 +141,20 @@ async def openai_frames(chunks: AsyncGenerator[dict[str, Any], None]) -> AsyncGe
     async with aclosing(chunks):
         try:
             async for chunk in chunks:
-                yield frame(chunk)
+                if _tells_prompt(chunk):
+                    # one entry for each of its tokens takes seconds, for which other streams do not wait
+                    yield await asyncio.to_thread(lambda told=chunk: _framed("".join(pieces(told))))
+                else:
+                    yield frame(chunk)
         except Exception as error:
             yield frame(told(error).body)
         yield b"data: [DONE]\n\n"
+
+
+def _tells_prompt(chunk: Mapping[str, Any]) -> bool:
+    """Whether log-probabilities of a prompt are in it."""
+    held = [chunk, *chunk.get("choices", ())]
+    return any(one.get("prompt_logprobs") or len((one.get("logprobs") or {}).get("tokens", ())) > _MANY for one in held)
 
 
 def told(error: Exception) -> APIError:

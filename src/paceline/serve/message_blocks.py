@@ -17,7 +17,7 @@ class Blocks:
         self._arguments: dict[int, str] = {}
         self._open = False
         self.called = False
-        """Whether a call is whole."""
+        """Whether there are calls, and the last of them is whole."""
 
     @property
     def content(self) -> list[dict[str, Any]]:
@@ -34,6 +34,7 @@ class Blocks:
         told: list[dict[str, Any]] = []
         for event in events:
             if isinstance(event, CallBegun):
+                self.called = False
                 told += self.close()
                 told.append(self._begin({"type": "tool_use", "id": event.id, "name": event.name, "input": {}}))
                 self._arguments[len(self._blocks) - 1] = ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, Sequence as Many
 from typing import Any
 
@@ -152,7 +153,11 @@ async def _streamed(
             begun.add(at)
             role = {"role": "assistant", "content": "", "refusal": None}
             first = {"index": at, "delta": role, "logprobs": None, "finish_reason": None}
-            more = {} if len(begun) > 1 else _of_prompt(service, fields, prompt, Answer(prompt_logprobs=delta.prompt_logprobs))
+            more: dict[str, Any] = {}
+            if len(begun) == 1:
+                # with log-probabilities of a long prompt it takes seconds
+                of_prompt = (service, fields, prompt, Answer(prompt_logprobs=delta.prompt_logprobs))
+                more = await asyncio.to_thread(_of_prompt, *of_prompt) if delta.prompt_logprobs else _of_prompt(*of_prompt)
             yield chunks.of(first, Delta(), **more)
         answer.add(delta)
         said = speeches[at].delta(delta.text, ended=delta.ending is not None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, Sequence as Many
 from dataclasses import dataclass, replace
 from typing import Any
@@ -167,8 +168,10 @@ async def _streamed(
             choice.begun = True
             told["text"] = choice.echoed + delta.text
             if fields.echo and choice.logprobs is not None:
-                parts.append(_echo_logprobs(choice, answer))
-            told |= _prompt_logprobs(chunks.service, fields, answer)
+                # of a long prompt it takes seconds, as below
+                parts.append(await asyncio.to_thread(_echo_logprobs, choice, answer))
+            if answer.prompt_logprobs:
+                told |= await asyncio.to_thread(_prompt_logprobs, chunks.service, fields, answer)
             told |= {"prompt_token_ids": choice.prompt} if fields.return_token_ids else {}
         if choice.logprobs is not None and delta.tokens:
             parts.append(choice.logprobs.answer(delta.logprobs or ()))
