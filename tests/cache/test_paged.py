@@ -229,7 +229,7 @@ def test_pages_and_formats_are_checked() -> None:
 def test_without_memory_for_twice_as_many_pages_there_are_as_many_as_are_needed(monkeypatch: pytest.MonkeyPatch) -> None:
     store, one, other = Paged(pages=4, grows=True), sequence(0, range(16)), sequence(1, range(9))
     grow(store, one)
-    before, enlarged, counts = store.contents(0), paged._enlarged, list[int]()
+    before, enlarged, counts, moves = store.contents(0), paged._enlarged, list[int](), store.cache.moves
 
     def short_of_memory(pages: torch.Tensor, count: int) -> torch.Tensor:
         counts.append(count)
@@ -245,9 +245,11 @@ def test_without_memory_for_twice_as_many_pages_there_are_as_many_as_are_needed(
     assert counts == [9, 8]
     assert store.contents(0) == before
     assert store.cache.length(1) == store.cache.free_pages == 0
+    assert store.cache.moves == moves, "what was recorded over these stores is good still"
     most = 8
     grow(store, other)
     assert counts == [9, 8, 9, 8, 8, 8, 8], "in vain for the first of four stores, and then for each"
+    assert store.cache.moves == moves + 1
     assert store.contents(0) == before
     assert store.cache.free_pages == 0
 

@@ -202,3 +202,17 @@ def test_so_are_drafts_of_fewer_sequences(tmp_path: Path) -> None:
     for (tokens, confidences), (others, shares) in zip(*drafts, strict=True):
         assert tokens == others
         assert confidences == pytest.approx(shares, rel=1e-4)
+
+
+# the interpreter casts what is stored nowhere
+@pytest.mark.filterwarnings("ignore:invalid value encountered")
+def test_a_drafted_token_that_is_no_number_harms_none_before_it(tmp_path: Path) -> None:
+    """In one block of keys they are weighed together, and nothing times no number is none."""
+    model = road(checkpoint(tmp_path, "llama")[0])
+    model._held.embedding[9] = torch.nan
+    found = []
+    for tokens in ([], [9]):
+        owner, cache = sequence(0, [5, 7, 3]), model.new_cache()
+        found.append(score(model, cache, [missing(cache, owner, DraftTree.chain(3, tokens, "one"))]).logits[0])
+    assert torch.equal(*found)
+    assert found[0].isfinite().all()

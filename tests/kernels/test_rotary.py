@@ -34,3 +34,16 @@ def test_keys_and_values_that_overflow_are_the_largest_there_are(dtype: torch.dt
     keys, values = found[1]
     assert keys[1, 0].tolist() == [most] * 8 + [-most] * 8
     assert values[1, 0].tolist() == [-most] * 16
+
+
+def test_a_value_that_is_no_number_is_nothing_and_its_key_says_so() -> None:
+    heads, places = Heads(queries=2, keys=1, size=16, rotary=8), torch.arange(2, dtype=torch.int32, device=DEVICE)
+    parts = torch.ones(1, 2, 4 * 16, device=DEVICE)
+    parts[:, 1] = torch.nan
+    tables = torch.ones(8, 4, device=DEVICE), torch.zeros(8, 4, device=DEVICE)
+    keys, values = torch.zeros(2, 2, 1, 16, device=DEVICE)
+    queries = turned(parts, heads, tables, places, places, keys, values)
+    assert values.flatten(1).tolist() == [[1.0] * 16, [0.0] * 16]
+    assert keys[0].isfinite().all()
+    assert keys[1].isnan().all()
+    assert queries[1].isnan().all()

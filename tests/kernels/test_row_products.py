@@ -77,6 +77,17 @@ def test_gates_and_what_they_gate(activation: str, function: Any, biased: bool) 
         assert torch.equal(gated_product(rows[:count], weights, activation, bias), whole[:count]), count
 
 
+@pytest.mark.filterwarnings("ignore:overflow encountered in cast")
+def test_what_is_gated_and_overflows_is_the_largest_there_is() -> None:
+    rows, weights = drawn(3, 32), drawn(2 * 16, 32)
+    rows[1] = 3e4
+    weights[:16], weights[16:24], weights[24:] = 1.0, 1.0, -1.0
+    found = gated_product(rows.half(), weights.half(), "silu")
+    most = torch.finfo(torch.float16).max
+    assert found[1].tolist() == [most] * 8 + [-most] * 8
+    assert found[::2].isfinite().all()
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_tiles_copied_by_descriptors_hold_the_same_numbers(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     """Matrices that no tile divides; a row's stride of which no descriptor is made."""

@@ -155,19 +155,23 @@ class PagedCache(KVCache):
         Store by store, since a device that could hold all of them twice is rare. Where there is no memory for one, some are
         larger than they need be, and nothing else is changed.
         """
-        self.moves += 1
+        # it holds the stores, and each is to go as soon as it is copied
         self._moved = None
-        count = self._pool.count + more + 1
+        count, moved = self._pool.count + more + 1, False
         try:
             for place, layer in self._layers.items():
                 for name in _STORES:
                     store = getattr(layer, name)
                     if store is not None and len(store) < count:
-                        layer = self._layers[place] = replace(layer, **{name: _enlarged(store, count)})
+                        larger, moved = _enlarged(store, count), True
+                        layer = self._layers[place] = replace(layer, **{name: larger})
                         # the one before goes now
                         del store
         except torch.OutOfMemoryError:
             return False
+        finally:
+            # what was recorded over stores that lie where they lay is good still
+            self.moves += moved
         self._pool.extend(more)
         return True
 

@@ -17,6 +17,7 @@ import torch
 import triton
 import triton.language as tl
 
+from paceline.kernels.finite import finite
 from paceline.kernels.overlap import begin, overlapped
 from paceline.kernels.residual_norms import Norm
 
@@ -65,15 +66,10 @@ def _turned(
     slot = tl.load(destinations + row).to(tl.int64) * kv_heads * size
     tl.store(queries + row * heads * size + place, turned.to(queries.dtype.element_ty), mask=there & asks)
     in_slot = slot + place - heads * size
-    tl.store(keys + in_slot, _finite(turned, limit).to(keys.dtype.element_ty), mask=there & (asks == 0) & (tells == 0))
-    tl.store(values + in_slot - kv_heads * size, _finite(numbers, limit).to(values.dtype.element_ty), mask=there & tells)
-
-
-@triton.jit
-def _finite(numbers, limit: tl.constexpr):
-    """An infinity weighed with nothing is no number: a drafted token that overflows would spoil rows before it in its block. What
-    is no number stays none."""
-    return tl.where(numbers > limit, limit, tl.where(numbers < -limit, -limit, numbers))
+    tl.store(keys + in_slot, finite(turned, limit).to(keys.dtype.element_ty), mask=there & (asks == 0) & (tells == 0))
+    # whoever sees this token is told by its key that there is no number, and who does not weighs its value with nothing
+    told = tl.where(numbers == numbers, finite(numbers, limit), 0.0)
+    tl.store(values + in_slot - kv_heads * size, told.to(values.dtype.element_ty), mask=there & tells)
 
 
 @triton.jit
@@ -105,7 +101,7 @@ def turned(
     norms: tuple[Norm, Norm] | None = None,
 ) -> torch.Tensor:
     """The queries of a step, [T, H, D] in the dtype of `keys`; its keys and values, as far as they are finite, are written
-    where `destinations` says, and infinite ones as the largest of their dtype.
+    where `destinations` says, and infinite ones as the largest of their dtype; of values what is no number is nothing.
 
     parts: float32 [P, T, (H + 2 K) D], added up in order: queries, keys, values. tables: cosines and sines, float32 [positions,
     rotary / 2]. positions, destinations: int32 [T]; a negative position is none and counts as 0. keys, values: [slots, K, D],

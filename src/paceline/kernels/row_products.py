@@ -30,6 +30,7 @@ import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from paceline.kernels.finite import finite
 from paceline.kernels.overlap import begin, overlapped, since_hopper
 
 _FEW, _SOME, _SEVERAL, _MANY = 64, 128, 256, 512
@@ -167,7 +168,7 @@ def _silu(number):
 def _gated_product(
     rows, weights, bias, out, count, row_stride, outputs, inputs,
     silu: tl.constexpr, biased: tl.constexpr, tile_outputs: tl.constexpr, tile_rows: tl.constexpr, tile_inputs: tl.constexpr,
-    wide: tl.constexpr, described: tl.constexpr, early: tl.constexpr,
+    wide: tl.constexpr, described: tl.constexpr, limit: tl.constexpr, early: tl.constexpr,
 ):  # fmt: skip
     """One tile of rows and of outputs. weights: gates [outputs, inputs], then what they gate. out: [count, outputs]."""
     first_row, first_output = tl.program_id(0) * tile_rows, tl.program_id(1) * tile_outputs
@@ -193,7 +194,7 @@ def _gated_product(
         gated += tl.load(bias + outputs + output, mask=output < outputs, other=0.0)[:, None]
     result = (_silu(gate) if silu else _gelu_tanh(gate)) * gated
     cell = row[None, :].to(tl.int64) * outputs + output[:, None]
-    tl.store(out + cell, result.to(out.dtype.element_ty), mask=output_there & (row < count)[None, :])
+    tl.store(out + cell, finite(result, limit).to(out.dtype.element_ty), mask=output_there & (row < count)[None, :])
 
 
 def _wide(rows: torch.Tensor) -> bool:
@@ -226,7 +227,7 @@ def row_product(rows: torch.Tensor, weights: torch.Tensor, parts: int, tile: Til
 def gated_product(
     rows: torch.Tensor, weights: torch.Tensor, activation: str, bias: torch.Tensor | None = None, tile: Tile | None = None
 ) -> torch.Tensor:
-    """activation(rows x gates) * (rows x gated), in the dtype of rows: [T, outputs].
+    """activation(rows x gates) * (rows x gated), in the dtype of rows, the largest of it where that overflows: [T, outputs].
 
     rows: as in `row_product`. weights: [2 outputs, inputs], gates first. bias: float32 [2 outputs]. activation: "silu" or
     "gelu_tanh". Raises ValueError where the shapes do not agree.
@@ -239,7 +240,8 @@ def gated_product(
     _gated_product[(triton.cdiv(count, tile.rows), triton.cdiv(outputs, tile.outputs))](
         *_operands(rows, weights, tile, described), bias, out, count, rows.stride(0), outputs, inputs, silu=activation == "silu",
         biased=bias is not None, tile_outputs=tile.outputs, tile_rows=tile.rows, tile_inputs=tile.inputs, wide=_wide(rows),
-        described=described, num_warps=tile.warps, num_stages=tile.stages, **overlapped(rows.device),
+        described=described, limit=torch.finfo(out.dtype).max, num_warps=tile.warps, num_stages=tile.stages,
+        **overlapped(rows.device),
     )  # fmt: skip
     return out
 
