@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from threading import Event
 from types import SimpleNamespace
 from typing import Any
@@ -17,10 +19,12 @@ from paceline.models.embedded import DEFAULT
 from paceline.models.load import resolve
 from paceline.models.tokenizer import Tokenizer
 from paceline.params import Grammar
+from paceline.serve import recording, texts as texts_module
 from paceline.serve.errors import APIError
+from paceline.serve.recording import Record
 from paceline.serve.texts import Texts, sampling_defaults
 
-MOST = 1000
+MOST, WAITING = 1000, 20
 MODEL = resolve(DEFAULT)
 ENDLESS = f"""
 import asyncio, sys, time
@@ -30,7 +34,7 @@ from paceline.params import Grammar
 from paceline.serve.errors import APIError
 
 async def main():
-    held = texts.Texts(Tokenizer({str(MODEL)!r}), 1024, 1000)
+    held = texts.Texts(Tokenizer({str(MODEL)!r}), 1024, 1000, 8)
     texts._LONGEST_WAIT_S = 0.1
     for _ in range(3):
         try:
@@ -44,12 +48,78 @@ asyncio.run(main())
 
 @pytest.fixture(scope="module")
 def texts() -> Texts:
-    return Texts(Tokenizer(MODEL), 1024, MOST)
+    return Texts(Tokenizer(MODEL), 1024, MOST, WAITING)
 
 
 def chat(texts: Texts, content: str, tools: list[Any] | None = None, **more: Any) -> list[int]:
     messages = [{"role": "user", "content": content, **more}]
     return asyncio.run(texts.chat(messages, tools or [], False, {}))
+
+
+def asked(texts: Texts, queue: str, key: int | None, text: str) -> asyncio.Task[Any]:
+    """A request that showed this key, and has a text or a grammar to prepare."""
+    token = recording._current.set(Record(key=key))
+    try:
+        grammar = Grammar(kind="regex", text=text)
+        return asyncio.create_task(texts.encode(text, False) if queue == "texts" else texts.check(grammar))
+    finally:
+        recording._current.reset(token)
+
+
+def prepared_by(texts: Texts, monkeypatch: pytest.MonkeyPatch, work: Callable[[str], object]) -> None:
+    """Texts and grammars are prepared by `work`."""
+    monkeypatch.setattr(texts, "tokenizer", SimpleNamespace(encode=lambda text, special: work(text)))
+    monkeypatch.setattr(texts, "_grammars", SimpleNamespace(check=lambda grammar: work(grammar.text)))
+
+
+@pytest.mark.parametrize("queue", ["texts", "grammars"])
+def test_the_long_texts_of_one_key_keep_no_other_waiting(texts: Texts, monkeypatch: pytest.MonkeyPatch, queue: str):
+    begun = list[str]()
+
+    def work(text: str) -> None:
+        begun.append(text)
+        time.sleep(0.05 if len(text) > 2 else 0)
+
+    prepared_by(texts, monkeypatch, work)
+    # less than the crowd takes, with either number of threads
+    monkeypatch.setattr(texts_module, "_LONGEST_WAIT_S", 0.4)
+
+    async def scene() -> None:
+        crowd = [asked(texts, queue, 0, "long") for _ in range(WAITING)]
+        await asyncio.sleep(0.01)
+        before = len(begun)
+        await asyncio.gather(*(asked(texts, queue, key, "hi") for key in (1, None)))
+        # one had its turn first, and on a busy machine those that began while this was asked
+        assert begun.index("hi") <= before + 4 < WAITING
+        await asyncio.gather(*crowd, return_exceptions=True)
+
+    asyncio.run(scene())
+
+
+@pytest.mark.parametrize("queue", ["texts", "grammars"])
+def test_a_key_has_no_more_waiting_than_it_may_and_who_leaves_makes_room(
+    texts: Texts, monkeypatch: pytest.MonkeyPatch, queue: str
+):
+    go = Event()
+    prepared_by(texts, monkeypatch, lambda text: go.wait(20))
+
+    async def scene() -> None:
+        running = [asked(texts, queue, 0, "runs") for _ in range(2 if queue == "texts" else 1)]
+        await asyncio.sleep(0.05)
+        crowd = [asked(texts, queue, 0, "waits") for _ in range(WAITING)]
+        await asyncio.sleep(0)
+        with pytest.raises(APIError, match="busy") as refused:
+            await asked(texts, queue, 0, "late")
+        assert (refused.value.status, refused.value.code, refused.value.retry_after_s) == (429, "overloaded", 1)
+        left = crowd.pop()
+        left.cancel()
+        await asyncio.wait([left])
+        others = [asked(texts, queue, key, "waits") for key in (0, 1)]
+        await asyncio.sleep(0)
+        go.set()
+        await asyncio.gather(*running, *crowd, *others)
+
+    asyncio.run(scene())
 
 
 def test_texts_do_not_wait_for_grammars(texts: Texts, monkeypatch: pytest.MonkeyPatch):

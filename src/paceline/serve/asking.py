@@ -128,7 +128,7 @@ class Service(ABC):
 
     @abstractmethod
     async def encode(self, text: str, add_special: bool = True) -> list[int]:
-        """Token ids of a text. Raises APIError (400) where it is too long or not Unicode."""
+        """Token ids of a text. Raises APIError: 400 where it is too long or not Unicode, 429 and 503 where too many wait."""
 
     @abstractmethod
     async def chat(
@@ -140,7 +140,7 @@ class Service(ABC):
         variables: Mapping[str, Any] | None = None,
     ) -> list[int]:
         """Token ids of a conversation by the model's own template. answer_begun: the last message is an assistant's and is
-        continued. variables: what else the template reads. Raises APIError (400)."""
+        continued. variables: what else the template reads. Raises APIError as `encode` does."""
 
     @abstractmethod
     def decode(self, ids: Many[int], skip_special: bool = True) -> str:
@@ -158,7 +158,8 @@ class Service(ABC):
 
     @abstractmethod
     async def check_grammar(self, grammar: Grammar) -> None:
-        """Raises APIError: 400 where the grammar cannot be compiled within the caps, 503 where none can be compiled now."""
+        """Raises APIError: 400 where the grammar cannot be compiled within the caps, 429 and 503 where none can be compiled
+        now."""
 
     @abstractmethod
     def check_room(self, choices: int) -> None:

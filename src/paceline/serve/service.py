@@ -33,7 +33,7 @@ class EngineService(Service):
 
     def __init__(self, engine: EngineProcess, tokenizer: Tokenizer, settings: Settings, ready: Ready, meter: Meter) -> None:
         self._engine, self._settings, self._meter = engine, settings, meter
-        self.texts = Texts(tokenizer, ready.vocab_size, settings.max_prompt_chars)
+        self.texts = Texts(tokenizer, ready.vocab_size, settings.max_prompt_chars, settings.batch + settings.queue)
         self.model = settings.served_name or name_of(tokenizer.path)
         self.created = int(time())
         self.context_length, self.vocab_size = ready.context_length, ready.vocab_size

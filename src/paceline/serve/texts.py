@@ -7,7 +7,6 @@ import json
 from collections.abc import Callable, Mapping, Sequence as Many
 from concurrent.futures import Future
 from pathlib import Path
-from queue import SimpleQueue
 from threading import Thread
 from typing import Any, TypeVar
 
@@ -20,32 +19,36 @@ from paceline.models.tokenizer import Tokenizer
 from paceline.params import Grammar, SamplingParams
 from paceline.serve.errors import APIError, invalid
 from paceline.serve.lengths import characters
+from paceline.serve.recording import record
+from paceline.serve.turns import Turns
 
 _THREADS = 2
 _LONGEST_WAIT_S = 20.0
 """A template is a program of the model's; one that takes longer is taken not to end."""
 Result = TypeVar("Result")
-_Queue = SimpleQueue[tuple[Future[Any], Callable[[], Any]]]
 
 
 class Texts:
-    """The tokenizer of a model behind a few threads. max_chars: of a text, or of all texts of a conversation together."""
+    """The tokenizer of a model behind a few threads. max_chars: of a text, or of all texts of a conversation together.
+    most_waiting: texts of one API key that may wait for a thread, and grammars as many."""
 
-    def __init__(self, tokenizer: Tokenizer, vocab_size: int, max_chars: int) -> None:
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int, max_chars: int, most_waiting: int) -> None:
         self.tokenizer = tokenizer
         self._pieces, self._max_chars = Pieces(tokenizer, vocab_size), max_chars
         self._grammars = Grammars(self.tokenizer, vocab_size)
-        self._texts, self._checks = _Queue(), _Queue()
+        self._texts, self._checks = Turns(most_waiting), Turns(most_waiting)
         # texts do not wait for grammars, which may take seconds.
         # daemons, unlike the threads of an executor: a template that does not end must not keep the process from ending
         for queue in (*[self._texts] * _THREADS, self._checks):
             Thread(target=_work_off, args=(queue,), name="texts", daemon=True).start()
 
-    async def run(self, work: Callable[[], Result], queue: _Queue | None = None) -> Result:
+    async def run(self, work: Callable[[], Result], queue: Turns | None = None) -> Result:
         """Run in a thread, of those for texts unless another is named. Raises APIError: 400 for ModelError and where it takes too
-        long, 503 where others' work does."""
+        long, 503 where others' work does, 429 where too much of the request's key waits."""
         future: Future[Result] = Future()
-        (queue or self._texts).put((future, work))
+        turns, key = queue or self._texts, record().key
+        if not turns.put(key, future, work):
+            raise _busy(429)
         try:
             return await asyncio.wait_for(asyncio.wrap_future(future), _LONGEST_WAIT_S)
         except TimeoutError:
@@ -55,6 +58,8 @@ class Texts:
         except ModelError as error:
             # where the model lies is nobody's business but the server's
             raise invalid(str(error).replace(str(self.tokenizer.path), name_of(self.tokenizer.path))) from None
+        finally:
+            turns.drop(key, future)
 
     async def encode(self, text: str, add_special: bool) -> list[int]:
         self._bound(len(text))
@@ -92,12 +97,12 @@ class Texts:
             raise APIError(400, f"the request holds more than {self._max_chars} characters of text", code="text_too_long")
 
 
-def _busy() -> APIError:
-    return APIError(503, "the server is busy; try again later", code="overloaded", retry_after_s=1)
+def _busy(status: int = 503) -> APIError:
+    return APIError(status, "the server is busy; try again later", code="overloaded", retry_after_s=1)
 
 
-def _work_off(queue: _Queue) -> None:
-    """One thread: work in the order it came. What is done is not held while it waits for more."""
+def _work_off(queue: Turns) -> None:
+    """One thread: work in turns. What is done is not held while it waits for more."""
     while True:
         _work_on(*queue.get())
 
