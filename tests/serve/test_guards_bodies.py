@@ -11,6 +11,7 @@ import pytest
 from paceline.serve.bodies import flaw
 from paceline.serve.errors import APIError
 from paceline.serve.guards import Bodies, guarded
+from paceline.serve.recording import Record, _current
 from paceline.serve.settings import Settings
 from serve.guarding import Sent, asked, client, sentence, small_app
 
@@ -102,6 +103,96 @@ def test_the_sum_of_bodies_is_bounded_and_what_is_held_is_let_go() -> None:
         assert statuses.count(408) == 16
         assert statuses.count(503) == 4
         assert bodies.held_bytes == 0
+
+    asyncio.run(run())
+
+
+class Waiting:
+    """Bodies before a route that answers when it is told to."""
+
+    def __init__(self, max_body_bytes: int) -> None:
+        self.ends: list[asyncio.Event] = []
+        self.bodies = Bodies(self._route, Settings(max_body_bytes=max_body_bytes))
+
+    async def _route(self, scope: Any, receive: Any, send: Any) -> None:
+        await receive()
+        self.ends.append(end := asyncio.Event())
+        await end.wait()
+
+    async def taken(self, body: bytes, key: int | None = None) -> bool:
+        """Whether a request comes to the route, where it stays."""
+
+        async def send(message: Any) -> None: ...
+
+        before, token = len(self.ends), _current.set(Record(key=key))
+        one = asyncio.ensure_future(self.bodies({"type": "http", "headers": []}, Sent([body]), send))
+        _current.reset(token)
+        while len(self.ends) == before and not one.done():
+            await asyncio.sleep(0.001)
+        if not one.done():
+            return True
+        refused = one.exception()
+        assert isinstance(refused, APIError)
+        assert (refused.status, refused.code, refused.retry_after_s) == (503, "overloaded", 1)
+        return False
+
+    async def end(self, *ends: asyncio.Event) -> None:
+        for end in ends:
+            end.set()
+        await asyncio.sleep(0.01)
+
+
+LARGE = b"1".rjust(1 << 16)
+
+
+def test_a_large_body_counts_until_it_is_answered() -> None:
+    async def run() -> None:
+        waiting = Waiting(len(LARGE))
+        assert [await waiting.taken(LARGE) for _ in range(17)] == [True] * 16 + [False]
+        await waiting.end(waiting.ends[0])
+        assert [await waiting.taken(LARGE) for _ in range(2)] == [True, False]
+        await waiting.end(*waiting.ends)
+        assert not waiting.bodies.kept
+
+    asyncio.run(run())
+
+
+def test_ordinary_bodies_are_taken_however_many_are_in_flight() -> None:
+    async def run() -> None:
+        waiting, ordinary = Waiting(len(LARGE)), b"1".rjust(8192)
+        assert all([await waiting.taken(ordinary) for _ in range(8 + 256)])
+        # and beside all the large ones there may be
+        assert [await waiting.taken(LARGE) for _ in range(17)] == [True] * 16 + [False]
+        assert await waiting.taken(ordinary)
+        await waiting.end(*waiting.ends)
+
+    asyncio.run(run())
+
+
+def test_the_large_bodies_of_one_key_do_not_keep_those_of_another_out() -> None:
+    async def run() -> None:
+        waiting = Waiting(len(LARGE))
+        assert sum([await waiting.taken(LARGE, 0) for _ in range(17)]) == 16
+        assert 0 < sum([await waiting.taken(LARGE, 1) for _ in range(17)]) < 16
+        assert not await waiting.taken(LARGE, 0)
+        # twice the bound is the end of it, however many keys there are
+        assert sum([await waiting.taken(LARGE, key) for key in range(2, 99)]) < 16
+        assert waiting.bodies.kept.total() == 2 * 16 * len(LARGE)
+        await waiting.end(*waiting.ends)
+        assert not waiting.bodies.kept
+
+    asyncio.run(run())
+
+
+def test_a_bad_body_is_let_go() -> None:
+    async def run() -> None:
+        bodies = Bodies(small_app(), Settings())
+
+        async def send(message: Any) -> None: ...
+
+        with pytest.raises(APIError, match="UTF-8"):
+            await bodies({"type": "http", "headers": []}, Sent([b"\xff" * len(LARGE)]), send)
+        assert not bodies.kept
 
     asyncio.run(run())
 

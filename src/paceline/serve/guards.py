@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
@@ -22,7 +24,8 @@ OPEN_FOLDER = "/page/"
 _MOST_HEADERS = 100
 _QUOTED_CHARS = 100
 _ASIDE_BYTES = 1 << 16
-"""Bodies from this size are looked at in a thread."""
+"""Bodies from this size are looked at in a thread, and count until they are answered: of smaller ones, all that may be in flight
+come to little."""
 _BODIES_AT_ONCE = 16
 _LONGEST_LENGTH = 12
 """Digits of a Content-Length that are worth reading."""
@@ -92,11 +95,17 @@ def _open(scope: Scope) -> bool:
 
 
 class Bodies:
-    """Reads bodies whole, within a size, a time and a sum over all requests, and looks at them before any parser does."""
+    """Reads bodies whole, within a size, a time and a sum over all requests, and looks at them before any parser does.
+
+    held_bytes: of bodies that are being read. kept: bytes of large ones whose answer has not ended, by API key: they are held as
+    long, raw and parsed. Each of the two sums has the same bound; small bodies do not wait for room among those that are kept.
+    """
 
     def __init__(self, app: ASGIApp, settings: Settings) -> None:
         self._app, self._settings = app, settings
+        self._most = _BODIES_AT_ONCE * settings.max_body_bytes
         self.held_bytes = 0
+        self.kept = Counter[int | None]()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -108,17 +117,38 @@ class Bodies:
         body = await self._read(receive)
         if body is None:
             return
-        if found := await self._flaw(body):
-            raise invalid(found)
-        if self._settings.log_prompts:
-            record().body = body
-        pending = [body]
-        del body
+        with self._keeping(len(body)):
+            if found := await self._flaw(body):
+                raise invalid(found)
+            if self._settings.log_prompts:
+                record().body = body
+            pending = [body]
+            del body
 
-        async def replayed() -> Message:
-            return {"type": "http.request", "body": pending.pop(), "more_body": False} if pending else await receive()
+            async def replayed() -> Message:
+                return {"type": "http.request", "body": pending.pop(), "more_body": False} if pending else await receive()
 
-        await self._app(scope, replayed, send)
+            await self._app(scope, replayed, send)
+
+    @contextmanager
+    def _keeping(self, size: int) -> Iterator[None]:
+        """While a body is kept. Raises APIError where there is no room; as in the queue, one key must not take all of it: beyond
+        the bound, and up to twice as much in all, others are taken that have less than their share."""
+        if size < _ASIDE_BYTES:
+            yield
+            return
+        key, total = record().key, self.kept.total() + size
+        has_share = bool(self.kept.keys() - {key}) and self.kept[key] < self._most / (len(self.kept) + 1)
+        if total > self._most and not (total <= 2 * self._most and has_share):
+            raise _too_many()
+        self.kept[key] += size
+        try:
+            yield
+        finally:
+            self.kept[key] -= size
+            if not self.kept[key]:
+                # who keeps nothing has no share
+                del self.kept[key]
 
     def _too_large(self) -> APIError:
         return APIError(413, f"the body is larger than {self._settings.max_body_bytes} bytes", code="body_too_large")
@@ -142,14 +172,18 @@ class Bodies:
                     parts.append(part)
                     if size > self._settings.max_body_bytes:
                         raise self._too_large()
-                    if self.held_bytes > _BODIES_AT_ONCE * self._settings.max_body_bytes:
-                        raise APIError(503, "too many large requests at once", code="overloaded", retry_after_s=1)
+                    if self.held_bytes > self._most:
+                        raise _too_many()
                     if not message.get("more_body", False):
                         return parts[0] if len(parts) == 1 else b"".join(parts)
         except TimeoutError:
             raise APIError(408, f"the body did not arrive within {self._settings.body_timeout_s:g} s") from None
         finally:
             self.held_bytes -= size
+
+
+def _too_many() -> APIError:
+    return APIError(503, "too many large requests at once", code="overloaded", retry_after_s=1)
 
 
 def _only(headers: Iterable[tuple[bytes, bytes]], name: bytes) -> str:
