@@ -321,7 +321,7 @@ class _Draft:
 
     def end(self) -> None:
         """Draft no more than is drafted."""
-        self.depth -= max(self.left, 0)
+        self.depth -= self.left
 
     def judge(self, confidences: Many[float]) -> None:
         """Take in those of the tokens that a step drafted, and end behind the first that is in doubt or ends the text, as the

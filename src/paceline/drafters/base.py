@@ -154,8 +154,16 @@ class StatefulDrafter(Drafter, Generic[State]):
         return state
 
     def truncate(self, key: int, length: int) -> None:
-        # begun anew from the tokens that are left
-        self.release(key)
+        # away meanwhile: whoever is interrupted here begins anew
+        state = self._states.pop(key, None)
+        if state is not None and self._cut(state, length):
+            self._states[key] = state
+        else:
+            self.release(key)
+
+    def _cut(self, state: State, length: int) -> bool:
+        """Make a state what the first `length` tokens would have made; False where it is to be begun anew from them."""
+        return False
 
     def settle(self, key: int) -> None:
         if type(self).fork is Drafter.fork:

@@ -105,9 +105,8 @@ class BigramDrafter(StatefulDrafter[_Text]):
         text.grow(sequence.tokens)
         return text
 
-    def truncate(self, key: int, length: int) -> None:
-        if key in self._states and not self._states[key].cut(length):
-            self.release(key)
+    def _cut(self, state: _Text, length: int) -> bool:
+        return state.cut(length)
 
     def _begun(self, sequence: Sequence) -> _Text:
         return _Text(Counts(self.options.width), Counts(self.options.width))

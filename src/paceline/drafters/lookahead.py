@@ -127,14 +127,13 @@ class LookaheadDrafter(StatefulDrafter[_State]):
         if len(state.columns) > self.options.window:
             del state.columns[0]
 
-    def truncate(self, key: int, length: int) -> None:
+    def _cut(self, state: _State, length: int) -> bool:
         # the pool and the window hold guesses, of use whatever text they came from: only what is learnt next must be right. In a
         # cascade nearly every draft is cut back
-        state = self._states.get(key)
-        if state is not None:
-            state.learnt = min(state.learnt, max(length - state.pool.size + 1, 0))
-            # a window that rode behind what was cut is not moved on by what is chosen elsewhere
-            state.ends = []
+        state.learnt = min(state.learnt, max(length - state.pool.size + 1, 0))
+        # a window that rode behind what was cut is not moved on by what is chosen elsewhere
+        state.ends = []
+        return True
 
     def _bytes_of(self, state: _State) -> int:
         return state.pool.held_bytes

@@ -75,11 +75,9 @@ class NgramDrafter(StatefulDrafter[Occurrences]):
     def _begun(self, sequence: Sequence) -> Occurrences:
         return Occurrences(self.options.min, self.options.max)
 
-    def truncate(self, key: int, length: int) -> None:
-        text = self._states.pop(key, None)
-        if text is not None:
-            text.truncate(length)
-            self._states[key] = text
+    def _cut(self, state: Occurrences, length: int) -> bool:
+        state.truncate(length)
+        return True
 
     def fork(self, key: int, new_key: int, length: int | None = None) -> None:
         # of a beginning that is short beside the text all is taken in again sooner than it is copied and cut back

@@ -116,9 +116,8 @@ class ReferenceDrafter(StatefulDrafter[_Pointer]):
             return Reference(sequence.reference)
         return self._shared if self._shared is not None else Reference(sequence.prompt)
 
-    def truncate(self, key: int, length: int) -> None:
-        if key in self._states and not self._states[key].cut(length):
-            self.release(key)
+    def _cut(self, state: _Pointer, length: int) -> bool:
+        return state.cut(length)
 
     def _begun(self, sequence: Sequence) -> _Pointer:
         return _Pointer(Alignment(self._reference(sequence), sequence.prompt))

@@ -118,10 +118,9 @@ class SuffixDrafter(StatefulDrafter[SuffixAutomaton]):
         self._past[sequence.tenant] = past
         past.add(sequence.tokens[max(len(sequence.prompt) - _LEAD, 0) :])
 
-    def truncate(self, key: int, length: int) -> None:
+    def _cut(self, state: SuffixAutomaton, length: int) -> bool:
         # an automaton cannot be cut back: it is grown anew from the tokens when next asked
-        if key in self._states and self._states[key].tokens > length:
-            self.release(key)
+        return state.tokens <= length
 
     def _begun(self, sequence: Sequence) -> SuffixAutomaton:
         return SuffixAutomaton()

@@ -66,10 +66,8 @@ class UnigramDrafter(StatefulDrafter[Counts]):
             counts.add(0, token)
         return counts
 
-    def truncate(self, key: int, length: int) -> None:
-        counts = self._states.get(key)
-        if counts is not None and not counts.take_back(max(counts.total(0) - length, 0)):
-            self.release(key)
+    def _cut(self, state: Counts, length: int) -> bool:
+        return state.take_back(max(state.total(0) - length, 0))
 
     def _begun(self, sequence: Sequence) -> Counts:
         return Counts(self.options.width)

@@ -66,7 +66,7 @@ class Account:
     def wait(self, ask_s: float, longest: int) -> None:
         """Having been asked in vain, wait. longest: steps from one trial to the next where nothing is brought."""
         every = sqrt(2.0 * ask_s / self.gain_s) if self.gain_s > 0.0 else longest
-        self.wakes += max(round(min(every, longest)) - 1, 0)
+        self.wakes += round(min(every, longest)) - 1
 
 
 class Accounts:

@@ -17,6 +17,7 @@ from paceline.serve.keys import Keys, shown_key
 from paceline.serve.recording import Observer, Recorded, path_of, record
 from paceline.serve.refusals import Caught, failed
 from paceline.serve.settings import Settings
+from paceline.serve.turns import holds_little
 
 OPEN_PATHS = frozenset({"/", "/docs", "/health", "/favicon.ico"})
 OPEN_FOLDER = "/page/"
@@ -138,8 +139,7 @@ class Bodies:
             yield
             return
         key, total = record().key, self.kept.total() + size
-        has_share = bool(self.kept.keys() - {key}) and self.kept[key] < self._most / (len(self.kept) + 1)
-        if total > self._most and not (total <= 2 * self._most and has_share):
+        if total > self._most and not (total <= 2 * self._most and holds_little(key, self.kept, self._most)):
             raise _too_many()
         self.kept[key] += size
         try:

@@ -20,6 +20,7 @@ from paceline.serve.process import EngineProcess
 from paceline.serve.recording import record
 from paceline.serve.settings import Settings
 from paceline.serve.texts import Texts, sampling_defaults
+from paceline.serve.turns import holds_little
 
 _GRACE_S = 10.0
 """From the end of a request's time until it is asked whether the engine still lives, and so on as long as it does: a forward of a
@@ -80,14 +81,9 @@ class EngineService(Service):
             raise APIError(503, "the server is shutting down", code="shutting_down", retry_after_s=5)
         load, bound = self._engine.load, self._settings.batch + self._settings.queue
         # a request that is larger than the queue waits for an idle server, not for ever
-        if load and load + choices > bound and not (load + choices <= 2 * bound and self._holds_little(bound)):
+        crowded = load > 0 and load + choices > bound
+        if crowded and not (load + choices <= 2 * bound and holds_little(record().key, self._engine.held, bound)):
             raise APIError(429, "the server is busy; try again later", code="overloaded", retry_after_s=1)
-
-    def _holds_little(self, bound: int) -> bool:
-        """Whether this request's key holds less than its share of a queue that others have filled: the crowd of one key must not
-        lock out all others."""
-        key, held = record().key, self._engine.held
-        return bool(held.keys() - {key}) and held[key] < bound / (len(held) + 1)
 
     def submit(self, asks: Many[Ask]) -> AsyncGenerator[tuple[int, Delta], None]:
         # who shows another key is another tenant, whatever salt the request names

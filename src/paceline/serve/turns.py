@@ -1,14 +1,20 @@
-"""Turns: work that waits for a thread, of each API key in the order it came, and of all keys by turns."""
+"""Turns: work that waits for a thread, of each API key in the order it came and of all keys by turns; and what is a share."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from threading import Condition
 from typing import Any
 
 Key = int | None
 Job = tuple[Future[Any], Callable[[], Any]]
+
+
+def holds_little(key: Key, held: Mapping[Key, int], bound: int) -> bool:
+    """Whether a key holds less than its share of what others have filled: the crowd of one key must not lock out all others.
+    held: by key, of those that hold anything."""
+    return bool(held.keys() - {key}) and held.get(key, 0) < bound / (len(held) + 1)
 
 
 class Turns:
