@@ -201,7 +201,6 @@ def plot_parts(rows: Many[dict[str, object]], path: Path) -> None:
         widths = [float(str(row[part])) for row in alone]
         axes.barh(labels, widths, left=left, label=part)
         left = [a + b for a, b in zip(left, widths, strict=True)]
-    axes.axvline(300, color="grey", linestyle="--", linewidth=0.8)
     axes.invert_yaxis()
     axes.set_xlabel("microseconds per step at batch 1, beside the model (drafter, sampling, vocabulary)")
     axes.legend()

@@ -24,6 +24,7 @@ def loaded(
     policy: str | None,
     weights: str | None,
     kv_cache: str | None,
+    cache_tokens: int = 65536,
     quiet: bool = False,
     talks: bool = False,
 ) -> LLM:
@@ -31,7 +32,9 @@ def loaded(
     from paceline.engine.llm import LLM
 
     with nullcontext() if quiet or not err.is_terminal else err.status("loading the model"):
-        llm = LLM(model, draft, verify=verify, lossy=lossy, policy=policy, weights=weights, kv_cache=kv_cache)
+        llm = LLM(
+            model, draft, verify=verify, lossy=lossy, policy=policy, weights=weights, kv_cache=kv_cache, cache_tokens=cache_tokens
+        )
         if talks:
             # what reads one takes a while to import, and nobody waits for an answer yet
             llm.tokenizer.check_chat_template()

@@ -14,6 +14,7 @@ import typer
 
 from paceline.cli.answering import Typed, loaded, streamed
 from paceline.cli.options import (
+    CacheTokens,
     Draft,
     FrequencyPenalty,
     KVCache,
@@ -50,6 +51,7 @@ def chat(
     policy: Policy = None,
     weights: Weights = None,
     kv_cache: KVCache = None,
+    cache_tokens: CacheTokens = 65536,
     system: Annotated[str | None, typer.Option("--system", help="What the model is told first, once and for all.")] = None,
     max_tokens: MaxTokens = 256,
     temperature: Temperature = 0.0,
@@ -80,7 +82,7 @@ def chat(
         seed=seed,
         stop=tuple(stop or ()),
     )
-    llm = loaded(model, draft, verify, lossy, policy, weights, kv_cache, talks=True)
+    llm = loaded(model, draft, verify, lossy, policy, weights, kv_cache, cache_tokens, talks=True)
     # before anybody has said anything
     llm.lossless(params)
     told = [] if system is None else [{"role": "system", "content": system}]

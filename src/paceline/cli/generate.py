@@ -11,6 +11,7 @@ import typer
 
 from paceline.cli.answering import Typed, loaded, streamed
 from paceline.cli.options import (
+    CacheTokens,
     Draft,
     FrequencyPenalty,
     Json,
@@ -58,6 +59,7 @@ def generate(
     policy: Policy = None,
     weights: Weights = None,
     kv_cache: KVCache = None,
+    cache_tokens: CacheTokens = 65536,
     max_tokens: MaxTokens = 256,
     temperature: Temperature = 0.0,
     top_k: TopK = 0,
@@ -93,7 +95,7 @@ def generate(
     if trace and as_json:
         fail("--trace is for people to look at, and --json for programs: leave one of them out")
     prompt = _prompt(prompt, prompt_file)
-    llm = loaded(model, draft, verify, lossy, policy, weights, kv_cache, quiet=as_json)
+    llm = loaded(model, draft, verify, lossy, policy, weights, kv_cache, cache_tokens, quiet=as_json)
     tracer = Trace(out, llm.tokenizer) if trace and not as_json else None
     began = perf_counter()
     last = streamed(llm.stream(prompt, params), tracer.show if tracer else None if as_json else Typed().show)

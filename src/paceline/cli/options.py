@@ -39,6 +39,9 @@ KVCache = Annotated[
         help="Keys and values of the target, on a GPU: fp8 (from compute capability 8.9 on) or int8; not narrowed if left out.",
     ),
 ]
+CacheTokens = Annotated[
+    int, typer.Option("--cache-tokens", min=2, help="Longest prompt and answer together, up to the model's own context.")
+]
 MaxTokens = Annotated[int, typer.Option("--max-tokens", help="Longest answer, in tokens.")]
 Temperature = Annotated[float, typer.Option("--temperature", help="0 is greedy.")]
 TopK = Annotated[int, typer.Option("--top-k", help="Keep this many tokens; 0 keeps all.")]

@@ -116,7 +116,8 @@ class Engine:
             if any(token >= size for token in getattr(params, field)):
                 raise RequestError(f"{field} holds a token id outside the vocabulary of {size}")
         if len(prompt) >= self.longest:
-            raise RequestError(f"the prompt has {len(prompt)} tokens, but only {self.longest - 1} fit")
+            bound = "the model's context" if self.longest == self.speculative.target.context_length else "cache_tokens"
+            raise RequestError(f"the prompt has {len(prompt)} tokens, but only {self.longest - 1} fit by {bound}")
         stop_ids = self.stop_ids(params)
         if params.min_tokens and len(stop_ids) >= size:
             raise RequestError("min_tokens bans every token: all of the vocabulary would stop the text")
