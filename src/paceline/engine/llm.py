@@ -93,8 +93,8 @@ class LLM:
     beside: specs of drafters that draft beside it where a request gives them something to draft from. offer: specs of
     drafters for requests that name them. batch: sequences in flight. prefill_chunk: prompt tokens of one step, over all
     sequences; what suits the target unless given. cache_tokens: tokens that all sequences may hold in the target's cache.
-    shortest_prefix: tokens of the shortest beginning that requests share. Raises ModelError, SpecError or UnknownMethod, and
-    ValueError where one of these is below 1 or no whole number.
+    shortest_prefix: tokens of the shortest beginning that requests share. Raises ModelError, SpecError or UnknownMethod,
+    CompileError where kernels cannot be compiled, and ValueError where one of these is below 1 or no whole number.
 
     `generate`, `stream` and `use` may be called from several threads. One step runs at a time, for the requests of all: whoever
     waits for an answer runs it, and finds what the others' steps brought. A single stream is for one thread at a time, and
@@ -250,9 +250,11 @@ class LLM:
     ) -> list[Completion]:
         """Complete prompts, batched, in the order given. params: one for all, or one each; greedy by default.
 
-        reference: text or token ids that the answers are expected to resemble, one for all or one each; `reference` drafts
-        from it, and it changes nothing but the time. Raises RequestError, ModelError for text that is not valid Unicode, and
-        LogitsError where a row to sample from holds no number; then none of these prompts goes on.
+        reference: text or token ids that the answers are expected to resemble, one for all or one each. The drafter
+        `reference` drafts from it, where it is among `draft` or `beside`; it changes nothing but the time. Raises RequestError,
+        ModelError for text that is not valid Unicode, LogitsError where a row to sample from holds no number, OutOfMemory or
+        OutOfPages where memory does not suffice for a request alone, and OwnFileError where a drafter of one's own raised; then
+        none of these prompts goes on.
         """
         asked = _listed(prompts, "prompt")
         if isinstance(params, Many) and not isinstance(params, str) and len(params) > 0:
