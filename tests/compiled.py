@@ -6,8 +6,10 @@ import ctypes
 from functools import cache
 from typing import Any
 
+import numba
 import numpy as np
 import torch
+from numba import types
 
 from paceline.kernels.compiled import SOURCES
 from paceline.kernels.native import arithmetic, choosing, rows
@@ -21,9 +23,6 @@ from paceline.kernels.native.packed import Packed
 from paceline.kernels.native.tiles import STORE
 from paceline.kernels.native.transposition import turned
 from paceline.kernels.native.vectors import PANEL
-
-import numba  # isort: skip  (after `vectors`)
-from numba import types  # isort: skip
 
 (
     RMS_NORM,

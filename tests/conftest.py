@@ -1,5 +1,5 @@
-"""Triton and OpenMP read the environment when they are first imported, Triton by transformers where it can: so it is set before
-any test is collected.
+"""Triton, OpenMP and Numba read the environment when they are first imported, Triton by transformers where it can: so it is set
+before any test is collected.
 
 On a machine with a GPU `TRITON_INTERPRET=0 pytest tests/kernels` runs the compiled kernels instead.
 """
@@ -20,6 +20,11 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 
 # Hypothesis looks for who holds its random numbers, and finds nobody once the command line has frozen what there is
 import hypothesis.internal.observability  # noqa: F401  # isort: skip
+
+from paceline.kernels.native.vectors import NUMBA_VARIABLES  # isort: skip
+
+# tests compile kernels in their own process too
+os.environ |= NUMBA_VARIABLES
 
 # after the environment is set: what follows may import Triton
 from paceline.tree import DraftTree  # isort: skip

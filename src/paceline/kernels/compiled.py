@@ -26,7 +26,7 @@ import llvmlite.binding as llvm
 from paceline.interrupts import raised
 from paceline.kernels.cache_folder import folders
 from paceline.kernels.compilers import CompileError, Compilers
-from paceline.kernels.native.vectors import MATRIX_UNIT, TARGET
+from paceline.kernels.native.vectors import MATRIX_UNIT, NUMBA_VARIABLES, TARGET
 from paceline.version import __version__
 from paceline.whole_file import put_whole
 
@@ -118,7 +118,7 @@ def available(*kernels: Kernel) -> bool:
 def _compiled(kernels: list[Kernel]) -> dict[Kernel, bytes]:
     # Numba's other settings, and whatever lies in the folder that this was started in, are nobody's wish for kernels
     environment = {name: value for name, value in os.environ.items() if not name.startswith("NUMBA_")}
-    environment |= {"NUMBA_CPU_NAME": TARGET[0], "NUMBA_CPU_FEATURES": TARGET[1]}
+    environment |= NUMBA_VARIABLES
     try:
         with raised(), TemporaryDirectory(prefix="paceline-kernels-", ignore_cleanup_errors=True) as own:
             found, kept = {}, True

@@ -21,9 +21,12 @@ import llvmlite.binding as llvm
 from paceline.kernels.compiled import SOURCES, Kernel, write
 from paceline.kernels.compilers import DONE, READY
 from paceline.kernels.lookups import Lookup, axes
-from paceline.kernels.native.vectors import TARGET
+from paceline.kernels.native.vectors import NUMBA_VARIABLES, TARGET
 
-import numba  # isort: skip  (after `vectors`, which says for what processor)
+os.environ |= NUMBA_VARIABLES
+
+# behind them: it reads them now
+import numba  # isort: skip
 from numba import types  # isort: skip
 from numba.core import codegen  # isort: skip
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+import numba
 import numpy as np
 
 from paceline.kernels.native.choosing import likeliest
 from paceline.kernels.native.cutting import least_kept
 from paceline.kernels.native.memory import HELPER, carray, double_of, floats, long_of, pointer
 from paceline.kernels.native.shaping import copied, shaped
-
-import numba  # isort: skip  (after `vectors`)
 
 TEMPERATURE, TOP_P, LOG_MIN_P, TOP_K, TOLD, NUMBERS = range(6)
 """What a row's distribution depends on, and whether it was told, float64."""

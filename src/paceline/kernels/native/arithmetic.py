@@ -5,13 +5,12 @@ The loops are left to LLVM's vectoriser, which may reorder a sum by lanes; it do
 
 from __future__ import annotations
 
+import numba
 import numpy as np
+from numba import types
 
 from paceline.kernels.native.memory import HELPER, float_of, floats, intrinsic, put
 from paceline.kernels.native.vectors import F32, external
-
-import numba  # isort: skip  (after `vectors`)
-from numba import types  # isort: skip
 
 _loops = numba.njit(**HELPER, fastmath={"reassoc", "contract", "nsz", "arcp"})
 _f = np.float32

@@ -14,13 +14,12 @@ from __future__ import annotations
 
 import math
 
+import numba
 import numpy as np
 
 from paceline.kernels.native.arithmetic import exponential, in_order
 from paceline.kernels.native.layout import MOST_KEPT
 from paceline.kernels.native.memory import HELPER, bits_of, carray, float_of, floats, helper, pointer
-
-import numba  # isort: skip  (after `vectors`)
 
 NO_NUMBER, IN_DOUBT = -1, -2
 """In place of a token: the row holds what is no number; two tokens, or both sides of top-p, are too close together."""

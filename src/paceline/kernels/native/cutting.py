@@ -6,14 +6,13 @@ the largest are all, which are held in order; where they are more than can be he
 
 from __future__ import annotations
 
+import numba
 import numpy as np
 
 from paceline.kernels.native.arithmetic import in_order
 from paceline.kernels.native.choosing import kept_by_top_k, sum_of
 from paceline.kernels.native.layout import MOST_KEPT
 from paceline.kernels.native.memory import HELPER, bits_of, carray, float_of, helper, pointer
-
-import numba  # isort: skip  (after `vectors`)
 
 _f = np.float32
 _FEW = 24

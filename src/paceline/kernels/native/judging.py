@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+import numba
 import numpy as np
 
 from paceline.kernels.native.arithmetic import exponential, filled, scaled
 from paceline.kernels.native.choosing import SUMMED_TOGETHER, hashed, sum_of
 from paceline.kernels.native.memory import HELPER, bits_of, carray, float_of, floats, helper, pointer, put
 from paceline.stopping import CLASSES, DEEPEST, LIKELIEST as LIKELIEST_TO_COME_TRUE, shifted
-
-import numba  # isort: skip  (after `vectors`)
 
 _f = np.float32
 _shifted = helper(shifted)

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import numba.extending
 import numpy as np
 from llvmlite import ir
+from numba import types
+from numba.np import numpy_support
 
 from paceline.kernels.native.vectors import F16, F32, F64, I32, I64, MACHINE, external, prefetch
-
-from numba.np import numpy_support  # isort: skip
-import numba.extending  # isort: skip  (after `vectors`)
-from numba import types  # isort: skip
 
 # Numba types what it compiles itself; a type checker would only see functions of the wrong number of arguments
 intrinsic: Any = numba.extending.intrinsic

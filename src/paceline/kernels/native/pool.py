@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from numba import types
 
 from paceline.kernels.native.layout import POOL, TIMES
 from paceline.kernels.native.memory import arrived, awaited, carray, helper, idled, pointer, run_part, seen
-
-from numba import types  # isort: skip  (after `vectors`)
 
 _lock, _unlock = (types.ExternalFunction(f"pthread_mutex_{verb}", types.int32(types.int64)) for verb in ("lock", "unlock"))
 _wait = types.ExternalFunction("pthread_cond_wait", types.int32(types.int64, types.int64))

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from llvmlite import ir
+from numba import types
 
 from paceline.kernels.native import matrix_unit, tall
 from paceline.kernels.native.ahead import AHEAD
@@ -21,8 +22,6 @@ from paceline.kernels.native.formats import FORMATS, Format
 from paceline.kernels.native.memory import helper, intrinsic, prefetched
 from paceline.kernels.native.tiles import emit_tile, most_rows_of
 from paceline.kernels.native.vectors import I64, PANEL, VECTORS, constant
-
-from numba import types  # isort: skip  (after `vectors`, which tells it how wide registers are)
 
 _ARGUMENTS = PRODUCT_WORDS
 """(rows, activations, weights, panel_bytes, inputs, outputs, stride, low, high, mode) over the panels [low, high).

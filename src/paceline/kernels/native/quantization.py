@@ -10,12 +10,11 @@ from __future__ import annotations
 from typing import Any
 
 from llvmlite import ir
+from numba import types
 
 from paceline.kernels.native.formats import BLOCK, GROUP, LARGEST
 from paceline.kernels.native.memory import intrinsic
 from paceline.kernels.native.vectors import F32, I8, I16, I32, constant, counted, external, load, splat, store
-
-from numba import types  # isort: skip  (after `vectors`, which tells it how wide registers are)
 
 _NUMBERS, _WHOLE = ir.VectorType(F32, GROUP), ir.VectorType(I32, GROUP)
 _SMALLEST = 2.0**-126

@@ -8,12 +8,11 @@ from __future__ import annotations
 from typing import Any
 
 from llvmlite import ir
+from numba import types
 
 from paceline.kernels.native.memory import intrinsic
 from paceline.kernels.native.tiles import MOST_ROWS
 from paceline.kernels.native.vectors import I32, LANES, VECTOR, ZERO, constant, counted, load, store
-
-from numba import types  # isort: skip  (after `vectors`)
 
 
 @intrinsic

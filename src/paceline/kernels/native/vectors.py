@@ -119,13 +119,20 @@ MATRIX_UNIT = _matrix_unit()
 Software Developer's Manual, volume 1, chapter "Programming with Intel AMX"; Linux, Documentation/arch/x86/xstate.rst.
 """
 
-if MACHINE.lanes == 16:
-    # LLVM splits 512-bit vectors on processors that it thinks prefer 256, and sums of products of pairs where it does not list
-    # the one instruction as fast; read by Numba when it is first imported
-    os.environ.setdefault("NUMBA_CPU_NAME", llvm.get_host_cpu_name())
-    os.environ.setdefault("NUMBA_CPU_FEATURES", llvm.get_host_cpu_features().flatten() + ",-prefer-256-bit,+fast-dpwssd")
-TARGET = (os.environ.get("NUMBA_CPU_NAME") or llvm.get_host_cpu_name(), _listed())
+
+def _features() -> str:
+    if MACHINE.lanes == 16 and "NUMBA_CPU_FEATURES" not in os.environ:
+        # LLVM splits 512-bit vectors on processors that it thinks prefer 256, and sums of products of pairs where it does not
+        # list the one instruction as fast
+        return _listed() + ",-prefer-256-bit,+fast-dpwssd"
+    return _listed()
+
+
+TARGET = (os.environ.get("NUMBA_CPU_NAME") or llvm.get_host_cpu_name(), _features())
 """Name and features of the processor that is compiled for."""
+NUMBA_VARIABLES = {"NUMBA_CPU_NAME": TARGET[0], "NUMBA_CPU_FEATURES": TARGET[1]}
+"""What tells Numba so, where it stands in the environment when Numba is first imported. Only processes that compile may have it
+there: an application with Numba code of its own, and its children, keep theirs."""
 
 _AMD = ("amdfam", "bdver", "btver", "znver")
 PAGES = 4 if "sse2" in MACHINE.features and not TARGET[0].startswith(_AMD) else 1
