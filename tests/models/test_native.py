@@ -427,12 +427,13 @@ def test_whatever_fails_on_the_way_is_a_refusal(tmp_path: Path, kind: str, chang
     assert not isinstance(loaded_or_sentence(folder), NativeModel)
 
 
-def test_weights_that_are_not_numbers_are_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["mlp.up_proj", "self_attn.v_proj"])
+def test_weights_that_are_not_numbers_are_refused(tmp_path: Path, name: str) -> None:
     folder, _ = checkpoint(tmp_path)
-    weight = load_file(folder / "model.safetensors")["model.layers.1.mlp.up_proj.weight"]
+    weight = load_file(folder / "model.safetensors")[f"model.layers.1.{name}.weight"]
     weight[3, 4] = torch.nan
     with pytest.raises(ModelError, match="not finite"):
-        load_model(rewritten(folder, **{"model.layers.1.mlp.up_proj.weight": weight}))
+        load_model(rewritten(folder, **{f"model.layers.1.{name}.weight": weight}))
 
 
 _NARROW_TOLERANCE = 1e-2

@@ -9,12 +9,14 @@ import random
 from functools import cache
 from itertools import permutations, product
 from pathlib import Path
+from shutil import copytree
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
-from native import FORMATS, THREADS, Plain, checkpoint, native, random_tree, texts, threads
+from native import FORMATS, THREADS, Plain, checkpoint, native, random_tree, rewritten, texts, threads
 from paceline.models.native import NativeModel
 from paceline.sequence import Sequence
 from paceline.step import Feed, Verdict
@@ -105,6 +107,25 @@ def test_one_to_32_rows_have_the_bits_of_one(folders: dict[str, Path], weights: 
             # plain decoding may run the same model, on one thread
             assert model._call["threads"] == count
             assert same_bits(plain, got, [(owner, tree)]), rows
+
+
+@pytest.mark.parametrize("weights", ["fp32", "fp16"])
+@pytest.mark.parametrize("number", [torch.nan, torch.inf])
+@pytest.mark.parametrize("name", ["llama", "sliding"])
+def test_a_drafted_token_that_is_no_number_harms_none_before_it(
+    folders: dict[str, Path], tmp_path: Path, name: str, number: float, weights: str
+) -> None:
+    """In one tile of keys they are weighed together, and nothing times no number is none. Whoever sees it is no number either."""
+    embedding = load_file(folders[name] / "model.safetensors")["model.embed_tokens.weight"]
+    embedding[9] = number
+    folder = Path(copytree(folders[name], tmp_path / name))
+    model, found = native(rewritten(folder, **{"model.embed_tokens.weight": embedding}), weights), []
+    for tokens in ([], [6, 9, 5]):
+        cache, owner = model.new_cache(), sequence(0, [5, 7, 3])
+        found.append(score(model, cache, [missing(cache, owner, DraftTree.chain(3, tokens, "one"))]).logits)
+    assert torch.equal(found[1][:1], found[0])
+    assert found[1].isfinite().all(1).tolist() == [True, True, False, False]
+    assert found[1][2:].isnan().all()
 
 
 @pytest.mark.parametrize("weights", FORMATS)

@@ -38,6 +38,9 @@ from paceline.kernels.native.rows import laid_out, multiplied, normed, share, up
 from paceline.kernels.native.tiles import ADD, MOST_ROWS, STORE
 from paceline.kernels.native.vectors import PANEL
 
+_f = np.float32
+_LARGEST = np.finfo(np.float32).max
+
 
 @helper
 def embedded(model, token, out):
@@ -70,10 +73,16 @@ def placed(model, norms, layer, index, segment, row, position, line, low, high):
         place = plane * segment.capacity * size + slot // PANEL * size * PANEL + slot % PANEL
         for k in range(size):
             stored(segment.keys, place + k * PANEL, source[k], kv_bytes)
-        source = floats(key + 4 * size)
+        source, whole = floats(key + 4 * size), True
         for k in range(size):
-            place = plane * segment.capacity * width + (k // PANEL * segment.capacity + slot) * PANEL + k % PANEL
-            stored(segment.values, place, source[k], kv_bytes)
+            number = source[k]
+            there = number == number
+            whole = whole and there
+            at = plane * segment.capacity * width + (k // PANEL * segment.capacity + slot) * PANEL + k % PANEL
+            stored(segment.values, at, number if there else _f(0), kv_bytes)
+        if not whole:
+            # whoever sees this token is told by its key that there is no number, and who does not weighs its value with nothing
+            stored(segment.keys, place, _f(np.nan), kv_bytes)
 
 
 @helper
@@ -91,11 +100,12 @@ def _turned(norm, head, size, half, cosine, sine):
 
 @helper
 def stored(numbers, place, value, kv_bytes):
-    """Store a number of a key or value; numbers: address of the first."""
+    """Store a number of a key or value, what is too large as the largest there is: an infinity weighed with nothing is no number.
+    numbers: address of the first."""
     if kv_bytes == 2:
         put_half(numbers + 2 * place, value)
     else:
-        put(floats(numbers), place, value)
+        put(floats(numbers), place, _LARGEST if value > _LARGEST else -_LARGEST if value < -_LARGEST else value)
 
 
 @helper
