@@ -112,6 +112,12 @@ BUILT = [
     ("policy", 'name = "mine"', 'name = "fixed"', "the 'name' of its Mine is 'fixed', as another policy is called"),
     ("verify", "exactness = dict", "kept = dict", "its Mine has no 'exactness', a mapping from Proposal to Exactness"),
     ("verify", "Mine()", "3", "is no verifier: its 'build' returned something of the type 'int'"),
+    (
+        "verify",
+        'name = "mine"',
+        'name = "mine"\n    def __init_subclass__(cls): raise TypeError("no heirs")',
+        "its 'build' raised TypeError: no heirs, at mine.py:12",
+    ),
     ("verify", RULE, POLICY, "is no verifier: its 'build' returned a policy"),
     ("verify", RULE, DRAFTER, "is no verifier: the 'build' of one takes options alone"),
     ("policy", POLICY, RULE, "is no policy: its 'build' returned a verifier"),
@@ -152,6 +158,19 @@ ANSWERED = [
     ),
     ("draft", CHAIN, "exit(1)", "its 'propose' raised SystemExit: 1, at mine.py:16"),
     ("draft", "def propose", "def release(self, key): raise KeyError('a\\nb')\n    def propose", "its 'release' raised KeyError"),
+    (
+        "draft",
+        CHAIN,
+        "[tree for tree in (DraftTree.root(one.root) for one in sequences) if not vars(tree).update(kind='point')]",
+        "its 'propose' returned what cannot be read: AttributeError: 'str' object has no attribute 'drawn'",
+    ),
+    (
+        "verify",
+        FOLLOWED,
+        "[Verdict((), 5)]",
+        "its '__call__' returned what cannot be read: TypeError: 'int' object is not iterable",
+    ),
+    ("verify", FOLLOWED, "[Verdict(None, (5,))]", "its '__call__' returned what cannot be read: TypeError: 'NoneType' object is"),
     ("verify", FOLLOWED, "None", "its '__call__' returned None, not a list of one Verdict for each sequence"),
     ("verify", FOLLOWED, "[Verdict((), (1 << 20,))]", "its '__call__' returned the token 1048576, of a vocabulary from 0 to"),
     ("verify", FOLLOWED, "[Verdict()]", "its '__call__' returned the tokens none for a path of none"),
@@ -216,6 +235,13 @@ def test_a_file_without_mistakes_keeps_the_text(llm: LLM, written: Written, fami
     assert llm.generate("the thin thin", PARAMS)[0].text == plain
 
 
+@pytest.mark.parametrize("family", ["draft", "verify"])
+def test_a_method_may_let_nothing_be_set(llm: LLM, written: Written, family: str) -> None:
+    frozen = "from dataclasses import dataclass\n@dataclass(frozen=True)\nclass Mine"
+    llm.use(**written(family, "class Mine", frozen))
+    assert llm.generate("the thin thin", PARAMS)[0].finish_reason == "length"
+
+
 @pytest.mark.parametrize(("family", "right", "wrong", "sentence"), BUILT)
 def test_what_cannot_be_built_is_refused(llm: LLM, written: Written, family: str, right: str, wrong: str, sentence: str) -> None:
     with pytest.raises(UnknownMethod) as refused:
@@ -242,6 +268,16 @@ def test_drawn_tokens_come_with_what_they_were_drawn_from(llm: LLM, written: Wri
     with pytest.raises(PacelineError) as refused:
         llm.generate("the thin", SamplingParams(max_tokens=6, temperature=1.0, seed=1))
     assert "drawn tokens without what they were drawn from" in said(refused.value)
+
+
+def test_so_are_those_that_say_they_were_drawn_from_nothing(llm: LLM, written: Written) -> None:
+    drawn = "[DraftTree((one.root, 5), (-1, 0), Proposal.IID, None) for one in sequences]"
+    written("draft", CHAIN, drawn)
+    Path("mine.py").write_text(Path("mine.py").read_text("utf-8").replace("{Proposal.POINT}", "{Proposal.IID}"), "utf-8")
+    llm.use("./mine.py", verify="rejection")
+    with pytest.raises(PacelineError) as refused:
+        llm.generate("the thin", SamplingParams(max_tokens=6, temperature=1.0, seed=1))
+    assert "its 'propose' returned what cannot be read: AttributeError: 'NoneType'" in said(refused.value)
 
 
 def test_what_is_put_together_with_others_is_watched_as_well(llm: LLM, written: Written, models: tuple[str, str]) -> None:

@@ -72,9 +72,10 @@ def built(row: Row, method: Method, contract: type[Part], surroundings: Surround
             if part is made or not type(part).__module__.startswith("paceline."):
                 _check_name(file, part, _TABLES[contract])
     answers = {**_ANSWERS[contract], **({"propose": _proposed(surroundings.target.vocab_size)} if surroundings else {})}
-    for part in parts.values():
-        if not isinstance(part, _Watched):
-            _watch(file, module, part, contract, answers)
+    with _blamed(file, module, "its 'build'", UnknownMethod):
+        for part in parts.values():
+            if not isinstance(part, _Watched):
+                _watch(file, module, part, contract, answers)
     return made
 
 
@@ -174,7 +175,8 @@ def _watch(file: str, module: ModuleType, part: Any, contract: type, answers: Ma
         members[name] = property(watched) if isinstance(theirs, property) else watched
     # the class itself is needed by the members that it consists of
     members["made"] = made = new_class(kind.__name__, (kind, _Watched), exec_body=lambda space: space.update(members))
-    part.__class__ = made
+    # whatever its author lets be set
+    object.__setattr__(part, "__class__", made)
 
 
 def _watched(file: str, module: ModuleType, name: str, answer: Answer | None, scope: Mapping[str, Any]) -> Callable[..., Any]:
@@ -185,11 +187,21 @@ def _watched(file: str, module: ModuleType, name: str, answer: Answer | None, sc
         with _blamed(file, module, what):
             found = getattr(super(scope["made"], self), name)
             answered = found(*arguments, **named) if callable(found) else found
-        if answer is not None and (mistake := answer(self, arguments, answered)):
+        if answer is not None and (mistake := _mistaken(answer, module.__file__ or file, self, arguments, answered)):
             raise OwnFileError(file, f"{what} returned {mistake}")
         return answered
 
     return ask
+
+
+def _mistaken(answer: Answer, source: str, *asked: Any) -> str:
+    """What is wrong with an answer in which there may be anything. source: the file that gave it."""
+    try:
+        return answer(*asked)
+    except torch.OutOfMemoryError:
+        raise
+    except (Exception, SystemExit) as error:
+        return f"what cannot be read: {raised(error, source)}"
 
 
 def _one_each(kind: type, sequences: Many[Sequence], answered: Any) -> str:
