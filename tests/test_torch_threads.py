@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence as Many
+from collections.abc import Callable, Iterator, Sequence as Many
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from paceline.models.translated import TranslatedModel, Translation
 from paceline.params import SamplingParams
 from paceline.sequence import Sequence
 from paceline.step import Verdict
-from paceline.torch_threads import alone, quiet
+from paceline.torch_threads import alone, quiet, usable
 from paceline.tree import DraftTree
 from paceline.verifiers.match import Match
 from serving import engine_of, served
@@ -45,6 +46,37 @@ def test_torch_computes_alone_inside_and_not_behind() -> None:
     with pytest.raises(KeyError), alone():
         raise KeyError
     assert torch.get_num_threads() == many
+
+
+def computed_alone() -> None:
+    with alone():
+        assert torch.get_num_threads() == 1
+
+
+@pytest.mark.parametrize("first", [usable, torch.get_num_threads, computed_alone])
+def test_a_thread_that_begins_while_another_computes_alone_has_its_threads(first: Callable[[], object]) -> None:
+    """What torch is set to is the process's, and a thread keeps what it first finds."""
+    with ThreadPoolExecutor(1) as beginner:
+        with alone():
+            beginner.submit(first).result()
+            assert beginner.submit(usable).result() == THREADS[-1]
+            assert torch.get_num_threads() == 1
+        assert beginner.submit(usable).result() == beginner.submit(torch.get_num_threads).result() == THREADS[-1]
+    with ThreadPoolExecutor(1) as later:
+        assert later.submit(usable).result() == usable() == THREADS[-1]
+
+
+def test_a_thread_that_was_given_one_keeps_it_while_another_computes_alone() -> None:
+    def one() -> int:
+        usable()
+        torch.set_num_threads(1)
+        return usable()
+
+    with ThreadPoolExecutor(1) as modest:
+        assert modest.submit(one).result() == 1
+        torch.set_num_threads(THREADS[-1])
+        with alone():
+            assert modest.submit(usable).result() == 1
 
 
 @pytest.mark.parametrize("own", [False, True])

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from paceline.kernels.device import served
-from paceline.machine import expanded, most_threads
+from paceline.machine import expanded
 from paceline.models.base import DTYPES, LanguageModel, ModelError
 from paceline.models.checkpoint import Checkpoint, inspected
 from paceline.models.embedded import DEFAULT, embedded_path
@@ -19,6 +19,7 @@ from paceline.models.quiet import quiet, sentence
 from paceline.models.stated import StatedConfig, stated
 from paceline.models.tensors import Tensors
 from paceline.models.towers import SEEING, text_config
+from paceline.torch_threads import usable
 
 _HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 _TWICE = ["*/*", "consolidated*"]
@@ -91,9 +92,9 @@ def load_model(
         raise ModelError(f"keys and values are kept as {kv_cache} by kernels for a GPU, which need CUDA and Triton")
     if kv_cache == "fp8" and torch.cuda.is_available() and torch.cuda.get_device_capability() < _FP8_FROM:
         raise ModelError(f"'{torch.cuda.get_device_name()}' cannot read fp8: keep keys and values as int8")
-    if torch.get_num_threads() > most_threads():
+    if (threads := usable()) < torch.get_num_threads():
         # torch knows the machine's processors, not how much of their time a container is given
-        torch.set_num_threads(most_threads())
+        torch.set_num_threads(threads)
     checkpoint = inspected(resolve(str(path)))
     reason = "compiled kernels are switched off"
     config = stated(checkpoint.config) or _configuration(checkpoint)
