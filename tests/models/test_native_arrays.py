@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from native import checkpoint, native
+from paceline.kernels.native import layout
 from paceline.models.native import NativeModel
 from paceline.models.native_arrays import Scratch
 from paceline.models.rotation import Rotation
@@ -37,6 +41,22 @@ def failing_at(monkeypatch: pytest.MonkeyPatch, kind: type, name: str, number: i
 
     monkeypatch.setattr(kind, name, interrupted)
     return failed
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="memory is told by Linux")
+def test_room_that_nobody_writes_to_takes_no_memory(tmp_path: Path) -> None:
+    """Of a long text on many threads there are gigabytes of it."""
+    scratch, call = Scratch(native(checkpoint(tmp_path)[0]).packed), np.zeros(1, layout.CALL)[0]
+    before = resident_bytes()
+    scratch.reserve(call, threads=64, rows=8, longest=65_536)
+    assert 64 * int(call["scratch"]["attention_bytes"]) > 200 << 20
+    assert resident_bytes() - before < 100 << 20
+    for name in ("residual", "gated", "inner", "tiles", "row", "attention"):
+        assert call["scratch"][name] % 64 == 0
+
+
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 @pytest.mark.parametrize("number", range(1, 8))

@@ -11,7 +11,6 @@ from collections.abc import Sequence as Many
 from typing import Any
 
 import numpy as np
-import torch
 
 from paceline.kernels.native import layout
 from paceline.kernels.native.formats import FORMATS, padded
@@ -64,6 +63,8 @@ class StepArrays:
 
 _TALLEST = max(map(highest_tile, FORMATS.values()))
 """Rows of the tallest tile of any format."""
+_LINE = 16
+"""Numbers to a cache line, at which aligned loads begin, and which numpy does not promise."""
 
 
 class Scratch:
@@ -81,7 +82,7 @@ class Scratch:
         self._projected = weights.widths[layout.QKV]
         self._widest, self._row_bytes = weights.widest_input, weights.widest_row_bytes
         self._head_size = form.head_size
-        self._held: dict[str, torch.Tensor] = {}
+        self._held: dict[str, np.ndarray] = {}
         self._counter = np.zeros(8, np.int64)
         self._counts = words(self._counter)
         self._threads = self._rows = self._longest = 0
@@ -117,7 +118,6 @@ class Scratch:
         self._threads, self._rows, self._longest = threads, rows, longest
 
     def _point(self, record: Any, name: str, count: int) -> None:
-        # cleared, because padding between rows is read too, and must be numbers
-        self._held[name] = torch.empty(count)
-        self._held[name].numpy().fill(0)
-        record[name] = self._held[name].data_ptr()
+        # padding between rows is read too, and must be numbers; pages that nobody has written to are zero and take no memory
+        numbers = self._held[name] = np.zeros(count + _LINE, np.float32)
+        record[name] = numbers.ctypes.data + -numbers.ctypes.data % (4 * _LINE)
