@@ -59,6 +59,21 @@ def test_drafts_are_those_of_the_long_way(model: NativeModel, params: SamplingPa
                 owner.commit((*tree.tokens[1 : kept + 1], 9), ())
 
 
+@pytest.mark.skipif(THREADS[-1] == 1, reason="one core")
+def test_there_is_room_for_every_thread_whatever_the_system_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python counts as many processors as `PYTHON_CPU_COUNT` says."""
+    monkeypatch.setattr("os.cpu_count", lambda: 1)
+    both = Both(native(checkpoint(tmp_path, sharpness=1.0)[0]))
+    for count in THREADS:
+        with threads(count):
+            owners = owners_of(PARAMS[1], [5, 9])
+            both.extend(owners, [3, 3])
+        for owner in owners:
+            both.back(owner, 0)
+        drafts = both.model._drafts
+        assert [len(room) for room in (drafts._held, drafts._values, drafts._seeded, drafts._paths)] == [count] * 4
+
+
 def test_sequences_under_different_temperatures_draft_together(model: NativeModel) -> None:
     both = Both(model)
     owners = [owners_of(params, [3, 3, 3])[key] for key, params in enumerate(PARAMS[:3])]

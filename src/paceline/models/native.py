@@ -95,7 +95,8 @@ class NativeModel(LanguageModel):
             ),
         )
         logits = torch.empty(len(wanted), self.packed.head_width)
-        threads = self._prepared(len(step.tokens), max([segment.end for segment in step.segments]), logits)
+        threads = self._threads(len(step.tokens))
+        self._prepare(threads, len(step.tokens), max([segment.end for segment in step.segments]), logits)
         captured = {layer: torch.empty(len(wanted), self.packed.form.hidden) for layer in tapped}
         if captured:
             places = np.zeros(layers + 1, np.int64)
@@ -149,12 +150,15 @@ class NativeModel(LanguageModel):
         drafts.plan(live, growth)
         self._arrays.reserve(drafts.most_rows)
         count, longest, slabs = self._caught_up([sequence for sequence, _ in live], drafts.most_fed, cache)
-        drafts.lay([slab.place for slab in slabs], source, vocab_size, self.packed.head_width)
         # the ancestors of a node, which were fed before it, need as much room as rows of its own step would
         rows = max(count, drafts.most_rows, drafts.most_fed)
+        threads = self._threads(rows)
+        drafts.reserve(threads)
+        drafts.lay([slab.place for slab in slabs], source, vocab_size, self.packed.head_width)
         if len(self._unseen) < drafts.most_rows:
             self._unseen = torch.empty(drafts.most_rows, self.packed.head_width)
-        spread(self._draft, self._prepared(rows, longest, self._unseen), drafts.address)
+        self._prepare(threads, rows, longest, self._unseen)
+        spread(self._draft, threads, drafts.address)
         trees = []
         for (sequence, _), slab, (tree, fed) in zip(live, slabs, drafts.trees(), strict=True):
             end = len(sequence.tokens)
@@ -187,13 +191,11 @@ class NativeModel(LanguageModel):
         # as many as there are or a power of two: each number of threads has a pool of its own
         return CONTENTION.allowed(max(most if worth >= most else 1 << worth.bit_length() - 1, 1)) if worth > 1 else 1
 
-    def _prepared(self, rows: int, longest: int, logits: torch.Tensor) -> int:
-        """Make room for a step that is laid out; the number of threads it runs on. longest: slots of its longest sequence."""
-        threads = self._threads(rows)
+    def _prepare(self, threads: int, rows: int, longest: int, logits: torch.Tensor) -> None:
+        """Make room for a step that is laid out. threads: that it will run on. longest: slots of its longest sequence."""
         self.packed.rotate_up_to(longest)
         self._scratch.reserve(self._call, threads, rows, longest)
         self._words[_THREADS], self._words[_LOGITS] = threads, logits.data_ptr()
-        return threads
 
 
 _THREADS, _LOGITS = (layout.word_of(layout.CALL, name) for name in ("threads", "logits"))

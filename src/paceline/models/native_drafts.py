@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence as Many
 from functools import lru_cache
 from itertools import accumulate, chain, repeat
@@ -30,7 +29,7 @@ _ARRAYS = (
 )  # fmt: skip
 _SIZES = "deepest", "most", "places", "wide"
 _TOLD = "count", "beam", "vocabulary", "logits_width", "size", "choice"
-_NONE = (0,) * 6
+_NONE = (0,) * 7
 _CHOICES = {
     Proposal.POINT: layout.LIKELIEST,
     Proposal.COUPLED: layout.COUPLED,
@@ -100,12 +99,10 @@ class Drafts:
         self._asked_for: tuple[int, ...] = ()
         job = np.zeros(1, layout.DRAFT)
         self._job, self.address = job[0], job.ctypes.data
-        # whatever this process is allowed now, it never runs on more
-        self._threads = os.cpu_count() or 1
         self._job["call"], self._job["step"] = call, step
 
     def plan(self, live: Many[tuple[Sequence, Budget]], growth: Growth) -> None:
-        """Make room for a tree for each sequence, within its budget."""
+        """Settle what is drafted at most: a tree for each sequence, within its budget."""
         self._live, self._growth = live, growth
         count, deepest = len(live), max([budget.depth for _, budget in live])
         if growth.shape is None:
@@ -120,7 +117,11 @@ class Drafts:
             most, fed = 1 + max([one.nodes for one in slots]), max([one.fed for one in slots])
             rows = sum([one.rows for one in slots])
         self.most_rows, self.most_fed = max(rows, count), fed
-        sizes = count, deepest, most, places, wide, self.most_rows
+        self._planned = count, deepest, most, places, wide, self.most_rows
+
+    def reserve(self, threads: int) -> None:
+        """Have room for what is planned. threads: that it will run on."""
+        sizes = *self._planned, threads
         if any(map(gt, sizes, self._sizes)):
             self._allot(*map(max, sizes, self._sizes))
 
@@ -199,7 +200,7 @@ class Drafts:
             for place, trial in of:
                 self._streams[owner, place, trial] = signed_seed(stream(sequence.draws_seed, self._source, place, trial))
 
-    def _allot(self, sequences: int, deepest: int, most: int, places: int, wide: int, rows: int) -> None:
+    def _allot(self, sequences: int, deepest: int, most: int, places: int, wide: int, rows: int, threads: int) -> None:
         # none until all are there: whoever is interrupted in between begins anew
         self._sizes, self._of = _NONE, ()
         self._sequences = np.zeros(sequences, layout.OWNER)
@@ -211,9 +212,9 @@ class Drafts:
         self._families = np.zeros((sequences, most), np.int64)
         self._asked, self._owners = np.zeros((2, rows), np.int64)
         self._found, self._shares = np.zeros((rows, wide), np.int64), np.zeros((rows, wide), np.float32)
-        self._held = np.zeros((self._threads, layout.MOST_KEPT), np.int32)
-        self._values, self._seeded = np.zeros((self._threads, wide)), np.zeros((self._threads, wide), np.int64)
-        self._paths = np.zeros((self._threads, deepest), np.int64)
+        self._held = np.zeros((threads, layout.MOST_KEPT), np.int32)
+        self._values, self._seeded = np.zeros((threads, wide)), np.zeros((threads, wide), np.int64)
+        self._paths = np.zeros((threads, deepest), np.int64)
         for name in _ARRAYS:
             self._job[name] = getattr(self, f"_{name}").ctypes.data
         for name, size in zip(_SIZES, (deepest, most, places, wide), strict=True):
@@ -224,7 +225,7 @@ class Drafts:
         self._asked_at: memoryview[Any] = self._asked.data
         self._owners_at: memoryview[Any] = self._owners.data
         self._deepest = deepest
-        self._sizes = sequences, deepest, most, places, wide, rows
+        self._sizes = sequences, deepest, most, places, wide, rows, threads
 
     def trees(self) -> list[tuple[DraftTree, list[int]]]:
         """What was drafted, and for each the slots, behind the text, in which its first path was fed: what a cache may keep."""
