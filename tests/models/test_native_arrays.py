@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from native import checkpoint, native
-from paceline.kernels.native import layout
+from native import THREADS, checkpoint, native, threads
+from paceline.kernels.native import layout, threads as native_threads
 from paceline.models.native import NativeModel
 from paceline.models.native_arrays import Scratch
 from paceline.models.rotation import Rotation
@@ -70,6 +71,20 @@ def test_room_that_was_not_made_in_full_is_made_anew(tmp_path: Path, number: int
         read(model, LONG)
     assert failed
     assert torch.equal(read(model, LONG), expected)
+
+
+def test_where_no_thread_can_be_started_a_step_runs_on_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Thread(threading.Thread):
+        def start(self) -> None:
+            raise RuntimeError("can't start new thread")
+
+    model = native(checkpoint(tmp_path)[0])
+    expected = read(model, LONG)
+    monkeypatch.setattr(native_threads, "_pools", {})
+    monkeypatch.setattr(native_threads, "Thread", Thread)
+    with threads(THREADS[-1]):
+        assert torch.equal(read(model, LONG), expected)
+    assert model._call["threads"] == 1
 
 
 def test_rotations_that_were_not_made_in_full_are_made_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

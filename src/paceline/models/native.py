@@ -25,7 +25,7 @@ from paceline.growth import Growth
 from paceline.kernels.compilers import CompileError
 from paceline.kernels.native import layout
 from paceline.kernels.native.entries import DRAFT, STEP, product
-from paceline.kernels.native.threads import CONTENTION, spread
+from paceline.kernels.native.threads import CONTENTION, granted, spread
 from paceline.kernels.native.vectors import FUSES, PANEL
 from paceline.models.base import LanguageModel, ModelError, Scores
 from paceline.models.checkpoint import Checkpoint
@@ -188,8 +188,10 @@ class NativeModel(LanguageModel):
         """How many threads a forward is worth: meeting costs some microseconds, and far more where the machine is busy."""
         worth = self._read_bytes * max(rows // _ROWS_PER_READ, 1) // _BYTES_PER_THREAD
         most = usable()
+        if worth <= 1:
+            return 1
         # as many as there are or a power of two: each number of threads has a pool of its own
-        return CONTENTION.allowed(max(most if worth >= most else 1 << worth.bit_length() - 1, 1)) if worth > 1 else 1
+        return granted(CONTENTION.allowed(max(most if worth >= most else 1 << worth.bit_length() - 1, 1)))
 
     def _prepare(self, threads: int, rows: int, longest: int, logits: torch.Tensor) -> None:
         """Make room for a step that is laid out. threads: that it will run on. longest: slots of its longest sequence."""

@@ -7,21 +7,21 @@ import os
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
+from threading import Thread
 from time import sleep
 from typing import Any
 
+import numba
 import numpy as np
 import pytest
+from numba import types
 
 from native import THREADS
 from paceline.kernels.compiled import SOURCES
 from paceline.kernels.native import threads as native_threads
 from paceline.kernels.native.memory import arrived, barrier, carray, pointer
-from paceline.kernels.native.threads import spread
+from paceline.kernels.native.threads import granted, spread
 from paceline.machine import most_threads
-
-import numba  # isort: skip  (after `vectors`)
-from numba import types  # isort: skip
 
 ROUNDS = 3
 
@@ -118,6 +118,7 @@ def test_two_callers_that_come_first_share_one_pool(monkeypatch: pytest.MonkeyPa
         def __init__(self, threads: int) -> None:
             sleep(0.05)
             made.append(threads)
+            self.threads = threads
 
     monkeypatch.setattr(native_threads, "_pools", {})
     monkeypatch.setattr(native_threads, "_Pool", Slow)
@@ -125,6 +126,28 @@ def test_two_callers_that_come_first_share_one_pool(monkeypatch: pytest.MonkeyPa
         pools = list(callers.map(lambda threads: native_threads._pool(1, threads), [2] * 4))
     assert made == [2]
     assert len(set(map(id, pools))) == 1
+
+
+@pytest.mark.parametrize("started", range(3))
+def test_where_no_more_threads_can_be_started_those_that_there_are_do(started: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun = []
+
+    class Rare(Thread):
+        def start(self) -> None:
+            if len(begun) == started:
+                raise RuntimeError("can't start new thread")
+            begun.append(self)
+            super().start()
+
+    monkeypatch.setattr(native_threads, "_pools", {})
+    monkeypatch.setattr(native_threads, "Thread", Rare)
+    assert granted(1) == 1
+    assert granted(4) == granted(4) == 1 + started
+    with pytest.raises(RuntimeError, match=f"no more than {1 + started} of 4 threads can be started"):
+        met(4)
+    assert met(1 + started, calls=3)
+    assert len(begun) == started, "nobody tries again"
+    assert granted(1 + started) == 1 + started
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import os
 import time
+from contextlib import suppress
 from functools import cache
 from threading import Lock, Thread
 from time import perf_counter
@@ -30,15 +31,23 @@ _TURNS_TIMED = 5000
 _PART, _RECORD, _TOOK, _LOST = (word_of(POOL, name) for name in ("part", "record", "took", "lost"))
 
 
+def granted(threads: int) -> int:
+    """How many of so many threads there are: fewer where the system starts no more for this process."""
+    return _pool(os.getpid(), threads).threads if threads > 1 else 1
+
+
 def spread(part: int, threads: int, record: int) -> None:
     """Call what is at an address, void(thread, record), on `threads` threads, at most `machine.most_threads()`, and wait for all.
 
-    Other threads of Python run meanwhile.
+    Other threads of Python run meanwhile. Raises RuntimeError where fewer are `granted`: each would be waited for.
     """
     if threads == 1:
         _function(part)(0, record)
-    else:
-        _pool(os.getpid(), threads).run(part, record)
+        return
+    pool = _pool(os.getpid(), threads)
+    if pool.threads < threads:
+        raise RuntimeError(f"no more than {pool.threads} of {threads} threads can be started")
+    pool.run(part, record)
 
 
 @cache
@@ -47,7 +56,8 @@ def _function(address: int) -> Any:
 
 
 _pools: dict[tuple[int, int], _Pool] = {}
-"""Process and threads -> pool: a forked process has the memory of its parent's pools, but not their threads."""
+"""Process and threads -> the pool of so many, or of as many as could be started: a forked process has the memory of its parent's
+pools, but not their threads."""
 _opening = Lock()
 _begun: list[_Pool] = []
 """Every pool that may have a thread."""
@@ -70,22 +80,23 @@ def _pool(process: int, threads: int) -> _Pool:
         with _opening:
             pool = _pools.get((process, threads))
             if pool is None:
-                pool = _pools[process, threads] = _Pool(threads)
+                pool = _Pool(threads)
+                _pools[process, pool.threads] = _pools[process, threads] = pool
     return pool
 
 
 class _Pool:
-    """`threads` counts the caller, who does part 0."""
+    """threads: how many there are, with the caller, who does part 0; at most as many as were asked for."""
 
     def __init__(self, threads: int) -> None:
         self._record = np.zeros(1, POOL)
         self._at = self._record.ctypes.data
-        self._threads, self._words = threads, words(self._record)
+        self._words = words(self._record)
         self._times = np.zeros((threads, TIMES), np.int64)
         self._record["times"] = self._times.ctypes.data
         # room for any system's mutex and condition variable, each on cache lines of its own
         self._locks = np.zeros(64, np.int64)
-        self._record["threads"], self._record["patience"] = threads, _patience()
+        self._record["patience"] = _patience()
         self._record["wall_clock"], self._record["own_clock"] = time.CLOCK_MONOTONIC, time.CLOCK_THREAD_CPUTIME_ID
         self._record["mutex"], self._record["condition"] = self._locks.ctypes.data, self._locks[32:].ctypes.data
         library = ctypes.CDLL(None)
@@ -94,17 +105,22 @@ class _Pool:
         self._owner = Lock()
         self._lead = _function(LEAD.address)
         work = _function(WORK.address)
-        # where one cannot be started, those before it go on in this memory
+        # where whoever waits for them is interrupted, those that were started go on in this memory
         _begun.append(self)
-        for thread in range(1, threads):
-            Thread(target=work, args=(thread, self._at), daemon=True, name=f"paceline-{thread}").start()
+        self.threads = 1
+        # no thread is to be had: a step runs on those that there are
+        with suppress(RuntimeError):
+            for thread in range(1, threads):
+                Thread(target=work, args=(thread, self._at), daemon=True, name=f"paceline-{thread}").start()
+                self.threads += 1
+        self._record["threads"] = self.threads
 
     def run(self, part: int, record: int) -> None:
         numbers = self._words
         with self._owner:
             numbers[_PART], numbers[_RECORD] = part, record
             self._lead(0, self._at)
-            CONTENTION.observe(self._threads, numbers[_TOOK] / 1e9, numbers[_LOST] / 1e9)
+            CONTENTION.observe(self.threads, numbers[_TOOK] / 1e9, numbers[_LOST] / 1e9)
 
 
 @cache
