@@ -106,6 +106,22 @@ def test_it_tells_of_more_tokens_than_can_be_held_and_of_shares_that_meet_top_p(
     assert not asked
 
 
+@pytest.mark.parametrize("place", [0, 3, 30, 300, 1500])
+def test_a_share_that_meets_top_p_is_left_to_the_long_way(place: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last bits of sums differ, and a token more or less is another law."""
+    asked, row = told(monkeypatch), row_of(2000, 0.3)
+    met = float(np.sort(probabilities(row))[::-1].cumsum()[place])
+    for beside in (-1e-7, -1e-12, 0.0, 1e-12, 1e-7):
+        same(row, Context(sequence_of(temperature=1.0, top_p=met + beside)))
+    assert len(asked) == 3
+
+
+def test_a_token_that_holds_just_top_p_holds_it_alone() -> None:
+    sequence = sequence_of(temperature=1.0, top_p=0.5)
+    same(torch.tensor([0.5, 0.25, 0.25]).log(), Context(sequence))
+    assert distribution(torch.tensor([0.5, 0.25, 0.25]).log(), Context(sequence)).tolist() == [1.0, 0.0, 0.0]
+
+
 def test_what_it_cannot_tell_is_told_the_long_way(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = told(monkeypatch)
     # a top-k that is too large; no compiled code at all

@@ -6,7 +6,7 @@ import numba
 import numpy as np
 
 from paceline.kernels.native.choosing import likeliest
-from paceline.kernels.native.cutting import least_kept
+from paceline.kernels.native.cutting import UNSURE, least_kept
 from paceline.kernels.native.memory import HELPER, carray, double_of, floats, long_of, pointer
 from paceline.kernels.native.shaping import copied, shaped
 
@@ -49,13 +49,19 @@ def _exponential(x):
 
 
 @_plain
-def _weighed(row, count, temperature, least, top, probs):
+def _weighed(row, count, temperature, top, probs):
     logits = floats(row)
     for token in range(count):
-        score = logits[token] / temperature
-        power = np.float64(score) - np.float64(top)
+        power = np.float64(logits[token] / temperature) - np.float64(top)
         weight = _exponential(max(power, _LEAST_POWER))
-        probs[token] = weight if (score >= least) & (power >= _LEAST_POWER) else 0.0
+        probs[token] = weight if power >= _LEAST_POWER else 0.0
+
+
+@_plain
+def _cut(row, count, temperature, least, probs):
+    logits = floats(row)
+    for token in range(count):
+        probs[token] = probs[token] if logits[token] / temperature >= least else 0.0
 
 
 @_sums
@@ -93,8 +99,11 @@ def spread(logits, count, shape, path, length, copy, numbers, held, probs):
     top = floats(row)[best] / temperature
     if not abs(top) < _f(np.inf):
         return
-    least = least_kept(row, count, temperature, int(told[TOP_K]), told[TOP_P], _f(told[LOG_MIN_P]), top, held)
     found = carray(pointer(probs), count, np.float64)
-    _weighed(row, count, temperature, least, top, found)
+    _weighed(row, count, temperature, top, found)
+    least = least_kept(row, count, temperature, int(told[TOP_K]), told[TOP_P], _f(told[LOG_MIN_P]), top, held, probs)
+    if least == UNSURE:
+        return
+    _cut(row, count, temperature, least, found)
     _divided(found, _total(found))
     told[TOLD] = 1

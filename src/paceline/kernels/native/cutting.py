@@ -2,6 +2,9 @@
 
 A score is a logit over the temperature. A token is within top-p if those with larger scores hold less than that: mostly a few of
 the largest are all, which are held in order; where they are more than can be held, the edge is found by halves.
+
+Drafts make do with sums in float32. Where others decide about the same row by sums of their own in float64, the weights of all
+tokens are handed over in float64, and nothing is decided that the last bits of those could decide otherwise.
 """
 
 from __future__ import annotations
@@ -12,48 +15,80 @@ import numpy as np
 from paceline.kernels.native.arithmetic import in_order
 from paceline.kernels.native.choosing import kept_by_top_k, sum_of
 from paceline.kernels.native.layout import MOST_KEPT
-from paceline.kernels.native.memory import HELPER, bits_of, carray, float_of, helper, pointer
+from paceline.kernels.native.memory import HELPER, bits_of, carray, float_of, floats, helper, pointer
 
 _f = np.float32
+UNSURE = _f(np.inf)
+"""In place of a least score: a share is too close to top-p."""
+_SAME_SHARE = 1e-9
+"""Shares further from top-p than this are on the same side of it whoever summed them in float64."""
 _FEW = 24
 """Mostly so many tokens are top-p; more are found if they are not."""
 
 # no liberties: shares are compared with those that others sum
 _plain = numba.njit(**HELPER, fastmath={"contract"})
+_sums = numba.njit(**HELPER, fastmath={"reassoc", "contract", "nsz"})
+
+
+@_sums
+def _weight_of(row, count, temperature, least, above, weights):
+    logits, those, total = floats(row), carray(pointer(weights), count, np.float64), 0.0
+    for token in range(count):
+        score = logits[token] / temperature
+        total += those[token] if (score >= least) & (score > above) else 0.0
+    return total
+
+
+@helper
+def _held_by(row, count, temperature, least, above, top, weights):
+    """`choosing.sum_of`, of the weights where there are some."""
+    if weights == 0:
+        return sum_of(row, count, temperature, least, above, top)
+    return _weight_of(row, count, temperature, least, above, weights)
 
 
 @_plain
-def _within_top_p(row, count, temperature, top_k, top_p, least, top, held):
-    """The least score within top-p. least: of those that top-k leaves. held: address of int32 [MOST_KEPT], scratch."""
-    total = sum_of(row, count, temperature, least, _f(-np.inf), top)
+def _within_top_p(row, count, temperature, top_k, top_p, least, top, held, weights):
+    """The least score within top-p, or UNSURE; arguments as those of `least_kept`. least: of the scores that top-k leaves."""
+    total = _held_by(row, count, temperature, least, _f(-np.inf), top, weights)
+    doubt = _SAME_SHARE if weights != 0 else 0.0
     most = min(count, top_k if 0 < top_k < count else MOST_KEPT)
     keys, number, begin, share, weight = carray(pointer(held), MOST_KEPT, np.int32), min(most, _FEW), 0, 0.0, 0.0
+    last = top
     while True:
         kept_by_top_k(row, count, number, held)
         for place in range(begin, number):
             score = float_of(in_order(keys[place])) / temperature
+            # tokens of one score stay or go together
+            if share > top_p - doubt and score != last:
+                return UNSURE
             weight = np.exp(np.float64(score) - np.float64(top)) / total
             share += weight
-            if share > top_p:
+            if share >= top_p + doubt:
                 return score
+            last = score
         # none of those that follow is likelier than the last one
         if number == most or share + (most - number) * weight < top_p:
             break
         begin, number = number, most
     if most == MOST_KEPT < count:
-        return _edge(row, count, temperature, top_p, least, top, total, keys[number - 1])
+        return _edge(row, count, temperature, top_p, least, top, total, keys[number - 1], weights)
     # sums are rounded: all that there are may hold less than top-p
     return least
 
 
 @_plain
-def _edge(row, count, temperature, top_p, least, top, total, inside):
+def _edge(row, count, temperature, top_p, least, top, total, inside, weights):
     """The same for many tokens. total: what all of them hold, times e^top. inside: a logit within top-p, in order."""
+    doubt = _SAME_SHARE if weights != 0 else 0.0
     inside, outside = np.int64(inside), np.int64(in_order(bits_of(_f(-np.inf))))
     while inside - outside > 1:
         middle = (inside + outside) >> 1
         score = float_of(in_order(np.int32(middle))) / temperature
-        if sum_of(row, count, temperature, least, score, top) / total < top_p:
+        share = _held_by(row, count, temperature, least, score, top, weights) / total
+        if abs(share - top_p) < doubt:
+            return UNSURE
+        if share < top_p:
             inside = middle
         else:
             outside = middle
@@ -61,15 +96,17 @@ def _edge(row, count, temperature, top_p, least, top, total, inside):
 
 
 @helper
-def least_kept(row, count, temperature, top_k, top_p, least_to_top, top, held):
-    """The least score that is left of a row of `count` logits; -inf where nothing is cut.
+def least_kept(row, count, temperature, top_k, top_p, least_to_top, top, held, weights):
+    """The least score that is left of a row of `count` logits; -inf where nothing is cut; UNSURE where there are weights and
+    they do not tell for sure.
 
     top_k: 0, or at least `count`: all; MOST_KEPT at most otherwise. top_p: float64; 1: all. least_to_top: float32, log min-p;
-    -inf: all. top: the largest score, a number. held: address of int32 [MOST_KEPT], scratch.
+    -inf: all. top: the largest score, a number. held: address of int32 [MOST_KEPT], scratch. weights: address of float64 [count],
+    e^(score - top) of all tokens; or 0, and sums in float32 decide.
     """
     least = _f(-np.inf)
     if 0 < top_k < count:
         least = kept_by_top_k(row, count, top_k, held) / temperature
     if top_p < 1:
-        least = max(least, _within_top_p(row, count, temperature, top_k, top_p, least, top, held))
+        least = max(least, _within_top_p(row, count, temperature, top_k, top_p, least, top, held, weights))
     return max(least, top + least_to_top)

@@ -70,7 +70,7 @@ def siblings(line, count, owner, level, choice, wanted, streams, held, values, t
     if not abs(top) < _f(np.inf):
         return 0
     if owner.top_k != 0 or owner.top_p < 1 or owner.log_min_p > -np.inf:
-        least = least_kept(line, count, temperature, owner.top_k, owner.top_p, _f(owner.log_min_p), top, held)
+        least = least_kept(line, count, temperature, owner.top_k, owner.top_p, _f(owner.log_min_p), top, held, 0)
     if probs != 0:
         # what is drawn is drawn from what is told, to the last bit: so is what counts as the likeliest
         least = max(least, top + LEAST_POWER)
