@@ -1,6 +1,6 @@
 """Best: the few largest of a row of logits in order, with noise or without; the very ones that `ranking` finds on its long way.
 
-Where two are too close together for sure, or the row holds what is no number, none is found.
+Where two with noise are closer together than they may be, or the row holds what is no number, none is found.
 
 Source: Gumbel-top-k, Kool et al. (arXiv:1903.06059); the noise is that of `paceline.noise`, which names its sources.
 """
@@ -69,9 +69,9 @@ def largest_kept(row, count, temperature, wanted, least, held, tokens):
 
 
 @helper
-def largest_noised(row, count, temperature, key, wanted, least, held, values, tokens, seeds):
-    """The same by the scores with the noise of a key. values: float64 [wanted], what the tokens have. seeds: int64 [wanted],
-    scratch.
+def largest_noised(row, count, temperature, key, wanted, least, gap, held, values, tokens, seeds):
+    """The same by the scores with the noise of a key. gap: by how much each must lead the next, as in `choosing.drawn`. values:
+    float64 [wanted], what the tokens have. seeds: int64 [wanted], scratch.
     """
     logits, size = floats(row), largest_kept(row, count, temperature, wanted, least, held, seeds)
     if size == 0 or not abs(logits[seeds[0]] / temperature) < _f(np.inf):
@@ -97,6 +97,6 @@ def largest_noised(row, count, temperature, key, wanted, least, held, values, to
                 put_in_order(values, tokens, size, value, token)
                 reach = choosing.reach_of(values[size - 1])
     for at in range(size):
-        if not values[at] - (values[at + 1] if at + 1 < size else second) > choosing.SAME_NOISE:
+        if values[at] - (values[at + 1] if at + 1 < size else second) < gap:
             return 0
     return size

@@ -137,11 +137,12 @@ def one_may_win(row, begin, end, temperature, key, least, above, reach):
 
 
 @helper
-def drawn(row, count, temperature, key, best, least, above):
+def drawn(row, count, temperature, key, best, least, above, gap):
     """The token with the largest noised score, of those whose score is `least` or more and larger than `above`; IN_DOUBT where
-    another comes too close.
+    another comes closer than `gap`.
 
-    best: `likeliest`, and one of those tokens. Logarithms are taken only of what may win.
+    best: `likeliest`, and one of those tokens. gap: SAME_NOISE for a choice that others must make alike, 0 for any other.
+    Logarithms are taken only of what may win.
     """
     logits = floats(row)
     token, second = best, -np.inf
@@ -161,7 +162,7 @@ def drawn(row, count, temperature, key, best, least, above):
                 reach = reach_of(top)
             else:
                 second = max(second, value)
-    return token if top - second > SAME_NOISE else IN_DOUBT
+    return token if top - second >= gap else IN_DOUBT
 
 
 @helper
@@ -231,7 +232,7 @@ def chosen(row, count, temperature, key, top_k, top_p, least_to_top, held):
     if top_p < 1:
         total = sum_of(row, count, temperature, least, above, top)
     while True:
-        token = drawn(row, count, temperature, key, best, max(least, top + least_to_top), above)
+        token = drawn(row, count, temperature, key, best, max(least, top + least_to_top), above, SAME_NOISE)
         if token < 0 or top_p >= 1:
             return token
         score = logits[token] / temperature

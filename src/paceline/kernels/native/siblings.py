@@ -1,7 +1,9 @@
 """Siblings: the children of one node of a draft, what they were drawn from, and how likely each is held.
 
 They are those that `growth.Draft` would choose: the likeliest, with the noise of the position or without, or draws, of the tokens
-that the request's cuts leave. Where two are too close together for sure, or the row holds what is no number, there are none.
+that the request's cuts leave. Where the row holds what is no number there are none; nor where two with the noise of the position
+are too close together to be the target's choice for sure. Draws are never withheld for that: how close two come depends on what
+is drawn, and rules that keep the law rest on draws that nobody picks over.
 """
 
 from __future__ import annotations
@@ -9,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 
 from paceline.kernels.native.best import largest_kept, largest_noised
-from paceline.kernels.native.choosing import drawn, key_of, likeliest
+from paceline.kernels.native.choosing import SAME_NOISE, drawn, key_of, likeliest
 from paceline.kernels.native.cutting import least_kept
 from paceline.kernels.native.judging import LEAST_POWER, recorded, share, share_noised
 from paceline.kernels.native.layout import COUPLED, LIKELIEST, PAIRED, REPLACED
@@ -26,7 +28,7 @@ def _paired(line, count, temperature, best, least, key, held, values, tokens, se
     tokens[1] = best
     if first != best:
         return 2
-    size = largest_noised(line, count, temperature, key, 2, least, held, values, tokens, seeds)
+    size = largest_noised(line, count, temperature, key, 2, least, 0.0, held, values, tokens, seeds)
     tokens[1] = tokens[0] if tokens[0] != best else tokens[1]
     tokens[0] = first
     return size
@@ -35,15 +37,16 @@ def _paired(line, count, temperature, best, least, key, held, values, tokens, se
 @helper
 def _chosen(line, count, temperature, choice, wanted, best, least, noise, streams, length, held, values, tokens, seeds):
     """Write the children, in the order of their choice; how many there are."""
+    gap = SAME_NOISE if choice == COUPLED else 0.0
     if choice == LIKELIEST:
         tokens[0] = best
         return 1 if wanted == 1 else largest_kept(line, count, temperature, wanted, least, held, tokens)
     if choice in (COUPLED, REPLACED) and wanted > 1:
         key = noise if choice == COUPLED else key_of(streams[0], length)
-        return largest_noised(line, count, temperature, key, wanted, least, held, values, tokens, seeds)
+        return largest_noised(line, count, temperature, key, wanted, least, gap, held, values, tokens, seeds)
     for at in range(1 if choice == PAIRED else wanted):
         key = noise if choice == COUPLED else key_of(streams[at], length)
-        tokens[at] = drawn(line, count, temperature, key, best, least, _f(-np.inf))
+        tokens[at] = drawn(line, count, temperature, key, best, least, _f(-np.inf), gap)
         if tokens[at] < 0:
             return 0
     if choice == PAIRED and wanted > 1:
