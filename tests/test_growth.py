@@ -14,6 +14,7 @@ import reference
 from fakes import RecordingCache, TableModel
 from laws import PROMPT, Outcome, chi_square, obeys
 from paceline.budget import Budget
+from paceline.compose import build_verifier
 from paceline.growth import Growth
 from paceline.params import SamplingParams
 from paceline.ranking import Noise, Ranking
@@ -247,6 +248,20 @@ def test_an_amateur_shows_as_much_where_its_tree_is_dynamic(params: SamplingPara
 def test_an_amateur_draws_from_what_it_shows() -> None:
     outcomes = [tuple(tree.tokens[1:]) for tree in drafts(Proposal.IID, caterpillar(3), EVERYTHING, amateur=True)]
     assert obeys(outcomes, law_of(SamplingParams(temperature=1.0), 3))
+
+
+@pytest.mark.parametrize("kind", [Proposal.IID, Proposal.POINT])
+def test_an_amateur_shows_no_row_that_holds_no_number(kind: Proposal) -> None:
+    """The rule that reads it would take it for the target's fault, and end the request."""
+    model, owner = TableModel(7, seed=3), Sequence(0, (4, 1, 2), SamplingParams(temperature=1.0), seed=8)
+    growth = Growth(kind, caterpillar(3), amateur=True)
+    (whole,) = extended(model, [owner], growth)
+    model.row([*owner.tokens, whole.tokens[1]]).fill_(torch.nan)
+    (tree,) = extended(model, [owner], growth)
+    assert tree.tokens == whole.tokens[:2]
+    assert set(tree.proposals) == {(0, "m")}
+    (verdict,) = build_verifier("contrastive")([owner], [tree], [torch.zeros(2, 7)])
+    assert 1 <= len(verdict.tokens) <= 2
 
 
 # trees that grow where the model is sure

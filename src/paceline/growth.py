@@ -104,8 +104,8 @@ class Draft:
         noise = Noise(self.sequence.seed, len(self.sequence.tokens) + level) if self._kind is Proposal.COUPLED else None
         self._expecting = []
         for at, row in zip(self.asked, logits, strict=True):
-            if self._growth.amateur:
-                self._proposals[at] = row.softmax(-1)
+            if self._growth.amateur and (shown := _distribution(row)) is not None:
+                self._proposals[at] = shown
             places = self._places(self._nodes[at]) if at in self._parents else ()
             if places:
                 self._expecting.append((at, places))
@@ -158,8 +158,8 @@ class Draft:
         if not self._kind.drawn:
             ranking.rank(scores, count, noise)
             return
-        probs = self._proposals[at] if self._growth.amateur else scores.softmax(-1)
-        if not bool(probs[0] >= 0.0):
+        probs = self._proposals.get(at) if self._growth.amateur else _distribution(scores)
+        if probs is None:
             ranking.put([])
             return
         self._proposals[at] = probs
@@ -200,6 +200,12 @@ class Draft:
             ("", *[self._source] * (len(nodes) - 1)),
             tuple(node.confidence for node in nodes),
         )
+
+
+def _distribution(scores: torch.Tensor) -> torch.Tensor | None:
+    """float32 [V]: what scores stand for; None where they hold no numbers, which no rule could weigh."""
+    probs = scores.softmax(-1)
+    return probs if bool(probs[0] >= 0.0) else None
 
 
 @lru_cache(maxsize=256)
