@@ -138,7 +138,12 @@ def test_only_what_nobody_asked_for_is_left_out() -> None:
     for draft, offers in (("model:a", ["model:b"]), ("ngram", ["model:a", "model:b"]), ("ngram", ["ngram:max=9"])):
         with pytest.raises(SpecError, match="there is another drafter of the name"):
             build_drafters(draft, (), offers, surroundings())
-    for draft, offers in (("ngram:max=9+recycle", ["ngram", "recycle"]), ("ngram:max=9", ["ngram:max=9"])):
+    for draft, offers in (
+        ("ngram:max=9+recycle", ["ngram", "recycle"]),
+        ("ngram:max=9", ["ngram:max=9"]),
+        ("ngram + suffix:past=1000", ["suffix:past=1000", " ngram "]),
+        ('ngram+model:"runs/a+b"', ['model:"runs/a+b"']),
+    ):
         assert build_drafters(draft, (), offers, surroundings())[1] == frozenset()
     # a slip in a spec is one whoever wrote it
     with pytest.raises(SpecError, match="no option"):

@@ -144,7 +144,10 @@ def build_drafters(spec: str, beside: Many[str], offer: Many[str], surroundings:
 
 def _is_another(said: str, part: Drafter, spec: str) -> bool:
     """Whether whoever said `said`, which is this part, means another drafter than the one of its name that is there."""
-    return not isinstance(said, IfItFits) and said not in (part.name, *spec.split("+"))
+    if isinstance(said, IfItFits) or said.strip() == part.name:
+        return False
+    named = parse(spec)
+    return parse(said) not in (named.parts if isinstance(named, Combination) and named.sign == "+" else (named,))
 
 
 def _fitting(specs: Many[str], surroundings: Surroundings) -> list[tuple[str, Drafter]]:
