@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from both_ways import CHAIN, Both, owners_of
 from native import THREADS, checkpoint, native, threads
@@ -19,7 +20,7 @@ from paceline.params import Grammar, SamplingParams
 from paceline.sequence import Sequence
 from paceline.stopping import CLASSES, DEEPEST, Stopping
 from paceline.tree import DraftTree, Proposal
-from paceline.tree_shapes import caterpillar
+from paceline.tree_shapes import Shape, brush, caterpillar
 
 CONTEXT = 96
 PARAMS = [
@@ -165,6 +166,17 @@ def test_chains_drawn_within_cuts_and_penalties_are_those_of_the_long_way(
             both.back(owner, len(owner.tokens))
             owner.commit((7, 9), ())
     assert called == [len(owners)] * 2
+
+
+@pytest.mark.parametrize("shape", [caterpillar(4), brush(2, 4)], ids=["chain", "tree"])
+def test_what_tokens_were_drawn_from_is_gone_with_their_trees(model: NativeModel, shape: Shape) -> None:
+    """It is a vocabulary for each node, and nobody counts it while nothing is drafted."""
+    options = {"growth": Growth(Proposal.IID, shape), "vocab_size": 97, "source": "test"}
+    trees = model.extend(owners_of(PARAMS[1], [5, 9]), [Budget(9, 4)] * 2, model.new_cache(), **options)
+    held = [StorageWeakRef(row.untyped_storage()) for tree in trees for row in tree.proposals.values()]
+    assert held
+    del trees
+    assert all(one.expired() for one in held)
 
 
 def test_greedy_drafts_of_a_sampled_request_know_no_noise(model: NativeModel) -> None:

@@ -245,6 +245,8 @@ class Drafts:
             order = self._order(nodes[layout.PLACE], numbers[layout.WORTH], budget.nodes)
             tree = self._tree(sequence, kind, nodes, numbers[layout.CONFIDENCE], order, rows)
             found.append((tree, _fed_path(nodes, order)))
+        # they are as large as a vocabulary for each node, and the trees' from here on
+        self._probs = None
         return found
 
     def _chain(self, sequence: Sequence, kind: Proposal, at: int, count: int, rows: Many[torch.Tensor]) -> DraftTree:
