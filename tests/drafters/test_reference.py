@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from random import Random
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings, strategies as st
@@ -11,7 +12,7 @@ from hypothesis import given, settings, strategies as st
 from following import proposed, request, rows, step, steps, tau
 from paceline import LLM, SamplingParams
 from paceline.budget import Budget
-from paceline.drafters.reference import Options, ReferenceDrafter
+from paceline.drafters.reference import Options, ReferenceDrafter, build
 from paceline.engine.engine import RequestError
 from paceline.lookups import alignment
 from paceline.lookups.alignment import Alignment, Reference
@@ -250,6 +251,20 @@ def test_what_is_held_is_bounded_by_the_reference_and_goes_with_the_request() ->
     drafter.release(owner.key)
     drafter.release(owner.key)
     assert drafter.held_bytes == 0
+
+
+def test_a_long_file_is_indexed_before_anyone_drafts_from_it(tmp_path: Path) -> None:
+    file, around = tmp_path / "some.txt", SimpleNamespace(target=SimpleNamespace(vocab_size=256))
+    around.tokenizer = SimpleNamespace(encode=lambda text, special: [*text.encode()])
+    for size, indexed in ((500, False), (2000, True)):
+        file.write_text("".join(chr(97 + token % 26) for token in text(size, Random(5))))
+        shared = build(Options(file=str(file)), around)._shared  # pyright: ignore[reportArgumentType]
+        assert shared is not None
+        held = shared.held_bytes
+        assert (held > 0) is indexed
+        for ending in ([97], [97, 98, 99]):
+            shared.find(ending, 0)
+        assert shared.held_bytes == held
 
 
 def test_following_reads_as_little_of_a_long_reference_as_of_a_short_one() -> None:

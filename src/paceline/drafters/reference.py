@@ -131,6 +131,6 @@ def build(options: Options, surroundings: Surroundings) -> ReferenceDrafter:
     """Raises SpecError where the file cannot be read."""
     if options.file is None:
         return ReferenceDrafter(options)
-    return ReferenceDrafter(
-        options, Reference(tokens_of_file(options.file, surroundings.tokenizer.encode, surroundings.target.vocab_size))
-    )
+    shared = Reference(tokens_of_file(options.file, surroundings.tokenizer.encode, surroundings.target.vocab_size))
+    shared.index()
+    return ReferenceDrafter(options, shared)

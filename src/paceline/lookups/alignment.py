@@ -42,6 +42,8 @@ _FIRST, _GUESSED, _GROWTH = 1, 2, 8
 with each token that is."""
 _SCANNED = 1024
 """A reference of up to so many tokens is scanned where a longer one is indexed: an index would take longer to make."""
+_LENGTHS = 3, 1
+"""Of the n-grams that are looked for, the longer first."""
 _WORTH = 0.15
 """Tokens are drafted as far as all of them come true together at least so often."""
 
@@ -49,7 +51,7 @@ _WORTH = 0.15
 class Reference:
     """Token ids to follow, and where in them each token, and each three in a row, stands.
 
-    The index of a long one takes some twenty bytes a token and is made when it is first asked for.
+    The index of a long one takes some twenty bytes a token and is made when it is first asked for, or before by `index`.
     """
 
     def __init__(self, tokens: Many[int]) -> None:
@@ -64,7 +66,7 @@ class Reference:
         """
         if not ending or (len(self.tokens) <= _SCANNED and ending[-1] not in self.tokens):
             return None
-        for n in (3, 1):
+        for n in _LENGTHS:
             if n < shortest or len(ending) < n:
                 continue
             best = None
@@ -111,6 +113,12 @@ class Reference:
         while length < longest and tokens[place - length - 1] == ending[-length - 1]:
             length += 1
         return length
+
+    def index(self) -> None:
+        """Make now what look-ups will need: of the largest files it takes a second, which no step should."""
+        if len(self.tokens) > _SCANNED:
+            for n in _LENGTHS:
+                self._table(n)
 
     def _table(self, n: int) -> tuple[array[int], array[int]]:
         """Keys of the n-grams that something follows, in rising order, and the place behind each; equal keys keep theirs."""
