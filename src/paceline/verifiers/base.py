@@ -22,7 +22,7 @@ from paceline.kernels.choices.distributions import SPREAD, distribution
 from paceline.kernels.choices.walks import chosen, walked
 from paceline.kernels.compiled import Kernel
 from paceline.kernels.device import give_up, served
-from paceline.sampling import Context, LogitsError, checked, largest, largest_of_each, target_scores
+from paceline.sampling import Context, LogitsError, checked, largest, largest_of_each
 from paceline.sequence import Sequence
 from paceline.step import Verdict
 from paceline.tree import DraftTree, Proposal
@@ -143,14 +143,15 @@ class LongestPath(Verifier):
 
     exactness: Mapping[Proposal, Exactness] = {}
     prefers = (Proposal.POINT,)
+    kernels = (SPREAD,)
 
     def __call__(self, sequences: Many[Sequence], trees: Many[DraftTree], logits: Many[torch.Tensor]) -> list[Verdict]:
-        return [_judged(self.longest, *one) for one in zip(sequences, trees, logits, strict=True)]
+        return [_judged(self.longest, *one) for one in _on_host(list(zip(sequences, trees, logits, strict=True)))]
 
     @abstractmethod
-    def worth(self, scores: torch.Tensor) -> np.ndarray:
-        """float64 [V]: the log-probability of every token that is good enough, -inf for the others. scores: those of
-        `target_scores`, float32 [V]."""
+    def worth(self, probs: np.ndarray) -> np.ndarray:
+        """float64 [V]: the log-probability of every token that is good enough, -inf for the others. probs: the target's
+        distribution, float64 [V]."""
 
     @abstractmethod
     def last(self, row: torch.Tensor, context: Context) -> int:
@@ -166,7 +167,7 @@ class LongestPath(Verifier):
             if parent not in totals:
                 continue
             if parent not in worth:
-                worth[parent] = self.worth(target_scores(logits[parent], Context(sequence, texts[parent])))
+                worth[parent] = self.worth(distribution(logits[parent], Context(sequence, texts[parent])))
             if (value := worth[parent][token]) > -np.inf:
                 totals[node], texts[node] = totals[parent] + value, (*texts[parent], token)
         # no draft goes on behind a token that ends the text: such a path is not shorter for it

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from pydantic import BaseModel, ConfigDict, Field
 
-from paceline.sampling import Context, choose, probabilities
+from paceline.sampling import Context, choose
 from paceline.verifiers.base import LongestPath, logarithms
 
 
@@ -37,8 +37,8 @@ class Relaxed(LongestPath):
     def __init__(self, options: Options) -> None:
         self.options = options
 
-    def worth(self, scores: torch.Tensor) -> np.ndarray:
-        logs = logarithms(probabilities(scores))
+    def worth(self, probs: np.ndarray) -> np.ndarray:
+        logs = logarithms(probs)
         near = np.flatnonzero(logs >= logs.max() - self.options.gap)
         # of equal scores the first counts as better, as the greedy choice has it
         best = near[np.argsort(-logs[near], kind="stable")[: self.options.top]]

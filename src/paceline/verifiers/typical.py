@@ -19,7 +19,8 @@ import numpy as np
 import torch
 from pydantic import BaseModel, ConfigDict, Field
 
-from paceline.sampling import Context, probabilities, target_scores
+from paceline.kernels.choices.distributions import distribution
+from paceline.sampling import Context
 from paceline.sequence import Sequence
 from paceline.step import Verdict
 from paceline.tree import DraftTree
@@ -45,15 +46,14 @@ class Typical(LongestPath):
     def __call__(self, sequences: Many[Sequence], trees: Many[DraftTree], logits: Many[torch.Tensor]) -> list[Verdict]:
         return greedy_or(self.longest, sequences, trees, logits)
 
-    def worth(self, scores: torch.Tensor) -> np.ndarray:
-        probs = probabilities(scores)
+    def worth(self, probs: np.ndarray) -> np.ndarray:
         logs = logarithms(probs)
         entropy = -float(probs[probs > 0.0] @ logs[probs > 0.0])
         threshold = min(self.options.epsilon, self.options.delta * np.exp(-entropy))
         return np.where(probs > threshold, logs, -np.inf)
 
     def last(self, row: torch.Tensor, context: Context) -> int:
-        return int(probabilities(target_scores(row, context)).argmax())
+        return int(distribution(row, context).argmax())
 
 
 def build(options: Options) -> Typical:
