@@ -65,24 +65,27 @@ def every(program: Callable[[Dice], Result]) -> Iterator[tuple[float, Result]]:
 @dataclass(frozen=True)
 class Source:
     """One drafter: its model, how it draws, and how many children each level's nodes get. amateur: it shows its distribution
-    everywhere."""
+    everywhere. floor: behind a token that it holds less likely it drafts nothing."""
 
     model: TableModel
     kind: Proposal
     widths: tuple[int, ...]
     name: str = "one"
     amateur: bool = False
+    floor: float = 0.0
 
     def tree(self, sequence: Sequence, dice: Dice) -> DraftTree:
         tokens, parents, proposals = [sequence.root], [-1], {}
-        texts, level = [tuple(sequence.tokens)], [0]
+        texts, level, ended = [tuple(sequence.tokens)], [0], set[int]()
         for width in (*self.widths, 0):
             below = []
             for node in level:
-                row = self.model.row(texts[node]).softmax(-1)
-                if self.amateur or (self.kind.drawn and width):
+                row, count = self.model.row(texts[node]).softmax(-1), 0 if node in ended else width
+                if self.amateur or (self.kind.drawn and count):
                     proposals[node, self.name] = row
-                for token in _siblings(row, self.kind, width, dice):
+                for token in _siblings(row, self.kind, count, dice):
+                    if row[token] < self.floor:
+                        ended.add(len(tokens))
                     below.append(len(tokens))
                     tokens.append(token)
                     parents.append(node)
@@ -189,6 +192,21 @@ def target_law(model: TableModel, params: SamplingParams, constraint: Callable[[
         sequence = _sequence(params, constraint)
         sequence.commit(tokens, ("",) * len(tokens))
         return probabilities(target_scores(model.row(sequence.tokens), Context(sequence)))
+
+    return law
+
+
+def contrastive_law(
+    target: TableModel, amateur: TableModel, alpha: float = 0.1, beta: float = 0.5, temperature: float = 1.0
+) -> Law:
+    """That of `contrastive`, by its formula."""
+
+    def law(tokens: Tokens) -> np.ndarray:
+        expert = target.row([*PROMPT, *tokens]).double().softmax(-1).numpy()
+        # what a drafter shows is float32
+        other = amateur.row([*PROMPT, *tokens]).softmax(-1).double().numpy()
+        weights = np.where(expert >= alpha * expert.max(), expert ** (1 + beta) / other**beta, 0.0) ** (1 / temperature)
+        return weights / weights.sum()
 
     return law
 

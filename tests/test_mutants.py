@@ -17,6 +17,7 @@ import reference
 from fakes import BlindTreeDrafter, ChainDrafter, DenseTableCache, FakeTokenizer, MixedDrafter, TableModel, TreeDrafter
 from grammars import grammar
 from laws import PROMPT, Outcome, bulk, drawn, obeys
+from lossy_mutants import good_enough
 from mutants import MUTANTS, Mutant
 from native_checks import native_branches, native_drafts, native_families, native_trees, prepare
 from paceline.engine.scheduler import Limits
@@ -107,6 +108,7 @@ CHECKS: dict[str, Callable[[], bool]] = {
     "law": law,
     "rules": rules,
     "dice": dice,
+    "good enough": good_enough,
     "grammar": grammar,
     **NATIVE,
 }

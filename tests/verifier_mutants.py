@@ -15,7 +15,7 @@ import torch
 
 import fakes
 import reference
-from enumeration import Source, blocks, error, target_law
+from enumeration import Source, blocks, contrastive_law, error, target_law
 from fakes import DrawnDrafter, TableModel, TrimmingPolicy
 from laws import PROMPT, bulk, drawn, obeys
 from mutants import altered, mutant, replaced
@@ -29,7 +29,7 @@ from paceline.speculative import Speculative
 from paceline.step import Verdict
 from paceline.tree import DraftTree, Proposal
 from paceline.trials import Group, Trials
-from paceline.verifiers import base, block, k_seq, spechub
+from paceline.verifiers import base, block, contrastive, k_seq, spechub
 from paceline.verifiers.base import NodeByNode
 
 MODEL = TableModel(4, sharpness=1.2, seed=3)
@@ -56,7 +56,7 @@ def rules() -> bool:
     """The joint law of every case to 1e-12; False also where a guard speaks up."""
     try:
         cut = [_exact(rule, sources, params) for rule, sources in (CASES[0], CASES[-1]) for params in CUT]
-        return all(cut) and all(_exact(rule, sources) for rule, sources in CASES)
+        return all(cut) and all(_exact(rule, sources) for rule, sources in CASES) and _contrasts()
     except (AssertionError, ValueError):
         return False
 
@@ -64,6 +64,13 @@ def rules() -> bool:
 def _exact(rule: str, sources: list[Source], params: SamplingParams = PARAMS) -> bool:
     length = max(len(source.widths) for source in sources) + 1
     return error(blocks(build_verifier(rule), MODEL, sources, params), target_law(MODEL, params), 4, length) < 1e-12
+
+
+def _contrasts() -> bool:
+    """The law of `contrastive` is its own, and knows no penalty."""
+    source, params = Source(DRAFT, WITHOUT, (2, 1), amateur=True), SamplingParams(temperature=0.8)
+    law = contrastive_law(MODEL, DRAFT, temperature=params.temperature)
+    return error(blocks(build_verifier("contrastive"), MODEL, [source], params), law, 4, 3) < 1e-12
 
 
 LOOP_PARAMS = SamplingParams(temperature=1.2)
@@ -257,6 +264,16 @@ def k_seq_knows_of_one_draft_only(patch: pytest.MonkeyPatch) -> None:
 
 
 @mutant("rules")
+def k_seq_takes_what_one_draft_gives_for_what_all_do(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(k_seq.KSeq, "tested", altered(k_seq.KSeq.tested, "accepted * often", "accepted"))
+
+
+@mutant("rules")
+def a_hub_is_always_accepted(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(spechub.SpecHub, "tested", altered(spechub.SpecHub.tested, "min(held / left, 1.0)", "1.0"))
+
+
+@mutant("rules")
 def of_a_pair_the_hub_is_tested_first(patch: pytest.MonkeyPatch) -> None:
     honest = spechub.SpecHub.tested
 
@@ -287,6 +304,26 @@ def a_block_ends_at_the_first_part_that_fails(patch: pytest.MonkeyPatch) -> None
         return Verdict(path[:length], (*chain.tokens[:length], last), length)
 
     patch.setattr(block, "_verified", lossy)
+
+
+@mutant("rules")
+def part_of_a_block_passes_as_often_as_all_of_it(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(block.Chain, "chance", altered(block.Chain.chance, "excess / either", "self.kept[length]"))
+
+
+def _contrasted(patch: pytest.MonkeyPatch, text: str, by: str) -> None:
+    honest = contrastive.Contrastive.target_probs
+    patch.setattr(contrastive.Contrastive, "target_probs", altered(honest, text, by))
+
+
+@mutant("rules")
+def contrastive_scores_are_divided_by_the_temperature_twice(patch: pytest.MonkeyPatch) -> None:
+    _contrasted(patch, "amateur), sequence.params", "amateur) / sequence.params.temperature, sequence.params")
+
+
+@mutant("rules")
+def the_amateur_is_not_contrasted_with(patch: pytest.MonkeyPatch) -> None:
+    _contrasted(patch, "if amateur is None", "if True")
 
 
 @mutant("dice")

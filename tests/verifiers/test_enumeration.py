@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from enumeration import Source, blocks, error, target_law
@@ -87,6 +89,20 @@ def test_so_it_has_behind_two_models_side_by_side(rule: str, kind: Proposal) -> 
     assert error(found, target_law(target, PLAIN), 3, 3) < 1e-12
     alone = blocks(build_verifier(rule), target, sources[:1], PLAIN)
     assert found.accepted > alone.accepted or rule in ("rejection", "block")
+
+
+@pytest.mark.parametrize("kind", Proposal)
+@pytest.mark.parametrize("rule", RULES)
+def test_so_it_has_where_drafts_end_by_what_was_drawn(rule: str, kind: Proposal) -> None:
+    """Behind an unlikely token nothing is drafted; the token itself is in the tree, so that nothing is withheld by its value."""
+    target, draft = models(4)
+    for widths in ((1, 1, 1), (2, 1)):
+        source = Source(draft, kind, widths, floor=0.3)
+        found, whole = (blocks(build_verifier(rule), target, [one], PLAIN) for one in (source, replace(source, floor=0.0)))
+        assert error(found, target_law(target, PLAIN), 4, len(widths) + 1) < 1e-12
+        assert 0.2 < found.accepted <= whole.accepted
+        if kind.drawn:
+            assert found.accepted < whole.accepted, "some drafts ended early"
 
 
 @pytest.mark.parametrize("rule", RULES)

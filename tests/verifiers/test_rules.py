@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from enumeration import PROMPT, Law, Source, Tokens, blocks, error
+from enumeration import PROMPT, Source, blocks, contrastive_law, error
 from fakes import TableModel
 from paceline.compose import build_verifier
 from paceline.kernels import device
@@ -216,19 +216,6 @@ def test_without_drafts_relaxed_is_plain_decoding_and_typical_is_greedy() -> Non
 
 
 # contrastive: a law of its own
-
-
-def contrastive_law(
-    target: TableModel, amateur: TableModel, alpha: float = 0.1, beta: float = 0.5, temperature: float = 1.0
-) -> Law:
-    def law(tokens: Tokens) -> np.ndarray:
-        expert = target.row([*PROMPT, *tokens]).double().softmax(-1).numpy()
-        # what a drafter shows is float32
-        other = amateur.row([*PROMPT, *tokens]).softmax(-1).double().numpy()
-        weights = np.where(expert >= alpha * expert.max(), expert ** (1 + beta) / other**beta, 0.0) ** (1 / temperature)
-        return weights / weights.sum()
-
-    return law
 
 
 @pytest.mark.parametrize(("alpha", "beta", "temperature"), [(0.1, 0.5, 1.0), (0.3, 1.0, 0.5), (0.05, 0.0, 2.0)])
