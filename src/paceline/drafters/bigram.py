@@ -1,7 +1,8 @@
 """What follows the last token most often, counted in a text file or, without one, in the request's own text.
 
-Where fewer followers were seen than may be tried, the commonest tokens of all fill the places; as much as one observation goes to
-what was never seen behind a token, shared out by how common each is anywhere.
+Where a token was seen with fewer followers than may be tried, the commonest tokens of the whole text fill the remaining places.
+All tokens that were never seen behind it count as one observation together, which is divided among them by how common each is
+in the text.
 
 Source: Leviathan et al. (arXiv:2211.17192), sections 3.6 and 4.2 (bigram model). Smoothing by a Dirichlet prior in the shape of
 the unigrams: MacKay and Peto, A Hierarchical Dirichlet Language Model (1995); here it weighs one observation, and only what was

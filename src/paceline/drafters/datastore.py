@@ -1,9 +1,10 @@
 """Retrieval: what followed the end of the text where it stands in a datastore of other texts.
 
-The longest suffix of the text that occurs in the datastore is found by halving its sorted suffixes; what follows its occurrences
-is counted, all of them or as many as `hits`, evenly chosen, and the most frequent beginnings make a tree. A document's end counts
-as the token that ends a text. A datastore is built by `paceline datastore build FILES --out DIR --model TARGET`, with the
-target's tokenizer.
+The longest suffix of the text that occurs in the datastore is found by binary search among the datastore's sorted suffixes. What
+follows its occurrences is counted, for all of them or for an evenly spaced sample of `hits`, and the most frequent continuations
+make a tree. A document's end counts as the token that ends a text.
+
+A datastore is built by `paceline datastore build FILES --out DIR --model TARGET`, with the target's tokenizer.
 
 Source: He et al., REST: Retrieval-Based Speculative Decoding (arXiv:2311.08252), section 3.
 Proposals: POINT

@@ -1,10 +1,11 @@
 """Jacobi decoding: what the target chooses at the drafted rows of one step is the draft of the next.
 
-A block of guessed tokens rides behind the root. At each of its rows the target says what it would choose there, right or wrong as
-the tokens before may be; shifted by what was emitted, these choices are the next block. The first block, and what a trimmed one
-leaves empty, is drawn from the prompt. Under `match` at a temperature the target chooses with the noise of the position, so the
-iteration runs to the very text that sampling will write; under other rules it takes the likeliest token. Policies that leave out
-what is unlikely (`adaptive`, `confidence`) end the iteration before it gets anywhere, as first guesses are: it is for `fixed`.
+A block of guessed tokens is verified behind the root. At each of its rows the target says what it would choose there, whether the
+guesses before that row are right or wrong. Shifted by the number of tokens that were emitted, these choices are the next block.
+The tokens of the first block, and places that a trimmed block leaves empty, are drawn at random from the prompt. Under `match` at
+a temperature the target chooses with the noise of the position, so the iteration converges to the very text that sampling will
+write; under other rules it takes the likeliest token. First guesses are unlikely to be right, so policies that leave out unlikely
+tokens (`adaptive`, `confidence`) stop the iteration before it converges: use it with `fixed`.
 
 Source: Santilli et al., Accelerating Transformer Inference for Translation via Parallel Decoding (arXiv:2305.10427), section 3;
 Song et al. (arXiv:2002.03629).

@@ -1,14 +1,16 @@
 """Lookahead decoding: a window of guesses rides in every forward of the target and leaves n-grams, which are drafted from.
 
-The window is W columns of N - 1 tokens, each one position further right than the one before. In the tree the first token of a
-column hangs on that of the column before it, column 0 beginning with the root, and the other tokens of a column on one another;
-all are probes, never candidates. What the target chooses at the end of a column makes it an n-gram, which goes into the pool, and
-the column moves on by one token. Candidates are the n-grams that the pool holds for the root, and what it holds for their last
-token behind them (that much is beyond the paper). The pool also learns the n-grams of the text, as the reference may be told to.
-What columns choose is the likeliest token at any temperature: n-grams are used at other positions than they were found at, so
-that the noise of a position is of little help. Rules that look at one chain (`rejection`, `block`) leave no rows for probes at a
-temperature: then the window stands still, and the pool learns from the text alone. The defaults are small, since rows cost on a
-processor; the paper's setting for a GPU is window=15, ngram=5, guesses=15.
+The window has W columns of N - 1 tokens, and each column begins one position further right than the one before. Column 0 begins
+with the root. In the tree, the first token of any other column is a child of the first token of the column before it, and every
+further token is a child of the token before it in its column. All of them are probes, never candidates. The token that the target
+chooses at the end of a column completes an n-gram, which goes into the pool, and the column moves on by one token.
+
+Candidates are the n-grams that the pool holds for the root; each is continued with the n-grams that the pool holds for its last
+token, which the paper does not do. The pool also learns the n-grams of the text, an option of the authors' implementation.
+Columns take the target's likeliest token at any temperature: n-grams are used at other positions than those where they were
+found, so the noise of a position would be of little help. Rules that look at one chain (`rejection`, `block`) leave no rows for
+probes at a temperature: then the window stands still, and the pool learns from the text alone. The defaults are small, because
+every row costs time on a processor; the paper's setting for a GPU is window=15, ngram=5, guesses=15.
 
 Source: Fu et al., Break the Sequential Dependency of LLM Inference Using Lookahead Decoding (arXiv:2402.02057), section 3.
 Proposals: POINT
@@ -38,7 +40,7 @@ from paceline.tree import DraftTree, Proposal
 
 class Options(BaseModel):
     """window: columns (W). ngram: tokens of an n-gram, the one it is found by included (N). guesses: n-grams kept and tried per
-    token (G). depth: tokens of a guess, no less than an n-gram has behind its first."""
+    token (G). depth: tokens of a guess, but at least as many as an n-gram has behind its first one."""
 
     model_config = ConfigDict(extra="forbid")
 

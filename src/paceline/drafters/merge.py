@@ -1,7 +1,7 @@
-"""`a+b`: the trees of several drafters as one: what takes no time is asked first, and the others know what it proposed.
+"""`a+b`: the trees of several drafters as one; those that take no time draft first, and what others draft may depend on it.
 
-The policy decides what each part may draft. Under `fixed`, which a spec other than `auto` gets unless told otherwise, nobody
-weighs them against one another: every part drafts all it asks for, and the budget of the tree is the sum of theirs. Under
+The policy decides what each part may draft. Under `fixed`, which a spec other than `auto` gets unless told otherwise, the parts
+are not weighed against one another: every part drafts all it asks for, and the budget of the tree is the sum of theirs. Under
 `adaptive` the target looks at the nodes that are worth a row, whoever drafted them.
 
 Source: the union of token trees follows SpecInfer (arXiv:2305.09781), section 3, for any mixture of drafters.

@@ -1,12 +1,13 @@
 """A smaller model drafts: a chain of its own choices with the runners-up beside it, or a tree.
 
-Under `match` it chooses with the very noise the target will choose with (coupled draws), so that two models that agree on the
-distribution agree on the token; for a rule that tests draws it draws, and shows what from. `tree=static` has the shape that is
-best for the acceptance measured so far, by rank among siblings; `tree=dynamic` grows where the model is sure; `samples=k` goes on
-from k tokens. A model with another tokenizer drafts the tokens that both have, or, with `bridge=text`, text. `model:PATH@int8`
-holds its weights in that format: a draft need not be exact.
-Its cache obeys the one invariant: it holds a prefix of the committed text and is fed what it lacks; what it drafted stays cached
-and counts as far as it came true. Past its own context it drafts less, then nothing.
+Under `match` it chooses with the very noise that the target will choose with (coupled draws), so two models that agree on the
+distribution agree on the token. For a rule that tests drawn tokens it draws them, and records the distribution that they were
+drawn from. `tree=static` has the shape that is best for how often each rank among siblings was accepted so far; `tree=dynamic`
+grows where the model is sure; `samples=k` drafts k chains side by side. A model with another tokenizer drafts the tokens that
+both have, or, with `bridge=text`, text. `model:PATH@int8` holds its weights in that format: a draft need not be exact.
+
+Its cache holds a prefix of the committed text, and is first fed what it lacks of that; what was drafted stays cached as far as it
+was accepted. Near the end of its own context it drafts less, and behind it nothing.
 
 Source: Leviathan et al. (arXiv:2211.17192), section 2; Chen et al. (arXiv:2302.01318); coupling: Daliri et al.
 (arXiv:2408.07978); samples: SpecInfer (arXiv:2305.09781), section 3; static: Sequoia (arXiv:2402.12374), section 4.1; dynamic:

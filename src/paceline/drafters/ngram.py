@@ -1,14 +1,15 @@
 """Prompt lookup: what followed the last few tokens wherever they stood in the text before.
 
-The whole committed text, prompt and answer, is indexed as it grows (`kernels/ngrams`). Of the places where the text's end stood
-before, six vote for what followed them: those of the longest matches first, of equally long ones the latest. A vote weighs the
-more the longer its match and the later its place. Where six or more places share a match, what most of all of them were followed
-by has a vote as well, which weighs as much as the places by which it leads would: what was met often outweighs what was only met
-of late. What the votes make likely becomes a tree. A place near the end is read on as if the text repeated itself. A longer match
-drafts further, for confidence falls more slowly along it.
+The whole committed text, prompt and answer, is indexed as it grows (`kernels/ngrams`). Of the earlier places where the text reads
+as it does at its end, six vote for the tokens that followed them: the longest matches first, and of equally long ones the latest.
+A vote weighs more the longer its match is and the later its place. Where six or more places share a match, the token that a
+running majority count over all of these places arrives at gets an extra vote, with the weight of as many places as the majority
+leads by, six at most: so what came often can outweigh what came only lately. What the votes make likely becomes a tree. Behind a
+place near the end, reading goes on as if the text repeated itself. A longer match drafts further, because confidence falls more
+slowly along it.
 
-Matches are looked up by their last 1, 2, 3 and 6 tokens and measured to their true length, up to 12: a long match is passed over
-only for six later ones of at least 6 tokens. `max=12` looks for still longer ones first.
+Matches are looked up by their last 1, 2, 3 and 6 tokens, and their true length is measured, up to 12: a long match is passed over
+only where there are six later ones of at least 6 tokens. `max=12` looks for longer matches first.
 
 Source: Saxena, Prompt Lookup Decoding (2023); Yang et al., Inference with Reference (arXiv:2304.04487), section 3.
 Proposals: POINT

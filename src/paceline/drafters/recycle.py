@@ -1,9 +1,9 @@
 """Token recycling: what the target held likeliest behind a token when it last saw it is drafted behind that token again.
 
-Every row of every forward, accepted or not, says which tokens the target would put next. A table keeps the best of them per
-token, over all requests of a tenant; a tree is filled from it, rank by rank, whose shape is the best one for how often the token
-of each rank came true so far (Sequoia, arXiv:2402.12374, section 4.1). Tables stay warm from request to request until they are
-forgotten.
+Every row of every forward, accepted or not, says which tokens the target would put next. For each token a table keeps the best of
+them, over all requests of a tenant, and a tree is filled from it. The tree has the shape that is best for how often the token of
+each rank came true so far (Sequoia, arXiv:2402.12374, section 4.1). Tables are kept from request to request, until they are
+forgotten or other tenants need the room.
 
 Source: Luo et al., Turning Trash into Treasure: Accelerating Inference of Large Language Models with Token Recycling
 (arXiv:2408.08696), section 3.
@@ -11,7 +11,7 @@ Proposals: POINT
 Taps: none
 Branching: REPLAY; its trees are cut to their first chain where the target does less than TREE
 Trained: no
-Cost: the best few of every row of logits, and the rows of the tree
+Cost: finding the best few tokens of every row of logits, and the rows of the tree
 """
 
 from __future__ import annotations

@@ -1,17 +1,18 @@
-"""Spans of a reference text that the answer is expected to follow, but for edits: an earlier version, a document, a guess.
+"""Spans of a reference text that the answer is expected to follow apart from edits: an earlier version, a document, a guess.
 
 The reference is the request's own, else the file's, else the prompt. Drafting begins with its first token, before anything is
-generated, and follows a pointer into it from there on. An edit, or a first token that reads otherwise in its place, costs a step
-or two until the last tokens are found again. Drafts grow with what has matched; a reference that keeps failing is only watched,
-which costs no rows, until several tokens in a row match again.
+generated, and follows a pointer into it from there on. An edit, or an answer whose first token is another one, costs a step or
+two until the last tokens of the answer are found in the reference again. The more tokens have matched, the longer drafts are; a
+reference that keeps failing is only watched, which costs no rows, until several tokens in a row match again.
 
-Source: Yang et al., Inference with Reference (arXiv:2304.04487), section 3; begun without a trigger, as for predicted outputs.
+Source: Yang et al., Inference with Reference (arXiv:2304.04487), section 3; drafting begins without a matching trigger, as for
+predicted outputs.
 Proposals: POINT
 Taps: none
 Branching: REPLAY
 Trained: no
 Cost: one comparison per token that came as expected, two look-ups per token that did not, whatever the length of the reference;
-inside a cascade the same once more per token, and per token that was drafted in vain
+inside a cascade the same once more per token, and also for every drafted token that was rejected
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Suffix decoding: what followed the longest suffixes of the text, in this request and in the tenant's past answers.
 
-Every suffix that stood somewhere before, in the prompt, in the answer or in an answer that ended, says what came next and how
-often. A draft is grown from each along its likeliest paths, the longer the match the larger; the one with the most expected
-tokens is proposed. Past answers are kept in two generations per tenant: when the young one is full it becomes the old one, and
-what was old is forgotten. What was drafted in vain is never remembered.
+Every suffix that occurred before, in the prompt, in the answer or in an answer that ended, tells what came next and how often.
+From each a draft is grown along its likeliest paths, larger for a longer match, and the draft with the most expected tokens is
+proposed. Past answers are kept in two generations per tenant: when the young one is full it becomes the old one, and the old one
+is forgotten. Drafted tokens that were rejected are never remembered.
 
 Source: Oliaro et al., SuffixDecoding (arXiv:2411.04975), sections 3 and 4; Hu et al., SAM Decoding (arXiv:2411.10666).
 Proposals: POINT
@@ -33,7 +33,7 @@ from paceline.tree import DraftTree, Proposal
 
 
 class Options(BaseModel):
-    """past: tokens of past answers kept per tenant, 0 for none. tenants: for so many, those answered last.
+    """past: tokens of past answers kept per tenant, 0 for none. tenants: for how many tenants, those answered last.
 
     nodes, depth: the largest draft. factor, offset: a match of n tokens drafts at most factor * n + offset nodes. floor: nothing
     less likely than this.

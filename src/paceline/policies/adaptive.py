@@ -4,16 +4,18 @@ Two things are known: what a forward of so many rows and a draft of so many leve
 drafted token is to come true, by drafter, depth, confidence and request (`learning/acceptance`, `learning/depths`). Five
 decisions follow, each per step:
 
-- *Is anybody asked at all?* Now and then some steps go without drafts and are timed against those before; where tokens came
-  sooner nobody is asked for a while (`learning/rests`), and the other decisions are made against what they took.
-- *Is a look-up worth its time?* Each request keeps account of what asking brought in seconds (`learning/accounts`), beyond what
-  a costly drafter would have brought that was not asked because of it.
+- *Is any drafter asked at all?* Now and then some steps go without drafts, and are timed against those before. Where tokens came
+  faster that way, no drafter is asked for a while (`learning/rests`); the other decisions too compare with the time that such
+  steps take.
+- *Is a look-up worth its time?* Each request keeps account, in seconds, of what look-ups brought (`learning/accounts`), beyond
+  what a costly drafter would have brought that was not asked because of them.
 - *How deep may a costly drafter go, and for whom?* The depth and the set of sequences with the most expected tokens per second,
-  counting the levels the target would see anyway from what look-ups proposed. One that is never worth it is tried now and then.
-- *Where does its draft end before?* Behind a token with which all that is drafted has become so unlikely that what one more level
-  is expected to bring takes longer to get than tokens usually take.
+  counting the levels that the target would look at anyway because look-ups proposed them. A drafter that is never worth it is
+  tried now and then.
+- *Where does its draft end early?* Behind a token that makes the whole path so unlikely that the tokens to be expected of one
+  more level would take longer than tokens usually take.
 - *What does the target look at?* All nodes of all trees in the order of their probability, as far as each still raises tokens per
-  second: on a machine where rows are nearly free much, on a crowded one little.
+  second: many where rows are nearly free, few on a crowded machine.
 
 Source: the trade of tree size against measured verification time, Sequoia (arXiv:2402.12374), section 4.3; per-request
 goodput under load, SmartSpec (Liu et al., arXiv:2406.14066), section 4; the end of a draft, SpecDec++ (Huang et al.,

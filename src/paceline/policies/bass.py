@@ -1,7 +1,7 @@
 """BASS: one draft length for the whole batch, longer after a draft was accepted to its end, shorter after every other step.
 
-If any sequence accepted all that was drafted, the length grows by `increment` up to `limit`. Else it shrinks by a tenth and, in a
-row of such steps, by one more, but not below what was accepted.
+If a whole draft was accepted for any sequence, the length grows by `increment`, up to `limit`. Otherwise it shrinks by a tenth,
+and by one more if it shrank in the step before too, but never below the most tokens that were accepted in the step.
 
 Source: BASS (arXiv:2404.15778), Algorithm 1.
 """
@@ -23,8 +23,8 @@ from paceline.tree import DraftTree
 
 
 class Options(BaseModel):
-    """first: draft length to begin with. increment: what a success adds. limit: longest. divisor: what a failure takes is the
-    length divided by it."""
+    """first: draft length to begin with. increment: what a success adds. limit: longest. divisor: a failure takes away the length
+    divided by this."""
 
     model_config = ConfigDict(extra="forbid")
 

@@ -1,8 +1,8 @@
 """Confidence: a draft goes on as long as its drafter is sure enough of it.
 
-A draft model stops behind the first token it holds less likely than the threshold. Look-ups draft at no cost, so of theirs the
-nodes below the threshold are left out afterwards, judged by how often such drafts came true and by what likelier tokens of others
-leave them.
+A draft model stops behind the first token that it holds less likely than the threshold. Look-ups draft at no cost, so their nodes
+below the threshold are left out afterwards. How likely such a node is follows from how often drafts of that confidence came true,
+and from what likelier tokens of other drafters leave of it.
 
 Source: the assistant confidence threshold of transformers' assisted generation (Mamou et al., arXiv:2405.04304, section 3).
 """

@@ -1,8 +1,9 @@
 """Block: a drafted chain is judged as a whole, and the longest part of it that passes is accepted.
 
-The share of the target's probability that the drafted tokens have kept is carried from token to token, and a token that the
-target holds likelier makes up for one before it; so more is accepted than by testing token after token, never less. Of a tree
-the path of first children is looked at. Tokens that were not drawn count as point masses, which gain nothing by it.
+From token to token a running product of the ratios target / proposal is carried, never above 1. So a token that the target holds
+likelier than the draft did makes up for an earlier one that it holds less likely, and on average more tokens are accepted than by
+testing one after another, never fewer. Of a tree only the path of first children is looked at. Tokens that were not drawn count
+as point masses, which gain nothing from it.
 
 Source: Sun et al., Block Verification Accelerates Speculative Decoding (arXiv:2403.10444).
 Exactness: law for every kind of proposal; text when greedy

@@ -2,14 +2,14 @@
 
 The law is not the target's: among tokens to which the target gives at least `alpha` times its largest probability, scores are
 `(1 + beta) log target - beta log amateur`, where the amateur is the model that drafts, untouched by sampling parameters. Bias
-and penalties act on the target, temperature and the cuts behind it on the scores, once. Drafts are drawn from the amateur and
+and penalties act on the target; temperature, top-k, top-p and min-p act on the scores. Drafts are drawn from the amateur and
 tested against this law, which is kept exactly; greedy, the best score is the choice. A token that the amateur cannot give counts
 as one that it gives with the least probability above 0.
 
 Without an amateur there is nothing to contrast with, and the token is one of the target's own law, though the answer is still
 said to have the contrastive one. So it is in every step that drafts nothing: where a single token is left to generate, where the
 cache has no room for a draft, behind the end of the amateur's context or a token that it does not know, and for requests that
-turn drafting off.
+turn drafting off; and so it is at a node for which the amateur's logits are not numbers.
 
 Source: speculative contrastive decoding, Yuan et al. (arXiv:2311.08981); the scores are those of Li et al.
 (arXiv:2210.15097) in the form of O'Brien and Lewis (arXiv:2309.09117).
@@ -45,8 +45,9 @@ class Options(BaseModel):
 class Contrastive(NodeByNode):
     """Contrasts wherever the tree shows the amateur's distribution. A model that drafts shows it at every node of its tree,
     leaves included; none where it is not asked: for a root with `Budget.some` False, beyond its context or its vocabulary, for a
-    sequence whose `drafters` leave it out or whose `nodes` are 0. The rule sees rows and no model, so it can neither make up
-    for that nor put it off: a verdict emits a token, and at such a root it is one of the target's own law."""
+    sequence whose `drafters` leave it out or whose `nodes` are 0; nor one of a row that holds what is no number. The rule sees
+    rows and no model, so it can neither make up for that nor put it off: a verdict emits a token, and at such a node it is one of
+    the target's own law."""
 
     name = "contrastive"
     exactness: Mapping[Proposal, Exactness] = {}

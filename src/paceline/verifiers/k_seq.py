@@ -1,8 +1,9 @@
 """K-SEQ: independent drafts of one position are tested in turn, all with the same ratio, which grows with their number.
 
-A token is accepted with probability target / (ratio * proposal). The ratio, between 1 and the number of drafts, is the least
-with which no token can come out too often; it lies where the drafts together are accepted as often as the ratio times one of
-them. Drafts of equal text are tried together at the next position. Tokens drawn otherwise are tested as in multi-round.
+A token is accepted with probability target / (ratio * proposal), at most 1. The ratio, between 1 and the number of drafts, is the
+smallest with which no token is emitted too often: the one at which any of the drafts is accepted with the probability of a single
+one times the ratio. Drafts of equal text are tested together at the next position. Tokens drawn otherwise are tested as in
+multi-round.
 
 Only several drafts of one position make a difference: of one, as a model drafts unless told otherwise, this is `rejection`. Ask
 for more with `samples=` or `width=`, as in `model:PATH,samples=4`.

@@ -1,8 +1,8 @@
 """Multi-round: the children of a node are tested in turn, each against what the rejections before it left of the target.
 
-Every rejection takes the proposal away from the target and leaves the rest for the next child. Children drawn without
-replacement were drawn from what their elder siblings left of the proposal, and are tested against that; they are accepted more
-often, and are the default. Children of several draft models are tested each against its own model's proposal.
+Every rejection subtracts the proposal from the target's distribution, and the next child is tested against what is left. Children
+drawn without replacement were drawn from what earlier siblings left of the proposal, and are tested against that; they are
+accepted more often, and are the default. Children of several draft models are each tested against its own model's proposal.
 
 Only siblings make a difference: of a draft with one child per node this is `rejection`. A model drafts several with `width=` or
 `samples=`, as in `model:PATH,width=3`.

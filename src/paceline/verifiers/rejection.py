@@ -1,8 +1,8 @@
-"""Rejection: one drafted token per position, accepted as often as the target holds it likelier than the draft did.
+"""Rejection: one drafted token per position, accepted with the ratio of the target's probability to the draft's.
 
-A token drawn from a proposal is accepted with probability target / proposal, at most 1; on rejection a token is drawn from
-what the target has over the proposal. Of a tree only the first child of every node is looked at. A token that was not drawn is
-accepted with the probability that the target gives it.
+A token drawn from a proposal is accepted with probability target / proposal, at most 1. On rejection a token is drawn from the
+residual: what the target's distribution has above the proposal. Of a tree only the first child of every node is looked at. A
+token that was not drawn is accepted with the probability that the target gives it.
 
 Source: Leviathan et al. (arXiv:2211.17192), section 2.3; Chen et al. (arXiv:2302.01318), algorithm 2.
 Exactness: law for every kind of proposal; text when greedy

@@ -1,8 +1,8 @@
-"""SpecHub: pairs of drafts, one of them always the likeliest token, tested by the cheapest good plan of transport.
+"""SpecHub: pairs of drafts, one of them always the likeliest token, tested by a transport plan that is cheap to compute.
 
-The first of a pair is drawn, the second is the hub, the draft's likeliest token; where the first is the hub, the second is
-drawn among the others. So every pair holds the hub, and what a pair cannot give to its other token goes to the hub. Tokens
-drawn otherwise are tested as in multi-round.
+The first token of a pair is drawn, and the second is the hub, the draft's likeliest token; where the first is the hub, the second
+is drawn among the others. So every pair holds the hub, and probability that a pair cannot give to its other token goes to the
+hub. Tokens drawn otherwise are tested as in multi-round.
 
 Only pairs make a difference: of a draft with one child per node this is `rejection`. A model drafts pairs with `width=2`, as in
 `model:PATH,width=2`.
