@@ -12,7 +12,9 @@ from fastapi import Request
 
 from paceline.serve import events
 from paceline.serve.errors import APIError
-from paceline.serve.events import Begun, EventStream, frame, openai_frames, unless_gone
+from paceline.serve.events import BEAT, Begun, EventStream, beating, frame, openai_frames, unless_gone
+from serve.fakes import FakeService
+from serve.front import CHAT, COMPLETIONS, RESPONSES, Front
 
 
 class Source:
@@ -81,13 +83,13 @@ def test_a_stream_shows_that_it_lives_until_it_begins(fails: bool, monkeypatch: 
                 opened.set()
 
         begun = await Begun.of(late())
-        response = EventStream(openai_frames(cast("Any", begun)), begun)
+        response = EventStream(beating(openai_frames(cast("Any", begun)), begun, {"at": None}), begun)
         await asyncio.wait_for(response({"type": "http", "asgi": {"spec_version": "2.4"}}, asyncio.Event().wait, send), 5)
-        beats = sent.count(b": \n\n")
+        beats = sent.count(BEAT)
         assert beats >= 3
-        assert sent[1 : 1 + beats] == [b": \n\n"] * beats
-        assert (b"it failed" if fails else b'{"at":0}') in sent[1 + beats]
-        assert sent[2 + beats :] == [b"data: [DONE]\n\n", b""]
+        assert sent[1 : 2 + beats] == [*[BEAT] * beats, frame({"at": None})]
+        assert (b"it failed" if fails else b'{"at":0}') in sent[2 + beats]
+        assert sent[3 + beats :] == [b"data: [DONE]\n\n", b""]
 
     asyncio.run(scene())
 

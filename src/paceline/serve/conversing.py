@@ -69,7 +69,13 @@ async def ask_of(
 
 
 class Growing(Protocol):
-    """An answer in the form of one API, from its first token to its last. Events have their name under "type"."""
+    """An answer in the form of one API, from its first token to its last. Events have their name under "type".
+
+    beat: what shows that a stream lives whose first token is long in coming.
+    """
+
+    @property
+    def beat(self) -> bytes: ...
 
     @property
     def body(self) -> dict[str, Any]:
@@ -103,6 +109,8 @@ async def _frames(growing: Growing, deltas: Begun[tuple[int, Delta]]) -> AsyncGe
     try:
         for event in growing.begin():
             yield frame(event, event["type"])
+        while not await deltas.came():
+            yield growing.beat
         async for _, delta in deltas:
             for event in growing.add(delta):
                 yield frame(event, event["type"])

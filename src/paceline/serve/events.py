@@ -21,6 +21,9 @@ _LINE_ENDS = [(chr(at), f"\\u{at:04x}") for at in (0x85, 0x2028, 0x2029)]
 _HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 _QUIET_S = 15.0
 """For which nothing is sent, at most: many proxies give up after 60 s, some sooner."""
+BEAT = b":\n"
+"""A comment, which shows that a stream lives. No blank line ends it: some clients take whatever stands before one for an event
+with data (openai/openai-go issue 556)."""
 _MANY = 64
 """Tokens whose log-probabilities come in one chunk, more than which are those of a prompt."""
 _logger = logging.getLogger(__name__)
@@ -61,16 +64,16 @@ class Begun(Generic[T]):
         """Raises what the generator raises within that time, and then is closed."""
         begun = cls(source)
         try:
-            if await begun.came(_QUIET_S) and begun._first is not None and (error := begun._first.exception()):
+            if await begun.came() and begun._first is not None and (error := begun._first.exception()):
                 raise error
         except BaseException:
             await begun.aclose()
             raise
         return begun
 
-    async def came(self, seconds: float) -> bool:
-        """Whether the first item, or an error in its place, is there, or comes within this time."""
-        return self._first is None or bool((await asyncio.wait({self._first}, timeout=seconds))[0])
+    async def came(self) -> bool:
+        """Whether the first item, or an error in its place, is there, or comes before a connection was silent for too long."""
+        return self._first is None or bool((await asyncio.wait({self._first}, timeout=_QUIET_S))[0])
 
     def __aiter__(self) -> Begun[T]:
         return self
@@ -99,9 +102,8 @@ class EventStream(StreamingResponse):
     """Server-sent events. Whichever way the response ends, `frames` and then `source` are closed before it has."""
 
     def __init__(self, frames: AsyncGenerator[bytes, None], source: Begun[Any]) -> None:
-        beating = _beating(frames, source)
-        super().__init__(beating, media_type="text/event-stream", headers=_HEADERS)
-        self._closing = (beating, frames, source)
+        super().__init__(frames, media_type="text/event-stream", headers=_HEADERS)
+        self._closing = (frames, source)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -115,13 +117,21 @@ class EventStream(StreamingResponse):
             await one.aclose()
 
 
-async def _beating(frames: AsyncGenerator[bytes, None], source: Begun[Any]) -> AsyncGenerator[bytes, None]:
-    """The frames, and comments as long as the first is not there: whoever passes them on knows that the connection lives."""
-    while not await source.came(0.0):
-        yield b": \n\n"
-        await source.came(_QUIET_S)
-    async for one in frames:
-        yield one
+async def beating(
+    frames: AsyncGenerator[bytes, None], source: Begun[Any], nothing: Mapping[str, Any]
+) -> AsyncGenerator[bytes, None]:
+    """The frames, and comments as long as there is nothing for them: whoever passes them on knows that the connection lives.
+    nothing: an event that says nothing."""
+    async with aclosing(frames):
+        waited = False
+        while not await source.came():
+            waited = True
+            yield BEAT
+        if waited:
+            # some readers look for "data:" where a paragraph begins, and not behind a comment: this is what they miss
+            yield frame(nothing)
+        async for one in frames:
+            yield one
 
 
 def frame(data: Mapping[str, Any], event: str | None = None) -> bytes:

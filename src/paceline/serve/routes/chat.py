@@ -16,7 +16,7 @@ from paceline.serve.choices import Answer, collected, usage
 from paceline.serve.chunks import Chunks, head
 from paceline.serve.conversing import longest_of, params_of
 from paceline.serve.errors import APIError
-from paceline.serve.events import Begun, EventStream, openai_frames, unless_gone
+from paceline.serve.events import Begun, EventStream, beating, openai_frames, unless_gone
 from paceline.serve.lengths import check_length
 from paceline.serve.logprobs_told import chat_entries, prompt_entries
 from paceline.serve.sampling_fields import asks, check_count, generation_values, reference_of
@@ -52,7 +52,9 @@ async def _answered(service: Service, settings: Settings, fields: ChatRequest) -
         deltas = await Begun.of(service.submit(asked))
         top = head(service, "chat.completion.chunk", "chatcmpl")
         chunks = Chunks(service, fields, top, [len(prompt)], [Answer() for _ in asked])
-        return EventStream(openai_frames(_streamed(chunks, fields, speeches, prompt, deltas)), deltas)
+        frames = openai_frames(_streamed(chunks, fields, speeches, prompt, deltas))
+        nothing = chunks.of({"index": 0, "delta": {}, "logprobs": None, "finish_reason": None}, Delta())
+        return EventStream(beating(frames, deltas, nothing), deltas)
     answers = await collected(service, asked)
     top = head(service, "chat.completion", "chatcmpl")
 

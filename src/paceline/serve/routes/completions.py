@@ -15,7 +15,7 @@ from paceline.serve.asking import Ask, Delta, Service
 from paceline.serve.choices import Answer, collected, usage
 from paceline.serve.chunks import Chunks, head
 from paceline.serve.errors import invalid
-from paceline.serve.events import Begun, EventStream, openai_frames, unless_gone
+from paceline.serve.events import Begun, EventStream, beating, openai_frames, unless_gone
 from paceline.serve.lengths import check_length
 from paceline.serve.logprobs_told import CompletionLogprobs, joined, prompt_entries
 from paceline.serve.sampling_fields import (
@@ -65,7 +65,9 @@ async def _answered(service: Service, settings: Settings, fields: CompletionRequ
     if fields.stream:
         deltas = await Begun.of(service.submit(asked))
         chunks = Chunks(service, fields, top, prompts, [Answer() for _ in asked])
-        return EventStream(openai_frames(_streamed(chunks, fields, choices, deltas)), deltas)
+        frames = openai_frames(_streamed(chunks, fields, choices, deltas))
+        nothing = chunks.of({"index": 0, "text": "", "logprobs": None, "finish_reason": None}, Delta())
+        return EventStream(beating(frames, deltas, nothing), deltas)
     answers = await collected(service, asked)
     if fields.max_tokens == 0:
         for answer in answers:

@@ -11,7 +11,7 @@ from fastapi.responses import JSONResponse
 from paceline.serve.asking import Ask, Delta, Service
 from paceline.serve.choices import Answer, usage
 from paceline.serve.conversing import answered, ask_of, prompt_of
-from paceline.serve.events import told, unless_gone
+from paceline.serve.events import frame, told, unless_gone
 from paceline.serve.message_blocks import Blocks
 from paceline.serve.refusals import body_of
 from paceline.serve.sampling_fields import check_stops, drawing_values, extension_values
@@ -65,6 +65,8 @@ async def _answered(service: Service, settings: Settings, fields: MessagesReques
 
 class _Growing:
     """One message, from its first token to its last, and the events of its stream."""
+
+    beat = frame({"type": "ping"}, "ping")
 
     def __init__(self, service: Service, fields: MessagesRequest, plan: ToolPlan, ask: Ask) -> None:
         self._service, self._fields, self._ask = service, fields, ask

@@ -12,7 +12,7 @@ from fastapi.responses import JSONResponse
 from paceline.serve.asking import Ask, Delta, Service
 from paceline.serve.choices import Answer, usage
 from paceline.serve.conversing import answered, ask_of, prompt_of
-from paceline.serve.events import told, unless_gone
+from paceline.serve.events import BEAT, told, unless_gone
 from paceline.serve.logprobs_told import chat_entries
 from paceline.serve.response_items import Items
 from paceline.serve.sampling_fields import generation_values
@@ -50,6 +50,8 @@ async def _answered(service: Service, settings: Settings, fields: ResponsesReque
 
 class _Growing:
     """One response, from its first token to its last, and the events of its stream."""
+
+    beat = BEAT
 
     def __init__(self, service: Service, fields: ResponsesRequest, plan: ToolPlan, ask: Ask) -> None:
         self._service, self._fields = service, fields
