@@ -11,6 +11,7 @@ import pytest
 from fastapi import Request
 
 from paceline.serve import events
+from paceline.serve.choices import Answer
 from paceline.serve.errors import APIError
 from paceline.serve.events import BEAT, Begun, EventStream, beating, frame, openai_frames, unless_gone
 from serve.fakes import FakeService
@@ -267,3 +268,28 @@ def test_what_tells_of_a_whole_prompt_is_written_in_a_thread(
     monkeypatch.setattr(events, "pieces", watched)
     assert asyncio.run(frames()) == [frame(chunk), b"data: [DONE]\n\n"]
     assert [one is not threading.main_thread() for one in wrote] == [True] * apart
+
+
+@pytest.mark.parametrize(
+    ("front", "module", "wishes"),
+    [
+        (CHAT, "chat", {"logprobs": True, "prompt_logprobs": 1}),
+        (COMPLETIONS, "completions", {"logprobs": 1, "prompt_logprobs": 1}),
+        (RESPONSES, "responses", {"include": ["message.output_text.logprobs"]}),
+    ],
+)
+def test_a_stream_keeps_no_log_probabilities_that_it_has_told(
+    monkeypatch: pytest.MonkeyPatch, front: Front, module: str, wishes: dict[str, Any]
+) -> None:
+    answers: list[Answer] = []
+
+    def noted(**fields: Any) -> Answer:
+        answers.append(Answer(**fields))
+        return answers[-1]
+
+    monkeypatch.setattr(f"paceline.serve.routes.{module}.Answer", noted)
+    answer = front.client(FakeService()).post(front.path, json={**front.body, **wishes, "stream": True})
+    assert '"logprob' in answer.text
+    assert answers[0].tokens
+    assert not answers[0].logprobs
+    assert answers[0].prompt_logprobs is None

@@ -34,6 +34,10 @@ class Answer:
         if self.ended is not None and self.ended.reason == "abort":
             raise APIError(503, "the server gave this request up before it was answered", code="aborted", retry_after_s=1)
 
+    def forget_logprobs(self) -> None:
+        """Once a stream has told them: they take half a kilobyte each, and nobody asks again."""
+        self.logprobs, self.prompt_logprobs = [], None
+
     @property
     def ending(self) -> Ending:
         if self.ended is None:

@@ -172,6 +172,7 @@ async def _streamed(
         if said or beside:
             yield chunks.of(told, delta)
         if delta.ending is not None:
+        answer.forget_logprobs()
             last = {"index": at, "delta": {}, "logprobs": None, "finish_reason": speeches[at].finish_reason(answer)}
             yield chunks.of(last | {"stop_reason": answer.stop_reason}, Delta())
     for chunk in chunks.last():

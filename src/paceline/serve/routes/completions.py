@@ -189,3 +189,4 @@ async def _streamed(
             yield chunks.of(told, delta)
     for chunk in chunks.last():
         yield chunk
+        answer.forget_logprobs()

@@ -89,6 +89,7 @@ class _Growing:
         if (steps := traced(self._service, delta)) is not None:
             self._steps += steps["steps"]
         logprobs = chat_entries(self._service, delta.logprobs or ())
+        self._answer.forget_logprobs()
         return self._numbered_events(self._items.add(self._parser.feed(delta.text), logprobs))
 
     def finish(self) -> list[dict[str, Any]]:
