@@ -52,6 +52,9 @@ def test_pages_that_may_call_do() -> None:
     there = client(cors_origins=(page,), api_keys=(KEY,))
     asking = {"origin": page, "access-control-request-method": "POST", "access-control-request-headers": "authorization"}
     assert there.options("/v1/echo", headers=asking).headers["access-control-allow-origin"] == page
+    # browsers ask before a page of the internet calls a server of a private network
+    private = there.options("/v1/echo", headers={**asking, "access-control-request-private-network": "true"})
+    assert (private.status_code, private.headers["access-control-allow-private-network"]) == (200, "true")
     # a page may read why it was refused
     assert there.post("/v1/echo", json=1, headers={"origin": page}).headers["access-control-allow-origin"] == page
     assert "access-control-allow-origin" not in there.post("/v1/echo", json=1, headers={"origin": "https://evil.example"}).headers

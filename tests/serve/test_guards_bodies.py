@@ -15,6 +15,9 @@ from paceline.serve.recording import Record, _current
 from paceline.serve.settings import Settings
 from serve.guarding import Sent, asked, client, sentence, small_app
 
+LARGE = b"1".rjust(1 << 16)
+"""Among the smallest that take room."""
+
 
 @pytest.mark.parametrize(
     ("body", "said"),
@@ -85,14 +88,14 @@ def test_a_body_that_does_not_arrive_is_given_up() -> None:
 
 
 def test_the_sum_of_bodies_is_bounded_and_what_is_held_is_let_go() -> None:
-    settings = Settings(max_body_bytes=1024, body_timeout_s=0.3)
+    settings = Settings(max_body_bytes=len(LARGE), body_timeout_s=0.3)
 
     async def run() -> None:
         bodies = Bodies(small_app(), settings)
 
         async def one() -> int:
             try:
-                await bodies({"type": "http", "headers": []}, Sent([b"x" * 1000], stalls=True), send)
+                await bodies({"type": "http", "headers": []}, Sent([LARGE], stalls=True), send)
             except APIError as error:
                 return error.status
             return 0
@@ -102,7 +105,7 @@ def test_the_sum_of_bodies_is_bounded_and_what_is_held_is_let_go() -> None:
         statuses = await asyncio.gather(*(one() for _ in range(20)))
         assert statuses.count(408) == 16
         assert statuses.count(503) == 4
-        assert bodies.held_bytes == 0
+        assert not bodies.arriving.taken
 
     asyncio.run(run())
 
@@ -136,13 +139,20 @@ class Waiting:
         assert (refused.status, refused.code, refused.retry_after_s) == (503, "overloaded", 1)
         return False
 
+    def stalled(self, body: bytes, key: int | None) -> asyncio.Future[None]:
+        """A body of which no more comes than this."""
+
+        async def send(message: Any) -> None: ...
+
+        token = _current.set(Record(key=key))
+        one = asyncio.ensure_future(self.bodies({"type": "http", "headers": []}, Sent([body], stalls=True), send))
+        _current.reset(token)
+        return one
+
     async def end(self, *ends: asyncio.Event) -> None:
         for end in ends:
             end.set()
         await asyncio.sleep(0.01)
-
-
-LARGE = b"1".rjust(1 << 16)
 
 
 def test_a_large_body_counts_until_it_is_answered() -> None:
@@ -152,7 +162,7 @@ def test_a_large_body_counts_until_it_is_answered() -> None:
         await waiting.end(waiting.ends[0])
         assert [await waiting.taken(LARGE) for _ in range(2)] == [True, False]
         await waiting.end(*waiting.ends)
-        assert not waiting.bodies.kept
+        assert not waiting.bodies.kept.taken
 
     asyncio.run(run())
 
@@ -177,9 +187,28 @@ def test_the_large_bodies_of_one_key_do_not_keep_those_of_another_out() -> None:
         assert not await waiting.taken(LARGE, 0)
         # twice the bound is the end of it, however many keys there are
         assert sum([await waiting.taken(LARGE, key) for key in range(2, 99)]) < 16
-        assert waiting.bodies.kept.total() == 2 * 16 * len(LARGE)
+        assert waiting.bodies.kept.taken.total() == 2 * 16 * len(LARGE)
         await waiting.end(*waiting.ends)
-        assert not waiting.bodies.kept
+        assert not waiting.bodies.kept.taken
+
+    asyncio.run(run())
+
+
+def test_bodies_that_stall_keep_neither_small_ones_nor_those_of_another_key_out() -> None:
+    async def run() -> None:
+        waiting = Waiting(len(LARGE))
+        stalled = [waiting.stalled(LARGE, 0) for _ in range(16)]
+        await asyncio.sleep(0.01)
+        assert waiting.bodies.arriving.taken == {0: 16 * len(LARGE)}
+        assert not await waiting.taken(LARGE, 0)
+        assert await waiting.taken(b"1", 0)
+        assert await waiting.taken(LARGE, 1)
+        for one in stalled:
+            one.cancel()
+        await asyncio.gather(*stalled, return_exceptions=True)
+        assert not waiting.bodies.arriving.taken
+        assert await waiting.taken(LARGE, 0)
+        await waiting.end(*waiting.ends)
 
     asyncio.run(run())
 
@@ -192,7 +221,7 @@ def test_a_bad_body_is_let_go() -> None:
 
         with pytest.raises(APIError, match="UTF-8"):
             await bodies({"type": "http", "headers": []}, Sent([b"\xff" * len(LARGE)]), send)
-        assert not bodies.kept
+        assert not bodies.kept.taken
 
     asyncio.run(run())
 

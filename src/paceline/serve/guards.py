@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 from fastapi import FastAPI
@@ -25,8 +25,8 @@ OPEN_FOLDER = "/page/"
 _MOST_HEADERS = 100
 _QUOTED_CHARS = 100
 _ASIDE_BYTES = 1 << 16
-"""Bodies from this size are looked at in a thread, and count until they are answered: of smaller ones, all that may be in flight
-come to little."""
+"""Bodies from this size are looked at in a thread, and take room until they are answered: of smaller ones, all that may be in
+flight come to little."""
 _BODIES_AT_ONCE = 16
 _LONGEST_LENGTH = 12
 """Digits of a Content-Length that are worth reading."""
@@ -42,6 +42,8 @@ def guarded(app: FastAPI, settings: Settings, observer: Observer | None = None) 
             allow_origins=settings.cors_origins,
             allow_methods=["GET", "POST"],
             allow_headers=["*"],
+            # asked for where a page of the internet calls a server of a private network
+            allow_private_network=True,
             expose_headers=["X-Request-Id", "Retry-After"],
         )
     return Recorded(inner, observer)
@@ -95,18 +97,48 @@ def _open(scope: Scope) -> bool:
     return scope["method"] in ("GET", "HEAD") and (path in OPEN_PATHS or path.startswith(OPEN_FOLDER))
 
 
+class Room:
+    """Bytes of large bodies, by API key, within a bound. As in the queue, one key must not take all of it: beyond the bound, and
+    up to twice as much in all, others are taken that have less than their share. Small bodies need no room."""
+
+    def __init__(self, most: int) -> None:
+        self._most, self.taken = most, Counter[int | None]()
+
+    @contextmanager
+    def entered(self) -> Iterator[Callable[[int], None]]:
+        """While one body is held. Yields what is to be told how large it is by now; it raises APIError where there is no room."""
+        key, own = record().key, 0
+
+        def grown(size: int) -> None:
+            nonlocal own
+            if size < _ASIDE_BYTES:
+                return
+            total = self.taken.total() + size - own
+            if total > self._most and not (total <= 2 * self._most and holds_little(key, self.taken, self._most)):
+                raise APIError(503, "too many large requests at once", code="overloaded", retry_after_s=1)
+            self.taken[key] += size - own
+            own = size
+
+        try:
+            yield grown
+        finally:
+            self.taken[key] -= own
+            if not self.taken[key]:
+                # who holds nothing has no share
+                del self.taken[key]
+
+
 class Bodies:
     """Reads bodies whole, within a size, a time and a sum over all requests, and looks at them before any parser does.
 
-    held_bytes: of bodies that are being read. kept: bytes of large ones whose answer has not ended, by API key: they are held as
-    long, raw and parsed. Each of the two sums has the same bound; small bodies do not wait for room among those that are kept.
+    arriving, kept: room of those that are being read, and of those whose answer has not ended: they are held as long, raw and
+    parsed.
     """
 
     def __init__(self, app: ASGIApp, settings: Settings) -> None:
         self._app, self._settings = app, settings
-        self._most = _BODIES_AT_ONCE * settings.max_body_bytes
-        self.held_bytes = 0
-        self.kept = Counter[int | None]()
+        most = _BODIES_AT_ONCE * settings.max_body_bytes
+        self.arriving, self.kept = Room(most), Room(most)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -115,10 +147,12 @@ class Bodies:
         length = _only(scope["headers"], b"content-length")
         if length.isdecimal() and (len(length) > _LONGEST_LENGTH or int(length) > self._settings.max_body_bytes):
             raise self._too_large()
-        body = await self._read(receive)
+        with self.arriving.entered() as grown:
+            body = await self._read(receive, grown)
         if body is None:
             return
-        with self._keeping(len(body)):
+        with self.kept.entered() as grown:
+            grown(len(body))
             if found := await self._flaw(body):
                 raise invalid(found)
             if self._settings.log_prompts:
@@ -131,25 +165,6 @@ class Bodies:
 
             await self._app(scope, replayed, send)
 
-    @contextmanager
-    def _keeping(self, size: int) -> Iterator[None]:
-        """While a body is kept. Raises APIError where there is no room; as in the queue, one key must not take all of it: beyond
-        the bound, and up to twice as much in all, others are taken that have less than their share."""
-        if size < _ASIDE_BYTES:
-            yield
-            return
-        key, total = record().key, self.kept.total() + size
-        if total > self._most and not (total <= 2 * self._most and holds_little(key, self.kept, self._most)):
-            raise _too_many()
-        self.kept[key] += size
-        try:
-            yield
-        finally:
-            self.kept[key] -= size
-            if not self.kept[key]:
-                # who keeps nothing has no share
-                del self.kept[key]
-
     def _too_large(self) -> APIError:
         return APIError(413, f"the body is larger than {self._settings.max_body_bytes} bytes", code="body_too_large")
 
@@ -157,8 +172,8 @@ class Bodies:
         depth = self._settings.max_json_depth
         return flaw(body, depth) if len(body) < _ASIDE_BYTES else await asyncio.to_thread(flaw, body, depth)
 
-    async def _read(self, receive: Receive) -> bytes | None:
-        """The body; None where the client left."""
+    async def _read(self, receive: Receive, grown: Callable[[int], None]) -> bytes | None:
+        """The body; None where the client left. grown: told how much of it has come."""
         parts, size = list[bytes](), 0
         try:
             async with asyncio.timeout(self._settings.body_timeout_s):
@@ -168,22 +183,14 @@ class Bodies:
                         return None
                     part: bytes = message.get("body", b"")
                     size += len(part)
-                    self.held_bytes += len(part)
                     parts.append(part)
                     if size > self._settings.max_body_bytes:
                         raise self._too_large()
-                    if self.held_bytes > self._most:
-                        raise _too_many()
+                    grown(size)
                     if not message.get("more_body", False):
                         return parts[0] if len(parts) == 1 else b"".join(parts)
         except TimeoutError:
             raise APIError(408, f"the body did not arrive within {self._settings.body_timeout_s:g} s") from None
-        finally:
-            self.held_bytes -= size
-
-
-def _too_many() -> APIError:
-    return APIError(503, "too many large requests at once", code="overloaded", retry_after_s=1)
 
 
 def _only(headers: Iterable[tuple[bytes, bytes]], name: bytes) -> str:
