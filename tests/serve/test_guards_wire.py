@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import socket
 import time
 from collections.abc import AsyncIterator, Iterable
 from threading import Event
 
 import pytest
-from fastapi.responses import StreamingResponse
+from fastapi.responses import Response, StreamingResponse
 
 from paceline.serve.guards import guarded
 from paceline.serve.settings import Settings
@@ -135,3 +136,31 @@ def test_an_answer_that_nobody_reads_is_given_up(reads: bool) -> None:
                     line.recv(1 << 20)
             assert ended.is_set() is not reads
         assert ended.wait(5), "whoever hangs up is not answered either"
+
+
+def test_an_answer_told_at_once_may_take_long_to_read() -> None:
+    app, size = small_app(), 32 << 20
+
+    @app.get("/v1/large")
+    async def large() -> Response:
+        return Response(b"a" * size)
+
+    with Wire(guarded(app, Settings()), Settings(), patience_s=0.3) as wire, socket.socket() as line:
+        # so that little of it lies with the system
+        line.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)
+        line.settimeout(5)
+        line.connect(("127.0.0.1", wire.port))
+        line.sendall(b"GET /v1/large HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        began, read = time.monotonic(), 0
+        while read < size and (part := line.recv(1 << 18)):
+            read += len(part)
+            # a second and a half for all of it
+            time.sleep(max(began + 1.5 * read / size - time.monotonic(), 0))
+        assert read >= size
+
+
+def test_whoever_offers_another_protocol_is_answered_in_this_one(wire: Wire, caplog: pytest.LogCaptureFixture) -> None:
+    offer = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAEAAEAAAAIAAAABAAMAAABkAAQBAAAAAAUAAEAA\r\n"
+    with caplog.at_level(logging.WARNING):
+        assert wire.told(b"GET /health HTTP/1.1\r\nHost: localhost\r\n" + offer + b"\r\n").startswith(b"HTTP/1.1 200")
+    assert not caplog.records

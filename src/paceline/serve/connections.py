@@ -8,6 +8,7 @@ import json
 import resource
 import sys
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import h11
@@ -19,7 +20,7 @@ from paceline.serve.settings import Settings
 _PATIENCE_S = 10.0
 """For the head of a request to arrive whole, and for a body that is no longer read to end."""
 _READING_S = 60.0
-"""For a client to read some of its answer, once so much lies unread that nothing more is sent."""
+"""For a client to read some more of its answer, once so much lies unread that nothing more is sent."""
 _KEEP_ALIVE_S = 620
 """Longer than clients and load balancers pool connections by default (nginx and Amazon's 60 s, Go 90 s, Google's 600 s), so that
 it is they who close one, and not we while they send."""
@@ -63,17 +64,32 @@ class Connection(H11Protocol):
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        # whoever answers would wait for ever, and the engine go on for nobody
-        self._unread.set(self.loop, self.reading_s, self.transport.abort)
+        self._watch()
 
     def resume_writing(self) -> None:
         self._unread.off()
         super().resume_writing()
 
+    def _watch(self) -> None:
+        self._unread.set(self.loop, self.reading_s, partial(self._look, self.transport.get_write_buffer_size()))
+
+    def _look(self, unread_bytes: int) -> None:
+        """unread_bytes: when it was looked last; what was answered at once may take long to read."""
+        self._unread.off()
+        if self.transport.get_write_buffer_size() < unread_bytes:
+            self._watch()
+        else:
+            # whoever answers would wait for ever, and the engine go on for nobody
+            self.transport.abort()
+
     def connection_lost(self, exc: Exception | None) -> None:
         self._owing.off()
         self._unread.off()
         super().connection_lost(exc)
+
+    def _should_upgrade(self) -> bool:
+        """To no other protocol; uvicorn would warn of each client that offers to speak HTTP/2."""
+        return False
 
     def _settle(self) -> None:
         """Run the alarm while the client owes something; drops that come in do not stop it."""
