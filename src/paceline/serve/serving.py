@@ -56,7 +56,8 @@ class _Server(uvicorn.Server):
         if in_flight:
             self._expire()
             await self._waited(in_flight, until)
-        self.config.timeout_graceful_shutdown = max(round(until - time.monotonic()), 1)
+        # after a second signal too uvicorn waits for connections to close, from Python 3.12 on
+        self.config.timeout_graceful_shutdown = 1 if self.force_exit else max(round(until - time.monotonic()), 1)
         await super().shutdown(sockets)
 
     async def _waited(self, in_flight: set[asyncio.Task[None]], until: float) -> set[asyncio.Task[None]]:
