@@ -118,6 +118,23 @@ def test_items_reach_the_template_as_templates_read_them():
     ]
 
 
+@pytest.mark.parametrize(
+    ("instructions", "leading", "system"),
+    [
+        ("be kind", ["and brief"], "be kind\n\nand brief"),
+        (None, ["be kind", "and brief"], "be kind\n\nand brief"),
+        ("be kind", [""], "be kind"),
+        ("be kind", [], "be kind"),
+    ],
+)
+def test_what_leads_a_conversation_is_one_system_message(instructions: str | None, leading: list[str], system: str):
+    items = [{"role": role, "content": text} for role, text in zip(("developer", "system"), leading, strict=False)]
+    items += [{"role": "user", "content": "hi"}, {"role": "developer", "content": "now briefer"}]
+    first, *rest = told(FakeService(), items, instructions=instructions)
+    assert first == {"role": "system", "content": system}
+    assert rest == [{"role": "user", "content": "hi"}, {"role": "system", "content": "now briefer"}]
+
+
 def test_sampling():
     ask = asked(
         max_output_tokens=7,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import takewhile
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, Tag, model_validator
@@ -194,13 +195,15 @@ class ResponsesRequest(Generation):
 
     @property
     def template_messages(self) -> list[dict[str, Any]]:
+        items = [Item(role="user", content=self.input)] if isinstance(self.input, str) else self.input
+        leading = list(takewhile(lambda item: item.role in ("system", "developer"), items))
+        # one message: many templates take no second one
+        systems = [self.instructions or "", *(joined(item.content) for item in leading)]
         told: list[dict[str, Any]] = []
-        if self.instructions:
-            told.append({"role": "system", "content": self.instructions})
-        if isinstance(self.input, str):
-            return [*told, {"role": "user", "content": self.input}]
+        if self.instructions or leading:
+            told.append({"role": "system", "content": "\n\n".join(filter(None, systems))})
         calling = False
-        for item in self.input:
+        for item in items[len(leading) :]:
             if item.type == "message":
                 told.append({"role": "system" if item.role == "developer" else item.role, "content": joined(item.content)})
             elif item.type == "function_call_output":
