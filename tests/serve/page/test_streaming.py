@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from serve.page.browser import Browser, needs_chromium
 from serve.page.live import RAN, generate, shown
 from serve.page.words import TEXT, WordService
@@ -84,6 +86,16 @@ def test_stops(opened: Browser, service: WordService):
             break
         opened.js("new Promise((resume) => setTimeout(resume, 20))")
     assert service.left_early == left + 1
+
+
+@pytest.mark.parametrize("chat", [False, True])
+@pytest.mark.parametrize(
+    ("reason", "told"), [("length", "ended at its length"), ("timeout", "ran out of time"), ("stop", "ended")]
+)
+def test_says_why_an_answer_ended(opened: Browser, service: WordService, reason: str, told: str, chat: bool):
+    service.reason = reason
+    generate(opened, 30, **({"chat": True} if chat else {}))
+    assert opened.text(".state").startswith(f"{told} after 30 tokens")
 
 
 def test_replays_slowly(opened: Browser):

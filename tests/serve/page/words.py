@@ -35,9 +35,10 @@ def pieces(text: str) -> list[bytes]:
 
 @dataclass
 class WordService(FakeService):
-    """Three tokens a step where something drafts, one where nothing does. pause_s: between steps."""
+    """Three tokens a step where something drafts, one where nothing does. pause_s: between steps. reason: why answers end."""
 
     pause_s: float = 0.02
+    reason: str = "length"
     drafters: tuple[str, ...] = ("reference", "grammar", "ngram", "suffix", "model")
     default_drafters: tuple[str, ...] = ("reference", "grammar", "ngram", "model")
     context_length: int = 4096
@@ -86,7 +87,7 @@ class WordService(FakeService):
             "acceptance_by_depth": [1.0, 0.5],
             "acceptance_histogram": [0, 1],
         }
-        return [*deltas, Delta(ending=Ending("length", ask.params.seed or 0, speculation=counts))]
+        return [*deltas, Delta(ending=Ending(self.reason, ask.params.seed or 0, speculation=counts))]
 
     def _delta(
         self, ids: list[int], number: int, names: tuple[str, ...], decoder: codecs.IncrementalDecoder, logprobs: int | None

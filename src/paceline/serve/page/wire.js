@@ -22,7 +22,7 @@ export function request(settings) {
 
 /**
  * A chunk as {text, steps, logprobs, reason, usage, metrics}. steps: null where the server traced none. logprobs: per token
- * {logprob, top: [[text, logprob], ...]}, the likeliest first.
+ * {logprob, top: [[text, logprob], ...]}, the likeliest first. reason: why the answer ended, "timeout" where its time was up.
  */
 export function chunkRead(chunk) {
   const choice = chunk.choices?.[0];
@@ -31,7 +31,7 @@ export function chunkRead(chunk) {
     text: choice?.text ?? `${said?.reasoning_content ?? ""}${said?.content ?? ""}`,
     steps: chunk.speculation?.steps ?? null,
     logprobs: choice?.logprobs ? logprobsRead(choice.logprobs) : [],
-    reason: choice?.finish_reason ?? null,
+    reason: choice?.stop_reason === "timeout" ? "timeout" : choice?.finish_reason ?? null,
     usage: chunk.usage ?? null,
     metrics: chunk.metrics?.speculative_decoding ?? null,
   };
