@@ -12,11 +12,12 @@ Finite = Annotated[float, Field(allow_inf_nan=False)]
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 LONGEST_GRAMMAR = 1 << 18
 """Characters. The grammar of an answer that may call tools holds the schemas of all of them."""
+LEAST_TEMPERATURE = 1e-6
+"""But for 0: logits divided by less would leave float32, and several tokens be infinitely likely."""
 
 
 def _divisible(temperature: float) -> float:
-    # logits divided by less would leave float32: several tokens would be infinitely likely
-    if 0.0 < temperature < 1e-6:
+    if 0.0 < temperature < LEAST_TEMPERATURE:
         raise ValueError("must be 0 (greedy) or at least 1e-6")
     return temperature
 

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from paceline.errors import validators_words
 from paceline.noise import stream
-from paceline.params import SamplingParams
+from paceline.params import LEAST_TEMPERATURE, SamplingParams
 from paceline.serve.asking import Ask, Service
 from paceline.serve.errors import invalid
 from paceline.serve.settings import Settings
@@ -42,7 +42,8 @@ def extension_values(fields: Extensions) -> dict[str, Any]:
 def drawing_values(temperature: float | None, top_p: float | None, seed: int | None) -> dict[str, Any]:
     """What every API has to say of how tokens are drawn."""
     return {
-        "temperature": temperature,
+        # some clients write 1e-8 for the likeliest token
+        "temperature": 0.0 if temperature is not None and temperature < LEAST_TEMPERATURE else temperature,
         "top_p": None if top_p is None else max(top_p, _LEAST_TOP_P),
         "seed": None if seed is None else seed % 2**64,
     }
