@@ -66,6 +66,23 @@ def test_asks_are_prepared_beside_the_engine_s_steps_and_come_in_order() -> None
     assert seen == [taken[0].ask]
 
 
+def test_choices_of_one_prompt_share_it() -> None:
+    line, for_ever = Line(Order), Event()
+
+    def lines() -> Iterator[bytes]:
+        for number, prompt in enumerate([(1, 2), (1, 2), (3,), (3,)]):
+            yield line.write(Order(number, Ask(prompt, SamplingParams(seed=number))))
+            yield line.write(Order(number))
+        for_ever.wait()
+
+    orders, asked = Orders(lines()), list[Ask]()
+    while len(asked) < 4:
+        asked += [order.ask for order in orders.taken(wait=True) if order.ask is not None]
+    assert [(one.prompt, one.params.seed) for one in asked] == [((1, 2), 0), ((1, 2), 1), ((3,), 2), ((3,), 3)]
+    assert asked[0].prompt is asked[1].prompt
+    assert asked[2].prompt is asked[3].prompt
+
+
 def test_the_engine_finds_a_grammar_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = LLM(draft="none").engine
     good, bad = Grammar(kind="regex", text="(yes|no)"), Grammar(kind="regex", text="(")

@@ -103,6 +103,14 @@ def answer_tokens(service: Service, prompt_tokens: int, asked: int | None, defau
     return room if wanted is None else min(wanted, room)
 
 
+def check_prompts(service: Service, settings: Settings, tokens: int, param: str) -> None:
+    """tokens: of the prompts of all choices of a request, for the engine gets a prompt anew with each. param: the field that
+    holds them. Raises APIError (400) beyond a bound, within which one prompt always is."""
+    most = max(settings.max_prompt_chars, service.context_length)
+    if tokens > most:
+        raise invalid(f"the prompts of all choices have {tokens} tokens; the server takes at most {most} together", param)
+
+
 def seed_of(seed: int | None, name: str, at: int) -> int:
     """A seed made from that of a request, which has one by now."""
     assert seed is not None

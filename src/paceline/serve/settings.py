@@ -59,9 +59,10 @@ class Settings(BaseModel):
     listens beyond it. cors_origins: pages of other origins that may call. root_path: what a proxy cuts off in front of every
     path. batch: sequences in flight. prefill_chunk: prompt tokens of one step; what suits the model unless given. cache_tokens:
     that all sequences may hold. queue: requests that may wait before the next is told 429. max_prompt_chars: characters of a
-    request's prompts or conversation, and tokens of its prediction, counted once per choice. default_max_tokens: where a request
-    names none; None for what the endpoint's own API says. body_timeout_s: until a body has arrived whole. drain_timeout_s: what
-    running requests get once the server is told to stop. log_prompts: logs may hold texts of requests.
+    request's prompts or conversation, and tokens of its prediction and, where the context holds no more, of its prompts, counted
+    once per choice. default_max_tokens: where a request names none; None for what the endpoint's own API says. body_timeout_s:
+    until a body has arrived whole. drain_timeout_s: what running requests get once the server is told to stop. log_prompts: logs
+    may hold texts of requests.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)

@@ -182,9 +182,15 @@ class Orders:
             os._exit(1)
 
     def _read(self) -> None:
-        line = Line(Order)
+        line, prompt = Line(Order), tuple[int, ...]()
         for read in self._source:
             order = line.read(read)
+            if order.ask is not None:
+                # choices of one request follow one another, and share what they begin with
+                if order.ask.prompt == prompt:
+                    order = replace(order, ask=replace(order.ask, prompt=prompt))
+                else:
+                    prompt = order.ask.prompt
             with self._lock:
                 if order.ask is not None and order.ask.params.grammar is not None:
                     self._preparing.add(order.number)

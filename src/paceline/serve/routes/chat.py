@@ -19,7 +19,7 @@ from paceline.serve.errors import APIError
 from paceline.serve.events import Begun, EventStream, beating, openai_frames, unless_gone
 from paceline.serve.lengths import check_length
 from paceline.serve.logprobs_told import chat_entries, prompt_entries
-from paceline.serve.sampling_fields import asks, check_count, generation_values, reference_of
+from paceline.serve.sampling_fields import asks, check_count, check_prompts, generation_values, reference_of
 from paceline.serve.settings import Settings
 from paceline.serve.speculation_told import metrics
 from paceline.serve.speech import Speech
@@ -92,6 +92,7 @@ async def _asked(service: Service, settings: Settings, fields: ChatRequest) -> t
         tools = await behind_thought(service, tools, "tools" if tools.functions else param_of(fields))
     params = params_of(service, settings, tools, values)
     longest = longest_of(service, settings, prompt, fields.most_tokens, "messages")
+    check_prompts(service, settings, len(prompt) * n, "messages")
     return tools, opened, prompt, asks(prompt, params.model_copy(update={"max_tokens": longest}), fields, reference, service, n)
 
 
@@ -171,8 +172,8 @@ async def _streamed(
         beside = delta.logprobs or delta.steps or (delta.tokens and (fields.return_token_ids or chunks.silent_deltas))
         if said or beside:
             yield chunks.of(told, delta)
-        if delta.ending is not None:
         answer.forget_logprobs()
+        if delta.ending is not None:
             last = {"index": at, "delta": {}, "logprobs": None, "finish_reason": speeches[at].finish_reason(answer)}
             yield chunks.of(last | {"stop_reason": answer.stop_reason}, Delta())
     for chunk in chunks.last():

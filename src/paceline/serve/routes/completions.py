@@ -22,6 +22,7 @@ from paceline.serve.sampling_fields import (
     answer_tokens,
     asks,
     check_count,
+    check_prompts,
     generation_values,
     reference_of,
     sampling_params,
@@ -102,13 +103,15 @@ async def _asked(service: Service, settings: Settings, fields: CompletionRequest
         values["prompt_logprobs"] = max(fields.logprobs, fields.prompt_logprobs or 0)
     params = sampling_params(service, settings, values)
     default = settings.default_max_tokens or _DEFAULT_MAX_TOKENS
-    asked, choices = [], []
+    asked, choices, tokens = [], [], 0
     for at, prompt in enumerate(prompts):
         # nobody who named no seed wants equal answers to equal prompts
         seed = seed_of(params.seed, "prompt", at) if at and fields.seed is None else params.seed
         ids = await _ids(service, fields, prompt)
         # one token is the least the engine can be asked for; with 0 it is left out of the answer
         longest = max(1, answer_tokens(service, len(ids), fields.max_tokens, default, "prompt"))
+        tokens += len(ids) * n
+        check_prompts(service, settings, tokens, "prompt")
         asked += asks(ids, params.model_copy(update={"max_tokens": longest, "seed": seed}), fields, reference, service, n)
         echoed = (prompt if isinstance(prompt, str) else service.decode(ids, skip_special=False)) if fields.echo else ""
         for _ in range(n):
@@ -187,6 +190,6 @@ async def _streamed(
         says = told["text"] or parts or delta.steps or delta.ending or "prompt_logprobs" in told
         if says or fields.return_token_ids or chunks.silent_deltas:
             yield chunks.of(told, delta)
+        answer.forget_logprobs()
     for chunk in chunks.last():
         yield chunk
-        answer.forget_logprobs()
