@@ -8,7 +8,7 @@ import pytest
 
 from paceline.serve.errors import APIError
 from serve.fakes import VOCAB, FakeService
-from serve.front import COMPLETIONS, refusal
+from serve.front import CHAT, COMPLETIONS, RESPONSES, Front, refusal
 from serve.openapi_schema import check
 
 asked, refused = COMPLETIONS.asked, COMPLETIONS.refused
@@ -72,7 +72,6 @@ def test_accepted_though_it_changes_nothing(name: str, value: Any):
         ({"max_tokens": -1}, "max_tokens", "greater than or equal to 0"),
         ({"max_tokens": True}, "max_tokens", "'max_tokens'"),
         ({"temperature": -0.1}, "temperature", "'temperature'"),
-        ({"temperature": 1e-9}, "temperature", "1e-6"),
         ({"temperature": 1e6}, "temperature", "'temperature'"),
         ({"top_p": 1.1}, "top_p", "'top_p'"),
         ({"logprobs": 21}, "logprobs", "'logprobs'"),
@@ -130,6 +129,45 @@ def test_long_prompts_are_refused_before_they_are_read():
     client = COMPLETIONS.client(FakeService(), max_prompt_chars=10)
     assert refusal(client, COMPLETIONS.path, {"prompt": ["a" * 6, "b" * 5]})[:2] == (400, "prompt")
     assert client.post(COMPLETIONS.path, json={"prompt": ["a" * 5, "b" * 5]}).status_code == 200
+
+
+def test_clients_know_that_a_prompt_is_too_long():
+    """By the code, or by words that LiteLLM looks for in the message."""
+    for bounds, length, words in (
+        ({}, 600, "this model's maximum context length is 512 tokens, answer included; the prompt has 601"),
+        ({"max_prompt_chars": 10}, 11, "string too long. Expected a string with maximum length 10, but got one with 11"),
+    ):
+        client = COMPLETIONS.client(FakeService(), **bounds)
+        error = client.post(COMPLETIONS.path, json={"prompt": "a" * length}).json()["error"]
+        assert (error["type"], error["param"], error["code"]) == ("invalid_request_error", "prompt", "context_length_exceeded")
+        assert words in error["message"]
+
+
+@pytest.mark.parametrize("front", [COMPLETIONS, CHAT])
+def test_prompts_of_all_choices_together_are_bounded(front: Front):
+    """The engine gets them anew with each; one of them may be as long as the context is."""
+    service = FakeService(context_length=40)
+    client = front.client(service, max_prompt_chars=30)
+    body = {**front.body, "max_tokens": 1}
+    assert client.post(front.path, json=body).status_code == 200
+    each = len(service.asked[0][0].prompt)
+    assert client.post(front.path, json={**body, "n": 40 // each}).status_code == 200
+    status, param, message = refusal(client, front.path, {**body, "n": 40 // each + 1})
+    assert (status, param) == (400, next(iter(front.body)))
+    assert message == f"the prompts of all choices have {each * (40 // each + 1)} tokens; the server takes at most 40 together"
+    assert len(service.asked) == 2
+
+
+def test_prompts_of_ids_are_counted_too():
+    client = COMPLETIONS.client(FakeService(context_length=40), max_prompt_chars=30)
+    assert client.post(COMPLETIONS.path, json={"prompt": [[97] * 10] * 2, "n": 2}).status_code == 200
+    assert refusal(client, COMPLETIONS.path, {"prompt": [[97] * 10, [97] * 11], "n": 2})[:2] == (400, "prompt")
+
+
+@pytest.mark.parametrize("front", [COMPLETIONS, CHAT, RESPONSES])
+@pytest.mark.parametrize(("given", "taken"), [(1e-8, 0.0), (1e-6, 1e-6), (0, 0.0)])
+def test_temperatures_too_small_to_divide_by_are_greedy(front: Front, given: float, taken: float):
+    assert front.asked(temperature=given).params.temperature == taken
 
 
 def test_unknown_model():

@@ -94,4 +94,4 @@ def test_limits():
     assert refused(input="x" * 600)[1:] == ("input", refused(input="x" * 600)[2])
     status, param, message = refusal(RESPONSES.client(FakeService(), max_prompt_chars=10), RESPONSES.path, {"input": "x" * 11})
     assert (status, param) == (400, "input")
-    assert "at most 10" in message
+    assert "maximum length 10" in message

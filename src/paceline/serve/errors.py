@@ -33,6 +33,15 @@ class APIError(Exception):
         return {} if self.retry_after_s is None else {"Retry-After": str(self.retry_after_s)}
 
 
+class TooLong(APIError):
+    """400: a prompt is longer than it may be. Clients that then shorten it know that by the words of the API they speak:
+    `message` has those of OpenAI, `anthropics` those of Anthropic. length, most: in units such as tokens."""
+
+    def __init__(self, message: str, param: str, length: int, most: int, unit: str) -> None:
+        super().__init__(400, message, param=param, code="context_length_exceeded")
+        self.anthropics = f"prompt is too long: {length} {unit} > {most} maximum"
+
+
 def invalid(message: str, param: str | None = None, code: str | None = None) -> APIError:
     """400: what was asked for cannot be had; the message is one sentence that names it."""
     return APIError(400, message, param=param, code=code)

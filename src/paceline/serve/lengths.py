@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence as Many
 from typing import Any
 
-from paceline.serve.errors import invalid
+from paceline.serve.errors import TooLong
 from paceline.serve.settings import Settings
 
 
@@ -22,6 +22,7 @@ def characters(
 
 def check_length(characters: int, settings: Settings, param: str) -> None:
     """Before anything is tokenized. Raises APIError (400)."""
-    if characters > settings.max_prompt_chars:
-        message = f"'{param}' has {characters} characters; the server takes at most {settings.max_prompt_chars}"
-        raise invalid(message, param, "context_length_exceeded")
+    if characters > (most := settings.max_prompt_chars):
+        # the words that clients of OpenAI's know it by
+        limit = f"'{param}': string too long. Expected a string with maximum length {most}"
+        raise TooLong(f"{limit}, but got one with {characters} characters", param, characters, most, "characters")

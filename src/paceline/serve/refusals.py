@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from paceline.serve.errors import APIError
+from paceline.serve.errors import APIError, TooLong
 from paceline.serve.recording import path_of
 
 _ANTHROPIC_TYPES = {413: "request_too_large", 503: "overloaded_error"}
@@ -22,7 +22,8 @@ _log = logging.getLogger(__name__)
 def body_of(error: APIError, path: str) -> dict[str, Any]:
     """Anthropic's form under /v1/messages, else OpenAI's."""
     if path == "/v1/messages" or path.startswith("/v1/messages/"):
-        return {"type": "error", "error": {"type": _ANTHROPIC_TYPES.get(error.status, error.kind), "message": error.message}}
+        message = error.anthropics if isinstance(error, TooLong) else error.message
+        return {"type": "error", "error": {"type": _ANTHROPIC_TYPES.get(error.status, error.kind), "message": message}}
     return error.body
 
 

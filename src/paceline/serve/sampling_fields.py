@@ -12,7 +12,7 @@ from paceline.errors import validators_words
 from paceline.noise import stream
 from paceline.params import LEAST_TEMPERATURE, SamplingParams
 from paceline.serve.asking import Ask, Service
-from paceline.serve.errors import invalid
+from paceline.serve.errors import TooLong, invalid
 from paceline.serve.settings import Settings
 from paceline.serve.wire.generation import Extensions, Generation
 
@@ -97,8 +97,8 @@ def answer_tokens(service: Service, prompt_tokens: int, asked: int | None, defau
     """
     room = service.context_length - prompt_tokens
     if room < 1:
-        message = f"the prompt has {prompt_tokens} tokens; the model's context holds {service.context_length}, answer included"
-        raise invalid(message, param, "context_length_exceeded")
+        limit = f"this model's maximum context length is {service.context_length} tokens, answer included"
+        raise TooLong(f"{limit}; the prompt has {prompt_tokens}", param, prompt_tokens, service.context_length - 1, "tokens")
     wanted = asked if asked is not None else default
     return room if wanted is None else min(wanted, room)
 
