@@ -221,6 +221,12 @@ def test_what_a_run_was_made_with_is_said_where_it_is_known() -> None:
     assert "- `auto` is `ngram` under `adaptive`" in lines
     assert "- Peer: other 1, weights int8; draft: 5 tokens" in lines
     assert not any("stopped" in line for line in lines)
+    assert not any("raft model of the peers" in line for line in lines), "of an older record nobody knows"
+    assert "- Draft model of the peers: small-draft" in circumstances(new | {"peers_draft": "small-draft"}, "one.json")
+    assert "- Draft model of the peers: none was given to them" in circumstances(new | {"peers_draft": None}, "one.json")
+    assert not any(
+        "raft model of the peers" in line for line in circumstances(new | {"peers_draft": None, "peers": {}}, "one.json")
+    )
 
 
 def test_what_a_gpu_was_measured_at_stands_on_the_page(tmp_path: Path) -> None:

@@ -14,11 +14,13 @@ import pytest
 from paceline import LLM, SamplingParams
 from paceline.bench.contest import DecoderFailed, answer
 from paceline.bench.errors import BenchError
+from paceline.bench.mode import Mode, draft_model
 from paceline.bench.peers import PEERS, chosen
 from paceline.bench.peers.base import Material, PeerDecoder, guarded
 from paceline.bench.peers.gguf_file import gguf_file
 from paceline.bench.peers.host import HostedPeer
 from paceline.models.base import ModelError
+from paceline.models.embedded import DEFAULT, WEIGHTS_FOLDER, draft_of
 from tiny import save_tiny
 
 SHAPE = {"hidden_size": 128, "intermediate_size": 192, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32}
@@ -83,6 +85,55 @@ def test_a_checkpoints_own_penalties_are_nobodys(tmp_path: Path) -> None:
             assert PeerDecoder(peer, mode, load).decode(prompt, 24).token_ids == expected, mode
     finally:
         peer.close()
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", ["llama.cpp", "openvino"])
+def test_a_draft_may_be_called_as_its_target(tmp_path: Path, name: str) -> None:
+    if not PEERS[name].installed:
+        pytest.skip(f"{name} is not installed here")
+    target, draft = (save_tiny(tmp_path / n / "model", 3, disturbed=d, **SHAPE) for n, d in (("target", 0.0), ("draft", 0.2)))
+    work = tmp_path / "work"
+    work.mkdir()
+    peer = HostedPeer(name, Material(target, draft, work, "fp32", 128, frozenset(), 1))
+    try:
+        PeerDecoder(peer, "draft model", peer.modes()["draft model"])
+    finally:
+        peer.close()
+    pattern = "*.gguf" if name == "llama.cpp" else "openvino_model.bin"
+    assert len({file.read_bytes() for file in work.rglob(pattern)}) == 2
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_an_assistant_that_is_padded_otherwise_is_refused_in_words(tmp_path: Path) -> None:
+    target = save_tiny(tmp_path / "target", 3)
+    draft = save_tiny(tmp_path / "draft", 3, vocab_size=320)
+    peer = HostedPeer("transformers", Material(target, draft, tmp_path, "fp32", 64, frozenset(), 1))
+    try:
+        with pytest.raises(DecoderFailed, match=r"as many tokens as the model, \d+, and 'draft' has 320"):
+            PeerDecoder(peer, "assisted", peer.modes()["assisted"])
+    finally:
+        peer.close()
+
+
+def test_the_model_that_drafts_is_found_in_any_spec(tmp_path: Path) -> None:
+    source, draft = tmp_path / "source", tmp_path / "draft"
+    draft.mkdir()
+
+    def found(*drafts: str) -> Path | None:
+        return draft_model([Mode.of(one, None, None, str(source)) for one in drafts], source)
+
+    assert found("ngram", "auto", "model") is None
+    for spec in (
+        f"model:{draft}",
+        f"model:path={draft},depth=2",
+        f"auto:{draft}",
+        f"ngram^model:{draft}",
+        f"ngram+model:{draft}@int8",
+    ):
+        assert found("ngram", spec, "model:/nowhere") == draft, spec
+    shipped = WEIGHTS_FOLDER / DEFAULT
+    assert draft_model([Mode.of("ngram", None, None, str(shipped))], shipped) == draft_of(shipped)
 
 
 _STRETCHED = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -160,12 +161,47 @@ def test_transformers_runs_beside_and_says_the_same(monkeypatch, capsys, models,
     assert record["failed"] == {}
     rows = [row for row in record["rows"] if row["peer"] == "transformers" and row["task"] == "raw"]
     assert [row["mode"] for row in rows] == ["transformers plain", "transformers prompt lookup"]
+    assert record["peers_draft"] is None
+    assert "draft" not in record["peers"]["transformers"]["options"]
     assert all(row["equal_prompts"] == row["prompts"] == row["equal_to_its_own_plain"] for row in rows)
     assert "transformers" in record["verify_cost"]["ms"]
     versus = next(entry for entry in record["against_peers"] if entry["task"] == "raw")
     assert versus["plain"]["ratio"] == pytest.approx(
         versus["plain"]["ours_tokens_per_s"] / versus["plain"]["theirs_tokens_per_s"]
     )
+
+
+def test_peers_draft_with_the_model_that_drafts_here(monkeypatch, capsys, models, tasks) -> None:
+    target, draft = models
+    call = (target, "--draft", f"model:{draft}", "--tasks", tasks, "--peers", "transformers", "--limit", "1", *FEW, "--json")
+    assert run(monkeypatch, *call) == 0
+    record = json.loads(capsys.readouterr().out)
+    assert record["failed"] == {}
+    assert record["peers_draft"] == "draft"
+    assert "draft" in record["peers"]["transformers"]["options"]
+    rows = [row for row in record["rows"] if row["mode"] == "transformers assisted"]
+    assert rows
+    assert all(row["equal_prompts"] == row["prompts"] for row in rows)
+
+
+def test_a_draft_with_other_tokens_is_not_given_to_peers(monkeypatch, capsys, models, tasks, tmp_path: Path) -> None:
+    given: list[Path | None] = []
+
+    def broken(name, material):
+        given.append(material.draft)
+        raise RuntimeError("out of luck")
+
+    monkeypatch.setattr(runner, "HostedPeer", broken)
+    other = tmp_path / "other"
+    shutil.copytree(models[1], other)
+    described = json.loads((other / "tokenizer.json").read_text())
+    vocabulary = described["model"]["vocab"]
+    vocabulary["a"], vocabulary["b"] = vocabulary["b"], vocabulary["a"]
+    (other / "tokenizer.json").write_text(json.dumps(described))
+    call = (models[0], "--draft", f"model:{other}", "--tasks", tasks, "--peers", "transformers", "--limit", "1", *FEW)
+    assert run(monkeypatch, *call) == 0
+    assert given == [None]
+    assert "the draft model of peers failed: the tokenizer of 'other' is not the target's" in capsys.readouterr().out
 
 
 def test_a_peer_that_fails_is_named_with_its_reason(monkeypatch, capsys, models, tasks) -> None:

@@ -47,6 +47,13 @@ def left_out(record: dict[str, Any]) -> list[str]:
     ]
 
 
+def peers_draft(record: dict[str, Any]) -> str:
+    """Which draft model the peers were given, where there were any; nothing of older records, which do not know."""
+    if not record["peers"] or "peers_draft" not in record:
+        return ""
+    return f"Draft model of the peers: {record['peers_draft'] or 'none was given to them'}"
+
+
 def contended(times: int) -> str:
     """What it means for the numbers that threads were too many so often."""
     often = "Once" if times == 1 else f"{times} times"
@@ -91,6 +98,8 @@ def _peers(record: dict[str, Any]) -> list[str]:
         lines.append(
             "- Threads of peers could still spin while others were measured: they were not stopped between their turns then"
         )
+    if told := peers_draft(record):
+        lines.append(f"- {told}")
     lines += [f"- {name} failed: {why}" for name, why in record["failed"].items()]
     absent = record["not_installed"]
     return lines + ([f"- Not installed, so not run: {', '.join(absent)}"] if absent else [])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -9,6 +10,9 @@ from pathlib import Path
 from paceline.bench.ours import PLAIN
 from paceline.bench.settings import Settings
 from paceline.compose import spelled_out, usual_policy
+from paceline.models.embedded import draft_of
+from paceline.models.load import resolve
+from paceline.spec import methods_of, parse
 
 
 @dataclass(frozen=True)
@@ -45,3 +49,15 @@ def modes_of(settings: Settings, source: Path) -> list[Mode]:
     """Every draft of a run under each of its rules and policies, but for none at all."""
     pairs = [*product(settings.verifiers, settings.policies)]
     return [Mode.of(draft, *pair, str(source)) for draft in settings.drafts if draft != "none" for pair in pairs]
+
+
+def draft_model(modes: Iterable[Mode], source: Path) -> Path | None:
+    """The folder of the first model that drafts in any of these modes; else of the draft shipped for the model, or None.
+
+    Raises ModelError where there is no such model.
+    """
+    for method in (method for mode in modes for method in methods_of(parse(mode.spec)) if method.name == "model"):
+        path = method.arguments[0] if method.arguments else method.options.get("path")
+        if path is not None:
+            return resolve(path)
+    return draft_of(source)

@@ -19,7 +19,7 @@ from paceline.bench.curves import FORWARDS, PREFILL, ROWS, VERIFY_CONTEXT, verif
 from paceline.bench.files import without_folders
 from paceline.bench.grow import grown
 from paceline.bench.memory import peak_of_answering
-from paceline.bench.mode import PLAIN_MODE, Mode, modes_of
+from paceline.bench.mode import PLAIN_MODE, Mode, draft_model, modes_of
 from paceline.bench.origin import origin
 from paceline.bench.ours import PLAIN, EngineDecoder
 from paceline.bench.peers.base import Material, Peer, PeerDecoder, guarded
@@ -35,9 +35,10 @@ from paceline.engine.measure import ModelForward, some_tokens
 from paceline.kernels.native.threads import CONTENTION
 from paceline.models.base import WEIGHTS, LanguageModel
 from paceline.models.checkpoint import inspected, name_of
-from paceline.models.embedded import DEFAULT, draft_of
+from paceline.models.embedded import DEFAULT
 from paceline.models.load import resolve
 from paceline.models.native import NativeModel, runs_here
+from paceline.models.tokenizer import Tokenizer
 from paceline.params import SamplingParams
 from paceline.torch_threads import usable
 
@@ -93,6 +94,7 @@ class _Run:
         self.longest = self.llm.engine.longest
         self.together: Together | None = None
         self.peers: dict[str, Peer] = {}
+        self.peers_draft: Path | None = None
         self.failures: dict[str, str] = {}
         self.theirs: dict[str, PeerDecoder] = {}
         try:
@@ -112,8 +114,10 @@ class _Run:
 
     def _load_peers(self) -> None:
         weights = self.target.weights if self.target.weights in WEIGHTS else "fp32"
-        draft = draft_of(self.source)
-        material = Material(self.path, draft, self.work, weights, self.longest, self.target.eos_token_ids, self.threads)
+        self.peers_draft = self._peers_draft() if self.settings.peers else None
+        material = Material(
+            self.path, self.peers_draft, self.work, weights, self.longest, self.target.eos_token_ids, self.threads
+        )
         for name in self.settings.peers:
             with self.watch(f"loading {name}", 1):
                 try:
@@ -127,6 +131,14 @@ class _Run:
                         self.theirs[decoder.name] = decoder
                     except DecoderFailed as error:
                         self.failures[f"{name} {mode}"] = str(error)
+
+    def _peers_draft(self) -> Path | None:
+        """The model that peers draft with: the one that drafts here, but for one with other tokens, which no peer translates."""
+        draft = draft_model(self.modes.values(), self.source)
+        if draft is None or self.llm.tokenizer.same_vocabulary(Tokenizer(draft)):
+            return draft
+        self.failures["the draft model of peers"] = f"the tokenizer of '{name_of(draft)}' is not the target's"
+        return None
 
     def close(self) -> None:
         for peer in self.peers.values():
@@ -186,6 +198,7 @@ class _Run:
                 name: {"version": peer.version, "weights": peer.weights, "options": {**peer.options}, "stopped_between": True}
                 for name, peer in self.peers.items()
             },
+            "peers_draft": self.peers_draft and name_of(self.peers_draft),
             "failed": self.failures,
             "not_installed": list(settings.absent),
             "against_peers": against_peers(rows),

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from paceline.bench.circumstances import contended, left_out, on_fewer_cores, together
+from paceline.bench.circumstances import contended, left_out, on_fewer_cores, peers_draft, together
 from paceline.bench.files import threads
 from paceline.bench.fitted import print_fitted
 from paceline.bench.name import Name
@@ -44,6 +44,8 @@ def show(console: Console, record: dict[str, Any]) -> None:
     _print(console, _speeds(record))
     for line in left_out(record):
         console.print(line, style="yellow", highlight=False, soft_wrap=True)
+    if told := peers_draft(record):
+        console.print(told, highlight=False, soft_wrap=True)
     for failed, why in record["failed"].items():
         console.print(f"{failed} failed: {why}", highlight=False, soft_wrap=True)
     for row in record["rows"]:

@@ -22,6 +22,7 @@ from paceline.engine.measure import some_tokens
 
 _BATCH = 512
 _DEEPEST, _LEAST = 16, 0.75
+_LOOKED_UP_TOKENS = 5
 
 
 class LlamaCpp(Peer):
@@ -36,7 +37,9 @@ class LlamaCpp(Peer):
         self._file = str(gguf_file(material.target, material.work, material.weights))
         self._contexts = [_Context(llama_cpp, self._file, material)]
         built = llama_cpp.llama_print_system_info().decode().strip()
-        self.options = {"built": built, "draft": f"at most {_DEEPEST} tokens, of {_LEAST} or more"}
+        self.options = {"built": built, "looked up": f"{_LOOKED_UP_TOKENS} tokens"}
+        if material.draft is not None:
+            self.options["draft"] = f"at most {_DEEPEST} tokens, of {_LEAST} or more"
 
     def modes(self) -> dict[str, Callable[[], Mode]]:
         found: dict[str, Callable[[], Mode]] = {"plain": lambda: self._plain, "prompt lookup": self._lookup}
@@ -79,7 +82,10 @@ class LlamaCpp(Peer):
         import llama_cpp  # pyright: ignore[reportMissingImports]
 
         material, target = self._material, self._contexts[0]
-        draft = _Context(llama_cpp, str(gguf_file(folder, material.work, material.weights)), material)
+        # a draft may be called as its target is
+        place = material.work / "draft"
+        place.mkdir(exist_ok=True)
+        draft = _Context(llama_cpp, str(gguf_file(folder, place, material.weights)), material)
         self._contexts.append(draft)
 
         def drafted(text: list[int], most: int) -> list[int]:
@@ -126,7 +132,7 @@ class LlamaCpp(Peer):
             n_batch=_BATCH,
             n_threads=threads,
             n_threads_batch=threads,
-            draft_model=LlamaPromptLookupDecoding(max_ngram_size=3, num_pred_tokens=5),
+            draft_model=LlamaPromptLookupDecoding(max_ngram_size=3, num_pred_tokens=_LOOKED_UP_TOKENS),
             verbose=False,
         )
         self._lookups.append(model)

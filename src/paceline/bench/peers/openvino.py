@@ -43,8 +43,11 @@ class OpenVino(Peer):
         self._options: dict[str, Any] = {"INFERENCE_NUM_THREADS": material.threads}
         if material.weights == "fp32":
             self._options["INFERENCE_PRECISION_HINT"] = "f32"
-        self.options = {name: str(value) for name, value in self._options.items()} | {"draft": f"{_ASSISTANT_TOKENS} tokens"}
-        self._place = self._exported(material.target)
+        self.options = {name: str(value) for name, value in self._options.items()}
+        self.options["looked up"] = f"{_ASSISTANT_TOKENS} tokens"
+        if material.draft is not None:
+            self.options["draft"] = f"{_ASSISTANT_TOKENS} tokens"
+        self._place = self._exported(material.target, "target")
 
     def modes(self) -> dict[str, Callable[[], Mode]]:
         assisted = {"num_assistant_tokens": _ASSISTANT_TOKENS}
@@ -56,9 +59,9 @@ class OpenVino(Peer):
             found["draft model"] = lambda: self._mode({"draft_model": self._draft(draft)}, assisted)
         return found
 
-    def _exported(self, folder: Path) -> Path:
-        """A folder of the model in the library's own form."""
-        place = self._material.work / f"{folder.name}-openvino-{self._format}"
+    def _exported(self, folder: Path, role: str) -> Path:
+        """A folder of the model in the library's own form. role: "target" or "draft", which may be called alike."""
+        place = self._material.work / f"{role}-openvino-{self._format}"
         if not place.exists():
             place.mkdir()
             file = gguf_file(folder, place, self._format)
@@ -69,7 +72,7 @@ class OpenVino(Peer):
         return place
 
     def _draft(self, folder: Path) -> Any:
-        return self._genai.draft_model(str(self._exported(folder)), "CPU", **self._options)
+        return self._genai.draft_model(str(self._exported(folder, "draft")), "CPU", **self._options)
 
     def _scheduling(self) -> Any:
         """As the library has it for one request at a time, but every prompt is computed, as it is by the others."""

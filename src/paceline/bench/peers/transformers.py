@@ -13,7 +13,10 @@ import torch
 from paceline.bench.contest import Decoded
 from paceline.bench.peers.base import Material, Mode, Peer
 from paceline.engine.measure import some_tokens
+from paceline.models.checkpoint import name_of
 from paceline.models.quiet import quiet
+
+_LOOKED_UP_TOKENS = 5
 
 
 class Transformers(Peer):
@@ -23,17 +26,19 @@ class Transformers(Peer):
 
     def __init__(self, material: Material) -> None:
         self.version = version("transformers")
-        self.options = {"draft": "5 tokens looked up, its own schedule with a model"}
+        self.options = {"looked up": f"{_LOOKED_UP_TOKENS} tokens"}
+        if material.draft is not None:
+            self.options["draft"] = "its own schedule"
         self._material = material
         self._model = _loaded(material.target, material.ends)
 
     def modes(self) -> dict[str, Callable[[], Mode]]:
         found: dict[str, Callable[[], Mode]] = {
             "plain": lambda: self._mode({}),
-            "prompt lookup": lambda: self._mode({"prompt_lookup_num_tokens": 5}),
+            "prompt lookup": lambda: self._mode({"prompt_lookup_num_tokens": _LOOKED_UP_TOKENS}),
         }
         if (draft := self._material.draft) is not None:
-            found["assisted"] = lambda: self._mode({"assistant_model": _loaded(draft, self._material.ends)})
+            found["assisted"] = lambda: self._assisted(draft)
         return found
 
     def forward(self, context: int) -> Callable[[int], float]:
@@ -55,6 +60,14 @@ class Transformers(Peer):
             return seconds
 
         return run
+
+    def _assisted(self, folder: Path) -> Mode:
+        draft = _loaded(folder, self._material.ends)
+        rows, own = (model.config.get_text_config().vocab_size for model in (self._model, draft))
+        if rows != own:
+            # of one tokenizer, but padded otherwise
+            raise ValueError(f"its assistant must have as many tokens as the model, {rows}, and '{name_of(folder)}' has {own}")
+        return self._mode({"assistant_model": draft})
 
     def _mode(self, options: dict[str, Any]) -> Mode:
         def decode(prompt: Many[int], max_tokens: int) -> Decoded:
