@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import json
 import platform
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from copy import copy
@@ -29,6 +28,7 @@ from gpu_model import DIM, HEADS, HIDDEN, KV_HEADS, MLP, VOCABULARY, RandomTenso
 from torch.nn.functional import linear
 
 from paceline import __version__
+from paceline.bench.origin import commit
 from paceline.cache.paged import PagedCache
 from paceline.models.recording import captured
 from paceline.params import SamplingParams
@@ -396,14 +396,6 @@ def parts(bench: Bench) -> Iterator[tuple[str, Callable[[], Any]]]:
         yield "engine", partial(answers.of_the_embedded, temperature)
         yield "engine", partial(answers.of_the_grown, temperature)
     yield "beside", answers.beside_transformers
-
-
-def commit() -> str | None:
-    """None where git is not there, or this is no clone."""
-    try:
-        return subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True).stdout.strip() or None
-    except OSError:
-        return None
 
 
 if __name__ == "__main__":

@@ -56,6 +56,8 @@ def commit() -> str | None:
     """The commit of the source tree this runs from, and whether it was changed since; None outside of one."""
     folder = Path(__file__).parents[1]
     try:
+        # installed, it may lie in the folder of a repository of somebody else's
+        _git(folder, "ls-files", "--error-unmatch", "version.py")
         head = _git(folder, "rev-parse", "HEAD")
         return f"{head} with changes" if _git(folder, "status", "--porcelain", "--", ".") else head
     except (OSError, subprocess.CalledProcessError):
