@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 from paceline.bench import batches
+from paceline.bench.contest import Rules
 from paceline.bench.ours import Flow
 
 QUICK_S, SLOW_S = 0.02, 0.15
@@ -58,3 +60,36 @@ def test_a_flow_is_measured_between_moments_at_which_as_much_is_half_written() -
     # of three steps one reads a prompt, as there is one for every twelve tokens
     assert flow.measured_tokens % 12 == 0
     assert flow.measured_s == flow.measured_tokens / 4 + 2.0 * flow.measured_tokens / 12
+
+
+class Said:
+    """A decoder whose requests emit what they always do, but for one of them in one of the repeats."""
+
+    keeps = "text"
+
+    def __init__(self, name: str, wavers_in: int | None = None) -> None:
+        self.name, self._wavers_in, self._repeat = name, wavers_in, -1
+
+    def begin(self) -> None:
+        self._repeat += 1
+
+    def decode_flow(self, prompts: Any, size: int, max_tokens: int) -> Iterator[Flow]:
+        flow = Flow(size)
+        while not flow.enough:
+            number = len(flow.token_ids)
+            wavers = number == 7 and self._repeat == self._wavers_in
+            flow.token_ids[number] = [number, 1, 2 + wavers]
+            flow.stepped(3, 3, 1.0)
+            yield flow
+
+
+def test_a_text_that_differs_in_any_repeat_is_told() -> None:
+    decoders: Any = [Said("plain"), Said("same"), Said("early", 0), Said("late", 2)]
+    rows = {row["mode"]: row for row in batches.batch_rows(decoders, [[1]], 1, Rules(3, 3))}
+    assert len({row["prompts"] for row in rows.values()}) == 1
+    assert {mode: row["prompts"] - row["equal_prompts"] for mode, row in rows.items()} == {
+        "plain": 0, "same": 0, "early": 1, "late": 1,
+    }  # fmt: skip
+    again: Any = [Said("plain", 1), Said("same")]
+    plain, same = batches.batch_rows(again, [[1]], 1, Rules(3, 2))
+    assert (plain["prompts"] - plain["equal_prompts"], same["prompts"] - same["equal_prompts"]) == (1, 0)

@@ -51,7 +51,7 @@ def batch_rows(
             "tokens_per_s": rates[name],
             "plain_tokens_per_s": rates[plain],
             "ratio": rates[name] / rates[plain],
-            **_equal(found[-1].token_ids, flows[plain][-1].token_ids),
+            **_equal([flow.token_ids for flow in found], flows[plain][0].token_ids),
         }
         for number, (name, found) in enumerate(flows.items())
     ]
@@ -72,7 +72,9 @@ def _in_turns(under_way: Many[Iterator[Flow]], advance: Callable[[], None]) -> l
     return flows
 
 
-def _equal(texts: dict[int, list[int]], plain: dict[int, list[int]]) -> dict[str, int]:
-    """Requests that ended here and in plain decoding, and how many of them emitted the same."""
-    both = texts.keys() & plain.keys()
-    return {"prompts": len(both), "equal_prompts": sum(texts[number] == plain[number] for number in both)}
+def _equal(repeats: Many[dict[int, list[int]]], plain: dict[int, list[int]]) -> dict[str, int]:
+    """Requests that ended in any of the repeats and in plain decoding, and how many of them emitted the same in all repeats."""
+    texts = {number: [ended[number] for ended in repeats if number in ended] for number in plain}
+    both = [number for number, found in texts.items() if found]
+    equal = sum(all(text == plain[number] for text in texts[number]) for number in both)
+    return {"prompts": len(both), "equal_prompts": equal}
