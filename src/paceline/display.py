@@ -12,6 +12,7 @@ from rich.text import Text
 
 from paceline.engine.engine import Progress
 from paceline.engine.llm import Completion
+from paceline.engine.text import TextStream
 from paceline.learning.costs import Spent
 from paceline.models.tokenizer import Tokenizer
 from paceline.sequence import Speculation
@@ -26,6 +27,8 @@ class Trace:
     def __init__(self, console: Console, tokenizer: Tokenizer) -> None:
         self._console, self._tokenizer = console, tokenizer
         self._colours: dict[str, str] = {}
+        self._text: TextStream | None = None
+        """What was emitted so far: it holds back a character that further tokens complete."""
 
     def show(self, progress: Progress) -> None:
         """Print one step."""
@@ -33,11 +36,16 @@ class Trace:
         if tree is None:
             return
         line = Text()
-        before = tree.tokens[0]
+        text = self._text = self._text or TextStream(self._tokenizer, prompt=progress.sequence.prompt)
         for index, token in enumerate(verdict.tokens):
             source = tree.sources[verdict.path[index]] if index < len(verdict.path) else ""
-            line.append(self._piece(before, token), style=self._colour(source))
-            before = token
+            shown = len(text.text)
+            text.append(token)
+            line.append(text.text[shown:], style=self._colour(source))
+        if progress.finished:
+            shown = len(text.text)
+            text.finish()
+            line.append(text.text[shown:])
         accepted = set(verdict.path)
         for node in range(1, tree.candidates):
             if node not in accepted:
@@ -49,7 +57,7 @@ class Trace:
         return piece if self._console.color_system else f"[-{piece}-]"
 
     def _piece(self, before: int, token: int) -> str:
-        """A token's text behind another: some tokenizers drop the space of a token decoded alone."""
+        """A drafted token's text behind another: some tokenizers drop the space of a token decoded alone."""
         return self._tokenizer.decode([before, token])[len(self._tokenizer.decode([before])) :]
 
     def legend(self) -> None:
