@@ -274,5 +274,6 @@ def test_chunks_of_every_dialect_are_read() -> None:
     last = parsed('{"choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": 5}, "metrics": null}')
     assert (last.prompt_tokens, last.tokens) == (3, 5)
     assert parsed('{"choices": [], "usage": {"completion_tokens": "many", "prompt_tokens": true}}').tokens is None
+    assert parsed('{"choices": [], "usage": {"completion_tokens": 10000000000}}').tokens is None, "no answer is that long"
     assert parsed('{"choices": null}').text == ""
     assert parsed('{"choices": [{"text": 3, "delta": []}]}').text == ""

@@ -14,8 +14,10 @@ import pytest
 
 from commandline import run
 from load_server import MODEL, FakeServer, serving
+from paceline.bench.errors import BenchError
 from paceline.bench.load.client import Client, connected
 from paceline.bench.load.outcome import Outcome
+from paceline.bench.load.server import count_tokens, look
 
 SLACK_S = 0.25
 """How late a busy machine may be."""
@@ -369,6 +371,8 @@ def test_requests_that_share_nothing_are_salted(monkeypatch, capsys) -> None:
         (["--extra-body", "{"], "--extra-body"),
         (["--extra-body", "[]"], "--extra-body"),
         (["--extra-body", '{"temperature": NaN}'], "--extra-body"),
+        (["--extra-body", '{"x": 1e999}'], "--extra-body"),
+        (["--against", '{"x": [-1e999]}'], "--against"),
         (["--extra-body", '{"stream": false}'], "stream"),
         (["--against", '{"n": 2}'], "'n'"),
         (["--block", "2"], "--against"),
@@ -397,6 +401,35 @@ def test_a_server_that_answers_nothing_useful_is_one_sentence(monkeypatch, capsy
             said = capsys.readouterr().err
             assert expected in said
             assert len(said.strip().splitlines()) == 1
+
+
+def asked_over(transport: httpx2.MockTransport, ask: Any) -> Any:
+    """What comes of `ask`, which is given a client."""
+
+    async def asking() -> Any:
+        async with httpx2.AsyncClient(base_url="http://server", transport=transport) as http:
+            return await ask(http)
+
+    return asyncio.run(asking())
+
+
+@pytest.mark.parametrize("listed", [5, True, "models", {"id": "m"}, [5], None])
+def test_a_list_of_models_that_is_none_is_one_sentence(listed: Any) -> None:
+    transport = httpx2.MockTransport(lambda request: httpx2.Response(200, json={"data": listed}))
+    with pytest.raises(BenchError, match="/v1/models: status 200, no model; name one with --model"):
+        asked_over(transport, lambda http: look(http, "http://server", None))
+
+
+def test_half_a_surrogate_pair_is_counted_as_another_character() -> None:
+    sent: list[str] = []
+
+    def counted(request: httpx2.Request) -> httpx2.Response:
+        sent.append(json.loads(request.content)["prompt"])
+        return httpx2.Response(200, json={"tokens": [1, 2]})
+
+    transport = httpx2.MockTransport(counted)
+    assert asked_over(transport, lambda http: count_tokens(http, "m", ["caf\u00e9 \ud83d", "b"])) == [2, 2]
+    assert sent == ["caf\u00e9 ?", "b"]
 
 
 def test_bench_is_a_command_and_a_group(monkeypatch, capsys) -> None:

@@ -95,6 +95,12 @@ def test_a_wrong_name_is_refused(named: str) -> None:
         load_tasks(named)
 
 
+def test_a_name_longer_than_any_files_is_refused_in_a_short_sentence() -> None:
+    with pytest.raises(BenchError, match="there is no task 'xxx") as refused:
+        load_tasks("x" * 300)
+    assert "x" * 81 not in str(refused.value)
+
+
 def test_a_huge_file_is_refused_before_it_is_read(tmp_path: Path) -> None:
     file = tmp_path / "huge.jsonl"
     with file.open("wb") as stream:

@@ -10,6 +10,7 @@ Source: Spec-Bench (Xia et al. 2024), section 4: multi-turn, translation, summar
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import zip_longest
@@ -71,8 +72,9 @@ def _built_in(name: str) -> Task:
 
 def read_tasks(file: Path) -> list[Task]:
     """The rows of a JSONL file, grouped by category in order of appearance. Raises BenchError."""
-    if not file.suffix and not file.exists():
-        raise BenchError(f"there is no task '{file}': choose from {', '.join(BUILT_IN)}, or name a JSONL file")
+    # a name longer than any file's is none, where Path.exists raises
+    if not file.suffix and not os.path.exists(file):
+        raise BenchError(f"there is no task '{str(file)[:80]}': choose from {', '.join(BUILT_IN)}, or name a JSONL file")
     try:
         with file.open("rb") as stream:
             # not by its size, which a device has not

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from paceline.bench.load.settings import MOST_TOKENS
+
 
 class BadChunk(Exception):
     """The server streamed an error, or what is no chunk; the message is the server's."""
@@ -60,5 +62,6 @@ def _object(content: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 
 def _count(usage: Mapping[str, Any], name: str) -> int | None:
+    """As the server says it; None of what no answer or prompt can have, since a latency is noted for every token."""
     value = usage.get(name)
-    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MOST_TOKENS else None

@@ -39,7 +39,7 @@ async def look(http: httpx2.AsyncClient, url: str, model: str | None) -> Server:
     except (httpx2.RequestError, TimeoutError) as error:
         raise BenchError(f"{url} does not answer: {str(error) or type(error).__name__}") from error
     listed = content.get("data") if status == 200 and isinstance(content, dict) else None
-    entries = [entry for entry in listed or () if isinstance(entry, dict) and isinstance(entry.get("id"), str)]
+    entries = [entry for entry in _list(listed) if isinstance(entry, dict) and isinstance(entry.get("id"), str)]
     if model is None:
         if not entries:
             answer = said(content) or ("no model" if status == 200 else "")
@@ -58,6 +58,10 @@ async def look(http: httpx2.AsyncClient, url: str, model: str | None) -> Server:
     )
 
 
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
 async def _told(http: httpx2.AsyncClient, path: str) -> dict[str, Any]:
     """What a server answers there; empty where it has no such place."""
     try:
@@ -73,8 +77,10 @@ async def count_tokens(http: httpx2.AsyncClient, model: str, texts: Many[str]) -
         name = "prompt" if "model" in form else "content"
         counts: list[int] = []
         for text in texts:
+            # half of a surrogate pair, which JSON can hold and UTF-8 cannot
+            sent = text.encode("utf-8", "replace").decode()
             try:
-                status, content = await _json(http, "POST", "/tokenize", {**form, name: text})
+                status, content = await _json(http, "POST", "/tokenize", {**form, name: sent})
             except (httpx2.RequestError, TimeoutError):
                 return None
             tokens = content.get("tokens") if status == 200 and isinstance(content, dict) else None

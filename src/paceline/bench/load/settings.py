@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
+from functools import partial
 from math import ceil, isfinite
 from pathlib import Path
 from typing import Any
@@ -208,7 +209,7 @@ def _fields(option: str, text: str | None) -> dict[str, Any] | None:
     if text is None:
         return None
     try:
-        fields = json.loads(text, parse_constant=_no_number)
+        fields = json.loads(text, parse_constant=_no_number, parse_float=partial(_number, option))
     except (ValueError, RecursionError) as error:
         raise BenchError(f"--{option} is not JSON: {text}") from error
     if not isinstance(fields, dict):
@@ -220,3 +221,10 @@ def _fields(option: str, text: str | None) -> dict[str, Any] | None:
 
 def _no_number(name: str) -> Any:
     raise ValueError(name)
+
+
+def _number(option: str, text: str) -> float:
+    value = float(text)
+    if not isfinite(value):
+        raise BenchError(f"--{option}: {text} is no number that could be sent")
+    return value
