@@ -353,6 +353,22 @@ def test_a_load_never_overwrites_another(tmp_path: Path) -> None:
     assert len(set(tmp_path.iterdir())) == 3
 
 
+def test_a_load_that_cannot_be_written_leaves_no_file(monkeypatch, tmp_path: Path) -> None:
+    """An empty one would be read as a record by whoever draws the page."""
+    record = {
+        "find_rate": None, "levels": [{"load": {"kind": "rate", "value": 1.0}}], "server": {"model": "m"},
+        "settings": {"endpoint": "chat", "against": None},
+    }  # fmt: skip
+
+    def refused(source, target):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(files.os, "replace", refused)
+    with pytest.raises(BenchError, match="No space left on device"):
+        load_files.written(record, tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_folder_is_made_and_written_to_without_a_trace(monkeypatch, tmp_path: Path) -> None:
     writable(tmp_path / "new" / "deeper")
     assert list((tmp_path / "new" / "deeper").iterdir()) == []

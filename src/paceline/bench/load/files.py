@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from contextlib import suppress
 from itertools import chain, count
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,13 @@ def written(record: dict[str, Any], folder: Path) -> Path:
     stem = f"serve-{title(record)}"
     names = chain([f"{stem}.json"], (f"{stem}-{number}.json" for number in count(2)))
     file = next(folder / name for name in names if _claimed(folder / name))
-    put_text(file, json.dumps(record, ensure_ascii=False) + "\n")
+    try:
+        put_text(file, json.dumps(record, ensure_ascii=False) + "\n")
+    except BaseException:
+        # an empty file is no record, and whoever reads all of them would stumble over it
+        with suppress(OSError):
+            file.unlink()
+        raise
     return file
 
 
