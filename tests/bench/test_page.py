@@ -126,6 +126,19 @@ def test_how_a_server_was_started_is_said_where_it_told() -> None:
     assert "the record does not say" in page({}, {}, {file.name: older})
 
 
+def test_requests_that_were_not_answered_are_told_with_their_reasons() -> None:
+    file = min(RECORDS.glob("serve-*.json"))
+    served = json.loads(file.read_text())
+    assert "Requests that were not answered" not in page({}, {}, {file.name: served})
+    level = served["levels"][1]
+    level["bodies"]["body"] |= {"answered": 2040, "errors": {"503": 6, "cut off": 2}, "messages": {"503": "the server is full"}}
+    text = page({}, {}, {file.name: served})
+    lines = [line for line in text.splitlines() if line.startswith("| 4 |")]
+    assert [("2040/2048" in line, "2048/2048" in line) for line in lines] == [(True, False), (False, True)]
+    told = "- 4 at once, drafting on: 6 times 503, the server is full\n- 4 at once, drafting on: 2 times cut off\n"
+    assert f"Requests that were not answered:\n\n{told}" in text
+
+
 def test_bodies_are_called_by_what_they_switch() -> None:
     off = {"speculation": {"off": True}}
     assert body_label("body", {"settings": {"body": {}, "against": off}}) == "drafting on"
@@ -239,4 +252,12 @@ def test_what_a_gpu_was_measured_at_stands_on_the_page(tmp_path: Path) -> None:
     assert f"{first['share_of_roofline']:.2f} of the memory's speed" in text
     assert f"\n| {gpu['prefill'][0]['tokens']} | " in text
     assert f" {gpu['engine'][1]['over_none']:.2f} |" in text
+    assert "failed" not in text
+    gpu["engine"].append({"failed": "OutOfMemoryError: no room\nfor it"})
+    gpu["beside"] = [{"failed": "ImportError: transformers"}]
+    gpu["left_out"] = ["batch 64 at 1024 tokens over 32 layers: 9 bytes of keys and values"]
+    told = page({}, {"gpu.json": ["images/gpu-rows.png"]}, gpu=gpu)
+    assert "\n- Answers through the engine failed: OutOfMemoryError: no room for it\n" in told
+    assert "\n- Answers beside transformers failed: ImportError: transformers\n" in told
+    assert "\n- Left out for want of memory: batch 64 at 1024 tokens" in told
     assert plot_gpu(gpu, tmp_path / "gpu").stat().st_size > 10_000

@@ -28,7 +28,6 @@ def gpu_section(record: dict[str, Any], picture: str) -> list[str]:
         for batch, of in batches.items()
     ]
     first = alone[0]
-    # where something failed that is told in place of what was measured
     answered = [one for one in record["engine"] if "failed" not in one]
     drafted = [one for one in answered if one["draft"] != "none"]
     return [
@@ -39,6 +38,7 @@ def gpu_section(record: dict[str, Any], picture: str) -> list[str]:
         f"- Rows whose bits are those of decoding them alone, in drafts, prompts and batches: {equal} of {compared}",
         f"- Shares refer to what a copy within the device's memory moves, read and written:"
         f" {record['copy_bytes_per_s'] / 1e12:.2f} TB/s",
+        *_missing(record),
         "",
         "The engine's own road for Llama-form models in the shape of Llama-3-8B, random bf16 weights"
         f" ({record['weight_bytes'] / 1e9:.1f} GB read by a forward). One row behind {first['context']} tokens takes"
@@ -65,6 +65,17 @@ def gpu_section(record: dict[str, Any], picture: str) -> list[str]:
         ),
         *_beside([one for one in record["beside"] if "failed" not in one]),
     ]
+
+
+def _missing(record: dict[str, Any]) -> list[str]:
+    """What the tables lack: measurements that failed, and those that did not fit the device's memory."""
+    failed = [
+        f"- Answers {where} failed: {' '.join(one['failed'].split())}"
+        for part, where in (("engine", "through the engine"), ("beside", "beside transformers"))
+        for one in record[part]
+        if "failed" in one
+    ]
+    return failed + [f"- Left out for want of memory: {what}" for what in record["left_out"]]
 
 
 def _beside(ways: Many[dict[str, Any]]) -> list[str]:

@@ -6,6 +6,7 @@ import json
 import shlex
 from typing import Any
 
+from paceline.bench.load.failures import failures
 from paceline.bench.load.plots import body_label
 from paceline.bench.markdown import pictured, table
 
@@ -38,6 +39,7 @@ def load_section(record: dict[str, Any], file: str, plots: list[str]) -> list[st
                     f"{level['load']['value']:g}",
                     body_label(name, record),
                     rate,
+                    f"{found['answered']}/{found['sent']}",
                     found["chunks"],
                     "" if mean is None else f"{mean:.2f}",
                     *ms,
@@ -59,10 +61,12 @@ def load_section(record: dict[str, Any], file: str, plots: list[str]) -> list[st
         against = f"{body_label('against', record)}, in turns with it: `{json.dumps(settings['against'])}`"
         lines += [f"- {against}; the same text in {same} pairs"]
     columns = (
-        record["levels"][0]["load"]["kind"], "body", "tokens/s", "chunks sent", "tau",
+        record["levels"][0]["load"]["kind"], "body", "tokens/s", "answered", "chunks sent", "tau",
         "ms to first token: mean / p50 / p99", "ms per output token behind it", "ms of a whole answer",
     )  # fmt: skip
     lines += ["", *table(columns, rows)]
+    if told := [f"- {load}, {body_label(name, record)}: {what}" for load, name, what in failures(record)]:
+        lines += ["Requests that were not answered:", "", *told, ""]
     lines += [
         "A chunk is one event of the stream, which the server writes and the load reads: a step that accepts drafts sends several"
         " tokens in one. So what is compared here is the engine and the cost of HTTP together, of which drafts save a part. The"

@@ -13,6 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from paceline.bench.fitted import print_fitted
+from paceline.bench.load.failures import failures
 from paceline.bench.load.measures import TIMES
 from paceline.bench.load.settings import Load
 from paceline.bench.load.sweep import Watch
@@ -125,16 +126,12 @@ def _comparison(record: dict[str, Any]) -> Table:
 def _notes(record: dict[str, Any]) -> Iterator[str]:
     """What a reader must know of these numbers."""
     settings = record["settings"]
+    for load, name, what in failures(record):
+        yield f"{load}{f' ({name})' if settings['against'] is not None else ''}: {what}"
     for level in record["levels"]:
-        load = Load(**level["load"])
-        for name, found in level["bodies"].items():
-            for error, count in found["errors"].items():
-                said = found["messages"].get(error)
-                whose = f" ({name})" if settings["against"] is not None else ""
-                yield f"{load}{whose}: {count} times {error}{f', {said}' if said else ''}"
         if level["against"] is not None:
             equal = level["against"]["equal_texts"]
-            yield f"{load}: {equal['equal']} of {equal['of']} answers have the same text with both bodies"
+            yield f"{Load(**level['load'])}: {equal['equal']} of {equal['of']} answers have the same text with both bodies"
     if (found := record["find_rate"]) is not None:
         what = f"{found['needed_share']:.0%} of requests within {found['objective']}"
         if found["held_per_s"] is None:
