@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from typer.testing import CliRunner
 
@@ -31,6 +31,7 @@ from paceline.zoo.measure import measure
 from paceline.zoo.optimizers import Schedule
 from paceline.zoo.options import Options
 from paceline.zoo.pack import IGNORED, Stream, build_pool, fill, inputs_and_targets, pieces
+from paceline.zoo.plot import plot_losses
 from paceline.zoo.sources import (
     Corpus,
     built_in,
@@ -369,6 +370,10 @@ def test_what_is_paused_is_neither_distilled_nor_shipped(trained: Workshop, text
     paused = runner.invoke(app, command(text_file, tmp_path, "--pause-at", "3"))
     assert paused.exit_code == 0
     assert f"the target has 3 of {OPTIONS.steps} steps" in paused.stderr
+    for what in ("draft", "export"):
+        early = runner.invoke(app, command(text_file, tmp_path, "--what", what))
+        assert early.exit_code == 2
+        assert f"has 3 of {OPTIONS.steps} steps: finish it first" in early.stderr
     assert not (tmp_path / "draft").exists()
     assert not (tmp_path / "w").exists()
     assert runner.invoke(app, command(text_file, tmp_path)).exit_code == 0
@@ -381,6 +386,7 @@ def test_what_is_paused_is_neither_distilled_nor_shipped(trained: Workshop, text
     shipped = json.loads((tmp_path / "w" / "paceline-14m" / "recipe.json").read_text())["data"]["packed_tokens"]
     assert runner.invoke(app, [*command(text_file, tmp_path, "--what", "export"), "--tokens", "9000"]).exit_code == 0
     assert json.loads((tmp_path / "w" / "paceline-14m" / "recipe.json").read_text())["data"]["packed_tokens"] == shipped
+    options = {stage: (tmp_path / stage / "options.json").read_text() for stage in ("target", "draft")}
     for more, message in (
         (("--matrix-rate", "0.5"), "made with other --matrix-rate"),
         (("--what", "draft", "--seed", "9"), "made with other --seed"),
@@ -390,10 +396,46 @@ def test_what_is_paused_is_neither_distilled_nor_shipped(trained: Workshop, text
         refused = runner.invoke(app, command(text_file, tmp_path, *more))
         assert refused.exit_code == 2
         assert message in refused.stderr
+    assert runner.invoke(app, command(text_file, tmp_path, "--what", "target", "--minutes", "5")).exit_code == 0
+    for stage, held in options.items():
+        assert (tmp_path / stage / "options.json").read_text() == held, "nothing was trained with others"
     drawn = (tmp_path / "loss.png").read_bytes()
     (tmp_path / "loss.png").unlink()
     assert runner.invoke(app, command(text_file, tmp_path, "--what", "export")).exit_code == 0
     assert (tmp_path / "loss.png").read_bytes() == drawn, "and no picture of the source tree is touched"
+
+
+def test_what_is_shipped_is_made_from_what_it_says(trained: Workshop, text_file: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(trained.out, run)
+
+    def refused(text: Path) -> str:
+        result = CliRunner().invoke(app, command(text, run, "--what", "export"))
+        assert result.exit_code == 2
+        assert not (run / "w").exists()
+        return result.stderr
+
+    other = tmp_path / "other.txt"
+    other.write_text("Another text.\n" * 400)
+    assert "target/step-000008 was made with other data" in refused(other)
+    file = run / "tokenizer" / "tokenizer.json"
+    kept = file.read_text()
+    described = json.loads(kept)
+    vocabulary = described["model"]["vocab"]
+    vocabulary["a"], vocabulary["b"] = vocabulary["b"], vocabulary["a"]
+    file.write_text(json.dumps(described))
+    assert "target/step-000008 was made with other tokenizer" in refused(text_file)
+    file.write_text(kept)
+    place = run / "target" / "step-000008" / "model.safetensors"
+    save_file({name: tensor + 1 for name, tensor in load_file(place).items()}, place)
+    assert "draft/step-000004 was made with other target" in refused(text_file)
+
+
+@pytest.mark.parametrize(("name", "begin"), [("loss.png", b"\x89PNG"), ("loss.pdf", b"%PDF"), ("loss.SVG", b"<?xml")])
+def test_a_picture_is_what_its_name_says(tmp_path: Path, name: str, begin: bytes) -> None:
+    plot_losses({"target": (checkpoint.Progress(0, 2, 2, losses=[2.0, 1.0]), 64)}, tmp_path / name)
+    assert (tmp_path / name).read_bytes().startswith(begin)
+    assert [path.name for path in tmp_path.iterdir()] == [name]
 
 
 def test_the_card_of_the_embedded_model_tells_of_its_data() -> None:
@@ -515,6 +557,7 @@ def test_damaged_checkpoint_is_named(trained: Workshop, tmp_path: Path) -> None:
         (["--draft-layers", "0"], "--draft-layers must be at least 1"),
         (["--threads", "0"], "--threads must be at least 1"),
         (["--what", "draft", "--text", __file__], "no tokenizer|no target"),
+        (["--text", __file__, "--curve", "loss.txt"], "--curve loss.txt: its name must end in .png, .pdf or .svg"),
         (["--text", __file__, "--vocab-size", "280"], "name a folder with --weights"),
         (["--hidden", "30", "--heads", "2"], "an even number of channels"),
         (["--seed", "99999999999999999999999"], "--seed must lie between"),

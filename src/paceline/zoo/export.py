@@ -17,6 +17,7 @@ from safetensors.torch import save_file
 from transformers import LlamaForCausalLM
 
 from paceline.zoo.card import draft_card, target_card
+from paceline.zoo.checkpoint import check_same_run
 from paceline.zoo.errors import RecipeError
 from paceline.zoo.measure import Measured, measure
 from paceline.zoo.options import recorded
@@ -95,6 +96,9 @@ def export(workshop: Workshop, weights: Path, curve: Path, name: str) -> None:
     # what was trained says what it was trained on, not the command that ships it
     workshop.options = recorded(workshop.out / "target")
     models = {stage: workshop.trained_model(stage) for stage in ("target", "draft")}
+    for stage in models:
+        folder = workshop.out / stage
+        check_same_run(folder, workshop.made_from(stage, recorded(folder)))
     folders = {"target": weights / name, "draft": weights / f"{name}-draft"}
     for stage, model in models.items():
         write_model(model, workshop, folders[stage])

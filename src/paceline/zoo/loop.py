@@ -40,6 +40,10 @@ class Plan:
     """Save and return after this many steps; the same call later continues."""
     compiled: bool = False
 
+    def until(self, steps: int) -> int:
+        """The step at which a run of so many is left."""
+        return min(steps, self.pause_at or steps)
+
 
 def shortened(plan: Plan, progress: Progress) -> int:
     """The length of the run: as planned, or shorter once the budget leaves time for the decay alone."""
@@ -84,9 +88,7 @@ def train(
     place = checkpoint.latest(folder)
     if place is not None:
         progress = checkpoint.load(place, model, optimizers)
-        _check_length(plan, progress, name)
-    if progress.steps == 0 or not _decaying(plan, progress):
-        progress.steps = plan.steps
+    progress.steps = planned_steps(plan, progress, name)
     saved_step = progress.step if place is not None else None
     if plan.compiled:
         loss = torch.compile(loss, dynamic=False)
@@ -95,7 +97,7 @@ def train(
     saved_s = time.monotonic()
     with _bar() as bar, _Interrupts() as interrupts:
         task = bar.add_task(name, total=progress.steps, completed=progress.step, note="")
-        while progress.step < min(progress.steps, plan.pause_at or progress.steps) and not interrupts.asked:
+        while progress.step < plan.until(progress.steps) and not interrupts.asked:
             begun_s = time.monotonic()
             progress.steps = shortened(plan, progress)
             schedule = Schedule(progress.steps, plan.decay_share, plan.warmup_steps)
@@ -126,11 +128,18 @@ def train(
     return progress
 
 
-def _check_length(plan: Plan, progress: Progress, name: str) -> None:
+def planned_steps(plan: Plan, progress: Progress, name: str) -> int:
+    """The length of a run that stands there: the plan's, until the decay has begun.
+
+    Raises RecipeError where the run is longer than the plan, or its length is fixed at another.
+    """
     if plan.steps < progress.step:
         raise RecipeError(f"the {name} has {progress.step} steps already, more than the {plan.steps} that are asked for")
-    if plan.minutes is None and plan.steps != progress.steps and _decaying(plan, progress):
+    if progress.steps == 0 or not _decaying(plan, progress):
+        return plan.steps
+    if plan.minutes is None and plan.steps != progress.steps:
         raise RecipeError(f"the rate of the {name} falls towards step {progress.steps} already: another length is a new run")
+    return progress.steps
 
 
 def _decaying(plan: Plan, progress: Progress) -> bool:

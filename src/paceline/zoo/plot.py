@@ -6,6 +6,8 @@ from pathlib import Path
 
 from paceline.zoo.checkpoint import Progress
 
+PICTURES = (".png", ".pdf", ".svg")
+"""The suffixes of a picture, which say what it is."""
 _HIGHEST = 6.0
 """Losses of the first steps lie above what the rest of a curve is drawn for."""
 
@@ -29,7 +31,7 @@ def plot_losses(runs: dict[str, tuple[Progress, int]], path: Path) -> None:
     axes.grid(alpha=0.3)
     axes.legend()
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_suffix(".tmp.png")
+    part = path.with_name(f"{path.stem}.tmp{path.suffix}")
     figure.savefig(part, dpi=120)
     part.rename(path)
     pyplot.close(figure)

@@ -15,7 +15,7 @@ from paceline.zoo import checkpoint
 from paceline.zoo.chat import END, END_OF_TEXT
 from paceline.zoo.checkpoint import Progress
 from paceline.zoo.errors import RecipeError
-from paceline.zoo.loop import train
+from paceline.zoo.loop import Plan, planned_steps, train
 from paceline.zoo.losses import distillation_loss, next_token_loss
 from paceline.zoo.models import build_model
 from paceline.zoo.options import Options, recorded
@@ -82,9 +82,9 @@ class Workshop:
         options = self.options
         return Stream(self.pool, seed, options.batch_tokens, options.batches_per_step)
 
-    def made_from(self, stage: str) -> dict[str, str]:
+    def made_from(self, stage: str, options: Options) -> dict[str, str]:
         """What a stage's model depends on beside its length."""
-        made = {f"--{name.replace('_', '-')}": str(value) for name, value in self.options.of(stage).items()}
+        made = {f"--{name.replace('_', '-')}": str(value) for name, value in options.of(stage).items()}
         made["tokenizer"] = hashlib.sha256(self.tokenizer.to_str().encode()).hexdigest()
         made["data"] = hashlib.sha256(json.dumps(self.corpus.files).encode()).hexdigest()
         if stage == "draft" and (place := checkpoint.latest(self.out / "target")) is not None:
@@ -97,11 +97,14 @@ class Workshop:
         return build_model(shape, vocab_size, options.context, self.end_token, options.seed)
 
     def trained_model(self, stage: str) -> LlamaForCausalLM:
-        """The newest weights of a stage, in the shape it was trained with."""
+        """The weights of a stage that is finished, in the shape it was trained with."""
         folder = self.out / stage
         place = checkpoint.latest(folder)
         if place is None:
             raise RecipeError(f"there is no {stage} in {self.out}: run --what {stage} first")
+        progress = checkpoint.read_progress(place)
+        if progress.step < progress.steps:
+            raise RecipeError(f"the {stage} in {self.out} has {progress.step} of {progress.steps} steps: finish it first")
         model = self.new_model(stage, recorded(folder))
         checkpoint.load_weights(place, model)
         return model.eval()
@@ -117,11 +120,9 @@ def make_target(workshop: Workshop, pause_at: int | None, checkpoint_every_s: fl
     options, folder = workshop.options, workshop.out / "target"
     stream = workshop.stream(options.seed)
     model = workshop.new_model("target", options)
-    made_from = workshop.made_from("target")
-    # before anything is written down: a command that is refused leaves a good run as it was
-    checkpoint.check_same_run(folder, made_from)
-    options.record(folder)
+    made_from = workshop.made_from("target", options)
     plan = options.plan("target", pause_at, checkpoint_every_s)
+    _begin(workshop, "target", plan, made_from)
     return train(model, next_token_loss(model), stream, plan, folder, "target", made_from)
 
 
@@ -131,12 +132,23 @@ def make_draft(workshop: Workshop, pause_at: int | None, checkpoint_every_s: flo
     # Another order than the target's, so that the two do not see the same rows in the same company.
     stream = workshop.stream(options.seed + 1)
     draft = workshop.new_model("draft", options)
-    made_from = workshop.made_from("draft")
-    checkpoint.check_same_run(folder, made_from)
-    options.record(folder)
+    made_from = workshop.made_from("draft", options)
     loss = distillation_loss(draft, target, options.draft_data_share)
     plan = options.plan("draft", pause_at, checkpoint_every_s)
+    _begin(workshop, "draft", plan, made_from)
     return train(draft, loss, stream, plan, folder, "draft", made_from)
+
+
+def _begin(workshop: Workshop, stage: str, plan: Plan, made_from: dict[str, str]) -> None:
+    """Write down the options that a stage goes on with. Raises RecipeError where it cannot.
+
+    A command that is refused, or that finds nothing left to train, leaves them as they were: they say how the weights came about.
+    """
+    folder = workshop.out / stage
+    checkpoint.check_same_run(folder, made_from)
+    progress = stage_progress(workshop, stage)
+    if progress is None or progress.step < plan.until(planned_steps(plan, progress, stage)):
+        workshop.options.record(folder)
 
 
 def stage_progress(workshop: Workshop, stage: str) -> Progress | None:

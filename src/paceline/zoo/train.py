@@ -19,6 +19,7 @@ from safetensors import SafetensorError
 from paceline.zoo.checkpoint import Progress
 from paceline.zoo.errors import RecipeError
 from paceline.zoo.options import Options
+from paceline.zoo.plot import PICTURES
 from paceline.zoo.stages import Workshop, draw_curves, make_draft, make_target, make_tokenizer
 
 PACKAGE = Path(__file__).resolve().parents[1]
@@ -120,6 +121,8 @@ def main(
             raise RecipeError("there is nothing to train on: name the folder of the mixture with --data, or files with --text")
         if what != What.tokenizer and find_spec("matplotlib") is None:
             raise RecipeError("the loss curves need matplotlib: install paceline[train]")
+        if curve is not None and curve.suffix.lower() not in PICTURES:
+            raise RecipeError(f"--curve {curve}: its name must end in {', '.join(PICTURES[:-1])} or {PICTURES[-1]}")
         if text and what in (What.export, What.all) and weights == PACKAGE / "weights":
             raise RecipeError("what is trained on --text would replace the embedded models: name a folder with --weights")
         # files are read instead of the mixture, whose folder then is never looked at
