@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence as Many
 from itertools import pairwise
 
@@ -351,6 +352,53 @@ def test_what_is_shown_only_grows_and_never_holds_the_start_of_a_stop(text: str,
         # the stop that is complete first ends the text; among those that end together the longest
         ends = min(text.find(stop) + len(stop) for stop in stops if stop in text)
         assert stream.text == text[: min(ends - len(stop) for stop in stops if text[:ends].endswith(stop))]
+
+
+def looked_back(text: str, stops: list[str]) -> tuple[str, str | None, str]:
+    """A text as its stops cut it, the one that did, and what may be shown, from what they mean: found by looking at all of it."""
+    found = [(text.find(stop), len(stop), stop) for stop in stops if stop in text]
+    if found:
+        at, _, stop = min(found)
+        return text[:at], stop, text[:at]
+    begun = [size for stop in stops for size in range(len(stop)) if text.endswith(stop[:size])]
+    return text, None, text[: len(text) - max(begun)]
+
+
+@given(
+    pieces=st.lists(st.text("ab", min_size=1, max_size=5), max_size=8),
+    stops=st.lists(st.text("ab", min_size=1, max_size=7), min_size=1, max_size=4),
+)
+@settings(max_examples=2_000)
+@example(pieces=["abaab", "aab"], stops=["abaaba", "aabaaa"])
+@example(pieces=["aaaa", "ab"], stops=["aaaaab", "aab"])
+def test_stop_strings_are_found_as_by_looking_at_the_whole_text(pieces: list[str], stops: list[str]) -> None:
+    stream, text = TextStream(BYTES, tuple(stops)), ""  # pyright: ignore[reportArgumentType]
+    for piece in pieces:
+        stream.extend(list(piece.encode()))
+        text += piece
+        assert (stream.text, stream.stop, stream.safe) == looked_back(text, stops)
+        if stream.stopped:
+            break
+
+
+def test_no_stop_string_has_the_text_looked_through_again_and_again() -> None:
+    """Those that nearly begin at every character of the answer, as long and as many as there may be."""
+    stream = TextStream(BYTES, tuple("a" + "c" * 1022 + chr(33 + at) for at in range(64)))  # pyright: ignore[reportArgumentType]
+    calls = 0
+
+    def count(frame: object, event: str, argument: object) -> None:
+        nonlocal calls
+        calls += event in ("call", "c_call")
+
+    steps = 1_100
+    sys.setprofile(count)
+    try:
+        for _ in range(steps):
+            stream.append(97)
+            assert len(stream.text) - len(stream.safe) == 1
+    finally:
+        sys.setprofile(None)
+    assert calls < 64 * 10 * steps
 
 
 STOPPERS = {

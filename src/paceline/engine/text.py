@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence as Many
 from functools import partial
 
+from paceline.engine.stop_strings import StopString
 from paceline.models.tokenizer import Tokenizer
 
 _BROKEN = "\ufffd"
@@ -41,12 +42,12 @@ class TextStream:
         waits: bool = False,
     ) -> None:
         self._decode = partial(tokenizer.decode, skip_special=False) if not skip_special else tokenizer.decode
-        self._stops, self._keep_stop = stops, keep_stop
+        self._stops, self._keep_stop = [StopString(stop) for stop in stops], keep_stop
         self._waiting: list[int] | None = [] if waits and not stops else None
         """Tokens to be decoded in the end."""
         self._prompt = prompt
-        self._early, self._searched = min_tokens if stops else 0, 0
-        """Tokens to come in whose text no stop string is looked for, and where in the text it is."""
+        self._early = min_tokens if stops else 0
+        """Tokens to come in whose text no stop string is looked for."""
         if self._waiting is None:
             self._open()
         self.text = ""
@@ -123,7 +124,7 @@ class TextStream:
             self._settle(window)
         self._add(fresh)
         if self._early:
-            self._early, self._searched = self._early - 1, len(self.text)
+            self._early -= 1
 
     def _decoded(self) -> str:
         """The text of the window, which begins with what was shown of it.
@@ -177,29 +178,19 @@ class TextStream:
             self._add(self._decoded()[len(self._shown) + self._sent :])
 
     def _add(self, fresh: str) -> None:
-        if not self._stops or self._early:
-            self.text += fresh
-            return
-        searched = max(len(self.text) - max(map(len, self._stops)) + 1, self._searched)
+        before = len(self.text)
         self.text += fresh
+        if not self._stops or self._early:
+            return
         # the first to begin; of several that begin there, the shortest was there first
-        found = [(at, len(stop), stop) for stop in self._stops if (at := self.text.find(stop, searched)) >= 0]
-        if found:
-            at, size, self.stop = min(found)
+        ends = [(before + read, stop.text) for stop in self._stops if (read := stop.read(fresh)) is not None]
+        if ends:
+            at, size, self.stop = min((end - len(stop), len(stop), stop) for end, stop in ends)
             self.text = self.text[: at + size if self._keep_stop else at]
 
     @property
     def safe(self) -> str:
         """The text less a tail that may yet become a stop string: what may be shown while the sequence runs."""
-        if self.stopped:
+        if self.stopped or not self._stops:
             return self.text
-        return self.text[: len(self.text) - max(map(self._begun, self._stops), default=0)]
-
-    def _begun(self, stop: str) -> int:
-        """Characters of a stop string with which the text ends, not all of it."""
-        at = max(len(self.text) - len(stop) + 1, self._searched)
-        while (at := self.text.find(stop[0], at)) >= 0:
-            if stop.startswith(self.text[at:]):
-                return len(self.text) - at
-            at += 1
-        return 0
+        return self.text[: len(self.text) - max([stop.begun for stop in self._stops])]
