@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from paceline.logprobs import TokenLogprobs
 from paceline.serve.asking import Delta
+from paceline.serve.logprobs_told import chat_entries
 from serve.fakes import BOS, EOS, VOCAB, FakeService, token_logprobs
 from serve.front import COMPLETIONS
 
@@ -38,14 +41,19 @@ def test_special_tokens_that_the_text_leaves_out_take_no_room():
     assert post(service, logprobs=0, skip_special_tokens=False)["choices"][0]["logprobs"]["text_offset"] == [0, 1, 5]
 
 
-def test_infinite_logprobs_are_written_as_openai_writes_them():
-    impossible = TokenLogprobs(97, float("-inf"), VOCAB, ((98, float("-inf")),))
+@pytest.mark.parametrize("logprob", ["-inf", "nan"])
+def test_logprobs_that_json_has_no_word_for_are_written_as_openai_writes_the_least(logprob: str):
+    impossible = TokenLogprobs(97, float(logprob), VOCAB, ((98, float(logprob)),))
     fake = FakeService()
-    ends = Delta("a", (97,), ("",), (impossible,))
+    ends = Delta("a", (97,), ("",), (impossible,), prompt_logprobs=(None, impossible))
     service = FakeService(script=lambda ask: [replace(ends, ending=fake.ending(ask, 1, 1, "stop", None))])
-    told = post(service, logprobs=1)["choices"][0]["logprobs"]
+    body = post(service, logprobs=1, prompt_logprobs=1)
+    told = body["choices"][0]["logprobs"]
     assert told["token_logprobs"] == [-9999.0]
     assert told["top_logprobs"] == [{"a": -9999.0, "b": -9999.0}]
+    assert {one["logprob"] for one in body["choices"][0]["prompt_logprobs"][1].values()} == {-9999.0}
+    (entry,) = chat_entries(service, [impossible])
+    assert entry["logprob"] == entry["top_logprobs"][0]["logprob"] == -9999.0
 
 
 def test_lm_eval_reads_the_prompt():

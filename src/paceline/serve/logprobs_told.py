@@ -14,6 +14,11 @@ _LEAST = -9999.0
 """What OpenAI writes for a token that is next to impossible; JSON has no infinity."""
 
 
+def _told(logprob: float) -> float:
+    """As JSON can say it: what is not a number is no larger than the least, or than anything."""
+    return logprob if logprob > _LEAST else _LEAST
+
+
 def chat_entries(service: Service, told: Iterable[TokenLogprobs]) -> list[dict[str, Any]]:
     """`logprobs.content` of a chat completion or of a response: one entry per token."""
     return [
@@ -27,7 +32,7 @@ def chat_entries(service: Service, told: Iterable[TokenLogprobs]) -> list[dict[s
 
 def _entry(service: Service, token: int, logprob: float) -> dict[str, Any]:
     piece = service.piece(token)
-    return {"token": piece.decode("utf-8", errors="replace"), "logprob": max(logprob, _LEAST), "bytes": list(piece)}
+    return {"token": piece.decode("utf-8", errors="replace"), "logprob": _told(logprob), "bytes": list(piece)}
 
 
 def prompt_entries(service: Service, told: Iterable[TokenLogprobs | None], count: int) -> list[dict[str, Any] | None]:
@@ -38,7 +43,7 @@ def prompt_entries(service: Service, told: Iterable[TokenLogprobs | None], count
 def _by_id(service: Service, one: TokenLogprobs, count: int) -> dict[str, Any]:
     ranked = [(token, logprob, rank) for rank, (token, logprob) in enumerate(one.top[:count], 1)]
     return {
-        str(token): {"logprob": max(logprob, _LEAST), "rank": rank, "decoded_token": shown(service, token)}
+        str(token): {"logprob": _told(logprob), "rank": rank, "decoded_token": shown(service, token)}
         for token, logprob, rank in [*ranked, (one.token, one.logprob, one.rank)]
     }
 
@@ -85,7 +90,7 @@ class CompletionLogprobs:
     def _part(self, ids: Many[int], told: Many[TokenLogprobs | None], offsets: list[int]) -> dict[str, list[Any]]:
         return {
             "tokens": [self._name(token) for token in ids],
-            "token_logprobs": [None if one is None else max(one.logprob, _LEAST) for one in told],
+            "token_logprobs": [None if one is None else _told(one.logprob) for one in told],
             "top_logprobs": [None if one is None else self._top(one) for one in told],
             "text_offset": offsets,
         }
@@ -95,7 +100,7 @@ class CompletionLogprobs:
         top: dict[str, float] = {}
         for token, logprob in (*one.top[: self._count], (one.token, one.logprob)):
             name = self._name(token)
-            top[name] = max(logprob, _LEAST, top.get(name, _LEAST))
+            top[name] = max(_told(logprob), top.get(name, _LEAST))
         return top
 
     def _name(self, token: int) -> str:
