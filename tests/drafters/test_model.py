@@ -158,6 +158,26 @@ def test_drafts_depend_on_the_text_alone(spec: str) -> None:
     assert drafter.held_bytes == 0
 
 
+@pytest.mark.parametrize("at", [0, 1])
+def test_a_draft_that_breaks_off_leaves_nothing_that_counts_as_text(at: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    drafter, owners = drafter_of("model:x,depth=4"), owners_of(2)
+    budgets, remember, seen = [drafter.budget] * 2, drafter._remember, []
+
+    def broken(sequence: Sequence, tree: DraftTree) -> None:
+        seen.append(sequence)
+        if len(seen) == at + 1:
+            raise KeyboardInterrupt
+        remember(sequence, tree)
+
+    monkeypatch.setattr(drafter, "_remember", broken)
+    with pytest.raises(KeyboardInterrupt):
+        drafter.propose(owners, budgets)
+    for owner in owners:
+        owner.commit((0, 0, 0), ())
+    wanted = drafter_of("model:x,depth=4").propose(owners, budgets)
+    assert [tree.tokens for tree in drafter.propose(owners, budgets)] == [tree.tokens for tree in wanted]
+
+
 def _twin(owner: Sequence, key: int) -> Sequence:
     twin = Sequence(key, owner.prompt, owner.params, owner.seed)
     twin.commit(tuple(owner.generated), ())

@@ -137,6 +137,15 @@ class ModelDrafter(Drafter):
         return len(sequence.tokens) <= self.model.context_length
 
     def propose(self, sequences: Many[Sequence], budgets: Many[Budget]) -> list[DraftTree]:
+        try:
+            return self._proposed(sequences, budgets)
+        except BaseException:
+            # what was drafted by then is cached, and nobody would remember that it is no text
+            for sequence in sequences:
+                self._keep_what_came_true(sequence)
+            raise
+
+    def _proposed(self, sequences: Many[Sequence], budgets: Many[Budget]) -> list[DraftTree]:
         for sequence in sequences:
             self._keep_what_came_true(sequence)
         readable = [b if self._reads(s) else NOTHING for s, b in zip(sequences, budgets, strict=True)]
@@ -162,14 +171,16 @@ class ModelDrafter(Drafter):
 
     def _keep_what_came_true(self, sequence: Sequence) -> None:
         """Truncate the cache to the longest prefix of the committed text; the last token is always left to feed."""
-        drafted = self._cached.pop(sequence.key, [])
+        drafted = self._cached.get(sequence.key, [])
         held = self._cache.length(sequence.key)
-        right = held - len(drafted)
+        # none of them is cached any more where this was interrupted before
+        right = max(held - len(drafted), 0)
         for token in drafted:
             if right >= len(sequence.tokens) or sequence.tokens[right] != token:
                 break
             right += 1
         self._cache.truncate(sequence.key, min(right, len(sequence.tokens) - 1))
+        self._cached.pop(sequence.key, None)
 
     def _remember(self, sequence: Sequence, tree: DraftTree) -> None:
         """Note which cached tokens are drafts: those behind the committed text, a chain of first children."""
