@@ -7,12 +7,13 @@ import sys
 import pytest
 import torch
 
-from fakes import DenseTableCache, RecordingCache, TableModel
+from fakes import DenseTableCache, RecordingCache, TableModel, coupled
 from paceline.cache.pages import OutOfPages
 from paceline.engine import scheduler
 from paceline.engine.engine import Engine, OutOfMemory
 from paceline.engine.scheduler import Limits
 from paceline.models.base import Scores
+from paceline.shortage import memory_ended
 from paceline.step import Step
 from serving import engine_of
 from test_engine_errors import PARAMS, drafters, ended, idle
@@ -100,13 +101,96 @@ def test_where_a_forward_has_no_memory_requests_take_turns(draft: int, cache, mo
     assert idle(engine)
 
 
-def test_a_request_that_alone_is_too_much_for_the_device_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("draft", range(3))
+def test_a_request_that_alone_is_too_much_for_the_device_says_so(draft: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(CrampedModel, "most", 20)
-    engine = engine_of(CrampedModel(5), limits=Limits(batch=4, chunk=8, cache_tokens=10_000))
+    model = CrampedModel(5)
+    engine = engine_of(model, drafters(model)[draft], Limits(batch=4, chunk=8, cache_tokens=10_000))
     long, short = engine.add([1] * 30, PARAMS), engine.add([2] * 3, PARAMS)
     last = ended(engine, [long, short])
     assert isinstance(last[long].error, OutOfMemory)
     assert (long.finish_reason, short.finish_reason, len(short.generated)) == ("abort", "length", 12)
+    assert idle(engine)
+
+
+def host_memory_ends() -> RuntimeError:
+    """What torch says of it."""
+    with pytest.raises(RuntimeError) as full:
+        torch.empty(1 << 60, dtype=torch.uint8)
+    return full.value
+
+
+ENDS = {"device": torch.OutOfMemoryError, "python": MemoryError, "torch": host_memory_ends}
+
+
+@pytest.mark.parametrize("kind", ENDS)
+def test_whoever_says_that_memory_has_ended_is_understood(kind: str) -> None:
+    assert memory_ended(ENDS[kind]())
+    assert not memory_ended(RuntimeError("shapes do not fit"))
+
+
+class NarrowModel(TableModel):
+    """A forward over more than 3 rows is more than there is memory for."""
+
+    kind = "device"
+    failed = 0
+
+    def score(self, step, cache, taps=()) -> Scores:
+        if len(step.tokens) > 3:
+            self.failed += 1
+            raise ENDS[self.kind]()
+        return super().score(step, cache, taps)
+
+
+@pytest.mark.parametrize("kind", ENDS)
+def test_a_request_whose_drafts_are_too_much_goes_on_without_and_they_are_tried_ever_more_rarely(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scheduler, "_EASED_STEPS", 8)
+    params, model = PARAMS.model_copy(update={"max_tokens": 80}), NarrowModel(5)
+    model.kind = kind
+    alone = engine_of(TableModel(5))
+    (wanted,) = ended(alone, [alone.add([1, 2, 3], params)])
+    engine = engine_of(model, coupled(model, depth=4))
+    sequence = engine.add([1, 2, 3], params)
+    assert ended(engine, [sequence])[sequence].error is None
+    assert sequence.generated == wanted.generated
+    assert 1 < model.failed < 6
+    assert idle(engine)
+
+
+def test_a_draft_s_own_cache_that_is_full_does_not_make_the_target_s_as_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, prompts = TableModel(5), [[at, *[1, 2, 3] * 10] for at in range(2)]
+    alone, drafter = engine_of(model), coupled(model)
+    wanted = [one.generated for one in ended(alone, [alone.add(prompt, PARAMS) for prompt in prompts])]
+    engine = engine_of(model, drafter, Limits(batch=4, chunk=64, cache_tokens=10_000, shortest_prefix=500))
+
+    def full(step: Step) -> None:
+        raise OutOfPages(1, 0, 16)
+
+    monkeypatch.setattr(drafter._cache, "stage", full)
+    sequences = [engine.add(prompt, PARAMS) for prompt in prompts]
+    assert engine.step() == []
+    assert engine.scheduler.limits.cache_tokens > 50
+    last = ended(engine, sequences)
+    assert all(one.error is None for one in last.values())
+    assert [one.generated for one in sequences] == wanted
+
+
+@pytest.mark.parametrize("kind", ENDS)
+def test_where_memory_ends_once_an_answer_has_ended_nobody_is_given_up(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = engine_of(TableModel(6))
+    sequence, policy = engine.add([1, 2], PARAMS.model_copy(update={"max_tokens": 1})), engine.speculative.policy
+
+    def full(*_: object) -> None:
+        monkeypatch.undo()
+        raise ENDS[kind]()
+
+    monkeypatch.setattr(policy, "observe", full)
+    assert engine.step() == []
+    (progress,) = engine.step()
+    assert (progress.sequence, progress.finished, progress.error) == (sequence, True, None)
+    assert sequence.finish_reason == "length"
     assert idle(engine)
 
 

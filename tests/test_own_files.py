@@ -261,6 +261,13 @@ def test_an_answer_that_cannot_be_ends_the_request_and_not_the_engine(
     assert llm.generate("the thin", PARAMS)[0].finish_reason == "length"
 
 
+def test_memory_that_ends_in_a_draft_costs_the_draft_alone(llm: LLM, written: Written) -> None:
+    llm.use("none")
+    plain = llm.generate("the thin thin", PARAMS)[0].text
+    llm.use(**written("draft", CHAIN, "[bytearray(1 << 62)]"))
+    assert llm.generate("the thin thin", PARAMS)[0].text == plain
+
+
 def test_drawn_tokens_come_with_what_they_were_drawn_from(llm: LLM, written: Written) -> None:
     written("draft", "frozenset({Proposal.POINT})", "frozenset({Proposal.IID})")
     Path("mine.py").write_text(Path("mine.py").read_text("utf-8").replace("self.name)", "self.name, Proposal.IID)"), "utf-8")

@@ -24,6 +24,7 @@ from paceline.errors import PacelineError
 from paceline.policies.base import Policy
 from paceline.registry import AUTO, DRAFTERS, POLICIES, VERIFIERS, Registry, Row, UnknownMethod, raised
 from paceline.sequence import Sequence
+from paceline.shortage import memory_ended
 from paceline.spec import Method, bind
 from paceline.step import Verdict
 from paceline.tree import DraftTree, Proposal
@@ -94,10 +95,11 @@ def _blamed(file: str, module: ModuleType, what: str, kind: type[UnknownMethod] 
     """Whatever is raised within is one sentence, but for what the engine knows. kind: of the error, else OwnFileError."""
     try:
         yield
-    except (PacelineError, torch.OutOfMemoryError):
-        raise
     # whatever the code of a stranger raises
     except (Exception, SystemExit) as error:
+        # where memory ends in a step, the engine goes on with less
+        if isinstance(error, PacelineError) or (kind is None and memory_ended(error)):
+            raise
         told = f"{what} raised {raised(error, module.__file__ or file)}"
         raise (OwnFileError(file, told) if kind is None else kind(f"'{file}': {told}")) from error
 

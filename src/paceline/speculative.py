@@ -12,6 +12,7 @@ import torch
 
 from paceline.budget import NOTHING, Budget
 from paceline.cache.base import Branching, KVCache
+from paceline.cache.pages import OutOfPages
 from paceline.clock import now
 from paceline.drafters.base import Drafter
 from paceline.drafters.merge import left_beside
@@ -172,7 +173,11 @@ class Speculative:
             if not asked:
                 continue
             began = now()
-            trees = part.propose([item.sequence for _, item, _ in asked], [budget for _, _, budget in asked])
+            try:
+                trees = part.propose([item.sequence for _, item, _ in asked], [budget for _, _, budget in asked])
+            except OutOfPages as error:
+                # of a draft's own cache, which says nothing of how much the target's may hold
+                raise torch.OutOfMemoryError(str(error)) from error
             took_s = now() - began
             asked_s += took_s
             lengths = {item.sequence.key: len(item.sequence.tokens) for _, item, _ in asked}

@@ -23,6 +23,7 @@ from paceline.models.tokenizer import Tokenizer
 from paceline.params import SamplingParams
 from paceline.sampling import LogitsError
 from paceline.sequence import Sequence
+from paceline.shortage import memory_ended
 from paceline.speculative import Outcome, Speculative, Work
 from paceline.step import Verdict
 from paceline.tree import DraftTree
@@ -36,7 +37,7 @@ class RequestError(PacelineError):
 
 
 class OutOfMemory(PacelineError):
-    """The device has too little memory for a step of one request alone."""
+    """The device, or this machine, has too little memory for a step of one request alone, without any draft."""
 
     def __init__(self) -> None:
         super().__init__("the device has too little memory to go on with this request")
@@ -167,9 +168,9 @@ class Engine:
     def step(self) -> list[Progress]:
         """Run one step for the picked sequences; an empty list where nothing is left to do.
 
-        A sequence whose logits are not numbers, or that alone is too much for the memory, ends alone, and its progress holds the
-        error; the others are where they were before. Whatever else is raised leaves the engine fit for the next step, which first
-        tells of those that have ended.
+        A sequence whose logits are not numbers, or that alone and without drafts is too much for the memory, ends alone, and its
+        progress holds the error; the others are where they were before. Whatever else is raised leaves the engine fit for the
+        next step, which first tells of those that have ended.
         """
         if self._owed:
             owed, self._owed = [*self._owed.values()], {}
@@ -195,23 +196,34 @@ class Engine:
         except OutOfPages as error:
             # the device has less memory than the cache may hold
             self._recover(work)
-            if self.scheduler.bound(error.slots):
-                return []
-            return [self._given_up(work[0].sequence, error)]
-        except torch.OutOfMemoryError:
+            return [] if self._takes_less(work, error.slots) else self._without_room(work, error)
+        except BaseException as error:
             self._recover(work)
-            makes_room = self.scheduler.bound(coming=not work)
-            if not (work or makes_room):
+            if not memory_ended(error):
+                raise
+            takes_less = self._takes_less(work)
+            if not (work or takes_less):
                 # nothing is held that could make room for whoever was to be let in
                 raise
-        except BaseException:
-            self._recover(work)
-            raise
         else:
             return progress
         # only now, as the error is gone, is what the forward held free
         torch.cuda.empty_cache()
-        return [] if makes_room else [self._given_up(work[0].sequence, OutOfMemory())]
+        return [] if takes_less else self._without_room(work, OutOfMemory())
+
+    def _takes_less(self, work: Many[Work], slots: int | None = None) -> bool:
+        """Whether the next step needs less room than this one, which had too little. slots: as `Scheduler.bound` has it."""
+        if self.scheduler.bound(slots, coming=not work):
+            return True
+        drafted = any(item.room.some for item in work)
+        if drafted:
+            self.scheduler.draft_nothing()
+        return drafted
+
+    def _without_room(self, work: Many[Work], error: PacelineError) -> list[Progress]:
+        """The end of whoever alone is too much for the memory; of nobody where the step came as far as all their ends."""
+        left = [item.sequence for item in work if item.sequence.finish_reason is None]
+        return [self._given_up(left[0], error)] if left else []
 
     def _progress(self, outcome: Outcome, error: PacelineError | None = None) -> Progress:
         stream = self.stops.stream(outcome.sequence)

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence as Many
 from dataclasses import dataclass, replace
 from heapq import merge
 
-from paceline.budget import Budget
+from paceline.budget import NOTHING, Budget
 from paceline.engine.prefix import Prefixes
 from paceline.engine.shares import Shares
 from paceline.sequence import Sequence
@@ -71,6 +71,8 @@ class Scheduler:
         """How long after a shortage more is allowed, and whether it was since the last one."""
         self._eases: int | None = None
         """The step that allows more; None where no shortage is remembered."""
+        self._drafts = True
+        """Whether any are granted; after a step that had no room for its own none are, until more is allowed again."""
         self._steps = self._admissions = 0
         self._came: dict[int, int] = {}
         """The step before which a sequence that waits would have come, had it waited in one go."""
@@ -114,6 +116,8 @@ class Scheduler:
         self._steps += 1
         if self._steps == self._eases:
             self._ease()
+        if not self._drafts:
+            wished = NOTHING
         free = self._admit(wished, self._preempt())
         running = self.running
         spare = free - wished.nodes * len(running)
@@ -200,20 +204,30 @@ class Scheduler:
         self.limits = replace(self.limits, cache_tokens=fewer)
         # at once: whoever could not be let in is the next to be, and would find as little room
         self._prefixes.make_room(max(fewer - sum(lengths), 0))
+        self._await_ease()
+        return True
+
+    def draft_nothing(self) -> None:
+        """A step of one request needed more room than there is, for what it drafted: for a while nobody drafts."""
+        self._drafts = False
+        self._await_ease()
+
+    def _await_ease(self) -> None:
+        """There was too little room: after some steps more is allowed."""
         if self._eased:
             # a device that is too full for what was asked is tried ever more rarely
             self._eased_steps, self._eased = 2 * self._eased_steps, False
         self._eases = self._steps + self._eased_steps
-        return True
 
     def _ease(self) -> None:
         """Allow a little more again: what took the room may have been another program, or a single large step."""
         tokens, asked = self.limits.cache_tokens, self._asked_tokens
-        if tokens >= asked:
+        if tokens >= asked and self._drafts:
             # all that was asked for has done well for as long: another shortage is the first again
             self._eased_steps, self._eased, self._eases = _EASED_STEPS, False, None
             return
         self.limits = replace(self.limits, cache_tokens=min(tokens - -asked // _EASED, asked))
+        self._drafts = True
         self._eased, self._eases = True, self._steps + self._eased_steps
 
     def _preempt(self) -> int:

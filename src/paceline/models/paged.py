@@ -27,6 +27,7 @@ from paceline.models.hub import HubModel
 from paceline.models.paged_attention import Layers, PagedForward
 from paceline.models.quiet import sentence
 from paceline.models.recording import Found, Outputs, Recording, RecordingInParts, Result, Tables, shared_pool
+from paceline.shortage import memory_ended
 from paceline.step import Step
 
 PAGE = 64
@@ -171,7 +172,7 @@ class OverPages(FlatModel):
             found = replayed()
         except RuntimeError as error:
             self._recordings.clear()
-            if not isinstance(error, torch.OutOfMemoryError):
+            if not memory_ended(error):
                 # a model that asks the device what to do next, as most mixtures of experts do, cannot be recorded; one that could
                 # be is tried again
                 self._forgiven -= 1

@@ -24,6 +24,7 @@ from paceline.kernels.compiled import Kernel
 from paceline.kernels.device import give_up, served
 from paceline.sampling import Context, LogitsError, checked, largest, largest_of_each
 from paceline.sequence import Sequence
+from paceline.shortage import memory_ended
 from paceline.step import Verdict
 from paceline.tree import DraftTree, Proposal
 from paceline.trials import Group, Trials, groups_below, recursive
@@ -269,7 +270,7 @@ def _device_choices(
         choices = Choices(_in_one([rows[: tree.candidates] for tree, rows in zip(trees, logits, strict=True)]), contexts)
     # Triton's compiler has no class of error that it could be known by
     except Exception as error:
-        if not isinstance(error, torch.OutOfMemoryError):
+        if not memory_ended(error):
             give_up(logits[0].device, error)
         return None
     starts = accumulate((tree.candidates for tree in trees), initial=0)
