@@ -10,6 +10,7 @@ import pytest
 from crowd import Crowd
 from fakes import MixedDrafter, TableModel
 from paceline.engine import scheduler as scheduling
+from paceline.engine.radix import RadixTree
 from paceline.engine.scheduler import Limits, Scheduler
 from paceline.params import SamplingParams
 from paceline.sequence import Sequence
@@ -63,6 +64,22 @@ def test_a_long_queue_is_not_looked_through(payers: int, monkeypatch: pytest.Mon
     assert 900 < len(engine.scheduler.waiting) < 970
     # two are let in with every step, and put in order where they read a prompt
     assert len(seen) <= 20 * 2 * (payers + 1)
+
+
+def test_the_text_of_whoever_waits_for_room_is_not_looked_up_with_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = engine_of(TableModel(5), limits=Limits(batch=4, cache_tokens=60, shortest_prefix=4))
+    params = SamplingParams(max_tokens=20, ignore_eos=True)
+    engine.add([1] * 30, params)
+    engine.step()
+    late, seen, alike = engine.add([1, 2] * 15, params), [], RadixTree.alike
+    monkeypatch.setattr(RadixTree, "alike", lambda self, tokens: (seen.append(tokens), alike(self, tokens))[1])
+    for _ in range(10):
+        engine.step()
+    assert (engine.scheduler.waiting, seen) == ([late], [])
+    while engine.has_work:
+        engine.step()
+    assert seen
+    assert late.finish_reason == "length"
 
 
 def test_those_that_decode_with_room_for_all_drafts_are_not_put_in_order(monkeypatch: pytest.MonkeyPatch) -> None:

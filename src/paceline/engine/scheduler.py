@@ -251,16 +251,14 @@ class Scheduler:
     def _admit(self, wished: Budget, free: int) -> int:
         """Let waiting sequences in while there is a place, and room for their text and what all will say next; the room left.
 
-        Whoever comes first is not passed by smaller ones, but for the time in which it awaits another's prompt. Where nobody is
-        in flight it is let in at once.
+        Whoever comes first is not passed by smaller ones, but for the time in which it has room and awaits another's prompt.
+        Where nobody is in flight it is let in at once.
         """
         while self.waiting and len(self.running) < self.limits.batch:
-            sequence = next((one for one in self._in_turn() if not self._prefixes.awaits(one)), None)
+            sequence = self._next(free)
             if sequence is None:
                 break
             left = free - len(sequence.tokens)
-            if self.running and left < max(len(self.running), self.limits.cache_tokens // _SPARED):
-                break
             self._waited[sequence.key] = self._steps - self._came[sequence.key]
             try:
                 self._prefixes.begin(sequence, max(left - wished.nodes * (len(self.running) + 1), 0))
@@ -276,6 +274,17 @@ class Scheduler:
             if self._waited_long(sequence):
                 self._overdue.add(sequence.key)
         return free
+
+    def _next(self, free: int) -> Sequence | None:
+        """Who is let in next where there is room for so many tokens; None where nobody is."""
+        spared = max(len(self.running), self.limits.cache_tokens // _SPARED)
+        for sequence in self._in_turn():
+            # before its text is looked up: it may wait for room for many steps
+            if self.running and free - len(sequence.tokens) < spared:
+                return None
+            if not self._prefixes.awaits(sequence):
+                return sequence
+        return None
 
     def _wait_again(self, sequence: Sequence) -> None:
         """Take it out of those in flight, if it is among them, and put it among those that wait, if it is not."""
