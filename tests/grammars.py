@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence as Many
+from collections.abc import Callable, Iterator, Sequence as Many
+from contextlib import contextmanager, nullcontext
 from functools import cache
+from itertools import count, product
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import numpy as np
+import pytest
 
 from fakes import ChainDrafter, MixedDrafter, TableModel, TreeDrafter
 from paceline.drafters.base import Drafter
@@ -17,6 +21,7 @@ from paceline.drafters.merge import MergedDrafter
 from paceline.drafters.none import NullDrafter
 from paceline.engine.engine import Engine
 from paceline.engine.scheduler import Limits
+from paceline.models.grammar import GrammarConstraint, _Place
 from paceline.models.tokenizer import Tokenizer
 from paceline.params import Grammar, SamplingParams
 from paceline.policies.fixed import FixedPolicy
@@ -38,6 +43,9 @@ class Rule:
     def allowed(self, ancestors: tuple[int, ...]) -> np.ndarray:
         mask = self._follows((*self._read, *ancestors))
         return mask if mask.any() else np.ones_like(mask)
+
+    def told(self, tokens: tuple[int, ...]) -> int:
+        return len(tokens)
 
     def forced(self, count: int) -> tuple[int, ...]:
         return ()
@@ -125,15 +133,36 @@ REQUESTS = [
 ]
 
 
+@contextmanager
+def speechless() -> Iterator[None]:
+    """Of every third place behind a draft a grammar says nothing at first."""
+    looked_up, asked = GrammarConstraint._looked_up, count()
+
+    def nothing(self: GrammarConstraint, ancestors: tuple[int, ...]) -> Any:
+        return _Place(self._everything, told=False) if ancestors and next(asked) % 3 == 0 else looked_up(self, ancestors)
+
+    def asked_again(self: GrammarConstraint, ancestors: tuple[int, ...]) -> Any:
+        # no other matcher would say more
+        return self._read_off(ancestors) or _Place(self._everything, "length")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(GrammarConstraint, "_looked_up", nothing)
+        patch.setattr(GrammarConstraint, "_asked", asked_again)
+        yield
+
+
 def grammar() -> bool:
-    """Behind chains, trees and forced tokens, crowded and preempted, an answer is plain decoding's and keeps to its grammar."""
+    """Behind chains, trees and forced tokens, crowded and preempted, and where drafts end for want of a mask, an answer is plain
+    decoding's and keeps to its grammar."""
     model = model_of()
     try:
         plain = [answers(engine_of(model), [request])[0] for request in REQUESTS]
         if not all(map(whole, plain)):
             return False
-        for drafter in drafters(model).values():
-            found = answers(engine_of(model, drafter, Limits(batch=4, chunk=5, cache_tokens=200)), REQUESTS)
+        for spoken, name in product((nullcontext, speechless), drafters(model)):
+            with spoken():
+                drafter = drafters(model)[name]
+                found = answers(engine_of(model, drafter, Limits(batch=4, chunk=5, cache_tokens=200)), REQUESTS)
             for one, other in zip(plain, found, strict=True):
                 if (one.generated, one.finish_reason) != (other.generated, other.finish_reason):
                     return False

@@ -455,6 +455,11 @@ def what_is_known_of_a_place_outlives_a_commit(patch: pytest.MonkeyPatch) -> Non
 
 
 @mutant("grammar")
+def what_was_chosen_without_a_mask_is_committed(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(GrammarConstraint, "told", lambda self, tokens: len(tokens))
+
+
+@mutant("grammar")
 def a_bias_lifts_what_a_grammar_does_not_allow(patch: pytest.MonkeyPatch) -> None:
     honest = sampling._within
     patch.setattr(sampling, "_within", lambda mask, size: honest(mask, size).index_fill(0, torch.tensor([70]), True))

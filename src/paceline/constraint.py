@@ -18,15 +18,22 @@ class GrammarsBusy(GrammarError):
 class Constraint(Protocol):
     """The state of one sequence's grammar. It has read the generated tokens that were committed, and no others.
 
-    What it says of a draft depends on the committed tokens and the draft's alone, not on what else was asked.
+    What it says of a draft depends on the committed tokens and the draft's alone, not on what else was asked, but for where it
+    cannot say it now: `told`.
     """
 
     def allowed(self, ancestors: tuple[int, ...]) -> np.ndarray:
         """bool [V], not to be written to: which tokens may follow the committed ones and then `ancestors`, nodes of a draft.
 
         EOS is among them where the answer may end there. All False is never returned: behind ancestors that the grammar refuses,
-        and where the answer is over, everything is allowed, since nothing is chosen there.
+        and where the answer is over, everything is allowed, since nothing is chosen there; so it is behind a draft where saying
+        it would hold up everybody.
         """
+        ...
+
+    def told(self, tokens: tuple[int, ...]) -> int:
+        """How many of these tokens, chosen one behind the other, were chosen where `allowed` said what may be; none of the others
+        is to be committed. `allowed(())` always says it."""
         ...
 
     def forced(self, count: int) -> tuple[int, ...]:
@@ -54,6 +61,9 @@ class Ahead:
 
     def allowed(self, ancestors: tuple[int, ...]) -> np.ndarray:
         return self._constraint.allowed((*self._read, *ancestors))
+
+    def told(self, tokens: tuple[int, ...]) -> int:
+        return max(self._constraint.told((*self._read, *tokens)) - len(self._read), 0)
 
     def forced(self, count: int) -> tuple[int, ...]:
         return () if self._read else self._constraint.forced(count)

@@ -193,7 +193,7 @@ class Verdict:
     accepted: int = 0
     finish: str | None = None
 
-    def cut(self, count: int, finish: str) -> Verdict:
+    def cut(self, count: int, finish: str | None) -> Verdict:
         """The first `count` tokens, and the nodes that proposed them."""
         return Verdict(self.path[:count], self.tokens[:count], self.accepted, finish)
 

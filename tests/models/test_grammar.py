@@ -133,7 +133,7 @@ def test_an_answer_may_have_a_thought_to_end_first(
     grammars: Grammars, grammar: Grammar, said: str, free: bool, closing: str | int
 ) -> None:
     def verdict(*parts: str | int) -> str:
-        matcher = grammars._fresh(thought_first(grammar, closing, free=free))
+        matcher = grammars._known(thought_first(grammar, closing, free=free)).deep_copy()
         ids = [
             token for one in parts for token in ([one] if isinstance(one, int) else tokenizer().encode(one, add_special=False))
         ]
@@ -317,8 +317,16 @@ def test_while_too_many_that_were_given_up_compile_no_other_begins(grammars: Gra
         with pytest.raises(GrammarsBusy, match="try again later"):
             grammars.check(regex("never seen, but quick"))
         grammars.check(known)
-        # it is none of those that begin
-        assert answer._anew().compute_bitmask()
+        # an answer in flight compiles its own again, until one more is given up
+        made, anew = answer._another(answer._unread)
+        assert anew
+        with monkeypatch.context() as slow:
+            slow.setattr(grammars, "_compile", lambda grammar: ended.wait(20))
+            with pytest.raises(GrammarError, match="takes more than"):
+                answer._another(made)
+        threads.append(room._GIVEN_UP[-1])
+        with pytest.raises(GrammarsBusy):
+            answer._another(made)
     finally:
         ended.set()
     for thread in threads:
@@ -367,11 +375,16 @@ def test_what_other_answers_have_read_changes_nothing(monkeypatch: pytest.Monkey
     fitting = [token for token, piece in enumerate(table) if piece and letters.issuperset(piece)]
     outside = [token for token, piece in enumerate(table) if piece and not letters.issuperset(piece)]
 
-    def walked_through(constraint: GrammarConstraint, stream: Random) -> list[np.ndarray]:
+    def walked_through(constraint: GrammarConstraint, stream: Random) -> list[np.ndarray | None]:
+        """None behind drafts of which nothing could be said just then."""
         masks = []
         for _ in range(60):
             draft = tuple(stream.choices(fitting, k=3))
-            masks += [constraint.allowed(draft[:size]) for size in range(4)]
+            found = [constraint.allowed(draft[:size]) for size in range(4)]
+            told = constraint.told((*draft, outside[0]))
+            assert told
+            assert all(mask.all() for mask in found[told : told + 1])
+            masks += [*found[:told], *[None] * (4 - told)]
             # behind what the grammar refuses everything may follow, and the answer goes on
             assert constraint.allowed((outside[0],)).all()
             assert constraint.over((outside[0],)) is None
@@ -381,9 +394,33 @@ def test_what_other_answers_have_read_changes_nothing(monkeypatch: pytest.Monkey
 
     grammars = Grammars(tokenizer(), PADDED, EOSES)
     runs = [walked_through(grammars.constraint(grammar, EOSES), Random(8)) for _ in range(4)]
-    assert not any(mask[outside].any() for run in runs for mask in run)
-    for run in runs[1:]:
-        assert all(np.array_equal(first, mask) for first, mask in zip(runs[0], run, strict=True))
+    known = [[mask for mask in masks if mask is not None] for masks in zip(*runs, strict=True)]
+    assert not any(mask[outside].any() for masks in known for mask in masks)
+    assert all(np.array_equal(masks[0], mask) for masks in known for mask in masks[1:])
+    assert all(len(masks) == 4 for masks in known[::4]), "what may follow the answer is always said"
+    assert sum(map(len, known)) > 800
+
+
+def test_a_matcher_past_its_limits_is_replaced_once_for_all_answers_and_for_no_draft(
+    grammars: Grammars, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    grammar, compiled = regex(SENTENCE), []
+    answers = [grammars.constraint(grammar, EOSES) for _ in range(3)]
+    path = grammars.constraint(grammar, EOSES).forced(1)
+    past, compile_one, read_off = answers[0]._unread, grammars._compile, GrammarConstraint._read_off
+    monkeypatch.setattr(grammars, "_compile", lambda one: (compiled.append(one), compile_one(one))[1])
+    monkeypatch.setattr(GrammarConstraint, "_read_off", lambda self, path: None if self._unread is past else read_off(self, path))
+    for answer in answers:
+        assert answer.allowed(path).all(), "nothing is said of a draft"
+        assert (answer.told(path), answer.told((*path, 5, 6))) == (1, 1)
+    assert not compiled
+    for answer in answers:
+        assert answer.over(path) is None
+        assert answer.told((*path, 5, 6)) == 3
+        assert not answer.allowed(path).all()
+        answer.commit(path)
+        assert not answer.allowed(()).all()
+    assert len(compiled) == 1
 
 
 def test_a_walk_that_broke_off_is_taken_up_again(grammars: Grammars) -> None:

@@ -115,6 +115,24 @@ def test_a_first_start_that_the_machine_refuses_is_one_sentence(monkeypatch: pyt
     run(monkeypatch, Starts(OSError(errno.ENOMEM, "no memory")), scene)
 
 
+def test_a_refusal_for_now_says_when_to_try_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = Line(News).write(News(refused={1: "never"}, busy={2: "not now"})).decode()
+    answers = f"[sys.stdin.readline() for _ in range(2)]; print({told!r}, end='', flush=True)"
+    monkeypatch.setattr(sys.modules[__name__], "PROGRAM", PROGRAM.replace("sys.stdin.read()", f"{answers}; sys.stdin.read()"))
+
+    async def scene(engine: EngineProcess) -> None:
+        await engine.start()
+        listening = Listening()
+        for _ in range(2):
+            engine.ask(Ask((1,), SamplingParams()), listening)
+        while engine.load:
+            await asyncio.sleep(0.01)
+        assert [str(error) for error in listening.errors] == ["never", "not now"]
+        assert [(error.status, error.retry_after_s) for error in listening.errors] == [(400, None), (503, 1)]
+
+    run(monkeypatch, Starts(), scene)
+
+
 def test_what_the_pipe_cannot_carry_is_refused_before_it_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scene(engine: EngineProcess) -> None:
         await engine.start()

@@ -109,7 +109,7 @@ def grammars() -> Grammars:
 def verdict(grammars: Grammars, grammar: Grammar | None, text: str) -> str:
     """ "whole", "begun" where more must follow, or "refused"."""
     assert grammar is not None
-    matcher = grammars._fresh(grammar)
+    matcher = grammars._known(grammar).deep_copy()
     ids = grammars._library.tokenize_str(text)
     if matcher.try_consume_tokens(ids) < len(ids):
         return "refused"

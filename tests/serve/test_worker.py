@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from io import BytesIO
 from pathlib import Path
 from threading import Event, current_thread, main_thread
+from time import monotonic, sleep
 from typing import IO
 
 import pytest
@@ -19,6 +20,7 @@ from paceline.constraint import GrammarError
 from paceline.drafters.suffix import SuffixDrafter
 from paceline.engine.llm import LLM
 from paceline.methods import described
+from paceline.models import grammar as rooms
 from paceline.params import Grammar, SamplingParams
 from paceline.registry import DRAFTERS
 from paceline.sampling import LogitsError
@@ -48,22 +50,25 @@ def test_asks_are_prepared_beside_the_engine_s_steps_and_come_in_order() -> None
         # the end of the input would end the process
         for_ever.wait()
 
-    def prepare(one: Ask) -> None:
+    found = GrammarError("not this one")
+
+    def prepare(one: Ask) -> GrammarError:
         assert current_thread() is not main_thread()
         seen.append(one)
         began.set()
         through.wait()
+        return found
 
     orders = Orders(lines(), prepare)
     began.wait()
     (plain,) = orders.taken(wait=True)
-    assert plain.number == 2, "neither the engine waits for it, nor who asks for none"
+    assert plain[0].number == 2, "neither the engine waits for it, nor who asks for none"
     through.set()
-    taken: list[Order] = []
+    taken: list[tuple[Order, object]] = []
     while len(taken) < 2:
         taken += orders.taken(wait=True)
-    assert [order.ask is not None for order in taken] == [True, False]
-    assert seen == [taken[0].ask]
+    assert [(order.ask is not None, told) for order, told in taken] == [(True, found), (False, None)]
+    assert seen == [taken[0][0].ask]
 
 
 def test_choices_of_one_prompt_share_it() -> None:
@@ -77,26 +82,35 @@ def test_choices_of_one_prompt_share_it() -> None:
 
     orders, asked = Orders(lines()), list[Ask]()
     while len(asked) < 4:
-        asked += [order.ask for order in orders.taken(wait=True) if order.ask is not None]
+        asked += [order.ask for order, _ in orders.taken(wait=True) if order.ask is not None]
     assert [(one.prompt, one.params.seed) for one in asked] == [((1, 2), 0), ((1, 2), 1), ((3,), 2), ((3,), 3)]
     assert asked[0].prompt is asked[1].prompt
     assert asked[2].prompt is asked[3].prompt
 
 
-def test_the_engine_finds_a_grammar_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = LLM(draft="none").engine
-    good, bad = Grammar(kind="regex", text="(yes|no)"), Grammar(kind="regex", text="(")
-    for one in (ask(), ask(good), ask(bad)):
-        prepared(engine, one)
+def test_what_was_prepared_is_used_or_refused_and_never_compiled_by_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    worker = fresh()
+    grammars, honest, compiled = worker._engine.grammars, worker._engine.grammars._compile, list[Grammar]()
 
-    def compiled_again(grammar: Grammar) -> None:
-        raise AssertionError(grammar)
+    def slow(grammar: Grammar) -> object:
+        compiled.append(grammar)
+        return sleep(0.4) if grammar.text == "slow" else honest(grammar)
 
-    monkeypatch.setattr(engine.grammars, "_compile", compiled_again)
-    assert engine.add((1,), SamplingParams(grammar=good)).constraint is not None
-    monkeypatch.undo()
-    with pytest.raises(GrammarError):
-        engine.grammars.check(bad)
+    monkeypatch.setattr(grammars, "_compile", slow)
+    monkeypatch.setattr(rooms, "_GIVEN_UP", [])
+    asks = [ask(), *(ask(Grammar(kind="regex", text=text)) for text in ("(yes|no)", "(", "slow", "never seen"))]
+    found = [prepared(worker._engine, one) for one in asks[:3]]
+    monkeypatch.setattr(rooms, "_SECONDS", 0.05)
+    monkeypatch.setattr(rooms, "_MOST_GIVEN_UP", 1)
+    found += [prepared(worker._engine, one) for one in asks[3:]]
+    news, began_s = News(), monotonic()
+    for number, (one, told) in enumerate(zip(asks, found, strict=True)):
+        worker._begin(number, one, news, told)
+    assert monotonic() - began_s < 0.3
+    assert [grammar.text for grammar in compiled] == ["(yes|no)", "(", "slow"]
+    assert [running.sequence.constraint for running in worker._running.values()] == found[:2]
+    assert {number: sentence.split(":")[1][:9] for number, sentence in news.refused.items()} == {2: " unclosed", 3: " it takes"}
+    assert news.busy == {4: "no grammar can be compiled now; try again later"}
 
 
 @contextmanager

@@ -99,12 +99,14 @@ class Engine:
         drafters: frozenset[str] | None = None,
         nodes: int | None = None,
         streamed: bool = True,
+        constraint: Constraint | None = None,
     ) -> Sequence:
         """Admit a request. prompt: token ids. Raises RequestError where it is empty, too long, or names unknown tokens,
         and where its grammar cannot be used.
 
         reference: token ids that the answer is expected to resemble; they change nothing but the time. payer: the
-        tenant where None. tenant, priority, drafters, nodes, streamed: see `Sequence`.
+        tenant where None. tenant, priority, drafters, nodes, streamed: see `Sequence`. constraint: what `constraint` made of
+        these parameters before; where None it is made now, which may take seconds.
         """
         size = self.speculative.target.vocab_size
         if not prompt:
@@ -138,7 +140,10 @@ class Engine:
             streamed,
             read_texts=self.speculative.drafter.read_texts,
         )
-        sequence.constraint = self._constraint(sequence)
+        try:
+            sequence.constraint = constraint or self.constraint(params)
+        except GrammarError as error:
+            raise RequestError(str(error)) from error
         self._keys += 1
         self.stops.begin(sequence)
         self.scheduler.add(sequence)
@@ -153,13 +158,10 @@ class Engine:
         target = self.speculative.target
         return Grammars(self.tokenizer, target.vocab_size, target.eos_token_ids)
 
-    def _constraint(self, sequence: Sequence) -> Constraint | None:
-        if sequence.params.grammar is None:
-            return None
-        try:
-            return self.grammars.constraint(sequence.params.grammar, sequence.stop_ids)
-        except GrammarError as error:
-            raise RequestError(str(error)) from error
+    def constraint(self, params: SamplingParams) -> Constraint | None:
+        """What one answer under these parameters must keep to, to be admitted with; None where that is nothing. May be called in
+        another thread, where it holds up no step. Raises GrammarError as `Grammars.check` does."""
+        return None if params.grammar is None else self.grammars.constraint(params.grammar, self.stop_ids(params))
 
     def stop_ids(self, params: SamplingParams) -> frozenset[int]:
         """Token ids that end a request: the model's EOS unless ignored, and the request's own."""

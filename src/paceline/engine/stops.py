@@ -46,9 +46,12 @@ class StopChecker:
         self._streams.pop(sequence.key, None)
 
     def cut(self, sequence: Sequence, verdict: Verdict) -> Verdict:
-        """The verdict up to and with the token that ends the sequence; the whole of it where none does."""
+        """The verdict up to and with the token that ends the sequence; the whole of it where none does, as far as it was chosen
+        by what a grammar says."""
         if sequence.constraint is None and not sequence.params.stop:
             return self._cut_by_tokens(sequence, verdict)
+        if sequence.constraint is not None and (told := sequence.constraint.told(verdict.tokens)) < len(verdict.tokens):
+            verdict = verdict.cut(told, None)
         stream = self._streams[sequence.key]
         for count, token in enumerate(verdict.tokens, 1):
             if token in sequence.stop_ids:

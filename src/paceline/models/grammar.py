@@ -14,7 +14,7 @@ import re
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import takewhile
 from threading import Lock, Thread, stack_size
 from typing import Any
@@ -75,30 +75,41 @@ class Grammars:
 
     def check(self, grammar: Grammar) -> None:
         """Raises GrammarError where the grammar cannot be used, GrammarsBusy where that cannot be said now."""
-        self._fresh(grammar)
+        self._known(grammar)
 
     def constraint(self, grammar: Grammar, stop_ids: frozenset[int]) -> GrammarConstraint:
-        """The state of one answer that ends with any of the model's EOS among `stop_ids`. Raises GrammarError."""
+        """The state of one answer that ends with any of the model's EOS among `stop_ids`. Raises GrammarError as `check` does."""
         ends = self.eos_token_ids & stop_ids
-        return GrammarConstraint(self._fresh(grammar), self.vocab_size, ends, lambda: self._anew(grammar, waits=False))
+        return GrammarConstraint(self._known(grammar), self.vocab_size, ends, partial(self._another, grammar))
 
-    def _fresh(self, grammar: Grammar) -> LLMatcher:
+    def _known(self, grammar: Grammar) -> LLMatcher:
+        """One that has read nothing, of which copies are to read."""
         with self._lock:
             found = self._compiled.get(grammar)
             if found is not None:
                 self._compiled.move_to_end(grammar)
-                return found.deep_copy()
-        return self._anew(grammar)
+                return found
+        return self._anew(grammar, _MOST_GIVEN_UP)
 
-    def _anew(self, grammar: Grammar, *, waits: bool = True) -> LLMatcher:
+    def _another(self, grammar: Grammar, than: LLMatcher) -> tuple[LLMatcher, bool]:
+        """One that shares nothing with `than`, in the middle of an answer: somebody else's of since then, or one that is made
+        now; and whether it is. Raises GrammarError where it cannot be made in time."""
+        with self._lock:
+            found = self._compiled.get(grammar)
+        if found is not None and found is not than:
+            return found, False
+        # it was compiled before, so others' that take too long do not keep it from that, but one such of its own kind does
+        return self._anew(grammar, _MOST_GIVEN_UP + 1), True
+
+    def _anew(self, grammar: Grammar, most_given_up: int) -> LLMatcher:
         """One that shares nothing with those before: copies count what they have seen in common."""
-        made = _within_time(lambda: self._compile(grammar), grammar, waits=waits)
+        made = _within_time(lambda: self._compile(grammar), grammar, most_given_up)
         with self._lock:
             self._compiled[grammar] = made
             self._compiled.move_to_end(grammar)
             while len(self._compiled) > _KEPT:
                 self._compiled.popitem(last=False)
-            return made.deep_copy()
+        return made
 
     def _compile(self, grammar: Grammar) -> LLMatcher:
         matcher = LLMatcher(self._library, _text(grammar), log_level=0, limits=_LIMITS)
@@ -146,26 +157,35 @@ def thought_first(grammar: Grammar, closing: str | int, *, free: bool = False) -
 
 @dataclass(frozen=True)
 class _Place:
-    """What is known behind some tokens. allowed: bool [V]. over: as `Constraint.over` has it."""
+    """What is known behind some tokens. allowed: bool [V]. over: as `Constraint.over` has it. told: whether anything is known."""
 
     allowed: np.ndarray
     over: str | None = None
+    told: bool = True
 
 
 class GrammarConstraint:
     """`Constraint` by a matcher that walks ahead into a draft and returns.
 
-    matcher: one that has read nothing, for this sequence alone. ends: EOS tokens that end this request; without any the answer is
-    over where nothing may follow. anew: makes one that shares nothing with it. What was looked up behind a draft is kept until a
-    commit goes another way.
+    unread: one that has read nothing, of which copies read. ends: EOS tokens that end this request; without any the answer is
+    over where nothing may follow. another: gives one that shares nothing with the one it is given, and says whether it was made
+    for this. What was looked up behind a draft is kept until a commit goes another way.
 
-    Copies of a matcher share a room for states, which other requests fill, and drafts do. So what one cannot tell is asked of one
-    that was made anew: only where that cannot either is the answer over. What may follow depends on the tokens before it alone.
+    Copies of a matcher share a room for states, which other requests fill, and drafts do. So what one cannot tell is asked of
+    others, at last of one that was made anew: only where that cannot either is the answer over. What may follow depends on the
+    tokens before it alone. Making one takes up to seconds, in which nobody's step goes on, so it is done for what is committed or
+    about to be, and never for what was only drafted.
     """
 
-    def __init__(self, matcher: LLMatcher, vocab_size: int, ends: frozenset[int], anew: Callable[[], LLMatcher]) -> None:
-        self._matcher, self._vocab_size, self._ends, self._anew = matcher, vocab_size, ends, anew
-        self._unread = matcher.deep_copy()
+    def __init__(
+        self,
+        unread: LLMatcher,
+        vocab_size: int,
+        ends: frozenset[int],
+        another: Callable[[LLMatcher], tuple[LLMatcher, bool]],
+    ) -> None:
+        self._unread, self._vocab_size, self._ends, self._another = unread, vocab_size, ends, another
+        self._matcher = unread.deep_copy()
         self._read: list[int] = []
         self._ahead: tuple[int, ...] | None = ()
         """What the matcher has read beyond the committed tokens; None where that is not known."""
@@ -175,8 +195,15 @@ class GrammarConstraint:
     def allowed(self, ancestors: tuple[int, ...]) -> np.ndarray:
         return self._at(ancestors).allowed
 
+    def told(self, tokens: tuple[int, ...]) -> int:
+        places = [self._places.get(tokens[:count]) for count in range(1, len(tokens))]
+        return next((count for count, place in enumerate(places, 1) if place is not None and not place.told), len(tokens))
+
     def over(self, ancestors: tuple[int, ...]) -> str | None:
-        return self._at(ancestors).over
+        place = self._at(ancestors)
+        if not place.told:
+            place = self._places[ancestors] = self._asked(ancestors)
+        return place.over
 
     def forced(self, count: int) -> tuple[int, ...]:
         path: tuple[int, ...] = ()
@@ -199,7 +226,8 @@ class GrammarConstraint:
         known = self._ahead is not None and self._ahead[:size] == tokens
         self._ahead = self._ahead[size:] if self._ahead is not None and known else None
         self._read += tokens
-        self._places = {path[size:]: place for path, place in self._places.items() if path[:size] == tokens}
+        kept = {path: place for path, place in self._places.items() if path[:size] == tokens and place.told}
+        self._places = {path[size:]: place for path, place in kept.items()}
 
     def _at(self, ancestors: tuple[int, ...]) -> _Place:
         place = self._places.get(ancestors)
@@ -208,17 +236,25 @@ class GrammarConstraint:
         return place
 
     def _looked_up(self, ancestors: tuple[int, ...]) -> _Place:
-        place = self._told(ancestors)
-        if place is None:
+        place = self._read_off(ancestors)
+        if place is not None:
+            return place
+        return _Place(self._everything, told=False) if ancestors else self._asked(ancestors)
+
+    def _asked(self, ancestors: tuple[int, ...]) -> _Place:
+        """What others say where this matcher cannot."""
+        place, made = None, False
+        while place is None and not made:
             try:
-                self._unread, self._ahead = self._anew(), None
+                self._unread, made = self._another(self._unread)
             # it was compiled before, so this machine is too busy to do it in time
             except GrammarError:
-                return _Place(self._everything, "length")
-            place = self._told(ancestors)
+                break
+            self._ahead = None
+            place = self._read_off(ancestors)
         return place or _Place(self._everything, "length")
 
-    def _told(self, ancestors: tuple[int, ...]) -> _Place | None:
+    def _read_off(self, ancestors: tuple[int, ...]) -> _Place | None:
         """What the matcher says; None where it is past its limits."""
         reached = self._go(ancestors)
         if self._ahead is None or self._matcher.is_error():
@@ -317,9 +353,9 @@ def _check_multiples(grammar: Grammar, remainders: int) -> None:
         raise _refused(grammar, f"it has a multipleOf of more than {most}, decimal point and last zeros left out")
 
 
-def _within_time(compile_one: Callable[[], LLMatcher], grammar: Grammar, *, waits: bool) -> LLMatcher:
+def _within_time(compile_one: Callable[[], LLMatcher], grammar: Grammar, most_given_up: int) -> LLMatcher:
     """What it returns, from a thread of its own. Raises GrammarError, also where it takes too long or breaks, and GrammarsBusy
-    where it waits for others and too many that took too long still run: one that compiled in time before need not."""
+    where so many that took too long still run."""
     ended: list[LLMatcher | BaseException] = []
 
     def run() -> None:
@@ -332,7 +368,7 @@ def _within_time(compile_one: Callable[[], LLMatcher], grammar: Grammar, *, wait
     thread = Thread(target=run, name="grammar", daemon=True)
     with _STARTING:
         _GIVEN_UP[:] = [one for one in _GIVEN_UP if one.is_alive()]
-        if waits and len(_GIVEN_UP) >= _MOST_GIVEN_UP:
+        if len(_GIVEN_UP) >= most_given_up:
             raise GrammarsBusy("no grammar can be compiled now; try again later")
         before = stack_size(_STACK_BYTES)
         try:

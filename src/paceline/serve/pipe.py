@@ -78,13 +78,15 @@ class Stats:
 
 @dataclass(frozen=True)
 class News:
-    """From the engine. deltas, refused: by number; a refusal is one sentence. failure: why the engine ends, for everyone."""
+    """From the engine. deltas, refused, busy: by number; a refusal is one sentence, for good or for now. failure: why the engine
+    ends, for everyone."""
 
     # log-probabilities may be infinite
     __pydantic_config__: ClassVar = ConfigDict(ser_json_inf_nan="constants")
 
     deltas: dict[int, Delta] = field(default_factory=dict)
     refused: dict[int, str] = field(default_factory=dict)
+    busy: dict[int, str] = field(default_factory=dict)
     stats: Stats | None = None
     ready: Ready | None = None
     failure: str | None = None

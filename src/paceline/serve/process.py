@@ -198,9 +198,12 @@ class EngineProcess:
         while (news := await self._read()) is not None and news.failure is None:
             spoke = True
             self._owes_since_s = monotonic()
-            for number, sentence in news.refused.items():
+            refused = {number: APIError(400, sentence) for number, sentence in news.refused.items()}
+            for number, sentence in news.busy.items():
+                refused[number] = APIError(503, sentence, code="overloaded", retry_after_s=1)
+            for number, error in refused.items():
                 if (listener := self._listeners.pop(number, None)) is not None:
-                    listener.failed(APIError(400, sentence))
+                    listener.failed(error)
             for number, delta in news.deltas.items():
                 listener = self._listeners.get(number)
                 if listener is not None:

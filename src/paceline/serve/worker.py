@@ -21,7 +21,7 @@ from time import monotonic
 from typing import BinaryIO
 
 from paceline.compose import IfItFits
-from paceline.constraint import GrammarError
+from paceline.constraint import Constraint, GrammarError, GrammarsBusy
 from paceline.engine.engine import Engine, RequestError
 from paceline.engine.llm import LLM
 from paceline.kernels.compilers import CompileError
@@ -45,6 +45,8 @@ BESIDE = (IfItFits("reference:prompt=no"), IfItFits("grammar"))
 OFFERED = (IfItFits("ngram"), IfItFits("suffix:past=0"), IfItFits("lookahead"), IfItFits("recycle"))
 """What requests may name unless the settings say otherwise. Past answers are for `suffix` only where the settings name it:
 without keys all clients are one tenant, and any of them could read there what another was told."""
+Found = Constraint | GrammarError | None
+"""What an answer must keep to, or why that cannot be had; None where its ask has no grammar."""
 
 
 class Worker:
@@ -71,14 +73,14 @@ class Worker:
         self._tell(News(ready=self._ready(), stats=self._report.due()))
         while True:
             news = News()
-            for order in self._orders.taken(wait=not self._engine.has_work):
+            for order, found in self._orders.taken(wait=not self._engine.has_work):
                 if order.ask is not None:
-                    self._begin(order.number, order.ask, news)
+                    self._begin(order.number, order.ask, news, found)
                 else:
                     self._end(order, news)
             self._step(news)
             stats = self._report.due()
-            if news.deltas or news.refused or stats:
+            if news.deltas or news.refused or news.busy or stats:
                 for part in parted(replace(news, stats=stats)):
                     self._tell(part)
 
@@ -100,8 +102,11 @@ class Worker:
             verifier=self._facts["verifier"],
         )
 
-    def _begin(self, number: int, ask: Ask, news: News) -> None:
-        """Admit an ask, or say why it cannot be."""
+    def _begin(self, number: int, ask: Ask, news: News, found: Found = None) -> None:
+        """Admit an ask, or say why it cannot be. found: by `prepared`, where it has a grammar."""
+        if isinstance(found, GrammarError):
+            (news.busy if isinstance(found, GrammarsBusy) else news.refused)[number] = str(found)
+            return
         try:
             keeps = self._llm.keeps(ask.params)
             sequence = self._engine.add(
@@ -113,6 +118,7 @@ class Worker:
                 priority=ask.priority,
                 drafters=None if ask.drafters is None else frozenset(ask.drafters),
                 nodes=ask.nodes,
+                constraint=found,
             )
         except RequestError as error:
             news.refused[number] = str(error)
@@ -163,12 +169,12 @@ class Orders:
     """Lines of the input, read by a thread of their own; the end of the input ends the process.
 
     prepare: what is done with an ask that has a grammar first, in a thread that has nothing else to do, while the engine goes on
-    with its steps and whoever has none is served; none comes before the engine is ready.
+    with its steps and whoever has none is served; none comes before the engine is ready. What it finds comes with the order.
     """
 
-    def __init__(self, source: Iterable[bytes], prepare: Callable[[Ask], None] = lambda ask: None) -> None:
+    def __init__(self, source: Iterable[bytes], prepare: Callable[[Ask], Found] = lambda ask: None) -> None:
         self._source, self.prepare = source, prepare
-        self._queue, self._waiting = SimpleQueue[Order](), SimpleQueue[Order]()
+        self._queue, self._waiting = SimpleQueue[tuple[Order, Found]](), SimpleQueue[Order]()
         self._preparing, self._lock = set[int](), Lock()
         for part in (self._read, self._prepare):
             Thread(target=self._run, args=(part,), daemon=True).start()
@@ -196,20 +202,21 @@ class Orders:
                     self._preparing.add(order.number)
                 # what ends an ask comes behind it
                 waits = order.number in self._preparing
-            (self._waiting if waits else self._queue).put(order)
+            if waits:
+                self._waiting.put(order)
+            else:
+                self._queue.put((order, None))
         os._exit(0)
 
     def _prepare(self) -> None:
         while True:
             order = self._waiting.get()
-            if order.ask is not None:
-                self.prepare(order.ask)
-            self._queue.put(order)
+            self._queue.put((order, None if order.ask is None else self.prepare(order.ask)))
             if order.ask is not None:
                 with self._lock:
                     self._preparing.discard(order.number)
 
-    def taken(self, wait: bool) -> Iterator[Order]:
+    def taken(self, wait: bool) -> Iterator[tuple[Order, Found]]:
         """What came in meanwhile; at least one where it is to wait."""
         if wait:
             yield self._queue.get()
@@ -220,12 +227,13 @@ class Orders:
                 return
 
 
-def prepared(engine: Engine, ask: Ask) -> None:
-    """Compile its grammar, so that the engine finds it compiled: it takes up to seconds, the first one of all a second more."""
-    if ask.params.grammar is not None:
-        # what cannot be compiled is refused when it is to begin
-        with suppress(GrammarError):
-            engine.grammars.check(ask.params.grammar)
+def prepared(engine: Engine, ask: Ask) -> Found:
+    """Compile its grammar: it takes up to seconds, the first one of all a second more."""
+    try:
+        return engine.constraint(ask.params)
+    except GrammarError as error:
+        # refused when it is to begin
+        return error
 
 
 def loaded(settings: Settings) -> LLM:
