@@ -19,7 +19,7 @@ from paceline.drafters.model import ModelDrafter, Options
 from paceline.draws import siblings
 from paceline.models.base import LanguageModel, Scores
 from paceline.policies.fixed import FixedPolicy
-from paceline.sampling import Context, best
+from paceline.sampling import Context, choose
 from paceline.sequence import Sequence
 from paceline.step import Segment, Step, Verdict
 from paceline.tree import DraftTree, Proposal
@@ -229,7 +229,7 @@ class FallbackTokenizer(SpacedTokenizer):
 
 def truth(model: TableModel, sequence: Sequence, ancestors: Many[int] = ()) -> int:
     """What plain decoding picks after the committed text and `ancestors`."""
-    return best(model.row([*sequence.tokens, *ancestors]), Context(sequence, tuple(ancestors)), 1)[0]
+    return choose(model.row([*sequence.tokens, *ancestors])[None], [Context(sequence, tuple(ancestors))])[0]
 
 
 class ScriptedDrafter(Drafter):

@@ -16,9 +16,10 @@ from laws import PROMPT, Outcome, chi_square, obeys
 from paceline.budget import Budget
 from paceline.compose import build_verifier
 from paceline.growth import Growth
+from paceline.noise import noised_best
 from paceline.params import SamplingParams
 from paceline.ranking import Noise, Ranking
-from paceline.sampling import Context, best, target_scores
+from paceline.sampling import Context, target_scores
 from paceline.sequence import Sequence
 from paceline.tree import DraftTree, Proposal
 from paceline.tree_shapes import Shape, brush, caterpillar, optimal_tree
@@ -49,6 +50,14 @@ def own_scores(model: TableModel, owner: Sequence, path: Many[int]) -> torch.Ten
     return target_scores(model.row([*owner.tokens, *path]), Context(owner, tuple(path)))
 
 
+def best(model: TableModel, owner: Sequence, path: Many[int], count: int) -> list[int]:
+    """The tokens that the model prefers there under that position's noise, as many as asked for, the first of them its choice."""
+    scores = own_scores(model, owner, path)
+    if owner.params.temperature == 0.0:
+        return scores.topk(min(count, len(scores))).indices.tolist()
+    return noised_best(scores, owner.seed, len(owner.tokens) + len(path), count)
+
+
 @pytest.mark.parametrize("params", PARAMS, ids=NAMES)
 @pytest.mark.parametrize("shape", SHAPES, ids=len)
 def test_a_tree_has_the_shape_asked_for_and_the_tokens_that_the_model_ranks_first(params: SamplingParams, shape: Shape) -> None:
@@ -61,7 +70,7 @@ def test_a_tree_has_the_shape_asked_for_and_the_tokens_that_the_model_ranks_firs
         assert set(tree.sources[1:]) == {"m"}
         for node, siblings in enumerate(tree.siblings):
             path = path_of(tree, node)
-            wanted = best(model.row([*owner.tokens, *path]), Context(owner, path), len(siblings)) if siblings else []
+            wanted = best(model, owner, path, len(siblings)) if siblings else []
             # where few can be chosen there are fewer
             assert [tree.tokens[child] for child in siblings] == wanted
 
@@ -211,7 +220,7 @@ def test_sources_draw_from_streams_of_their_own_and_not_from_the_noise_that_judg
     model, params = TableModel(5, sharpness=0.5), SamplingParams(temperature=1.0)
     owners = [Sequence(seed, PROMPT, params, seed) for seed in range(3000)]
     same = math.fsum(p * p for p in model.row(PROMPT).softmax(-1).tolist())
-    chosen = [best(model.row(PROMPT), Context(owner), 1)[0] for owner in owners]
+    chosen = [best(model, owner, (), 1)[0] for owner in owners]
     options = {"growth": Growth(Proposal.IID, caterpillar(1)), "vocab_size": 5}
     draws = [
         [tree.tokens[1] for tree in model.extend(owners, [Budget(1, 1)] * 3000, model.new_cache(), source=name, **options)]
@@ -305,7 +314,7 @@ def test_a_dynamic_tree_at_a_temperature_is_coupled() -> None:
     assert tree.kind is Proposal.COUPLED
     for node, siblings in enumerate(tree.siblings):
         path = path_of(tree, node)
-        ranked = best(model.row([*owner.tokens, *path]), Context(owner, path), 3)
+        ranked = best(model, owner, path, 3)
         assert [tree.tokens[child] for child in siblings] == ranked[: len(siblings)]
 
 

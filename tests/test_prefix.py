@@ -18,6 +18,7 @@ from paceline.engine.scheduler import Limits
 from paceline.params import SamplingParams
 from paceline.sequence import Sequence
 from serving import engine_of
+from test_radix import spans
 
 PROMPT = [n * n % 5 for n in range(30)]
 SHORT = SamplingParams(max_tokens=3, ignore_eos=True)
@@ -122,7 +123,7 @@ def test_who_is_stopped_and_asks_again_finds_what_was_read(steps: int) -> None:
     read = engine.speculative.cache.length(stopped.key)
     engine.abort(stopped)
     assert not engine.has_work
-    assert sum(map(len, engine.prefixes._trees[""].spans())) == read, "and no more is known of it"
+    assert sum(map(len, spans(engine.prefixes._trees[""]))) == read, "and no more is known of it"
     again = ended(engine, PROMPT, LONG)
     assert again.cached_tokens == min(read, 29) > 0
     assert again.generated == ended(sharing(TableModel(5)), PROMPT, LONG).generated

@@ -12,7 +12,7 @@ from paceline import LLM, Completion, SamplingParams
 from paceline.models.base import LanguageModel
 from paceline.models.load import load_model
 from paceline.models.tokenizer import Tokenizer
-from paceline.sampling import Context, best
+from paceline.sampling import Context, choose
 from paceline.sequence import Sequence
 from paceline.step import Feed, Step
 from paceline.tree import DraftTree
@@ -101,7 +101,7 @@ def test_depth_one_acceptance_of_coupled_draws_is_what_others_measured() -> None
         sampled = SamplingParams(temperature=1.0)
         for at in range(1, len(tokens)):
             context = Context(Sequence(0, tuple(tokens[:at]), sampled, one.seed))
-            chosen = [best(logits[at - 1], context, 1)[0] for logits in rows]
+            chosen = [choose(logits[at - 1][None], [context])[0] for logits in rows]
             assert chosen[0] == tokens[at], "the target's own choice is the text"
             same += chosen[0] == chosen[1]
         total += len(tokens) - 1

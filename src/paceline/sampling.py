@@ -141,17 +141,6 @@ def probabilities(scores: torch.Tensor) -> np.ndarray:
     return weights / weights.sum()
 
 
-def best(logits: torch.Tensor, context: Context, count: int) -> list[int]:
-    """The `count` most preferred tokens of one row under that position's noise, best first; the first is the choice.
-
-    logits: float32 [V].
-    """
-    scores = target_scores(logits, context)
-    if context.sequence.params.temperature == 0.0:
-        return scores.topk(min(count, scores.shape[-1])).indices.tolist()
-    return noised_best(scores, context.sequence.seed, context.position, count)
-
-
 def largest(row: np.ndarray) -> int:
     """The place of the largest value, -1 where one is no number. row: float32 [V]."""
     # numpy takes what is no number for the largest; torch takes over ten times as long

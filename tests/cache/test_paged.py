@@ -145,7 +145,7 @@ def test_a_full_cache_says_so_and_stays_as_it_was() -> None:
     assert store.contents(0) == before
     store.cache.release(0)
     grow(store, other)
-    assert store.cache.free_pages == 1
+    assert store.cache._pool.free == 1
 
 
 def test_a_pool_that_may_grow_has_room_for_a_step_of_any_size() -> None:
@@ -155,7 +155,7 @@ def test_a_pool_that_may_grow_has_room_for_a_step_of_any_size() -> None:
     grow(store, other)
     assert store.contents(0) == before
     assert store.cache._pool.count >= 2 + 25
-    assert store.cache.free_pages == store.cache._pool.count - 27
+    assert store.cache._pool.free == store.cache._pool.count - 27
     store.cache.release(1)
     store.cache.release(0)
     assert store.cache.held_bytes == 0
@@ -244,14 +244,14 @@ def test_without_memory_for_twice_as_many_pages_there_are_as_many_as_are_needed(
     assert (full.value.needed, full.value.free, full.value.slots) == (3, 0, 16)
     assert counts == [9, 8]
     assert store.contents(0) == before
-    assert store.cache.length(1) == store.cache.free_pages == 0
+    assert store.cache.length(1) == store.cache._pool.free == 0
     assert store.cache.moves == moves, "what was recorded over these stores is good still"
     most = 8
     grow(store, other)
     assert counts == [9, 8, 9, 8, 8, 8, 8], "in vain for the first of four stores, and then for each"
     assert store.cache.moves == moves + 1
     assert store.contents(0) == before
-    assert store.cache.free_pages == 0
+    assert store.cache._pool.free == 0
 
 
 @pytest.mark.parametrize("room", range(18, 60, 3))

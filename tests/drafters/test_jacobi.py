@@ -11,7 +11,7 @@ from paceline.budget import Budget
 from paceline.drafters.jacobi import JacobiDrafter, Options
 from paceline.models.base import Scores
 from paceline.params import SamplingParams
-from paceline.sampling import Context, best
+from paceline.sampling import Context, choose
 from paceline.sequence import Sequence
 from paceline.step import Verdict
 from paceline.tree import DraftTree, Proposal
@@ -43,7 +43,7 @@ def test_the_next_block_is_what_the_target_chose_behind_what_was_emitted(params:
         taken = run.step()
         block, emitted = list(taken.proposed.tokens[1:]), len(taken.verdict.tokens)
         expected = [
-            best(model.row([*before, *block[:row]]), Context(run.owner, tuple(block[emitted:row])), 1)[0]
+            choose(model.row([*before, *block[:row]])[None], [Context(run.owner, tuple(block[emitted:row]))])[0]
             for row in range(emitted, len(block) + 1)
         ]
         following = list(run.drafter.propose([run.owner], [run.drafter.budget])[0].tokens[1:])

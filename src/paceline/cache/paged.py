@@ -104,10 +104,6 @@ class PagedCache(KVCache):
         """A layer's pages, for a kernel to read. Raises KeyError before they were reserved."""
         return self._layers[layer]
 
-    @property
-    def free_pages(self) -> int:
-        return self._pool.free
-
     @torch.inference_mode()
     def stage(self, step: Step) -> None:
         check_starts(step, self)

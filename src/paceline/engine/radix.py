@@ -5,7 +5,7 @@ Source: RadixAttention, SGLang, Zheng et al. (arXiv:2312.07104), section 3.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence as Many
+from collections.abc import Collection, Sequence as Many
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -90,14 +90,6 @@ class RadixTree:
                 break
             node = child
         return found[::-1]
-
-    def spans(self) -> Iterator[tuple[int, ...]]:
-        """The stretches that the texts share or have alone."""
-        left = list(self._top.children.values())
-        while left:
-            node = left.pop()
-            yield node.span
-            left += node.children.values()
 
 
 def _common(one: tuple[int, ...], other: tuple[int, ...]) -> int:
