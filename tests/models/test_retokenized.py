@@ -269,3 +269,63 @@ def test_a_model_whose_context_is_full_is_asked_no_more(folder: Path) -> None:
     assert model.suits(owner)
     model.extend([owner], [Budget(4, 4)], "m")
     assert not model.suits(owner)
+
+
+def test_a_text_is_put_together_without_copying_it_for_every_token(folder: Path) -> None:
+    copied = 0
+
+    class Counted(bytes):
+        def __radd__(self, before: object) -> bytes:
+            nonlocal copied
+            if not isinstance(before, bytes):
+                return NotImplemented
+            copied += len(before)
+            return before + bytes(self)
+
+    target = Pieces(Tokenizer(folder / "target"), load_model(folder / "target").vocab_size)
+    target.of[:] = map(Counted, target.of)
+    model = RetokenizedModel(load_model(folder / "pieced"), pieces(folder / "pieced"), target)
+    owner = Sequence(0, tuple(texts(folder, 5, 200)), SamplingParams(), seed=0)
+    model._brought_up(owner)
+    check_shadow(model, owner, folder, "pieced")
+    assert copied == 0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_shadow_that_is_cut_back_is_what_the_tokens_alone_would_make(folder: Path, kind: str) -> None:
+    """Wherever it is cut: within words and characters, and before special tokens."""
+    model, anew, draw = retokenized(folder, kind), retokenized(folder, kind), random.Random(7)
+    target, tokens = pieces(folder / "target"), tuple(texts(folder, 5, 20))
+    for turn in range(150):
+        model._brought_up(Sequence(0, tokens, SamplingParams(), seed=0))
+        length = draw.randrange(max(len(tokens) - 30, 0), len(tokens) + 1)
+        model.truncate(0, length)
+        # a character that was begun goes on
+        while _whole(target.bytes_of(tokens[:length])) != target.bytes_of(tokens[:length]):
+            length += 1
+        more = [*texts(folder, turn, draw.randrange(4))[1:], *([2] if draw.random() < 0.2 else [])]
+        tokens = (*tokens[:length], *more, *texts(folder, turn + 1, 3)[1:])
+        owner = Sequence(0, tokens, SamplingParams(), seed=0)
+        anew.release(0)
+        ours, wanted = model._brought_up(owner), anew._brought_up(owner)
+        assert ours.tokens == wanted.tokens
+        assert (ours.ends, ours.spans, ours.settled) == (wanted.ends, wanted.spans, wanted.settled)
+        assert bytes(ours.text) == bytes(wanted.text)
+
+
+def test_of_a_text_that_is_cut_back_again_and_again_the_end_alone_is_split(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a cascade, where every draft is taken back."""
+    model, text, characters = retokenized(folder, "pieced"), texts(folder, 5, 2000), 0
+    encode = Tokenizer.encode
+
+    def counting(self: Tokenizer, given: str, add_special: bool = True) -> list[int]:
+        nonlocal characters
+        characters += len(given)
+        return encode(self, given, add_special)
+
+    model._brought_up(Sequence(0, tuple(text), SamplingParams(), seed=0))
+    monkeypatch.setattr(Tokenizer, "encode", counting)
+    for turn in range(20):
+        model.truncate(0, len(text) - 3)
+        model._brought_up(Sequence(0, (*text[:-3], *texts(folder, turn, 1)[1:]), SamplingParams(), seed=0))
+    assert 0 < characters < 20 * 1000

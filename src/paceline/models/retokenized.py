@@ -9,6 +9,7 @@ assisted generation (Gante et al., 2024).
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
 from math import ceil
@@ -35,15 +36,15 @@ class _Shadow:
     """One sequence in the model's own tokens.
 
     owner: the request. sequence: holds these tokens, to be drafted on. ends: per token, where its bytes end in the text. settled:
-    tokens that no later text can change, up to the last special one. taken: tokens of the target that it stands for. cached: what
-    the model's cache holds, drafts included; the first `same` of these are the sequence's.
+    tokens that no later text can change, up to the last special one. spans: per token of the target that it stands for, where its
+    bytes end in the text. cached: what the model's cache holds, drafts included; the first `same` of these are the sequence's.
     """
 
     owner: Sequence
     sequence: Sequence
     ends: list[int]
     settled: int
-    taken: int = 0
+    spans: list[int] = field(default_factory=list)
     text: bytearray = field(default_factory=bytearray)
     cached: list[int] = field(default_factory=list)
     same: int = 0
@@ -53,9 +54,18 @@ class _Shadow:
         return self.sequence.tokens
 
     @property
+    def taken(self) -> int:
+        """Tokens of the target that it stands for."""
+        return len(self.spans)
+
+    @property
     def ratio(self) -> float:
         """Tokens of the model for one of the target's."""
         return min(max(len(self.tokens) / max(self.taken, 1), 1 / _MOST_TO_ONE), _MOST_TO_ONE)
+
+    def end(self, count: int) -> int:
+        """Where the first `count` tokens end in the text."""
+        return self.ends[count - 1] if count else 0
 
     def cut(self, count: int) -> None:
         """Keep the first `count` tokens."""
@@ -127,16 +137,17 @@ class RetokenizedModel:
             shadow = self._shadows[sequence.key] = _Shadow(
                 sequence, opening, [0] * count, count, cached=self._forked.pop(sequence.key, [])
             )
-        data = b""
+        data, spans = bytearray(), []
         for token in sequence.tokens[shadow.taken :]:
             if token not in self._special:
                 data += self._target.of[token] or self._target.names.get(token, "").encode()
             else:
                 self._write(shadow, data)
                 self._close(shadow, self._special[token])
-                data = b""
+                data.clear()
+            spans.append(len(shadow.text) + len(data))
         self._write(shadow, data)
-        shadow.taken = len(sequence.tokens)
+        shadow.spans += spans
         tokens, cached = shadow.tokens, shadow.cached
         while shadow.same < min(len(tokens), len(cached)) and tokens[shadow.same] == cached[shadow.same]:
             shadow.same += 1
@@ -144,14 +155,16 @@ class RetokenizedModel:
         del cached[self._cache.length(sequence.key) :]
         return shadow
 
-    def _write(self, shadow: _Shadow, data: bytes) -> None:
-        """Append text. The last tokens before it are split anew with it."""
-        if not data:
-            return
-        shadow.text += data
+    def _write(self, shadow: _Shadow, data: bytearray) -> None:
+        """Append text."""
+        if data:
+            shadow.text += data
+            self._split_end(shadow)
+
+    def _split_end(self, shadow: _Shadow) -> None:
+        """Split the end of the text: what no token stands for yet, anew with the last tokens before it."""
         start = max(_seam(self._own, shadow.tokens), shadow.settled)
-        begin = shadow.ends[start - 1] if start else 0
-        tokens = self._own.spelled(bytes(shadow.text[begin:]), opens=start == shadow.settled)
+        tokens = self._own.spelled(bytes(shadow.text[shadow.end(start) :]), opens=start == shadow.settled)
         shadow.cut(start)
         # from the end back: an opening token may hold a space that is not in the text
         ends, end = [], len(shadow.text)
@@ -194,13 +207,28 @@ class RetokenizedModel:
         return chain, confidences
 
     def truncate(self, key: int, length: int) -> None:
-        """Forget the tokens from `length` on; the shadow is written anew, and what is cached counts as far as it agrees."""
-        shadow = self._shadows.get(key)
-        if shadow is not None and length < shadow.taken:
-            opening = len(self._own.opening)
-            shadow.cut(opening)
+        """Forget the tokens from `length` on; what is cached counts as far as it agrees with what is left."""
+        # away meanwhile: whoever is interrupted here begins anew
+        shadow = self._shadows.pop(key, None)
+        if shadow is not None:
+            if length < shadow.taken:
+                self._cut_back(shadow, length)
+            self._shadows[key] = shadow
+
+    def _cut_back(self, shadow: _Shadow, length: int) -> None:
+        """Have a shadow stand for the first `length` tokens of the target alone."""
+        size = shadow.spans[length - 1] if length else 0
+        if size > shadow.end(shadow.settled):
+            shadow.cut(bisect_right(shadow.ends, size))
+            del shadow.text[size:], shadow.spans[length:]
+            # the tokens that are left were split with what followed in view
+            self._split_end(shadow)
+        else:
+            # a special token may be among what goes: all is written anew
+            shadow.settled = len(self._own.opening)
+            shadow.cut(shadow.settled)
             shadow.text.clear()
-            shadow.settled, shadow.taken = opening, 0
+            shadow.spans.clear()
 
     def fork(self, key: int, new_key: int, length: int | None = None) -> None:
         """The text of the new sequence is written anew; what is cached counts as far as it agrees. length: tokens of the target
@@ -235,8 +263,9 @@ class RetokenizedModel:
 
     @property
     def held_bytes(self) -> int:
-        shadows = sum(len(shadow.text) + 8 * (2 * len(shadow.tokens) + len(shadow.cached)) for shadow in self._shadows.values())
-        return self._cache.held_bytes + shadows + 8 * sum(map(len, self._forked.values()))
+        texts = sum(len(one.text) for one in self._shadows.values())
+        numbers = sum(2 * len(one.tokens) + len(one.spans) + len(one.cached) for one in self._shadows.values())
+        return self._cache.held_bytes + texts + 8 * (numbers + sum(map(len, self._forked.values())))
 
 
 def _seam(pieces: Pieces, tokens: Many[int]) -> int:
