@@ -154,3 +154,28 @@ def test_what_no_token_stands_for_is_unknown(tmp_path: Path) -> None:
     save(tmp_path, library, _Silent(), unk_token="<unk>")
     pieces = Pieces(Tokenizer(tmp_path), 3)
     assert pieces.spelled(b"a?b") == [1, 0, 2]
+
+
+def test_one_place_does_not_decide_how_a_long_text_is_split(tmp_path: Path) -> None:
+    """The name of a special token, as text: the tokenizer would write the token."""
+    from tokenizers import Tokenizer as Library, models
+
+    names = ["<unk>", "a", "b", "c", "bc", "ab", " ", "<", "e", "n", "d", ">", "<end>"]
+    library = Library(models.BPE({name: token for token, name in enumerate(names)}, [("b", "c"), ("a", "b")], unk_token="<unk>"))
+    library.add_special_tokens(["<unk>", "<end>"])
+    save(tmp_path, library, _Silent(), unk_token="<unk>", eos_token="<end>")
+    pieces = Pieces(Tokenizer(tmp_path), len(names))
+    assert pieces.spelled(b"abc " * 30) == [1, 4, 6] * 30
+    text = b"abc " * 40 + b"<end>" + b" abc" * 40
+    tokens = pieces.spelled(text)
+    assert pieces.bytes_of(tokens) == text
+    assert tokens[:90] == [1, 4, 6] * 30
+    assert tokens[-45:] == [6, 1, 4] * 15
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_long_texts_that_a_tokenizer_cannot_write_are_spelled_to_the_byte(made: Made, name: str) -> None:
+    _, pieces = made(name)
+    lines = "the thin </s>\n\nand  e\u0301t\u00e9 <s>in\tthe band \n".encode() * 20
+    for data in (lines, lines[:-1] + b"\xc3", "\u6771\u4eac\U0001f600".encode()[:-1] * 60, bytes(range(256)) * 3):
+        assert pieces.bytes_of(pieces.spelled(data)) == data

@@ -16,6 +16,10 @@ _SPACE = "\u2581"
 _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _ANCHOR = "\n"
 """Put in front of what must not be taken for the beginning of a text."""
+_SHORT_BYTES = 64
+"""Up to which a text that its tokenizer cannot write is not divided further."""
+_SEAMS = (re.compile(rb"(?<=\n)(?=\S)|(?<=\S)(?= )"), re.compile(rb"(?=[^\x80-\xbf])"))
+"""Where a text is divided: where a line or a word begins, or else any character."""
 
 
 def _printable() -> dict[str, int]:
@@ -82,10 +86,19 @@ class Pieces:
         opens: they begin a text, where a tokenizer may put a space of its own. Bytes for which there is no token are written as
         the unknown one, or not at all.
         """
+        tokens = self._written(data, opens)
+        if tokens is not None:
+            return tokens
+        # one character that the tokenizer writes as another must not decide on a whole text
+        middle = _middle(data) if len(data) > _SHORT_BYTES else 0
+        return self.spelled(data[:middle], opens) + self.spelled(data[middle:]) if middle else self._pieced(data)
+
+    def _written(self, data: bytes, opens: bool) -> list[int] | None:
+        """As the tokenizer writes them; None where it cannot."""
         try:
             text = data.decode()
         except UnicodeDecodeError:
-            return self._pieced(data)
+            return None
         if opens:
             tokens = self._tokenizer.encode(text, add_special=False)
             if self._plain(tokens) and self.bytes_of(tokens).removeprefix(b" ") == data.removeprefix(b" "):
@@ -97,7 +110,7 @@ class Pieces:
             start = self.boundary(tokens, surplus)
             if start is not None and self._plain(tokens) and self.bytes_of(tokens[start:]) == data:
                 return tokens[start:]
-        return self._pieced(data)
+        return None
 
     def _plain(self, tokens: Many[int]) -> bool:
         return all(self.of[token] for token in tokens)
@@ -122,6 +135,16 @@ class Pieces:
                 found.append(self.roles["unk"])
             at += max(size, 1)
         return found
+
+
+def _middle(data: bytes) -> int:
+    """Where to divide some bytes, in their middle half; 0 for nowhere."""
+    middle = len(data) // 2
+    for seams in _SEAMS:
+        places = [seam.start() for seam in seams.finditer(data, middle // 2, middle + middle // 2)]
+        if places:
+            return min(places, key=lambda place: abs(place - middle))
+    return 0
 
 
 def translated_specials(ours: Pieces, theirs: Pieces) -> dict[int, int]:
