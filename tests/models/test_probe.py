@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from paceline.cache.base import Branching
+from paceline.cache.dense import DenseCache
 from paceline.models import attention
-from paceline.models.attention import AttentionOptions
+from paceline.models.attention import AttentionOptions, Forward
 from paceline.models.base import LanguageModel, ModelError
 from paceline.models.hub import HubModel
 from paceline.models.probe import Identity, probed
@@ -104,10 +105,10 @@ def test_a_lost_prefix_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The mutant forgets the cached prompt; the model's own cache, on the next road, does not."""
     seen = attention.Forward.mask
 
-    def forgetful(forward: attention.Forward, rule: Any, segment: Segment, query: torch.Tensor) -> torch.Tensor:
-        mask = seen(forward, rule, segment, query)
+    def forgetful(forward: attention.Forward, rule: Any, segment: Segment, query: torch.Tensor, heads: int) -> torch.Tensor:
+        mask = seen(forward, rule, segment, query, heads)
         if mask is None:
-            mask = torch.zeros(query.shape[1], segment.end)
+            mask = torch.zeros(heads * segment.rows, segment.end)
         mask[:, : segment.start] = -torch.inf
         return mask
 
@@ -170,3 +171,30 @@ def test_attention_written_out_is_the_same_in_slices(monkeypatch: pytest.MonkeyP
         monkeypatch.undo()
         for one, other in zip(whole, sliced, strict=True):
             torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize(("softcap", "sunk"), [(None, False), (5.0, False), (None, True)])
+def test_the_mask_of_a_long_chunk_is_held_once_for_all_heads(
+    monkeypatch: pytest.MonkeyPatch, softcap: float | None, sunk: bool
+) -> None:
+    """And all attend as they would with one of their own."""
+    torch.manual_seed(0)
+    rows, before, groups, heads, size = 512, 4096, 2, 3, 4
+    owner, cache = Sequence(0, tuple(range(before + rows)), SamplingParams(), seed=0), DenseCache()
+    sinks = torch.randn(groups * heads) if sunk else None
+    options = AttentionOptions(lambda batch, head, row, key: key > row - 1000, 0.5, softcap, sinks)
+    queries = torch.randn(groups * heads, rows, size)
+    keys, values = torch.randn(groups, before + rows, size), torch.randn(groups, before + rows, size)
+
+    step = Step.of([Feed(owner, 0, owner.prompt[:before])])
+    cache.stage(step)
+    cache.store(0, step.segments[0], keys[:, :before], values[:, :before])
+    cache.commit([Verdict()])
+    step = Step.of([Feed(owner, before, owner.prompt[before:])])
+    cache.stage(step)
+    forward = Forward(step, cache)
+    mixed = forward.attended(0, queries, keys[:, before:], values[:, before:], options)
+    assert sum(mask.numel() for mask in forward._masks.values() if mask is not None) <= rows * (before + rows)
+    monkeypatch.setattr(attention, "_REPEATED", 1 << 60)
+    wanted = Forward(step, cache).attended(0, queries, keys[:, before:], values[:, before:], options)
+    torch.testing.assert_close(mixed, wanted)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
@@ -26,6 +26,9 @@ from paceline.step import Segment, Step
 NAME = "paceline"
 _SCORES = 1 << 24
 """Scores that attention written out holds at once: those of a chunk of a prompt behind a long text would take gigabytes."""
+_REPEATED = 1 << 22
+"""Numbers of a mask up to which it is repeated for all query heads of a group: for 48 of them that of a chunk of a prompt behind
+a long text would take a gigabyte."""
 Rule = Callable[[Any, Any, Any, Any], torch.Tensor]
 
 
@@ -76,16 +79,16 @@ class Forward:
             parts.append(_attended(self, layer, segment, *fresh, options))
         return torch.cat(parts)
 
-    def mask(self, rule: Rule | None, segment: Segment, query: torch.Tensor) -> torch.Tensor | None:
-        """The query's dtype [G*n, end]: 0 where a row may look, -inf elsewhere; None where all may look everywhere.
+    def mask(self, rule: Rule | None, segment: Segment, query: torch.Tensor, heads: int) -> torch.Tensor | None:
+        """The query's dtype [heads*n, end]: 0 where a row may look, -inf elsewhere; None where all may look everywhere.
 
-        query: [K, G*n, D], the G query heads of a group folded into rows, head by head.
+        heads: so many query heads are folded into rows, head by head.
         """
         if segment.rows == 1 and (rule is None or rule is causal_mask_function):
             return None
-        place = (rule, segment.low, query.shape[1])
+        place = (rule, segment.low, heads)
         if place not in self._masks:
-            seen = _visible(rule, segment, query.device).repeat(query.shape[1] // segment.rows, 1)
+            seen = _visible(rule, segment, query.device).repeat(heads, 1)
             self._masks[place] = torch.zeros(seen.shape, dtype=query.dtype, device=query.device).masked_fill_(~seen, -torch.inf)
         return self._masks[place]
 
@@ -160,12 +163,27 @@ def _attended(
     keys, values = forward.cache.store(layer, segment, key, value)
     # the query heads of a group share their keys: folded into rows they need no repeated keys
     folded = query.reshape(keys.shape[0], -1, query.shape[2])
-    mask = forward.mask(options.rule, segment, folded)
-    if options.softcap is None and options.sinks is None:
-        mixed = scaled_dot_product_attention(folded[None], keys[None], values[None], attn_mask=mask, scale=options.scale)
+    rows, heads = segment.rows, query.shape[0] // keys.shape[0]
+    if rows == 1 or heads * rows * segment.end <= _REPEATED:
+        mixed = _mixed_at_once(folded, keys, values, forward.mask(options.rule, segment, query, heads), options)
     else:
-        mixed = _explicit(folded, keys, values, mask, options)
-    return mixed.reshape(query.shape[0], segment.rows, -1).transpose(0, 1)
+        mask = forward.mask(options.rule, segment, query, 1)
+        sinks = [None] * heads if options.sinks is None else options.sinks.view(-1, heads).unbind(1)
+        parts = [
+            _mixed_at_once(folded[:, head * rows : (head + 1) * rows], keys, values, mask, replace(options, sinks=sinks[head]))
+            for head in range(heads)
+        ]
+        mixed = torch.cat(parts, -2)
+    return mixed.reshape(query.shape[0], rows, -1).transpose(0, 1)
+
+
+def _mixed_at_once(
+    folded: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor | None, options: AttentionOptions
+) -> torch.Tensor:
+    """folded: [K, g*n, D], some query heads of each group; mask: [g*n, end], additive. Returns [K, g*n, D']."""
+    if options.softcap is None and options.sinks is None:
+        return scaled_dot_product_attention(folded[None], keys[None], values[None], attn_mask=mask, scale=options.scale)[0]
+    return _explicit(folded, keys, values, mask, options)
 
 
 def _explicit(
