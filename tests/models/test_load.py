@@ -136,6 +136,16 @@ def test_eos_of_the_generation_config_comes_first(folder: Path) -> None:
     assert load_model(folder).eos_token_ids == {2}
 
 
+def test_the_eos_of_the_text_of_a_model_that_also_sees_comes_last(folder: Path) -> None:
+    (folder / "generation_config.json").unlink()
+    edit(folder / "config.json", eos_token_id=None, text_config={"eos_token_id": [9, 10]})
+    assert inspected(folder).eos_token_ids == {2, 9, 10}
+    edit(folder / "config.json", eos_token_id=7)
+    assert inspected(folder).eos_token_ids == {2, 7}
+    edit(folder / "config.json", eos_token_id=None, text_config=["eos_token_id"])
+    assert inspected(folder).eos_token_ids == {2}
+
+
 def test_the_eos_of_the_tokenizer_ends_a_text_too(folder: Path) -> None:
     edit(folder / "generation_config.json", eos_token_id=[2])
     edit(

@@ -10,14 +10,16 @@ _GENERATION, _SETTINGS, _DESCRIPTION = "generation_config.json", "tokenizer_conf
 
 
 def end_tokens(path: Path, config: Mapping[str, Any], read: Callable[[Path], Mapping[str, Any]]) -> frozenset[int]:
-    """What generation_config.json names, or config.json where it names none, and the EOS of the tokenizer.
+    """What generation_config.json names, or config.json where it names none, or what that says of the text of a model that also
+    sees where it says nothing of the whole; and the EOS of the tokenizer.
 
     Models are often trained further on conversations that end in a token of their own, which only their tokenizer was told of:
     without it they would go on behind their answer. config: config.json. read: reads a JSON file that holds an object, empty
     where there is none.
     """
-    stated = read(path / _GENERATION).get("eos_token_id")
-    return _ids(config.get("eos_token_id") if stated is None else stated) | _of_tokenizer(path, read)
+    places = (read(path / _GENERATION), config, config.get("text_config"))
+    stated = (place.get("eos_token_id") for place in places if isinstance(place, Mapping))
+    return _ids(next((ids for ids in stated if ids is not None), None)) | _of_tokenizer(path, read)
 
 
 def _of_tokenizer(path: Path, read: Callable[[Path], Mapping[str, Any]]) -> frozenset[int]:
