@@ -700,6 +700,15 @@ def test_a_hub_that_does_not_answer_is_one_sentence(monkeypatch: pytest.MonkeyPa
     assert refusal(lambda: resolve("someone/something")).endswith("connection refused")
 
 
+def test_a_repository_of_pickles_is_told_so(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    """They were not fetched: what is there does not tell."""
+    (folder / "model.safetensors").unlink()
+    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda *_, **__: str(folder))
+    assert refusal(lambda: resolve("someone/pickles")) == (
+        "the Hub gave no safetensors of 'someone/pickles', and Paceline reads nothing else"
+    )
+
+
 def test_a_model_of_the_hub_is_called_by_its_id(whole: Path, tmp_path: Path) -> None:
     snapshot = tmp_path / "models--acme--tiny-lm" / "snapshots" / "0123456789abcdef0123456789abcdef01234567"
     snapshot.mkdir(parents=True)

@@ -71,12 +71,16 @@ def _fetched(name: str) -> Path:
 
     try:
         with quiet():
-            return Path(snapshot_download(name, allow_patterns=_HUB_FILES, ignore_patterns=_TWICE))
+            folder = Path(snapshot_download(name, allow_patterns=_HUB_FILES, ignore_patterns=_TWICE))
     # the Hub's client raises its own errors, its transport's and the system's
     except Exception as error:
         raise ModelError(
             f"'{name}' is neither a directory nor an embedded model, and the Hub did not give it: {sentence(error)}"
         ) from error
+    if not any(folder.glob("*.safetensors")):
+        # pickles, which were not asked for, are not in the folder to be named
+        raise ModelError(f"the Hub gave no safetensors of '{name}', and Paceline reads nothing else")
+    return folder
 
 
 def load_model(
