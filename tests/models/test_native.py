@@ -220,6 +220,27 @@ def test_files_in_the_words_of_their_time_are_read_as_transformers_reads_them(tm
     assert same(native(folder), AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager").eval())
 
 
+def test_gemma_3_rotates_by_the_type_of_a_layer_whatever_else_is_stated(tmp_path: Path) -> None:
+    folder, _ = checkpoint(tmp_path, "gemma3_text")
+    edit(folder, rope_parameters={"rope_type": "default", "rope_theta": 100.0})
+    assert same(native(folder), AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager").eval())
+
+
+def test_other_families_do_not_rotate_by_the_type_of_a_layer(tmp_path: Path) -> None:
+    folder, _ = checkpoint(tmp_path, "qwen3")
+    edit(folder, rope_parameters={"full_attention": {"rope_type": "default", "rope_theta": 1e4}})
+    assert "which its family does not" in refusal(folder)
+    assert isinstance(loaded_or_sentence(folder), str)
+
+
+def test_attention_in_both_directions_is_refused(tmp_path: Path) -> None:
+    """transformers heeds the word in every family."""
+    folder, _ = checkpoint(tmp_path)
+    edit(folder, is_causal=False)
+    assert "attends in both directions" in refusal(folder)
+    assert isinstance(loaded_or_sentence(folder), str)
+
+
 def test_layer_types_without_a_meaning_here_go_by_the_other_road(tmp_path: Path) -> None:
     folder, _ = checkpoint(tmp_path, "qwen3")
     edit(folder, layer_types=["chunked_attention", "full_attention"])

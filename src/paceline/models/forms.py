@@ -12,6 +12,7 @@ from typing import Any
 FAMILIES = frozenset({"llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "phi3", "stablelm"})
 
 _PARTLY_ROTATED = frozenset({"phi3", "stablelm"})
+_ROTATED_BY_LAYER = frozenset({"gemma3_text"})
 _ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh", "gelu_new": "gelu_tanh"}
 
 
@@ -87,6 +88,8 @@ def form_of(config: Any) -> Form:
     for flag in ("use_parallel_residual", "qk_layernorm", "use_bidirectional_attention"):
         if getattr(config, flag, None):
             raise Unsuited(f"it sets {flag}")
+    if not getattr(config, "is_causal", True):
+        raise Unsuited("it attends in both directions")
     heads, key_heads = config.num_attention_heads, config.num_key_value_heads or config.num_attention_heads
     size = getattr(config, "head_dim", None) or config.hidden_size // heads
     if min(config.hidden_size, heads, key_heads, size, config.intermediate_size, config.vocab_size) < 1:
@@ -146,7 +149,11 @@ def _rotary(config: Any, size: int) -> int:
     in every layer, and where the rotation changes with the length.
     """
     parameters = config.rope_parameters
-    kinds = [parameters] if "rope_type" in parameters else [one for one in parameters.values() if isinstance(one, dict)]
+    # by family: transformers puts those by layer beside others that a file states, and reads them alone
+    by_layer = config.model_type in _ROTATED_BY_LAYER
+    if not by_layer and "rope_type" not in parameters:
+        raise Unsuited("it rotates by the type of a layer, which its family does not")
+    kinds = [one for one in parameters.values() if isinstance(one, dict)] if by_layer else [parameters]
     for one in kinds:
         # a longrope changes where the context ends here (`load.context_length`), if it says where that is
         changes = one["rope_type"] in ("dynamic", "proportional")
@@ -176,10 +183,10 @@ def _layers(config: Any) -> tuple[LayerForm, ...]:
     kinds = _said(config, "layer_types")
     if not kinds:
         return (LayerForm(window, ""),) * config.num_hidden_layers
-    per_kind = "rope_type" not in config.rope_parameters
+    by_layer = config.model_type in _ROTATED_BY_LAYER
     forms = []
     for kind in kinds:
         if kind not in ("full_attention", "sliding_attention"):
             raise Unsuited(f"it has layers of '{kind}'")
-        forms.append(LayerForm(window if kind == "sliding_attention" else 0, kind if per_kind else ""))
+        forms.append(LayerForm(window if kind == "sliding_attention" else 0, kind if by_layer else ""))
     return tuple(forms)
