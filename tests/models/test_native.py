@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_model
 from transformers import AutoModelForCausalLM
 
 from compiled import as_read
@@ -305,6 +305,14 @@ def test_an_untied_model_that_was_saved_without_its_head_is_refused(tmp_path: Pa
     with_head = rewritten(folder, **{"lm_head.weight": reference.lm_head.weight.detach().clone()})
     assert same(native(with_head), reference)
     assert same(native(with_head), AutoModelForCausalLM.from_pretrained(folder).eval())
+
+
+@pytest.mark.parametrize("kind", ["llama", "gemma2"])
+def test_a_tied_model_of_which_the_head_alone_is_stored(tmp_path: Path, kind: str) -> None:
+    folder, reference = checkpoint(tmp_path, kind, tie_word_embeddings=True)
+    save_model(reference, str(folder / "model.safetensors"), metadata={"format": "pt"})
+    assert "model.embed_tokens.weight" not in load_file(folder / "model.safetensors")
+    assert same(native(folder), reference)
 
 
 def test_a_stored_head_of_a_tied_model_is_left_aside(tmp_path: Path) -> None:

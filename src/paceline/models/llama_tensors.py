@@ -16,6 +16,7 @@ Linear = tuple[torch.Tensor, torch.Tensor | None]
 Weighted = tuple[torch.Tensor, torch.Tensor | None]
 """A norm's weight and, of a LayerNorm, its bias; float32."""
 _KINDS = {"F32": "fp32", "F16": "fp16", "BF16": "bf16"}
+_EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
 _IGNORED = "rotary_emb.inv_freq"
 
 
@@ -48,7 +49,9 @@ class LlamaTensors:
             raise Unsuited(f"it holds tensors of the type {min(kinds - _KINDS.keys())}")
         matrices = {kind for name, kind in tensors.kinds.items() if name.endswith(".weight") and "norm" not in name}
         self.matrix_kind = _KINDS[matrices.pop()] if len(matrices) == 1 else "fp32"
-        self.embedding = self._read("model.embed_tokens.weight", form.vocabulary, form.hidden)
+        # of two names for the same tensor, safetensors' `save_model` keeps the first in the alphabet
+        only_head = form.tied and _HEAD in tensors.kinds and _EMBEDDING not in tensors.kinds
+        self.embedding = self._read(_HEAD if only_head else _EMBEDDING, form.vocabulary, form.hidden)
 
     def query_key_value(self, layer: int) -> list[Linear]:
         form, prefix = self._form, f"model.layers.{layer}.self_attn."
@@ -91,9 +94,9 @@ class LlamaTensors:
         form = self._form
         if not form.tied:
             return self._linear("lm_head", form.vocabulary, form.hidden)
-        if "lm_head.weight" in self._tensors.kinds:
+        if has_head_of_its_own(self._tensors):
             # transformers ties them only where they are alike, whatever the configuration says
-            head = self._read("lm_head.weight", form.vocabulary, form.hidden)
+            head = self._read(_HEAD, form.vocabulary, form.hidden)
             if not torch.equal(head.to(self.embedding.dtype), self.embedding):
                 return head, None
         return self.embedding, None
@@ -130,6 +133,11 @@ class LlamaTensors:
         if tensor is None or tensor.shape != shape:
             raise Unsuited(f"it has no tensor '{name}' of shape {shape}")
         return tensor
+
+
+def has_head_of_its_own(tensors: Tensors) -> bool:
+    """Whether there is a head beside the embedding, and not in its place."""
+    return {_EMBEDDING, _HEAD} <= tensors.kinds.keys()
 
 
 def joined(linears: list[Linear], together: Callable[[list[torch.Tensor]], torch.Tensor] = torch.cat) -> Linear:

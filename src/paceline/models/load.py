@@ -14,6 +14,7 @@ from paceline.models.base import DTYPES, LanguageModel, ModelError
 from paceline.models.checkpoint import Checkpoint, inspected
 from paceline.models.embedded import DEFAULT, embedded_path
 from paceline.models.forms import Unsuited, original_length
+from paceline.models.llama_tensors import has_head_of_its_own
 from paceline.models.native import native_model, runs_here
 from paceline.models.quiet import quiet, sentence
 from paceline.models.stated import StatedConfig, stated
@@ -129,7 +130,7 @@ def load_model(
 def _of_the_llama_form(checkpoint: Checkpoint, config: Any, weights: str | None, kv_cache: str | None) -> LanguageModel:
     """The model in kernels of our own for this device. Raises Unsuited where it must go by transformers."""
     if config.model_type in SEEING:
-        config = text_config(config, "lm_head.weight" in Tensors(checkpoint).kinds)
+        config = text_config(config, has_head_of_its_own(Tensors(checkpoint)))
     if not torch.cuda.is_available():
         if kv_cache is not None:
             raise Unsuited("packed weights keep keys and values in the precision that suits them")
