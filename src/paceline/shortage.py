@@ -10,4 +10,6 @@ def memory_ended(error: BaseException) -> bool:
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     # torch has no class of its own for memory of this machine
-    return isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)
+    return isinstance(error, RuntimeError) and any(
+        words in str(error) for words in ("DefaultCPUAllocator", "Cannot allocate memory")
+    )

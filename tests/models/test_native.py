@@ -456,6 +456,29 @@ def test_whatever_fails_on_the_way_is_a_refusal(tmp_path: Path, kind: str, chang
     assert not isinstance(loaded_or_sentence(folder), NativeModel)
 
 
+LACKING = [
+    MemoryError(),
+    OSError(12, "Cannot allocate memory"),
+    RuntimeError("[enforce fail at alloc_cpu.cpp:117] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to"),
+    RuntimeError("unable to mmap 9 bytes from file <model.safetensors>: Cannot allocate memory (12)"),
+]
+
+
+@pytest.mark.parametrize("error", LACKING, ids=str)
+def test_what_the_machine_lacks_does_not_make_it_another_target(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, error: Exception
+) -> None:
+    """transformers would hold it in float32."""
+    folder, _ = checkpoint(tmp_path)
+
+    def lacking(_: int) -> torch.Tensor:
+        raise error
+
+    monkeypatch.setattr("paceline.kernels.native.arena._huge", lacking)
+    with pytest.raises(ModelError, match=r"^'.*' cannot be held here: \S"):
+        load_model(folder)
+
+
 @pytest.mark.parametrize("name", ["mlp.up_proj", "self_attn.v_proj"])
 def test_weights_that_are_not_numbers_are_refused(tmp_path: Path, name: str) -> None:
     folder, _ = checkpoint(tmp_path)

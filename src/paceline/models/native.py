@@ -39,6 +39,7 @@ from paceline.models.taps import check_tap
 from paceline.models.tensors import Tensors
 from paceline.params import SamplingParams
 from paceline.sequence import Sequence
+from paceline.shortage import memory_ended
 from paceline.step import Step
 from paceline.torch_threads import usable
 from paceline.tree import DraftTree
@@ -221,7 +222,7 @@ def native_model(checkpoint: Checkpoint, config: Any, context_length: int, weigh
     """
     if not runs_here():
         raise Unsuited("compiled kernels need a processor with fused multiply-add, and POSIX threads")
-    with _whatever_fails_unsuited():
+    with _whatever_fails_unsuited(checkpoint):
         form = form_of(config)
         packed = Weights(form, Tensors(checkpoint), Rotation(config, form.rotary), weights)
         model = NativeModel(packed, checkpoint.name, context_length, checkpoint.eos_token_ids)
@@ -232,7 +233,7 @@ def native_model(checkpoint: Checkpoint, config: Any, context_length: int, weigh
 
 
 @contextmanager
-def _whatever_fails_unsuited() -> Iterator[None]:
+def _whatever_fails_unsuited(checkpoint: Checkpoint) -> Iterator[None]:
     """A checkpoint from a stranger may hold anything: where that makes something fail, the other road says what is wrong."""
     try:
         yield
@@ -240,6 +241,9 @@ def _whatever_fails_unsuited() -> Iterator[None]:
         # that kernels cannot be compiled is no fault of the checkpoint's, and no reason for another target
         raise
     except Exception as error:
+        if memory_ended(error) or isinstance(error, OSError):
+            # no reason for another target either, which would take as much and more
+            raise ModelError(f"'{checkpoint.path}' cannot be held here: {sentence(error)}") from error
         raise Unsuited(f"it does not add up: {sentence(error)}") from error
 
 
