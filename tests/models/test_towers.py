@@ -82,5 +82,20 @@ def test_a_language_model_that_cannot_be_had_is_refused_in_words(tmp_path: Path)
     made("mistral3").save_pretrained(tmp_path)
     file = tmp_path / "model.safetensors"
     save_file({**load_file(file), "language_model.model.sinks": torch.ones(4)}, file, metadata={"format": "pt"})
-    with pytest.raises(ModelError, match="no causal language model"):
+    told = r"^the language model of '.*' cannot be read alone: its tensor 'model\.sinks' has no place"
+    with pytest.raises(ModelError, match=told):
         load_model(tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["gemma3", "mistral3"])
+def test_a_head_in_place_of_the_embedding_is_both(tmp_path: Path, kind: str) -> None:
+    reference = made(kind)
+    reference.save_pretrained(tmp_path)
+    file = tmp_path / "model.safetensors"
+    tensors = load_file(file)
+    (name,) = [name for name in tensors if name.endswith("embed_tokens.weight")]
+    tensors["language_model.lm_head.weight"] = tensors.pop(name)
+    save_file(tensors, file, metadata={"format": "pt"})
+    model = load_model(tmp_path)
+    assert isinstance(model, NativeModel)
+    assert largest_error(model, reference) < 1e-4

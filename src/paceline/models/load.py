@@ -113,6 +113,9 @@ def load_model(
             config = _configuration(checkpoint)
         if weights is not None and weights not in DTYPES:
             raise ModelError(f"'{checkpoint.path}' cannot be held as {weights}: {reason}")
+        if not _is_causal(config):
+            # one that also sees: transformers has it whole or not at all
+            raise ModelError(f"the language model of '{checkpoint.path}' cannot be read alone: {reason}")
         # not needed by most, and it brings 80 MB of torch's compiler along
         from paceline.models.probe import Identity, probed
 
@@ -219,9 +222,6 @@ def _weighed(checkpoint: Checkpoint, config: Any, dtype: torch.dtype | None) -> 
     """The transformers model with every weight read from the checkpoint, in eval mode, frozen, on its device."""
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
-    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
-        # its language model alone would be one, but for what the compiled kernels lack
-        raise _not_causal(checkpoint)
     _check_scaled(checkpoint)
     device = _device()
     if dtype is None and device.type == "cpu":
@@ -300,7 +300,6 @@ def _with_present_names(config: dict[str, Any]) -> dict[str, Any]:
 def _configuration(checkpoint: Checkpoint) -> Any:
     """The configuration, transformers' own, of a causal language model: `auto_map` is not even looked at."""
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
     kind, file = checkpoint.config["model_type"], checkpoint.path / "config.json"
     if kind not in CONFIG_MAPPING:
@@ -312,11 +311,13 @@ def _configuration(checkpoint: Checkpoint) -> Any:
     # the constructor of a configuration trusts its arguments
     except Exception as error:
         raise ModelError(f"'{file}' is not a valid '{kind}' configuration: {sentence(error)}") from error
-    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING and kind not in SEEING:
-        raise _not_causal(checkpoint)
+    if not _is_causal(config) and kind not in SEEING:
+        raise ModelError(f"'{checkpoint.path}' has the architecture '{kind}', which is no causal language model")
     return config
 
 
-def _not_causal(checkpoint: Checkpoint) -> ModelError:
-    kind = checkpoint.config["model_type"]
-    return ModelError(f"'{checkpoint.path}' has the architecture '{kind}', which is no causal language model")
+def _is_causal(config: Any) -> bool:
+    """Whether transformers has a causal language model of this configuration."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+
+    return type(config) in MODEL_FOR_CAUSAL_LM_MAPPING
