@@ -18,18 +18,22 @@ from paceline.models.recording import RecordingInParts, captured
 
 @pytest.fixture
 def graphs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A device whose recordings fail at their end if anything failed within."""
+    """A device whose recordings fail at their end if anything failed within, and leave their stream to whoever comes."""
 
     @contextmanager
     def graph(*_: Any, **__: Any) -> Iterator[None]:
+        before = torch.cuda.current_stream()
+        torch.cuda.set_stream(torch.cuda.Stream())
         try:
             yield
+            torch.cuda.set_stream(before)
         except RuntimeError:
             raise RuntimeError("operation failed due to a previous error during capture") from None
 
-    stream = SimpleNamespace(wait_stream=lambda other: None)
-    monkeypatch.setattr(torch.cuda, "Stream", lambda: stream)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda: stream)
+    current = [SimpleNamespace(wait_stream=lambda other: None)]
+    monkeypatch.setattr(torch.cuda, "Stream", lambda: SimpleNamespace(wait_stream=lambda other: None))
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: current[-1])
+    monkeypatch.setattr(torch.cuda, "set_stream", current.append)
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
     monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: SimpleNamespace(replay=lambda: None))
     monkeypatch.setattr(torch.cuda, "graph", graph)
@@ -53,9 +57,11 @@ def test_what_failed_first_is_told() -> None:
         if len(calls) == 2:
             raise RuntimeError("operation not permitted when stream is capturing")
 
+    own = torch.cuda.current_stream()
     with pytest.raises(RuntimeError, match="not permitted"):
         captured(fails, never_waits=True)
     assert gc.isenabled()
+    assert torch.cuda.current_stream() is own
 
 
 @pytest.mark.usefixtures("graphs")

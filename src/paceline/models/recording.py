@@ -130,8 +130,8 @@ def captured(call: Callable[[], object], pool: Pool | None = None, never_waits: 
     What cuBLAS works in is made anew for the graph, in its own pool, and for whatever comes behind it: torch would else have all
     graphs of a stream share it, and free it with the first of them that goes (pytorch/pytorch#193402).
     """
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
+    stream, own = torch.cuda.Stream(), torch.cuda.current_stream()
+    stream.wait_stream(own)
     try:
         with torch.cuda.stream(stream):
             call()
@@ -139,7 +139,7 @@ def captured(call: Callable[[], object], pool: Pool | None = None, never_waits: 
                 _without_waiting(call)
     finally:
         # what was launched before a failure still reads what is freed behind it
-        torch.cuda.current_stream().wait_stream(stream)
+        own.wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
     torch._C._cuda_clearCublasWorkspaces()
     collects, first = gc.isenabled(), None
@@ -157,6 +157,8 @@ def captured(call: Callable[[], object], pool: Pool | None = None, never_waits: 
         # ending what has failed fails again, and that would hide why
         raise first or error from None
     finally:
+        # torch leaves a thread on the stream of a recording that cannot even be ended
+        torch.cuda.set_stream(own)
         torch._C._cuda_clearCublasWorkspaces()
         if collects:
             gc.enable()
