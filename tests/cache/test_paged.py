@@ -254,6 +254,33 @@ def test_without_memory_for_twice_as_many_pages_there_are_as_many_as_are_needed(
     assert store.cache._pool.free == 0
 
 
+def test_a_pool_near_the_end_of_memory_does_not_grow_page_by_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    cache, owner = PagedCache(256, 4, grows=True), sequence(0, range(1200))
+    cache.reserve(0, torch.zeros(1, 1, 1), torch.zeros(1, 1, 1))
+    monkeypatch.setattr(cache, "_affordable", lambda: 0)
+    for end in range(1024, 1089, 4):
+        cache.stage(Step.of([missing(cache, owner, upto=end)]))
+        cache.commit([Verdict()])
+    assert cache._pool.count == 272
+    assert cache.moves == 4
+
+
+def test_what_a_pool_cannot_grow_by_is_halved(monkeypatch: pytest.MonkeyPatch) -> None:
+    cache, owner, enlarged, counts = PagedCache(16, 4, grows=True), sequence(0, range(80)), paged._enlarged, list[int]()
+    cache.reserve(0, torch.zeros(1, 1, 1), torch.zeros(1, 1, 1))
+
+    def short_of_memory(pages: torch.Tensor, count: int) -> torch.Tensor:
+        counts.append(count)
+        if count > 22:
+            raise torch.OutOfMemoryError
+        return enlarged(pages, count)
+
+    monkeypatch.setattr(paged, "_enlarged", short_of_memory)
+    cache.stage(Step.of([missing(cache, owner, upto=68)]))
+    assert counts == [33, 25, 21, 21]
+    assert cache._pool.count == 20
+
+
 @pytest.mark.parametrize("room", range(18, 60, 3))
 def test_a_pool_grows_as_far_as_memory_goes(room: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """room: pages of single stores that there is memory for, those that are copied among them."""

@@ -25,6 +25,8 @@ from paceline.step import Segment, Step, Verdict
 _STORES = ("keys", "values", "key_scales", "value_scales")
 _SPARED = 16
 """One part in so many of a device's memory is left to forwards when a pool grows."""
+_LEAST = 64
+"""One part in so many of its pages a pool grows by at least: to grow is to copy all of them, and to lose what was recorded."""
 Move = Callable[[Many[int], Many[int]], None]
 """Copies slots within every store: where they come from and go to, as places in pages that are joined end to end."""
 
@@ -127,12 +129,13 @@ class PagedCache(KVCache):
         self._staged = step
 
     def _make(self, lacking: int) -> None:
-        """Twice as many pages, or as many more as there is memory for, but `lacking` at least; none where there is not even so
-        much."""
-        most = max(self._pool.count, lacking)
-        # what a failure held is free again once it was dealt with, so the second try lies behind it
-        if not self._grown(max(min(most, self._affordable()), lacking)):
-            self._grown(lacking)
+        """Twice as many pages, or as many more as there is memory for, but `lacking` at least, and a small part of what there is;
+        fewer where that fails, and none where there is not even memory for what is lacking."""
+        count = self._pool.count
+        more = max(min(count, self._affordable()), count // _LEAST, lacking)
+        # what a failure held is free again once it was dealt with, so the next try lies behind it
+        while not self._grown(more) and more > lacking:
+            more = max(more // 2, lacking)
 
     def _affordable(self) -> int:
         """More pages for which the device has memory, while a store is copied and beside what a forward takes."""
