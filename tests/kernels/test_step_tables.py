@@ -139,6 +139,15 @@ def test_splits_are_walked_where_tiles_are_many() -> None:
     assert Extent(2048, 256, 1, 64, 1).walked(64, LLAMA) == (20, 1)
 
 
+def test_far_splits_are_walked_where_they_would_leave_too_much_to_merge() -> None:
+    """Behind a text of 262,144 tokens, beside another sequence."""
+    splits, chunk = 16 + (262_144 - 2048) // 512, Extent(512, 1024, 2, 4096, 1)
+    assert chunk._replace(rows=256).walked(64, LLAMA) == (16, splits - 15)
+    assert chunk.walked(64, LLAMA) == (splits - 255, 256)
+    assert chunk._replace(sequences=1).walked(64, LLAMA) == (splits, 1)
+    assert chunk._replace(rows=1 << 20).walked(64, LLAMA) == (splits, 1)
+
+
 @pytest.mark.parametrize("lengths", [[120, 127, 20], [2047], [100] * 20])
 def test_a_level_of_a_chain_has_the_items_of_its_rows(lengths: list[int]) -> None:
     depth = 12

@@ -26,6 +26,7 @@ pytest.importorskip("triton", reason="the GPU kernels are written in Triton, whi
 
 from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
+from paceline.kernels import tree_attention as attention
 from paceline.kernels.attention_tiling import Tiling
 from paceline.kernels.step_tables import Extent, StepTables
 from paceline.kernels.tree_attention import tree_attention
@@ -332,17 +333,39 @@ def test_what_was_accepted_is_read_where_it_was_moved_to() -> None:
 
 @pytest.mark.parametrize("name", SHAPES)
 def test_how_many_splits_a_program_walks_shows_in_no_bit(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A long text, a short one and a draft: walked by a program each, near splits by one, all by one."""
+    """A long text, a short one and a draft: walked by a program each, near splits by one, one more, all by one."""
     shape, found = SHAPES[name], []
     splits = shape.tiling.division(shape.heads, shape.kv_heads).split_of(32 * 4 - 1) + 1
     assert splits > shape.tiling.near_splits > 1
-    for walked in (1, shape.tiling.near_splits, splits):
+    for walked in (1, shape.tiling.near_splits, shape.tiling.near_splits + 1, splits):
         monkeypatch.setattr(Division, "walked", lambda *_, walked=walked: (walked, splits - walked + 1))
         layer = Layer(shape)
         owners = [layer.hold(key, tokens) for key, tokens in enumerate((range(70, 141), range(20), range(50, 96)))]
         found.append(layer.forward([missing(layer.cache, owner, draft(owner)) for owner in owners], Extent(64, 64, 4, 32, 8)))
-    assert same(found[0], found[1])
-    assert same(found[0], found[2])
+    assert all(same(found[0], other) for other in found[1:])
+
+
+def test_key_heads_that_take_turns_have_the_bits_of_those_that_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    shape, found, rooms = Shape(heads=6, kv_heads=3, sinks=True), [], []
+    empty = torch.Tensor.new_empty
+    monkeypatch.setattr(torch.Tensor, "new_empty", lambda *of, **how: rooms.append(of[1:]) or empty(*of, **how))
+    for at_once in (3, 1, 2):
+        monkeypatch.setattr(attention, "_at_once", lambda *_, at_once=at_once: at_once)
+        layer = Layer(shape)
+        owners = [layer.hold(key, tokens) for key, tokens in enumerate((range(40), range(9)))]
+        rooms.clear()
+        drafts = [draft(owners[0]), DraftTree.root(owners[1].root)]
+        found.append(layer.forward([missing(layer.cache, *pair) for pair in zip(owners, drafts, strict=True)]))
+        assert {room[1] for room in rooms if len(room) == 4} == {2 * at_once}
+    assert all(same(found[0], other) for other in found[1:])
+
+
+def test_what_is_left_to_be_merged_stays_within_bounds() -> None:
+    """Of Llama's heads behind 131,072 tokens: a decoding step, a crowd's and a prompt's chunk beside another sequence."""
+    assert [attention._at_once(rows, 32, 8, 268, 128) for rows in (16, 32, 64, 512)] == [8, 8, 4, 1]
+    assert attention._at_once(512, 32, 8, 1, 128) == 8, "nothing is left where one program walks all splits"
+    assert attention._at_once(64, 32, 32, 268, 128) == 16
+    assert attention._at_once(64, 48, 6, 268, 128) == 3, "two turns of three, not one of four and one of two"
 
 
 def test_a_long_tail_of_small_weights_is_no_less_than_it_is() -> None:

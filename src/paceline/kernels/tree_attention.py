@@ -3,7 +3,8 @@
 Keys and values of a layer lie in pages [pages, page_size, K, D]. A row attends to positions, not to slots: `StepTables` says in
 which slot each position's key lies for that row. The first launch works on (item, kv head), where an item is a tile of rows and a
 part of the positions (`work_items.py`); the second merges a row's splits by log-sum-exp. Where tiles are many enough one program
-walks splits and merges as it goes.
+walks splits and merges as it goes. What is left to be merged may be large behind a long text: then key heads take turns, two
+launches for some of them at a time.
 
 Verify and decode give the same bits, and what rides beside a row does not show, because
 - splits and the blocks within them begin at fixed positions, counted from 0, and are summed in order; which of them a row sums
@@ -34,6 +35,9 @@ import triton.language as tl
 from paceline.kernels.attention_tiling import Tiling
 from paceline.kernels.overlap import begin, overlapped
 from paceline.kernels.step_tables import RowTables
+
+_SCRATCH = 1 << 26
+"""Numbers that splits leave to be merged, at most, where those of one key head are no more."""
 
 
 @triton.jit
@@ -141,10 +145,14 @@ def _ended(mix, mass, peak, sinks, heads, there, sunk: tl.constexpr):
     return mix / tl.where(there, mass, 1.0)[:, None]
 
 
-@triton.jit(do_not_specialize=["query_row", "query_head", "programs", "walked", "table_width", "tail_width", "window"])
+@triton.jit(
+    do_not_specialize=[
+        "query_row", "query_head", "programs", "walked", "first_head", "at_once", "table_width", "tail_width", "window"
+    ]
+)  # fmt: skip
 def _attend_splits(
     query, keys, values, key_scales, value_scales, sinks, positions, items, blocks, tail, mixed, peaks, masses, out,
-    query_row, query_head, programs, walked, table_width, tail_width, window, scale, cap,
+    query_row, query_head, programs, walked, first_head, at_once, table_width, tail_width, window, scale, cap,
     kv_heads: tl.constexpr, group: tl.constexpr, key_dim: tl.constexpr, value_dim: tl.constexpr, key_lines: tl.constexpr,
     value_lines: tl.constexpr, page_size: tl.constexpr, tile_lines: tl.constexpr, block_keys: tl.constexpr,
     split_keys: tl.constexpr, near_keys: tl.constexpr, near_splits: tl.constexpr, capped: tl.constexpr, scaled: tl.constexpr,
@@ -152,16 +160,17 @@ def _attend_splits(
 ):  # fmt: skip
     """One tile and kv head, and the first `walked` splits, one after another, or one of those behind them. Scores are kept in
     base 2. Writes per row, head and program: the unnormalised mix of values [T, H, P, D'], the largest score and the sum of
-    weights [T, H, P], all float32; where one program walks all splits, what `_merge_splits` would make of it to `out`."""
+    weights [T, H, P], all float32; where one program walks all splits, what `_merge_splits` would make of it to `out`. There are
+    programs, and room in what is to be merged, for `at_once` kv heads from `first_head` on."""
     begin(early)
     # heads of one place lie side by side in a page, and are read so
-    item = items + tl.program_id(0) // kv_heads * 5
+    item = items + tl.program_id(0) // at_once * 5
     sequence = tl.load(item)
     first = tl.load(item + 1)
     rows = tl.load(item + 2)
     straight = tl.load(item + 3)
     part = tl.load(item + 4)
-    kv_head = tl.program_id(0) % kv_heads
+    kv_head = first_head + tl.program_id(0) % at_once
 
     line = tl.arange(0, tile_lines)
     member = line // group
@@ -236,33 +245,34 @@ def _attend_splits(
     if walks:
         mix, mass, peak = _added(sum_mix, sum_mass, sum_peak, mix, mass, peak)
 
-    cell = row.to(tl.int64) * (kv_heads * group) + head
     stored = used[:, None] & (value_line < value_dim)[None, :]
     if programs == 1:
         result = _ended(mix, mass, peak, sinks, head, used, sunk)
+        cell = row.to(tl.int64) * (kv_heads * group) + head
         tl.store(out + cell[:, None] * value_dim + value_line[None, :], result.to(out.dtype.element_ty), mask=stored)
     else:
-        cell = cell * programs + part
-        tl.store(peaks + cell, peak, mask=used)
-        tl.store(masses + cell, mass, mask=used)
-        tl.store(mixed + cell[:, None] * value_dim + value_line[None, :], mix, mask=stored)
+        held = (row.to(tl.int64) * (at_once * group) + head - first_head * group) * programs + part
+        tl.store(peaks + held, peak, mask=used)
+        tl.store(masses + held, mass, mask=used)
+        tl.store(mixed + held[:, None] * value_dim + value_line[None, :], mix, mask=stored)
 
 
-@triton.jit(do_not_specialize=["programs", "walked", "window"])
+@triton.jit(do_not_specialize=["programs", "walked", "first_head", "window"])
 def _merge_splits(
-    mixed, peaks, masses, sinks, positions, out, programs, walked, window,
+    mixed, peaks, masses, sinks, positions, out, programs, walked, first_head, window,
     heads: tl.constexpr, value_dim: tl.constexpr, value_lines: tl.constexpr, split_keys: tl.constexpr, near_keys: tl.constexpr,
     near_splits: tl.constexpr, sunk: tl.constexpr, early: tl.constexpr,
 ):  # fmt: skip
-    """One row and head: add up its own splits, lowest positions first, then the sink, and divide by the sum of weights."""
+    """One row and head, from `first_head` on: add up its own splits, lowest positions first, then the sink, and divide by the sum
+    of weights."""
     begin(early)
     row = tl.program_id(0)
-    head = tl.program_id(1)
+    head = first_head + tl.program_id(1)
     value_line = tl.arange(0, value_lines)
     there = (value_line < value_dim)[None, :]
     position = tl.load(positions + row)
     edge = tl.where(window > 0, tl.maximum(position - window + 1, 0), 0)
-    cell = row.to(tl.int64) * heads + head
+    held = row.to(tl.int64) * tl.num_programs(1) + tl.program_id(1)
     peak = tl.full([1], float("-inf"), tl.float32)
     mass = tl.zeros([1], tl.float32)
     mix = tl.zeros([1, value_lines], tl.float32)
@@ -272,12 +282,22 @@ def _merge_splits(
     last = tl.maximum(_split_of(position, split_keys, near_keys, near_splits) - walked + 1, 0)
     # padding has position -1 and merges nothing
     for part in range(first, tl.where(position < 0, 0, last + 1)):
-        place = cell * programs + part
+        place = held * programs + part
         its_mix = tl.load(mixed + place * value_dim + value_line[None, :], mask=there, other=0.0)
         its_mass, its_peak = tl.load(masses + place + lone), tl.load(peaks + place + lone)
         mix, mass, peak = _added(mix, mass, peak, its_mix, its_mass, its_peak)
     result = _ended(mix, mass, peak, sinks, head + lone, position + lone >= 0, sunk)
+    cell = row.to(tl.int64) * heads + head
     tl.store(out + cell * value_dim + value_line[None, :], result.to(out.dtype.element_ty), mask=there)
+
+
+def _at_once(rows: int, heads: int, kv_heads: int, programs: int, value_dim: int) -> int:
+    """How many kv heads are attended to by one launch: all, unless they leave too much to be merged; then turns are alike."""
+    if programs == 1:
+        return kv_heads
+    each = rows * (heads // kv_heads) * programs * value_dim
+    turns = triton.cdiv(kv_heads, max(_SCRATCH // each, 1))
+    return triton.cdiv(kv_heads, turns)
 
 
 def tree_attention(
@@ -322,27 +342,30 @@ def tree_attention(
     walked, programs = tables.walked
     # where all are walked nobody else writes what pads a step
     out = query.new_zeros(rows, heads, value_dim) if programs == 1 else query.new_empty(rows, heads, value_dim)
-    held = rows if programs > 1 else 0
-    mixed = query.new_empty(held, heads, programs, value_dim, dtype=torch.float32)
-    peaks, masses = mixed.new_empty(held, heads, programs), mixed.new_empty(held, heads, programs)
+    group, at_once = heads // kv_heads, _at_once(rows, heads, kv_heads, programs, value_dim)
+    mixed = query.new_empty(rows if programs > 1 else 0, at_once * group, programs, value_dim, dtype=torch.float32)
+    peaks, masses = mixed.new_empty(mixed.shape[:3]), mixed.new_empty(mixed.shape[:3])
     value_lines = max(16, triton.next_power_of_2(value_dim))
-    _attend_splits[(tables.extent.items * kv_heads,)](
-        query, keys, values, key_scales, value_scales, sinks, tables.positions, tables.items, tables.blocks, tables.tail,
-        mixed, peaks, masses, out, query.stride(0), query.stride(1), programs, walked, tables.extent.blocks, tables.extent.depth,
-        window, float(scale), float(softcap or 0.0),
-        kv_heads=kv_heads, group=heads // kv_heads, key_dim=key_dim, value_dim=value_dim,
-        key_lines=max(16, triton.next_power_of_2(key_dim)), value_lines=value_lines, page_size=page_size, tile_lines=tiling.rows,
-        block_keys=tiling.keys, split_keys=tiling.split, near_keys=tiling.near, near_splits=tiling.near_splits,
-        capped=softcap is not None, scaled=key_scales is not None, sunk=sinks is not None, walks=walked > 1,
-        # the interpreter keeps bfloat16 as raw bits and cannot multiply it; float32 holds its products exactly
-        wide=not query.is_cuda and query.dtype is torch.bfloat16,
-        num_warps=4, num_stages=tiling.stages, enable_fp_fusion=True, **overlapped(query.device),
-    )  # fmt: skip
-    if programs > 1:
-        _merge_splits[(rows, heads)](
-            mixed, peaks, masses, sinks, tables.positions, out, programs, walked, window,
-            heads=heads, value_dim=value_dim, value_lines=value_lines, split_keys=tiling.split, near_keys=tiling.near,
-            near_splits=tiling.near_splits, sunk=sinks is not None, num_warps=4,
-            enable_fp_fusion=True, **overlapped(query.device),
+    for first in range(0, kv_heads, at_once):
+        count = min(at_once, kv_heads - first)
+        _attend_splits[(tables.extent.items * count,)](
+            query, keys, values, key_scales, value_scales, sinks, tables.positions, tables.items, tables.blocks, tables.tail,
+            mixed, peaks, masses, out, query.stride(0), query.stride(1), programs, walked, first, count, tables.extent.blocks,
+            tables.extent.depth, window, float(scale), float(softcap or 0.0),
+            kv_heads=kv_heads, group=group, key_dim=key_dim, value_dim=value_dim,
+            key_lines=max(16, triton.next_power_of_2(key_dim)), value_lines=value_lines, page_size=page_size,
+            tile_lines=tiling.rows, block_keys=tiling.keys, split_keys=tiling.split, near_keys=tiling.near,
+            near_splits=tiling.near_splits, capped=softcap is not None, scaled=key_scales is not None, sunk=sinks is not None,
+            walks=walked > 1,
+            # the interpreter keeps bfloat16 as raw bits and cannot multiply it; float32 holds its products exactly
+            wide=not query.is_cuda and query.dtype is torch.bfloat16,
+            num_warps=4, num_stages=tiling.stages, enable_fp_fusion=True, **overlapped(query.device),
         )  # fmt: skip
+        if programs > 1:
+            _merge_splits[(rows, count * group)](
+                mixed, peaks, masses, sinks, tables.positions, out, programs, walked, first * group, window,
+                heads=heads, value_dim=value_dim, value_lines=value_lines, split_keys=tiling.split, near_keys=tiling.near,
+                near_splits=tiling.near_splits, sunk=sinks is not None, num_warps=4,
+                enable_fp_fusion=True, **overlapped(query.device),
+            )  # fmt: skip
     return out

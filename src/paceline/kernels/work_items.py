@@ -24,6 +24,8 @@ ITEM = 5
 """Numbers of an item: those of a run but the last, with the part itself in place of the first one."""
 ALONE = 8, 64
 """Sequences and rows at most of a step that may hold a single tile, as what is recorded is recorded for so many at least."""
+_HELD = 1 << 14
+"""Tiles times parts at most, where tiles are many: for each a key head leaves some 16 KB to be merged."""
 
 
 class Division(NamedTuple):
@@ -50,13 +52,15 @@ class Division(NamedTuple):
 
         Where tiles are many they keep a device busy, and splits that were not walked have to be written and merged; but of few
         tiles, or where one text is far longer than those beside it, a program that walks too far ends long behind the others.
+        There it walks no further than it must for what is written to stay within bounds.
         """
         splits = self.split_of(positions - 1) + 1
         few_sequences, few_rows = ALONE
         tiles = max(sequences if sequences > few_sequences else 1, rows // self.rows_per_tile if rows > few_rows else 1)
         if tiles * self.kv_heads < self.few:
             return 1, splits
-        walked = splits if sequences == 1 else min(self.near_splits, splits)
+        most = max(_HELD * self.rows_per_tile // rows, 1)
+        walked = splits if sequences == 1 else max(min(self.near_splits, splits), splits + 1 - most)
         return walked, splits - walked + 1
 
     def parts(self, position: int, walked: int) -> int:
