@@ -45,6 +45,7 @@ for height in (tiling, tiling.tall)[: 1 + (query != "fp32" and head <= 128)]:
         own = dict(walks=walks, tile_lines=height.rows)
         text = compiled(tree_attention._attend_splits, sizes | tile | flags | own, stages=height.stages, **types)
         assert query == "fp32" or "mma" in text, "no tensor cores"
+        assert "tf32" not in text, "numbers are rounded"
 compiled(tree_attention._merge_splits, sizes | dict(heads=32, sunk=True, early=early), **types)
 types |= dict(numbers="*fp64", values="*fp64", blocks="i32")
 compiled(fused_sampling._best_of_block, dict(block=1024, cutting=True), **types)
@@ -65,6 +66,7 @@ for rows in (16, 64, 128, 256, 512, 1024):
             kinds = own | dict(parts="i32") | dict(zip(("rows", "weights"), held))
             text = compiled(kernel, sides | dict(described=described), tile.warps, tile.stages, **kinds)
             assert query == "fp32" or "mma" in text, "no tensor cores"
+            assert "tf32" not in text, "numbers are rounded"
             assert ("cp.async.bulk.tensor" in text) == described, "tiles are not copied by descriptors"
 norm = dict(width=head * 32, lines=head * 32, part_count=2, biased=True, behind=True, centred=False, early=early)
 compiled(residual_norms._joined, norm | dict(behind_bias=None, bias=None), **own)
