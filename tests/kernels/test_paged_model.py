@@ -225,6 +225,35 @@ def test_what_cannot_be_recorded_runs_as_it_is(monkeypatch: pytest.MonkeyPatch) 
     assert len(calls) == 1
 
 
+def test_what_there_is_no_memory_to_record_is_not_tried_at_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(paged, "_REST", 4)
+    monkeypatch.setattr(paged, "_LONGEST_REST", 8)
+    road, tried, found, recorded = road_over("llama"), list[int](), list[torch.Tensor](), Recording.__call__
+    cache, owner = road.new_cache(), sequence(0, range(5, 9))
+    feeds = [missing(cache, owner, DraftTree.root(owner.root))]
+    wanted = score(road, cache, feeds).logits
+
+    def full(*_: object) -> None:
+        tried.append(len(found))
+        raise torch.OutOfMemoryError
+
+    monkeypatch.setattr(Recording, "__call__", full)
+    for _ in range(30):
+        found.append(score(road, cache, feeds).logits)
+        assert (found[-1] - wanted).abs().max() < TOLERANCE
+    assert tried == [0, 5, 14, 23]
+    monkeypatch.setattr(Recording, "__call__", recorded)
+    for _ in range(2 + 4):
+        score(road, cache, feeds)
+    assert road._recordings[cache].held
+    monkeypatch.setattr(Recording, "__call__", full)
+    found.clear()
+    tried.clear()
+    for _ in range(6):
+        found.append(score(road, cache, feeds).logits)
+    assert tried == [0, 5], "what was recorded since makes up for it"
+
+
 def test_a_recording_that_was_disturbed_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
     road, cache = road_over("llama"), PagedCache(64, 64)
     record = Recording.__call__

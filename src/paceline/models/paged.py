@@ -40,6 +40,8 @@ RECORDED_ROWS, _RECORDINGS = 256, 64
 _RARE, _WIDER = 32, 2
 """Steps of one size that a larger recording serves, before that size has one of its own: to record it takes longer than so many
 of them take longer. Of at most so many times as many rows and sequences."""
+_REST, _LONGEST_REST = 32, 4096
+"""Forwards that are not recorded, nor tried to be, after there was no memory for a recording: at first, and at most."""
 _FORGIVEN = 2
 """Recordings that may fail of a model that others were made of: a device, or who else uses it, may disturb one."""
 Made = TypeVar("Made")
@@ -96,6 +98,8 @@ class OverPages(FlatModel):
         self.returns_early = device.type == "cuda"
         self.branching = Branching.TREE
         self._recordable, self._has_recorded, self._forgiven = True, False, _FORGIVEN
+        # how many forwards are still to rest, and how many will after the next failure
+        self._resting, self._rest = 0, _REST
         # several drafters may run one model, each over a cache of its own
         self._recordings = WeakKeyDictionary[PagedCache, _Recordings]()
         self._pool, self._outputs = shared_pool(device), Outputs()
@@ -167,12 +171,18 @@ class OverPages(FlatModel):
         return self._or_none(replayed)
 
     def _or_none(self, replayed: Callable[[], Found]) -> Found | None:
-        """What a recording says; None where it cannot be made."""
+        """What a recording says; None where it cannot be made, or there was no memory for one of late: all that were there go
+        with each failure, and to try is to compute twice."""
+        if self._resting:
+            self._resting -= 1
+            return None
         try:
             found = replayed()
         except RuntimeError as error:
             self._recordings.clear()
-            if not memory_ended(error):
+            if memory_ended(error):
+                self._resting, self._rest = self._rest, min(2 * self._rest, _LONGEST_REST)
+            else:
                 # a model that asks the device what to do next, as most mixtures of experts do, cannot be recorded; one that could
                 # be is tried again
                 self._forgiven -= 1
@@ -181,6 +191,8 @@ class OverPages(FlatModel):
                 getLogger("paceline").warning("%s not recorded as CUDA graphs: %s", what, sentence(error))
             return None
         self._has_recorded = True
+        # a forward that was recorded makes up for one that rested
+        self._rest = max(self._rest - 1, _REST)
         return found
 
     def _recorded(self, tables: Tables, run: Callable[[Tables], Found]) -> Recording[Tables, Found]:
