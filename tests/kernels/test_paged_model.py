@@ -254,6 +254,19 @@ def test_what_there_is_no_memory_to_record_is_not_tried_at_every_step(monkeypatc
     assert tried == [0, 5], "what was recorded since makes up for it"
 
 
+# the interpreter casts what is stored nowhere
+@pytest.mark.filterwarnings("ignore:invalid value encountered")
+def test_a_drafted_token_that_is_no_number_harms_none_before_it() -> None:
+    """In one block of keys they are weighed together, and nothing times no number is none."""
+    road, found = road_over("llama"), []
+    road.model.get_input_embeddings().weight[9] = torch.nan
+    for tokens in ([], [9]):
+        owner, cache = sequence(0, [5, 7, 3]), road.new_cache()
+        found.append(score(road, cache, [missing(cache, owner, DraftTree.chain(3, tokens, "one"))]).logits[0])
+    assert torch.equal(*found)
+    assert found[0].isfinite().all()
+
+
 def test_a_recording_that_was_disturbed_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
     road, cache = road_over("llama"), PagedCache(64, 64)
     record = Recording.__call__

@@ -55,6 +55,9 @@ class PagedForward:
         division = tiling.division(heads, kv_heads)
         self._layers.divisions.add(division)
         tables = self._tables(division)
+        # whoever sees this token is told by its key that there is no number, and who does not weighs its value with nothing,
+        # which only numbers bear
+        values = values.nan_to_num(nan=0.0)
         self._cache.write(layer, self._destinations(division), keys.transpose(0, 1), values.transpose(0, 1))
         pages = self._cache.layer(layer)
         rows = query.transpose(0, 1)
