@@ -150,6 +150,20 @@ def test_a_long_prompt_attended_to_by_taller_tiles_has_the_same_logits(tmp_path:
     assert model._forward(step, cache).tiling.rows == 32
 
 
+def test_without_memory_for_a_model_that_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder, _ = checkpoint(tmp_path, "llama")
+
+    def full(*_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9 GiB")
+
+    monkeypatch.setattr(fused, "DeviceWeights", full)
+    with pytest.raises(ModelError, match=f"^the device has too little memory for '{tmp_path.name}'$"):
+        road(folder)
+    assert not caplog.messages
+
+
 def test_narrow_keys_that_spoil_the_logits_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder, _ = checkpoint(tmp_path, "qwen2")
     assert 0.0 < fused._off(road(folder, kv_cache="int8"), road(folder)) < fused.ROUGH

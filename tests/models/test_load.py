@@ -18,7 +18,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer as Backend, models
-from transformers import PreTrainedTokenizerFast
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
 from transformers.utils import logging
 
 from paceline.cache.base import Branching
@@ -293,6 +293,15 @@ def test_an_output_layer_that_is_not_tied_must_be_there(folder: Path) -> None:
     del tensors["lm_head.weight"]
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     assert "lm_head.weight" in refusal(lambda: load_model(folder))
+
+
+def test_a_device_without_memory_for_a_model_is_one_sentence(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9 GiB")
+
+    monkeypatch.setattr(PreTrainedModel, "to", full)
+    said = refusal(lambda: load_model(folder, native=False))
+    assert said == "the device has too little memory for 'tiny'"
 
 
 def test_weights_that_are_not_numbers_are_refused(folder: Path) -> None:

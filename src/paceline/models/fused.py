@@ -355,6 +355,9 @@ def fused_model(
                 raise ModelError(f"'{model.name}' cannot keep its keys and values as {kv_cache} here: {told}")
     except (Unsuited, ModelError):
         raise
+    except torch.OutOfMemoryError as error:
+        # the other road takes no less
+        raise ModelError(f"the device has too little memory for '{checkpoint.name}'") from error
     # a checkpoint from a stranger may hold anything, and Triton's compiler has no class of error that it could be known by
     except Exception as error:
         getLogger("paceline").warning("'%s' does not run on the fused kernels: %s", checkpoint.name, sentence(error))

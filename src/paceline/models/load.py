@@ -256,7 +256,10 @@ def _weighed(checkpoint: Checkpoint, config: Any, dtype: torch.dtype | None) -> 
     missing = sorted(report["missing_keys"])
     if missing:
         raise ModelError(f"'{checkpoint.path}' lacks {len(missing)} tensors of its config.json, first '{missing[0]}'")
-    return model.eval().requires_grad_(False).to(device)
+    try:
+        return model.eval().requires_grad_(False).to(device)
+    except torch.OutOfMemoryError as error:
+        raise ModelError(f"the device has too little memory for '{checkpoint.name}'") from error
 
 
 def _check_scaled(checkpoint: Checkpoint) -> None:
