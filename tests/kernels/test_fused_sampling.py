@@ -98,6 +98,25 @@ def test_a_large_vocabulary_spans_several_chunks(spread: float) -> None:
         assert asked(logits, rows) == sampling.choose(logits, rows)
 
 
+@pytest.mark.parametrize("law", ["plain", "top-p"])
+def test_a_kernel_is_given_pointers_that_no_other_is_compiled_for(law: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Multiples of 16, whatever is odd about the rows."""
+    given = list[torch.Tensor]()
+
+    class Seen:
+        def __init__(self, kernel: Any) -> None:
+            self.kernel = kernel
+
+        def __getitem__(self, grid: tuple[int, ...]) -> Any:
+            return lambda *of, **how: (given.extend(x for x in of if isinstance(x, torch.Tensor)), self.kernel[grid](*of, **how))
+
+    for name in ("_best_of_block", "_best_of_row"):
+        monkeypatch.setattr(fused_sampling, name, Seen(getattr(fused_sampling, name)))
+    asked(random_logits(3, 300), contexts(3, **LAWS[law]))
+    assert len(given) > 9
+    assert not any(one.data_ptr() % 16 for one in given)
+
+
 def test_banned_tokens_are_never_chosen() -> None:
     logits = random_logits(12, 300)
     logits[:, ::2] = -torch.inf

@@ -177,7 +177,8 @@ def choose_on_device(logits: torch.Tensor, rows: SamplingRows) -> torch.Tensor:
     cuts, doubtful = _cuts(logits, rows.numbers) if rows.cuts else (None, None)
     blocks = triton.cdiv(vocab_size, _BLOCK)
     values = logits.new_empty(count, blocks, dtype=torch.float64)
-    tokens, counts = torch.empty(2, count, blocks, dtype=torch.int32, device=logits.device)
+    # not two halves of one: Triton compiles a kernel of its own for pointers that are no multiples of 16
+    tokens, counts = (torch.empty(count, blocks, dtype=torch.int32, device=logits.device) for _ in range(2))
     _best_of_block[(count, blocks)](
         logits, rows.numbers, cuts, values, tokens, counts, vocab_size, logits.stride(0), block=_BLOCK, cutting=rows.cuts,
         num_warps=4, enable_fp_fusion=False,
