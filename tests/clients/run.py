@@ -21,20 +21,10 @@ def main(clients: Path) -> int:
         variables |= {"OPENAI_API_KEY": KEY, "LITELLM_LOCAL_MODEL_COST_MAP": "True", "DO_NOT_TRACK": "1"}
         python = clients / "venv" / "bin" / "python"
         commands = {
+            # the tests around this folder need what the clients' environment does not have
             "python": [
-                python,
-                "-m",
-                "pytest",
-                "-q",
-                "-p",
-                "no:cacheprovider",
-                "-o",
-                "asyncio_mode=auto",
-                "-c",
-                os.devnull,
-                "--rootdir",
-                HERE,
-                HERE,
+                *(python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-o", "asyncio_mode=auto"),
+                *("-c", os.devnull, "--rootdir", HERE, "--confcutdir", HERE, HERE),
             ],
             "Node": ["node", clients / "openai_node.mjs"],
             "schemathesis": [
