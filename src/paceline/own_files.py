@@ -200,9 +200,9 @@ def _mistaken(answer: Answer, source: str, *asked: Any) -> str:
     """What is wrong with an answer in which there may be anything. source: the file that gave it."""
     try:
         return answer(*asked)
-    except torch.OutOfMemoryError:
-        raise
     except (Exception, SystemExit) as error:
+        if memory_ended(error):
+            raise
         return f"what cannot be read: {raised(error, source)}"
 
 
