@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import combinations
 
 import pytest
@@ -32,10 +33,10 @@ def sequence(key: int = 0) -> Sequence:
     return Sequence(key, (1, 2, 3), SamplingParams(), 0)
 
 
-def teach(policy: Policy, key: int, drafted: DraftTree, emitted: list[int]) -> None:
-    """What a step tells of a draft that had all the levels it was granted."""
+def teach(policy: Policy, key: int, drafted: DraftTree, emitted: list[int], granted: int = 0) -> None:
+    """What a step tells of a draft. granted: the levels it might have had; left out, those it has."""
     policy.acceptance.observe(key, drafted, emitted)
-    policy.depths.observe(drafted.sources[1], drafted.deepest, drafted, emitted, Where.ALONE)
+    policy.depths.observe(drafted.sources[1], granted or drafted.deepest, drafted, emitted, Where.ALONE)
 
 
 def run(policy: Policy, part: Part, rate: float, steps: int, key: int = 0) -> list[int]:
@@ -74,6 +75,19 @@ def test_a_drafter_that_fails_is_left_alone_and_comes_back_when_it_succeeds() ->
     tried = good.index(2)
     assert min(good[tried : tried + 30]) == 2, "trials that come true follow one another"
     assert min(good[tried + 30 :]) >= 4
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_a_draft_may_be_as_deep_as_it_can_unless_levels_take_their_time_in_which_nothing_is(whole: bool) -> None:
+    """It was worth two levels on the whole. Where it is sure of itself it goes on, so that what follows is learnt of too."""
+    policy, part = adaptive_with({1: 1.0, 8: 2.0}, 0.1), replace(MODEL, whole=whole)
+    held = [0.95, 0.95, 0.25, 0.95, 0.95, 0.25]
+    for _ in range(100):
+        teach(policy, 0, DraftTree.chain(3, [5] * 6, "model", confidences=held), [5, 5, 7])
+    (budget,) = policy.budgets(part, [sequence()], [DraftTree.root(3)])
+    assert budget.depth == budget.nodes == (2 if whole else 6)
+    assert budget.stopping is not None
+    assert len(budget.stopping.least) == budget.depth - 1
 
 
 def test_no_more_than_a_few_trials_are_saved_up_while_none_is_needed() -> None:
@@ -220,7 +234,7 @@ def test_a_look_up_answers_for_the_draft_that_is_not_made_because_of_it() -> Non
     for brings in (0, 3):
         policy = adaptive_with({1: 1.0, 8: 1.1}, 0.07)
         for _ in range(30):
-            teach(policy, 0, DraftTree.chain(3, [5] * 6, "model"), [5] * brings + [7])
+            teach(policy, 0, DraftTree.chain(3, [5] * (brings + 1), "model"), [5] * brings + [7], granted=6)
         policy.budgets(MODEL, [sequence()], [DraftTree.root(3)])
         for _ in range(20):
             policy.budgets(LOOKUP, [sequence()], [DraftTree.root(3)])
@@ -273,7 +287,7 @@ def test_what_looks_better_than_it_is_is_left_out_and_given_another_chance() -> 
     policy = adaptive_with({1: 1.0, 8: 2.0})
     promising = DraftTree.chain(3, [5, 5], "ngram", confidences=[0.6, 0.6])
     kept = []
-    for _ in range(400):
+    for _ in range(300):
         policy.budgets(LOOKUP, [sequence()], [DraftTree.root(3)])
         (tree,) = policy.trimmed([sequence()], [promising])
         kept.append(len(tree) > 1)

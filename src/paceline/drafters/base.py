@@ -68,7 +68,7 @@ class Drafter(ABC):
     @property
     def part(self) -> Part:
         """Itself as a policy sees it."""
-        return Part(self.name, self.budget, self.costly, self.refers)
+        return Part(self.name, self.budget, self.costly, self.refers, self.drafts_whole)
 
     @property
     def parts(self) -> tuple[Drafter, ...]:

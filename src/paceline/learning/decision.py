@@ -76,13 +76,15 @@ def _about(tokens: int) -> int:
 class Decision:
     """depth: in levels, 0 for none. chosen: places in the batch of the sequences that are drafted for. least: where their drafts
     end before (`stopping`). draft_s: seconds that they are expected to take. pays: how likely the first node of a chain that was
-    drafted for one sequence alone, and any further one, must come true to be worth its row."""
+    drafted for one sequence alone, and any further one, must come true to be worth its row. drafted: levels that one of their
+    drafts is expected to have."""
 
     depth: int = 0
     chosen: Many[int] = ()
     least: Many[float] = ()
     draft_s: float = 0.0
     pays: tuple[float, float] = (inf, inf)
+    drafted: float = 0.0
 
 
 NOBODY = Decision()

@@ -9,9 +9,9 @@ decisions follow, each per step:
   steps take.
 - *Is a look-up worth its time?* Each request keeps account, in seconds, of what look-ups brought (`learning/accounts`), beyond
   what a costly drafter would have brought that was not asked because of them.
-- *How deep may a costly drafter go, and for whom?* The depth and the set of sequences with the most expected tokens per second,
+- *Is a costly drafter asked, and for whom?* For the set of sequences with the most expected tokens per second at whatever depth,
   counting the levels that the target would look at anyway because look-ups proposed them. A drafter that is never worth it is
-  tried now and then.
+  tried now and then. One whose drafts take the time of all their levels goes to that depth, any other as deep as it can.
 - *Where does its draft end early?* Behind a token that makes the whole path so unlikely that the tokens to be expected of one
   more level would take longer than tokens usually take.
 - *What does the target look at?* All nodes of all trees in the order of their probability, as far as each still raises tokens per
@@ -163,7 +163,7 @@ class AdaptivePolicy(Policy):
         decided last where they found nothing."""
         for at in alone.chosen:
             chain, rows = self._chain(sequences[at], part, trees[at])[: alone.depth], self._prices.fed
-            rows_s = self.costs.curve(rows + alone.depth * part.width) - self.costs.curve(rows)
+            rows_s = self.costs.curve(rows + round(alone.drafted * part.width)) - self.costs.curve(rows)
             worth_s = self._accounts.token_s * self._expectation.truth(part.name) * sum(chain)
             self._forgone_s[sequences[at].key] = max(worth_s - rows_s - alone.draft_s / len(alone.chosen), 0.0)
 
@@ -172,6 +172,9 @@ class AdaptivePolicy(Policy):
         depth, chosen = self._best(part, sequences, trees)
         if not chosen:
             return NOBODY
+        if not part.whole:
+            # where it ends is decided token by token; of levels that are never granted nothing would be learnt again
+            depth = part.budget.depth
         count, wide, where = len(chosen), len(chosen) * part.width, _where(sequences, trees)
         forwards_s = self.costs.curve.span(self._prices.rows(trees), depth * wide)[::wide]
         rows_s, worth_s = [after - before for before, after in pairwise(forwards_s)], self._prices.token_s
@@ -181,8 +184,8 @@ class AdaptivePolicy(Policy):
         least = [(row_s + level_s) / (worth_all_s * chance) for row_s, chance in zip(rows_s[1:], right[1:], strict=True)]
         first_s = rows_s[0] + self._prices.drafting_s
         pays = _CLEARLY * first_s / worth_s, sum(rows_s) / depth / worth_s
-        draft_s = self._draft_s(part, self.depths.drafted(part.name, depth, where), count)
-        return Decision(depth, chosen, least, draft_s, pays)
+        drafted = self.depths.drafted(part.name, depth, where)
+        return Decision(depth, chosen, least, self._draft_s(part, drafted, count), pays, sum(drafted))
 
     def _best(self, part: Part, sequences: Many[Sequence], trees: Many[DraftTree]) -> tuple[int, Many[int]]:
         """The depth, and the places of the sequences, with the most expected tokens per second; depth 0 for none.

@@ -1,0 +1,128 @@
+"""A machine of stated speed: whatever runs takes the time that is written down for it, so that what a policy decides, and what
+that is worth, is the same wherever tests run.
+
+The model is real and so are its drafts; the clock is not. Left out are noise, and what things cost each other.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from paceline import clock
+from paceline.bench.tasks import Task
+from paceline.drafters.model import ModelDrafter
+from paceline.drafters.ngram import NgramDrafter
+from paceline.engine import measure
+from paceline.engine.engine import Engine
+from paceline.engine.llm import LLM
+from paceline.learning import prices
+from paceline.models.native import NativeModel
+from paceline.params import SamplingParams
+from paceline.policies import adaptive
+from paceline.step import Step
+
+
+@dataclass(frozen=True)
+class Speeds:
+    """Milliseconds. forward: by rows, straight lines between. level, read: of a draft model's level, and of each token it reads.
+    draft, look_up: of asking it, and a look-up. row: of judging one. beside: of a step, whatever is drafted. thought, learnt: of
+    considering a draft model, and of learning from a step."""
+
+    forward: dict[int, float]
+    level: float
+    read: float
+    draft: float = 0.05
+    look_up: float = 0.06
+    row: float = 0.003
+    beside: float = 0.12
+    thought: float = 0.02
+    learnt: float = 0.03
+
+    def forward_ms(self, rows: int) -> float:
+        return float(np.interp(rows, list(self.forward), list(self.forward.values())))
+
+
+ZEN4 = {
+    1: Speeds({1: 0.93, 2: 1.0, 4: 1.5, 8: 2.75, 16: 5.4, 32: 10.8, 64: 21.6, 512: 170.0}, level=0.085, read=0.025),
+    2: Speeds({1: 0.6, 2: 0.62, 4: 0.75, 8: 1.35, 16: 2.8, 32: 5.6, 64: 11.1, 512: 80.0}, level=0.068, read=0.012),
+}
+"""By threads: about what the embedded model takes on a Zen 4 processor (`benchmarks/zen4`)."""
+
+
+class Simulation:
+    """An engine of the embedded model on such a machine, for as long as the patches hold."""
+
+    def __init__(self, speeds: Speeds, patch: pytest.MonkeyPatch, cache: Path) -> None:
+        self.speeds, self._patch = speeds, patch
+        self._now_s = 1000.0
+        self._target: object = None
+        self._read: dict[tuple[int, int], int] = {}
+        # what is measured here holds nowhere else
+        patch.setenv("XDG_CACHE_HOME", str(cache))
+        for module in (clock, measure, prices, adaptive):
+            patch.setattr(module, "perf_counter", self._now)
+        self._takes(NativeModel, "score", self._forward_ms)
+        self._takes(ModelDrafter, "propose", self._draft_ms)
+        self._takes(NgramDrafter, "propose", lambda *_: speeds.look_up)
+        self._takes(Engine, "step", lambda *_: speeds.beside)
+        self._takes(adaptive.AdaptivePolicy, "budgets", lambda _, budgets, part, *rest: speeds.thought * part.costly)
+        self._takes(adaptive.AdaptivePolicy, "observe", self._observe_ms)
+        self._llm = LLM("paceline-14m", "none", shortest_prefix=sys.maxsize)
+        self._target = self._llm.target
+        assert isinstance(self._target, NativeModel)
+
+    def seconds(self, draft: str, tasks: list[Task], repeats: int, max_tokens: int = 96) -> dict[str, float]:
+        """By task, what answers to its prompts take, one after another and each task `repeats` times, by a drafter that has not
+        drafted before."""
+        self._llm.use(draft)
+        engine, spent_s = self._llm.engine, dict[str, float]()
+        for task in tasks:
+            began_s = self._now_s
+            for _ in range(repeats):
+                engine.speculative.drafter.forget()
+                for item in task.items:
+                    sequence = engine.add(self._llm.tokenizer.encode(item.texts[0]), SamplingParams(max_tokens=max_tokens))
+                    while sequence.finish_reason is None:
+                        engine.step()
+            spent_s[task.name] = self._now_s - began_s
+        return spent_s
+
+    def _now(self) -> float:
+        # no two readings are alike, or something would be divided by what lies between
+        self._now_s += 2e-7
+        return self._now_s
+
+    def _takes(self, kind: type, name: str, ms: Callable[..., float]) -> None:
+        """Have a method take time. ms: called with whose it is, what it returned, and its arguments."""
+        real = getattr(kind, name)
+
+        def timed(one: Any, *args: Any, **named: Any) -> Any:
+            returned = real(one, *args, **named)
+            self._now_s += 1e-3 * ms(one, returned, *args)
+            return returned
+
+        self._patch.setattr(kind, name, timed)
+
+    def _forward_ms(self, model: NativeModel, _: object, step: Step, *rest: object) -> float:
+        # a draft model reads a prompt so, too, and takes the time that is written down for that
+        return self.speeds.forward_ms(len(step.tokens)) if model is self._target else 0.0
+
+    def _draft_ms(self, drafter: ModelDrafter, trees: Any, sequences: Any, budgets: Any) -> float:
+        unread = 0
+        for sequence in sequences:
+            known = self._read.get((id(drafter), sequence.key), 0)
+            unread += max(len(sequence.tokens) - known, 0)
+            self._read[id(drafter), sequence.key] = len(sequence.tokens)
+        levels = max(1, *(tree.deepest for tree in trees))
+        # what it drafted itself and the few tokens behind that it reads with its first level
+        return self.speeds.draft + self.speeds.level * levels + self.speeds.read * max(unread - 8, 0)
+
+    def _observe_ms(self, policy: Any, _: None, sequences: Any, trees: Any, *rest: object) -> float:
+        return self.speeds.learnt * policy.learns + self.speeds.row * sum(map(len, trees))
