@@ -43,13 +43,14 @@ NOTHING = Budget(0, 0)
 @frozen
 class Part:
     """A drafter as a policy sees it: its name, what it wants per step, whether drafting takes time beside a forward, whether it
-    drafts from the reference that a request brings, and whether a draft takes the time of all levels that it may have."""
+    drafts from the reference that a request brings, and whether a costly draft ends, and takes no more time, where it is told to
+    (`Budget.stopping`)."""
 
     name: str
     budget: Budget
     costly: bool = False
     refers: bool = False
-    whole: bool = False
+    ends_early: bool = False
 
     @property
     def width(self) -> int:

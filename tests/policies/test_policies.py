@@ -77,15 +77,15 @@ def test_a_drafter_that_fails_is_left_alone_and_comes_back_when_it_succeeds() ->
     assert min(good[tried + 30 :]) >= 4
 
 
-@pytest.mark.parametrize("whole", [False, True])
-def test_a_draft_may_be_as_deep_as_it_can_unless_levels_take_their_time_in_which_nothing_is(whole: bool) -> None:
+@pytest.mark.parametrize("ends_early", [False, True])
+def test_a_draft_may_be_as_deep_as_it_can_where_it_ends_as_it_is_told_to(ends_early: bool) -> None:
     """It was worth two levels on the whole. Where it is sure of itself it goes on, so that what follows is learnt of too."""
-    policy, part = adaptive_with({1: 1.0, 8: 2.0}, 0.1), replace(MODEL, whole=whole)
+    policy, part = adaptive_with({1: 1.0, 8: 2.0}, 0.1), replace(MODEL, ends_early=ends_early)
     held = [0.95, 0.95, 0.25, 0.95, 0.95, 0.25]
     for _ in range(100):
         teach(policy, 0, DraftTree.chain(3, [5] * 6, "model", confidences=held), [5, 5, 7])
     (budget,) = policy.budgets(part, [sequence()], [DraftTree.root(3)])
-    assert budget.depth == budget.nodes == (2 if whole else 6)
+    assert budget.depth == budget.nodes == (6 if ends_early else 2)
     assert budget.stopping is not None
     assert len(budget.stopping.least) == budget.depth - 1
 

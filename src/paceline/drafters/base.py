@@ -36,14 +36,15 @@ class Surroundings:
 class Drafter(ABC):
     """name: as the spec says it. kinds: how its tokens may be chosen. taps: layers of the target it needs to see.
 
-    budget: what it wants per step when no policy knows better. branching: the least a target must be able to do for it; its trees
-    are cut to their first chain where the target does no more. trees_by: the option that asks for trees, as a spec says it
+    budget: what it wants per step when no policy knows better. branching: the least a target must be able to do for it; its
+    trees are cut to their first chain where the target does no more. trees_by: the option that asks for trees, as a spec says it
     ("width=4"), or "" where nobody asked: such a draft is refused at load rather than cut. costly: whether drafting takes time
-    beside a forward. drafts_whole: whether a costly draft takes the time of all levels that it may have. amateur: whether it
-    shows its own distributions at every node where `Surroundings.amateur` asks for them. watches: whether it learns from requests
-    that it does not draft for. refers: whether it drafts from the reference that a request brings. read_texts: a number below
-    2^63 that tells apart the texts it was built from, 0 where it was built from none (`noise.told_apart`). known_tokens: it
-    drafts only behind texts of token ids below this.
+    beside a forward. drafts_whole: whether a costly draft takes the time of all levels that it may have. ends_early: whether it
+    heeds its budget's rule of stopping, and so may be granted all levels. amateur: whether it shows its own distributions at
+    every node where `Surroundings.amateur` asks for them. watches: whether it learns from requests that it does not draft for.
+    refers: whether it drafts from the reference that a request brings. read_texts: a number below 2^63 that tells apart the
+    texts it was built from, 0 where it was built from none (`noise.told_apart`). known_tokens: it drafts only behind texts of
+    token ids below this.
     """
 
     name: str
@@ -54,6 +55,7 @@ class Drafter(ABC):
     trees_by: str = ""
     costly: bool = False
     drafts_whole: bool = False
+    ends_early: bool = False
     amateur: bool = False
     watches: bool = False
     refers: bool = False
@@ -68,7 +70,7 @@ class Drafter(ABC):
     @property
     def part(self) -> Part:
         """Itself as a policy sees it."""
-        return Part(self.name, self.budget, self.costly, self.refers, self.drafts_whole)
+        return Part(self.name, self.budget, self.costly, self.refers, self.ends_early and not self.drafts_whole)
 
     @property
     def parts(self) -> tuple[Drafter, ...]:

@@ -99,6 +99,7 @@ class ModelDrafter(Drafter):
 
     name = "model"
     costly = True
+    ends_early = True
     amateur = True
 
     def __init__(

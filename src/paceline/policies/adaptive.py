@@ -11,7 +11,7 @@ decisions follow, each per step:
   what a costly drafter would have brought that was not asked because of them.
 - *Is a costly drafter asked, and for whom?* For the set of sequences with the most expected tokens per second at whatever depth,
   counting the levels that the target would look at anyway because look-ups proposed them. A drafter that is never worth it is
-  tried now and then. One whose drafts take the time of all their levels goes to that depth, any other as deep as it can.
+  tried now and then. One whose drafts end where they are told to may go as deep as it can, any other to that depth.
 - *Where does its draft end early?* Behind a token that makes the whole path so unlikely that the tokens to be expected of one
   more level would take longer than tokens usually take.
 - *What does the target look at?* All nodes of all trees in the order of their probability, as far as each still raises tokens per
@@ -172,7 +172,7 @@ class AdaptivePolicy(Policy):
         depth, chosen = self._best(part, sequences, trees)
         if not chosen:
             return NOBODY
-        if not part.whole:
+        if part.ends_early:
             # where it ends is decided token by token; of levels that are never granted nothing would be learnt again
             depth = part.budget.depth
         count, wide, where = len(chosen), len(chosen) * part.width, _where(sequences, trees)
