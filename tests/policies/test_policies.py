@@ -287,7 +287,7 @@ def test_what_looks_better_than_it_is_is_left_out_and_given_another_chance() -> 
     policy = adaptive_with({1: 1.0, 8: 2.0})
     promising = DraftTree.chain(3, [5, 5], "ngram", confidences=[0.6, 0.6])
     kept = []
-    for _ in range(300):
+    for _ in range(400):
         policy.budgets(LOOKUP, [sequence()], [DraftTree.root(3)])
         (tree,) = policy.trimmed([sequence()], [promising])
         kept.append(len(tree) > 1)
