@@ -48,6 +48,10 @@ class Speeds:
     def forward_ms(self, rows: int) -> float:
         return float(np.interp(rows, list(self.forward), list(self.forward.values())))
 
+    def draft_ms(self, levels: int) -> float:
+        # to find that none is worth it takes one
+        return self.draft + self.level * max(levels, 1)
+
 
 ZEN4 = {
     1: Speeds({1: 0.93, 2: 1.0, 4: 1.5, 8: 2.75, 16: 5.4, 32: 10.8, 64: 21.6, 512: 170.0}, level=0.085, read=0.025),
@@ -63,13 +67,12 @@ class Simulation:
         self.speeds, self._patch = speeds, patch
         self._now_s = 1000.0
         self._target: object = None
-        self._read: dict[tuple[int, int], int] = {}
         # what is measured here holds nowhere else
         patch.setenv("XDG_CACHE_HOME", str(cache))
         for module in (clock, measure, prices, adaptive):
             patch.setattr(module, "perf_counter", self._now)
         self._takes(NativeModel, "score", self._forward_ms)
-        self._takes(ModelDrafter, "propose", self._draft_ms)
+        self._takes(ModelDrafter, "propose", lambda _, trees, *rest: speeds.draft_ms(max(tree.deepest for tree in trees)))
         self._takes(NgramDrafter, "propose", lambda *_: speeds.look_up)
         self._takes(Engine, "step", lambda *_: speeds.beside)
         self._takes(adaptive.AdaptivePolicy, "budgets", lambda _, budgets, part, *rest: speeds.thought * part.costly)
@@ -111,18 +114,9 @@ class Simulation:
         self._patch.setattr(kind, name, timed)
 
     def _forward_ms(self, model: NativeModel, _: object, step: Step, *rest: object) -> float:
-        # a draft model reads a prompt so, too, and takes the time that is written down for that
-        return self.speeds.forward_ms(len(step.tokens)) if model is self._target else 0.0
-
-    def _draft_ms(self, drafter: ModelDrafter, trees: Any, sequences: Any, budgets: Any) -> float:
-        unread = 0
-        for sequence in sequences:
-            known = self._read.get((id(drafter), sequence.key), 0)
-            unread += max(len(sequence.tokens) - known, 0)
-            self._read[id(drafter), sequence.key] = len(sequence.tokens)
-        levels = max(1, *(tree.deepest for tree in trees))
-        # what it drafted itself and the few tokens behind that it reads with its first level
-        return self.speeds.draft + self.speeds.level * levels + self.speeds.read * max(unread - 8, 0)
+        # a draft model reads so what it lacks of a text
+        rows = len(step.tokens)
+        return self.speeds.forward_ms(rows) if model is self._target else self.speeds.read * rows
 
     def _observe_ms(self, policy: Any, _: None, sequences: Any, trees: Any, *rest: object) -> float:
         return self.speeds.learnt * policy.learns + self.speeds.row * sum(map(len, trees))
