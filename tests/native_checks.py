@@ -29,6 +29,7 @@ from paceline.tree_shapes import brush, caterpillar, optimal_tree
 from stepping import accept, expected, missing, score, sequence
 
 _WINDOWS = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 4, "use_sliding_window": True}
+_GROWING = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "llama_4_scaling_beta": 0.7}
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {"attention_bias": True, "mlp_bias": True}),
     "qwen3": ("qwen3", _WINDOWS),
@@ -36,6 +37,11 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma3_text": ("gemma3_text", {}),
     "phi3": ("phi3", {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}}),
     "stablelm": ("stablelm", {}),
+    "smollm3": ("smollm3", {"no_rope_layers": [1, 0]}),
+    "granite": ("granite", {"residual_multiplier": 0.3, "logits_scaling": 0.5, "embedding_multiplier": 3.0}),
+    "olmo2": ("olmo2", {}),
+    "glm4": ("glm4", {"head_dim": 16}),
+    "ministral3": ("ministral3", {"head_dim": 16, "rope_parameters": {**_GROWING, "original_max_position_embeddings": 4}}),
 }
 
 

@@ -18,11 +18,12 @@ from paceline.cache.panels import PanelCache, Shape, Slab
 from paceline.kernels.choices.shapes import shape_of
 from paceline.kernels.native import layout
 from paceline.models import forms, native, native_drafts, packing
+from paceline.models.families import Family
 from paceline.models.forms import LayerForm
 from paceline.models.llama_tensors import LayerNorms, LlamaTensors
 from paceline.models.native_drafts import Drafts
 from paceline.models.packing import Weights
-from paceline.models.rotation import Rotation
+from paceline.models.rotation import STILL, Rotation
 from paceline.noise import signed_seed
 from paceline.params import SamplingParams
 from paceline.sequence import Sequence
@@ -184,8 +185,8 @@ def biases_are_left_out(patch: pytest.MonkeyPatch) -> None:
 def a_window_does_not_count_the_row_itself(patch: pytest.MonkeyPatch) -> None:
     honest = forms._layers
 
-    def lossy(config: Any) -> tuple[LayerForm, ...]:
-        return tuple(replace(layer, window=layer.window and layer.window + 1) for layer in honest(config))
+    def lossy(config: Any, family: Family) -> tuple[LayerForm, ...]:
+        return tuple(replace(layer, window=layer.window and layer.window + 1) for layer in honest(config, family))
 
     patch.setattr(forms, "_layers", lossy)
 
@@ -193,7 +194,7 @@ def a_window_does_not_count_the_row_itself(patch: pytest.MonkeyPatch) -> None:
 @mutant("native families")
 def layers_slide_in_reverse_order(patch: pytest.MonkeyPatch) -> None:
     honest = forms._layers
-    patch.setattr(forms, "_layers", lambda config: honest(config)[::-1])
+    patch.setattr(forms, "_layers", lambda config, family: honest(config, family)[::-1])
 
 
 @mutant("native families")
@@ -223,6 +224,42 @@ def _formed(patch: pytest.MonkeyPatch, **change: Any) -> None:
 @mutant("native families")
 def norms_of_gemma_lack_their_one(patch: pytest.MonkeyPatch) -> None:
     _formed(patch, offset=0.0)
+
+
+@mutant("native families")
+def layers_without_positions_rotate(patch: pytest.MonkeyPatch) -> None:
+    honest = Rotation.tables
+    patch.setattr(Rotation, "tables", lambda self, positions, kind: honest(self, positions, "" if kind == STILL else kind))
+
+
+@mutant("native families")
+def neighbours_are_rotated_as_halves(patch: pytest.MonkeyPatch) -> None:
+    _formed(patch, interleaved=False)
+
+
+@mutant("native families")
+def queries_do_not_grow(patch: pytest.MonkeyPatch) -> None:
+    _formed(patch, query_growth=None)
+
+
+@mutant("native families")
+def logits_are_not_scaled(patch: pytest.MonkeyPatch) -> None:
+    _formed(patch, logit_scale=1.0)
+
+
+@mutant("native families")
+def norms_of_all_heads_begin_anew(patch: pytest.MonkeyPatch) -> None:
+    """Every head has the weights of the first."""
+    honest = LlamaTensors.norms
+
+    def norms(self: LlamaTensors, layer: int) -> LayerNorms:
+        found, size = honest(self, layer), self._form.head_size
+        if not self._form.wide_norms or found.query is None:
+            return found
+        weight, bias = found.query
+        return replace(found, query=(weight[:size].repeat(self._form.heads), bias))
+
+    patch.setattr(LlamaTensors, "norms", norms)
 
 
 @mutant("native families")

@@ -98,6 +98,46 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "stablelm": ("stablelm", {}),
     "stablelm, biases": ("stablelm", {"use_qkv_bias": True, "partial_rotary_factor": 0.5}),
+    "smollm3": ("smollm3", {"no_rope_layers": [1, 0], "attention_bias": True, "mlp_bias": True}),
+    "smollm3, windows": ("smollm3", {"no_rope_layers": [0, 1], "use_sliding_window": True, "sliding_window": 3}),
+    "granite": (
+        "granite",
+        {"residual_multiplier": 0.22, "logits_scaling": 0.4, "attention_multiplier": 0.3, "embedding_multiplier": 3.0},
+    ),
+    "granite, biases, tied": ("granite", {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}),
+    "olmo2": ("olmo2", {"attention_bias": True}),
+    "olmo2, one head of keys": ("olmo2", {"num_key_value_heads": 1, "hidden_size": 72}),
+    "olmo3": ("olmo3", {"sliding_window": 3, "layer_types": _BOTH}),
+    "exaone4": ("exaone4", {"head_dim": 16, "sliding_window": 3, "layer_types": _BOTH}),
+    "exaone4, no windows": (
+        "exaone4",
+        {"head_dim": 16, "sliding_window": None, "sliding_window_pattern": None, "layer_types": ["full_attention"] * 2},
+    ),
+    "glm": ("glm", {"head_dim": 16}),
+    "glm4": ("glm4", {"head_dim": 16, "attention_bias": True}),
+    "glm4, a quarter": ("glm4", {"head_dim": 32, "partial_rotary_factor": 0.25}),
+    "ernie4_5": ("ernie4_5", {"head_dim": 16, "use_bias": True, "tie_word_embeddings": True}),
+    "helium": ("helium", {"head_dim": 16, "attention_bias": True, "mlp_bias": True}),
+    "seed_oss": ("seed_oss", {"head_dim": 16, "attention_out_bias": True, "mlp_bias": True}),
+    "cwm": ("cwm", {"head_dim": 16, "sliding_window": 3, "layer_types": _BOTH, "mlp_bias": True}),
+    "vaultgemma": ("vaultgemma", {"head_dim": 16, "query_pre_attn_scalar": 24, "sliding_window": 3, "layer_types": _BOTH}),
+    "ministral": ("ministral", {"head_dim": 16, "sliding_window": 3, "layer_types": _BOTH}),
+    "ministral3": (
+        "ministral3",
+        {
+            "head_dim": 16,
+            "sliding_window": 7,
+            "rope_parameters": {
+                **_ROPE,
+                "rope_type": "yarn",
+                "factor": 4.0,
+                "original_max_position_embeddings": 4,
+                "mscale": 1.0,
+                "mscale_all_dim": 1.0,
+                "llama_4_scaling_beta": 0.7,
+            },
+        },
+    ),
 }
 
 
@@ -547,9 +587,10 @@ def test_a_format_is_the_model_of_the_weights_it_stands_for(
     assert largest_error(model, reference) < _TOLERANCES[weights]
 
 
-@pytest.mark.parametrize("kind", ["llama", "gemma2", "stablelm"])
-def test_taps_are_the_hidden_states_of_transformers(tmp_path: Path, kind: str) -> None:
-    folder, reference = checkpoint(tmp_path, kind)
+@pytest.mark.parametrize("case", ["llama", "gemma2", "stablelm", "granite", "olmo2"])
+def test_taps_are_the_hidden_states_of_transformers(tmp_path: Path, case: str) -> None:
+    kind, over = CASES[case]
+    folder, reference = checkpoint(tmp_path, kind, **over)
     model, owner = native(folder), sequence(0, [5, 17, 23, 42])
     cache = model.new_cache()
     tree = DraftTree.chain(42, (11, 12), "test")

@@ -43,9 +43,9 @@ def _normalised(numbers, weight, bias, epsilon, line, there, width: tl.constexpr
 def _joined(
     residual, parts, part_bias, behind_weight, behind_bias, weight, bias, out, count, epsilon,
     width: tl.constexpr, lines: tl.constexpr, part_count: tl.constexpr, biased: tl.constexpr, behind: tl.constexpr,
-    centred: tl.constexpr, early: tl.constexpr,
+    normed: tl.constexpr, centred: tl.constexpr, early: tl.constexpr,
 ):  # fmt: skip
-    """One row: residual += [norm behind](sum of parts + bias); out = norm(residual)."""
+    """One row: residual += [norm behind](sum of parts + bias); out = [norm](residual)."""
     row = tl.program_id(0).to(tl.int64)
     line = tl.arange(0, lines)
     there = line < width
@@ -61,19 +61,20 @@ def _joined(
             branch = _normalised(branch, behind_weight, behind_bias, epsilon, line, there, width, centred)
         numbers += branch
         tl.store(residual + row * width + line, numbers, mask=there)
-    result = _normalised(numbers, weight, bias, epsilon, line, there, width, centred)
-    tl.store(out + row * width + line, result.to(out.dtype.element_ty), mask=there)
+    if normed:
+        numbers = _normalised(numbers, weight, bias, epsilon, line, there, width, centred)
+    tl.store(out + row * width + line, numbers.to(out.dtype.element_ty), mask=there)
 
 
 def joined(
     residual: torch.Tensor,
-    norm: Norm,
+    norm: Norm | None,
     dtype: torch.dtype,
     parts: torch.Tensor | None = None,
     part_bias: torch.Tensor | None = None,
     behind: Norm | None = None,
 ) -> torch.Tensor:
-    """The normalised residual stream, [T, D] in `dtype`, after what a block says was added to it in place.
+    """The residual stream, normalised unless `norm` is None, [T, D] in `dtype`, after what a block says was added to it in place.
 
     residual: float32 [T, D], contiguous. parts: float32 [P, T, D], added up in order; None where no block came before. part_bias:
     float32 [D]. behind: a norm that what is said passes first; all norms of a model have one epsilon.
@@ -82,11 +83,13 @@ def joined(
     out = torch.empty(count, width, dtype=dtype, device=residual.device)
     lines = triton.next_power_of_2(width)
     behind_weight, behind_bias = (behind.weight, behind.bias) if behind else (None, None)
+    weight, bias = (norm.weight, norm.bias) if norm else (None, None)
+    either = norm or behind
     # with sums of parts of unlike number nothing is fused with what follows them
     _joined[(count,)](
-        residual, parts, part_bias, behind_weight, behind_bias, norm.weight, norm.bias, out, count, norm.epsilon,
+        residual, parts, part_bias, behind_weight, behind_bias, weight, bias, out, count, either.epsilon if either else 0.0,
         width=width, lines=lines, part_count=0 if parts is None else parts.shape[0], biased=part_bias is not None,
-        behind=behind is not None, centred=norm.bias is not None, num_warps=min(max(lines // 512, 1), 16),
+        behind=behind is not None, normed=norm is not None, centred=either is not None and either.bias is not None, num_warps=min(max(lines // 512, 1), 16),
         enable_fp_fusion=False, **overlapped(residual.device),
     )  # fmt: skip
     return out

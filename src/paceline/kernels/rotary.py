@@ -27,10 +27,10 @@ _TOGETHER = 8
 
 @triton.jit(do_not_specialize=["count"])
 def _turned(
-    parts, bias, query_norm, key_norm, cosines, sines, positions, destinations, queries, keys, values, count, epsilon,
+    parts, bias, query_norm, key_norm, cosines, sines, growth, positions, destinations, queries, keys, values, count, epsilon,
     heads: tl.constexpr, kv_heads: tl.constexpr, size: tl.constexpr, lines: tl.constexpr, rotary: tl.constexpr,
-    part_count: tl.constexpr, biased: tl.constexpr, normed: tl.constexpr, together: tl.constexpr, limit: tl.constexpr,
-    early: tl.constexpr,
+    part_count: tl.constexpr, biased: tl.constexpr, normed: tl.constexpr, grows: tl.constexpr, together: tl.constexpr,
+    limit: tl.constexpr, early: tl.constexpr,
 ):  # fmt: skip
     """One row and some of its heads: those of queries, then of keys, then of values."""
     row = tl.program_id(0).to(tl.int64)
@@ -64,7 +64,8 @@ def _turned(
     sine = tl.load(sines + angle, mask=line < rotary, other=0.0)
     turned = numbers * cosine[None, :] + tl.where((line < half)[None, :], -partners, partners) * sine[None, :]
     slot = tl.load(destinations + row).to(tl.int64) * kv_heads * size
-    tl.store(queries + row * heads * size + place, turned.to(queries.dtype.element_ty), mask=there & asks)
+    asked = turned * tl.load(growth + position) if grows else turned
+    tl.store(queries + row * heads * size + place, asked.to(queries.dtype.element_ty), mask=there & asks)
     in_slot = slot + place - heads * size
     tl.store(keys + in_slot, finite(turned, limit).to(keys.dtype.element_ty), mask=there & (asks == 0) & (tells == 0))
     # whoever sees this token is told by its key that there is no number, and who does not weighs its value with nothing
@@ -99,6 +100,7 @@ def turned(
     values: torch.Tensor,
     bias: torch.Tensor | None = None,
     norms: tuple[Norm, Norm] | None = None,
+    growth: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """The queries of a step, [T, H, D] in the dtype of `keys`; its keys and values, as far as they are finite, are written
     where `destinations` says, and infinite ones as the largest of their dtype; of values what is no number is nothing.
@@ -106,15 +108,16 @@ def turned(
     parts: float32 [P, T, (H + 2 K) D], added up in order: queries, keys, values. tables: cosines and sines, float32 [positions,
     rotary / 2]. positions, destinations: int32 [T]; a negative position is none and counts as 0. keys, values: [slots, K, D],
     contiguous. bias: float32 [(H + 2 K) D]. norms: RMSNorms of every query's and every key's head.
+    growth: float32 [positions], what queries are multiplied by.
     """
     part_count, count, _ = parts.shape
     queries = keys.new_empty(count, heads.queries, heads.size)
     query_norm, key_norm = norms or (None, None)
     _turned[(count, triton.cdiv(heads.queries + 2 * heads.keys, _TOGETHER))](
-        parts, bias, query_norm.weight if query_norm else None, key_norm.weight if key_norm else None, *tables, positions,
-        destinations, queries, keys, values, count, query_norm.epsilon if query_norm else 0.0,
+        parts, bias, query_norm.weight if query_norm else None, key_norm.weight if key_norm else None, *tables, growth,
+        positions, destinations, queries, keys, values, count, query_norm.epsilon if query_norm else 0.0,
         heads=heads.queries, kv_heads=heads.keys, size=heads.size, lines=triton.next_power_of_2(heads.size), rotary=heads.rotary,
-        part_count=part_count, biased=bias is not None, normed=norms is not None, together=_TOGETHER,
+        part_count=part_count, biased=bias is not None, normed=norms is not None, grows=growth is not None, together=_TOGETHER,
         limit=torch.finfo(keys.dtype).max, enable_fp_fusion=False, **overlapped(parts.device),
     )  # fmt: skip
     return queries

@@ -32,9 +32,9 @@ class Layer:
     out: Matrix
     gate_up: Matrix
     down: Matrix
-    before_attention: Norm
+    before_attention: Norm | None
     after_attention: Norm | None
-    before_mlp: Norm
+    before_mlp: Norm | None
     after_mlp: Norm | None
     heads: tuple[Norm, Norm] | None
 
@@ -46,13 +46,16 @@ BEYOND = 128
 class DeviceWeights:
     """format: one of `DTYPES`, or None for the precision of the checkpoint. positions: of the longest text.
 
-    rotations: layer type -> cosines and sines, float32 [positions + BEYOND, rotary / 2]. Raises Unsuited where the checkpoint
-    does not hold what its form asks for.
+    rotations: layer type -> cosines and sines, float32 [positions + BEYOND, rotary / 2]. growth: what queries are multiplied by,
+    float32 [positions + BEYOND], or None. Raises Unsuited where the checkpoint does not hold what its form asks for, and for forms
+    that the kernels lack.
     """
 
     def __init__(
         self, form: Form, tensors: Tensors, rotation: Rotation, format: str | None, positions: int, device: torch.device
     ) -> None:
+        if form.wide_norms:
+            raise Unsuited("all heads of its queries pass one norm together")
         source = LlamaTensors(form, tensors)
         # norms and biases are float32 here, whatever they are stored as
         self.form, self.format = form, format or source.matrix_kind
@@ -68,12 +71,12 @@ class DeviceWeights:
         self.head = Matrix(self.embedding, None, 1) if tied else self._matrix((weight, bias), parts=1)
         source.all_read()
         self.rotations = {kind: self._turns(rotation, positions + BEYOND, kind) for kind in form.rotations}
+        growth = form.query_growth
+        self.growth = None if growth is None else self._held(growth.table(positions + BEYOND), torch.float32)
 
     def _layer(self, source: LlamaTensors, index: int) -> Layer:
         norms = source.norms(index)
         before_attention, after_attention, before_mlp, after_mlp, query, key = map(self._norm_or_none, norms.in_order())
-        assert before_attention is not None
-        assert before_mlp is not None
         return Layer(
             self._matrix(joined(source.query_key_value(index))),
             self._matrix(source.out(index)),

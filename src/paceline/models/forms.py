@@ -1,31 +1,19 @@
-"""Forms: what a Llama-form checkpoint computes, read from its configuration; the families that the native road knows.
+"""Forms: what a Llama-form checkpoint computes, read from its configuration.
 
-A family is known when its numbers were compared with transformers' own (tests/models/test_native.py). Whatever else a
-configuration asks for is refused with a reason, and the transformers road takes the model.
+Whatever a configuration asks for beyond what its family (`families.py`) is known for is refused with a reason, and the
+transformers road takes the model.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-FAMILIES = frozenset({"llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "phi3", "stablelm"})
+from paceline.models.families import ALWAYS, FAMILIES, Family
+from paceline.models.rotation import STILL, QueryGrowth
 
-_PARTLY_ROTATED = frozenset({"phi3", "stablelm"})
-_ROTATED_BY_LAYER = frozenset({"gemma3_text"})
 _ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh", "gelu_new": "gelu_tanh"}
-
-
-_BY_LAYER = frozenset({"qwen2", "qwen3", "gemma2", "gemma3_text"})
-_READ = {
-    "sliding_window": _BY_LAYER | {"mistral", "phi3"},
-    "layer_types": _BY_LAYER,
-    "hidden_activation": frozenset({"gemma2", "gemma3_text"}),
-    "query_pre_attn_scalar": frozenset({"gemma2", "gemma3_text"}),
-    "attn_logit_softcapping": frozenset({"gemma2"}),
-    "final_logit_softcapping": frozenset({"gemma2", "gemma3_text"}),
-}
-"""Which families heed what a config.json may say of any model. Source: the modelling files of transformers 5.23."""
 
 
 class Unsuited(Exception):
@@ -34,7 +22,8 @@ class Unsuited(Exception):
 
 @dataclass(frozen=True)
 class LayerForm:
-    """window: keys a row sees, itself included; 0 for all. rotary: the layer type whose rotation table applies, or ""."""
+    """window: keys a row sees, itself included; 0 for all. rotary: the layer type whose rotation table applies, "" where all have
+    one, STILL where nothing is rotated."""
 
     window: int
     rotary: str
@@ -44,9 +33,11 @@ class LayerForm:
 class Form:
     """The numbers of a model.
 
-    extras: the biases and norms that its layers have beyond those of every family, by their names within a layer; what else a
-    checkpoint holds is not part of the model. fused: whether linears that read the same are stored as one. offset: added to norm
-    weights (Gemma stores them less one). score_scale: of query times key. Caps are 0 where there are none.
+    biased: the linears of a layer that have a bias. norms: place -> name of a layer's norms, without those of heads; what else a
+    checkpoint holds is not part of the model. residual_scale: the residual stream holds hidden states divided by it, so that what
+    a block says is added as it is; norms do not see that, with an epsilon to match. offset: added to norm weights (Gemma stores
+    them less one). score_scale: of query times key. Caps are 0 where there are none. query_growth: how queries grow with their
+    position, None where they do not. Of the others see `Family`.
     """
 
     hidden: int
@@ -57,16 +48,23 @@ class Form:
     inner: int
     vocabulary: int
     layers: tuple[LayerForm, ...]
-    extras: frozenset[str]
-    fused: bool
+    biased: frozenset[str]
+    norms: Mapping[str, str]
+    head_norms: bool
+    wide_norms: bool
+    fused: frozenset[str]
+    interleaved: bool
     activation: str
-    norm: str
+    centred: bool
     epsilon: float
     offset: float
     tied: bool
     score_scale: float
     score_cap: float
+    query_growth: QueryGrowth | None
     embedding_scale: float
+    residual_scale: float
+    logit_scale: float
     logit_cap: float
 
     @property
@@ -80,9 +78,10 @@ def form_of(config: Any) -> Form:
     kind = config.model_type
     if kind not in FAMILIES:
         raise Unsuited(f"the architecture '{kind}' is not of the Llama form")
+    family = FAMILIES[kind]
     if getattr(config, "is_heterogeneous", False):
         raise Unsuited("it has a per_layer_config")
-    named = _said(config, "hidden_activation") or config.hidden_act
+    named = _said(config, family, "hidden_activation") or config.hidden_act
     if named not in _ACTIVATIONS:
         raise Unsuited(f"its activation is '{named}'")
     for flag in ("use_parallel_residual", "qk_layernorm", "use_bidirectional_attention"):
@@ -96,61 +95,70 @@ def form_of(config: Any) -> Form:
         raise Unsuited("one of its sizes is less than 1")
     if heads % key_heads:
         raise Unsuited("its heads do not share their keys evenly")
-    gemma = kind.startswith("gemma")
+    residual = _multiplier(config, family, "residual_multiplier")
+    scaled_up = config.hidden_size**0.5 if family.scales_embedding else _multiplier(config, family, "embedding_multiplier")
+    score_scale = _said(config, family, "attention_multiplier")
+    if score_scale is None:
+        score_scale = float(_said(config, family, "query_pre_attn_scalar") or size) ** -0.5
     return Form(
         hidden=config.hidden_size,
         heads=heads,
         key_heads=key_heads,
         head_size=size,
-        rotary=_rotary(config, size),
+        rotary=_rotary(config, family, size),
         inner=config.intermediate_size,
         vocabulary=config.vocab_size,
-        layers=_layers(config),
-        extras=_extras(config),
-        fused=kind == "phi3",
+        layers=_layers(config, family),
+        biased=frozenset(
+            linear for word, linears in family.biases.items() for linear in linears if word == ALWAYS or getattr(config, word)
+        ),
+        norms=family.norms,
+        head_norms=family.head_norms,
+        wide_norms=family.wide_norms,
+        fused=family.fused,
+        interleaved=family.interleaved,
         activation=_ACTIVATIONS[named],
-        norm="layer" if kind == "stablelm" else "rms",
-        epsilon=config.layer_norm_eps if kind == "stablelm" else config.rms_norm_eps,
-        offset=1.0 if gemma else 0.0,
+        centred=family.centred,
+        epsilon=(config.layer_norm_eps if family.centred else config.rms_norm_eps) / residual**2,
+        offset=family.offset,
         tied=bool(config.tie_word_embeddings),
-        score_scale=float(_said(config, "query_pre_attn_scalar") or size) ** -0.5,
-        score_cap=float(_said(config, "attn_logit_softcapping") or 0.0),
-        embedding_scale=config.hidden_size**0.5 if gemma else 1.0,
-        logit_cap=float(_said(config, "final_logit_softcapping") or 0.0),
+        score_scale=float(score_scale),
+        score_cap=float(_said(config, family, "attn_logit_softcapping") or 0.0),
+        query_growth=_query_growth(config) if family.grows else None,
+        embedding_scale=scaled_up / residual,
+        residual_scale=residual,
+        logit_scale=1 / _multiplier(config, family, "logits_scaling"),
+        logit_cap=float(_said(config, family, "final_logit_softcapping") or 0.0),
     )
 
 
-def _said(config: Any, name: str) -> Any:
+def _said(config: Any, family: Family, name: str) -> Any:
     """What a configuration says where the family heeds it, else None."""
-    return getattr(config, name, None) if config.model_type in _READ[name] else None
+    return getattr(config, name, None) if name in family.heeds else None
 
 
-def _extras(config: Any) -> frozenset[str]:
-    """Names without `model.layers.N.`. A flag counts only in the families that read it."""
-    kind = config.model_type
-    biased = kind in ("llama", "qwen3", "gemma", "gemma2", "gemma3_text") and config.attention_bias
-    linears: list[str] = []
-    if biased or kind == "qwen2" or (kind == "stablelm" and config.use_qkv_bias):
-        linears += ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"]
-    if biased:
-        linears += ["self_attn.o_proj"]
-    if kind == "llama" and config.mlp_bias:
-        linears += ["mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"]
-    norms: list[str] = []
-    if kind in ("qwen3", "gemma3_text"):
-        norms += ["self_attn.q_norm", "self_attn.k_norm"]
-    if kind in ("gemma2", "gemma3_text"):
-        norms += ["pre_feedforward_layernorm", "post_feedforward_layernorm"]
-    return frozenset([name + ".bias" for name in linears] + [name + ".weight" for name in norms])
+def _multiplier(config: Any, family: Family, name: str) -> float:
+    """1 where there is none. Raises Unsuited where it is not above 0."""
+    said = _said(config, family, name)
+    if said is None:
+        return 1.0
+    if not said > 0:
+        raise Unsuited(f"its {name} is {said}")
+    return float(said)
 
 
-def _rotary(config: Any, size: int) -> int:
+def _query_growth(config: Any) -> QueryGrowth:
+    stated = config.rope_parameters
+    return QueryGrowth(float(stated["llama_4_scaling_beta"]), int(stated["original_max_position_embeddings"]))
+
+
+def _rotary(config: Any, family: Family, size: int) -> int:
     """Numbers of a head that are rotated; the rest stays. Raises Unsuited where they are no pairs within a head, or not as many
     in every layer, and where the rotation changes with the length.
     """
     parameters = config.rope_parameters
     # by family: transformers puts those by layer beside others that a file states, and reads them alone
-    by_layer = config.model_type in _ROTATED_BY_LAYER
+    by_layer = family.by_layer_type
     if not by_layer and "rope_type" not in parameters:
         raise Unsuited("it rotates by the type of a layer, which its family does not")
     kinds = [one for one in parameters.values() if isinstance(one, dict)] if by_layer else [parameters]
@@ -160,7 +168,7 @@ def _rotary(config: Any, size: int) -> int:
         if changes or (one["rope_type"] == "longrope" and original_length(config, one) is None):
             raise Unsuited(f"its rotation is '{one['rope_type']}', which changes with the length of the text")
     fractions = {one.get("partial_rotary_factor", 1.0) for one in kinds}
-    if fractions != {1.0} and config.model_type not in _PARTLY_ROTATED:
+    if fractions != {1.0} and not family.partly:
         raise Unsuited("it rotates a part of each head, which its family does not")
     counts = {int(size * fraction) for fraction in fractions}
     if len(counts) > 1:
@@ -178,15 +186,16 @@ def original_length(config: Any, rotation: dict[str, Any]) -> int | None:
     return int(stated) if isinstance(stated, int | float) and stated >= 1 else None
 
 
-def _layers(config: Any) -> tuple[LayerForm, ...]:
-    window = _said(config, "sliding_window") or 0
-    kinds = _said(config, "layer_types")
-    if not kinds:
-        return (LayerForm(window, ""),) * config.num_hidden_layers
-    by_layer = config.model_type in _ROTATED_BY_LAYER
+def _layers(config: Any, family: Family) -> tuple[LayerForm, ...]:
+    window = _said(config, family, "sliding_window") or 0
+    kinds = _said(config, family, "layer_types")
     forms = []
-    for kind in kinds:
+    for layer in range(config.num_hidden_layers):
+        kind = kinds[layer] if kinds else "sliding_attention"
         if kind not in ("full_attention", "sliding_attention"):
             raise Unsuited(f"it has layers of '{kind}'")
-        forms.append(LayerForm(window if kind == "sliding_attention" else 0, kind if by_layer else ""))
+        rotary = kind if family.by_layer_type else ""
+        forms.append(
+            LayerForm(window if kind == "sliding_attention" else 0, rotary if family.rotates(config, layer) else STILL)
+        )
     return tuple(forms)

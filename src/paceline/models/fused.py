@@ -224,7 +224,7 @@ class FusedModel(OverPages):
         for index, layer in enumerate(held.layers):
             rows = joined(residual, layer.before_attention, dtype, parts, bias, behind)
             if index in taps:
-                captured[index] = residual.to(dtype, copy=True)[None]
+                captured[index] = (residual * held.form.residual_scale).to(dtype)[None]
             attended = self._attended(index, layer, rows, forward)
             if alone is not None and index == last:
                 # behind the last layer's keys and values nobody reads the other rows
@@ -236,7 +236,7 @@ class FusedModel(OverPages):
             bias, behind = layer.down.bias, layer.after_mlp
         rows = joined(residual, held.last_norm, dtype, parts, bias, behind)
         if last + 1 in taps:
-            captured[last + 1] = residual.to(dtype, copy=True)[None]
+            captured[last + 1] = (residual * held.form.residual_scale).to(dtype)[None]
         if keep is not None and alone is None:
             rows = rows[keep]
         (logits,) = row_product(rows, held.head.weight, held.head.parts)
@@ -253,7 +253,7 @@ class FusedModel(OverPages):
         pages = cache.reserve(index, self._sample, self._sample)
         parts = row_product(rows, layer.query_key_value.weight, layer.query_key_value.parts)
         common = parts, self._heads, self._held.rotations[kind.rotary], tables.positions
-        last = layer.query_key_value.bias, layer.heads
+        last = layer.query_key_value.bias, layer.heads, self._held.growth
         if pages.key_scales is None:
             queries = turned(*common, tables.destinations, pages.keys, pages.values, *last)
         else:

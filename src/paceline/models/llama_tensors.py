@@ -57,37 +57,36 @@ class LlamaTensors:
         form, prefix = self._form, f"model.layers.{layer}.self_attn."
         heads, key_heads = form.heads * form.head_size, form.key_heads * form.head_size
         parts = {prefix + "q_proj": heads, prefix + "k_proj": key_heads, prefix + "v_proj": key_heads}
-        return self._parts(parts, prefix + "qkv_proj")
+        linears = self._parts(parts, prefix, "qkv_proj")
+        if form.interleaved:
+            linears[:2] = [(self._in_halves(weight), None if bias is None else self._in_halves(bias)) for weight, bias in linears[:2]]
+        return linears
 
     def out(self, layer: int) -> Linear:
         return self._linear(f"model.layers.{layer}.self_attn.o_proj", self._form.hidden, self._form.heads * self._form.head_size)
 
     def gate_up(self, layer: int) -> list[Linear]:
         prefix = f"model.layers.{layer}.mlp."
-        return self._parts(dict.fromkeys((prefix + "gate_proj", prefix + "up_proj"), self._form.inner), prefix + "gate_up_proj")
+        return self._parts(dict.fromkeys((prefix + "gate_proj", prefix + "up_proj"), self._form.inner), prefix, "gate_up_proj")
 
     def down(self, layer: int) -> Linear:
         return self._linear(f"model.layers.{layer}.mlp.down_proj", self._form.hidden, self._form.inner)
 
     def norms(self, layer: int) -> LayerNorms:
-        prefix, hidden, size = f"model.layers.{layer}.", self._form.hidden, self._form.head_size
-        names = dict.fromkeys((field.name for field in fields(LayerNorms)), "")
-        names["before_attention"] = "input_layernorm"
-        if self._has(prefix + "pre_feedforward_layernorm.weight"):
-            names["after_attention"], names["before_mlp"] = "post_attention_layernorm", "pre_feedforward_layernorm"
-            names["after_mlp"] = "post_feedforward_layernorm"
-        else:
-            # the name means the norm before the MLP where there is only that one
-            names["before_mlp"] = "post_attention_layernorm"
-        if self._has(prefix + "self_attn.q_norm.weight"):
-            names["query"], names["key"] = "self_attn.q_norm", "self_attn.k_norm"
-        sizes = {"query": size, "key": size}
-        return LayerNorms(
-            **{place: self._norm(prefix + name, sizes.get(place, hidden)) if name else None for place, name in names.items()}
-        )
+        form, prefix = self._form, f"model.layers.{layer}."
+        norms = {field.name: None for field in fields(LayerNorms)} | {
+            place: self._norm(prefix + name, form.hidden) for place, name in form.norms.items()
+        }
+        if form.head_norms or form.wide_norms:
+            query, key = (1, 1) if form.head_norms else (form.heads, form.key_heads)
+            norms["query"] = self._norm(prefix + "self_attn.q_norm", query * form.head_size)
+            norms["key"] = self._norm(prefix + "self_attn.k_norm", key * form.head_size)
+        return LayerNorms(**norms)
 
     def last_norm(self) -> Weighted:
-        return self._norm("model.norm", self._form.hidden)
+        """What multiplies logits is put into its weights, which are float32 in every format."""
+        weight, bias = self._norm("model.norm", self._form.hidden)
+        return weight * self._form.logit_scale, None if bias is None else bias * self._form.logit_scale
 
     def head(self) -> Linear:
         """Its weight is `embedding` itself where it is tied."""
@@ -107,26 +106,31 @@ class LlamaTensors:
         if left:
             raise Unsuited(f"its tensor '{left[0]}' has no place in the Llama form")
 
-    def _parts(self, parts: dict[str, int], whole: str) -> list[Linear]:
+    def _in_halves(self, rows: torch.Tensor) -> torch.Tensor:
+        """Outputs of heads in an order in which halves are rotated together where neighbours were. Scores do not see an order
+        that queries and keys share."""
+        form = self._form
+        heads = rows.unflatten(0, (-1, form.head_size))
+        turned = heads[:, : form.rotary]
+        return torch.cat([turned[:, ::2], turned[:, 1::2], heads[:, form.rotary :]], dim=1).flatten(0, 1)
+
+    def _parts(self, parts: dict[str, int], prefix: str, whole: str) -> list[Linear]:
         """Several linears that read the hidden state; some families store them one under another. parts: their outputs."""
         hidden, outputs = self._form.hidden, list(parts.values())
-        if not self._form.fused:
+        if whole not in self._form.fused:
             return [self._linear(part, count, hidden) for part, count in parts.items()]
-        weight, bias = self._linear(whole, sum(outputs), hidden)
+        weight, bias = self._linear(prefix + whole, sum(outputs), hidden)
         biases = [None] * len(outputs) if bias is None else bias.split(outputs)
         return list(zip(weight.split(outputs), biases, strict=True))
 
     def _linear(self, name: str, outputs: int, inputs: int) -> Linear:
-        bias = name + ".bias"
-        return self._read(name + ".weight", outputs, inputs), self._read(bias, outputs) if self._has(bias) else None
+        """Whether it has a bias the form decides, and not what a checkpoint happens to hold."""
+        biased = name.split(".", 3)[-1] in self._form.biased
+        return self._read(name + ".weight", outputs, inputs), self._read(name + ".bias", outputs) if biased else None
 
     def _norm(self, name: str, size: int) -> Weighted:
         weight = self._read(name + ".weight", size).float() + self._form.offset
-        return weight, None if self._form.norm == "rms" else self._read(name + ".bias", size).float()
-
-    def _has(self, name: str) -> bool:
-        """Whether the form gives its layers this bias or norm. What a checkpoint happens to hold does not decide it."""
-        return name.split(".", 3)[-1] in self._form.extras
+        return weight, self._read(name + ".bias", size).float() if self._form.centred else None
 
     def _read(self, name: str, *shape: int) -> torch.Tensor:
         tensor = self._tensors.find(name)

@@ -46,7 +46,7 @@ class Weights:
         layers, norms, matrices = len(form.layers), [], []
         for layer in range(layers):
             matrices += self._layer_matrices(layer)
-            norms += map(self._norm, self._source.norms(layer).in_order())
+            norms += self._layer_norms(layer)
             return_free_memory()
         matrices.append(self._matrix(*self._source.head()))
         norms += [self._norm(self._source.last_norm()), _NO_NORM]
@@ -116,6 +116,9 @@ class Weights:
         for index, layer in enumerate(self.form.layers):
             cosine, sine = self._tables[layer.rotary]
             self.layers[index]["cosine"], self.layers[index]["sine"] = cosine.data_ptr(), sine.data_ptr()
+        if growth := self.form.query_growth:
+            self._growth = growth.table(positions)
+            self.layers["growth"] = self._growth.data_ptr()
         self._positions = positions
 
     def _model(self, layers: int) -> np.ndarray:
@@ -125,7 +128,7 @@ class Weights:
         record = np.zeros(1, layout.MODEL)
         for field in ("hidden", "heads", "key_heads", "head_size", "rotary", "inner", "vocabulary"):
             record[field] = getattr(form, field)
-        for field in ("embedding_scale", "logit_cap"):
+        for field in ("embedding_scale", "residual_scale", "logit_cap"):
             record[field] = getattr(form, field)
         record["layers"] = layers
         record["kv_bytes"] = FORMATS[self.kv_format].bits // 8
@@ -174,6 +177,12 @@ class Weights:
     def _paired(self, gate: Linear, up: Linear) -> tuple[int, ...]:
         bias = biases([gate, up], lambda parts: Alternating(*parts)[:])
         return self._matrix(Alternating(gate[0], up[0]), bias, paired=True)
+
+    def _layer_norms(self, layer: int) -> list[tuple[Any, ...]]:
+        *common, query, key = map(self._norm, self._source.norms(layer).in_order())
+        if self.form.wide_norms:
+            query, key = [(layout.WIDE_RMS, *norm[1:]) for norm in (query, key)]
+        return [*common, query, key]
 
     def _norm(self, norm: Weighted | None) -> tuple[Any, ...]:
         if norm is None:

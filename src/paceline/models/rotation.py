@@ -1,4 +1,5 @@
-"""Rotation: the cosines and sines by which positions turn queries and keys (Su et al., arXiv:2104.09864).
+"""Rotation: the cosines and sines by which positions turn queries and keys (Su et al., arXiv:2104.09864), and how queries grow
+with them.
 
 Frequencies that were stretched for longer texts come from transformers' own formulas. Its modelling files are not imported: they
 take another second and 25 MB.
@@ -6,9 +7,13 @@ take another second and 25 MB.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
+
+STILL = "still"
+"""In the place of a layer's type: nothing is rotated."""
 
 
 class Rotation:
@@ -18,7 +23,9 @@ class Rotation:
         self._config, self._rotary = config, rotary
 
     def tables(self, positions: int, layer_type: str) -> tuple[torch.Tensor, torch.Tensor]:
-        """Cosines and sines, float32 [positions, rotary / 2]. layer_type: "" where all layers rotate alike."""
+        """Cosines and sines, float32 [positions, rotary / 2]. layer_type: "" where all layers rotate alike, or STILL."""
+        if layer_type == STILL:
+            return torch.ones(positions, self._rotary // 2), torch.zeros(positions, self._rotary // 2)
         frequencies, scaling = self._frequencies(layer_type)
         angles = torch.arange(positions).float()[:, None] * frequencies
         return angles.cos() * scaling, angles.sin() * scaling
@@ -35,3 +42,18 @@ class Rotation:
 
         frequencies, scaling = ROPE_INIT_FUNCTIONS[parameters["rope_type"]](self._config, None, layer_type=layer_type or None)
         return frequencies.float(), float(scaling)
+
+
+@dataclass(frozen=True)
+class QueryGrowth:
+    """Queries at position p are multiplied by 1 + beta ln(1 + floor(p / length)), so that attention stays sharp in long texts.
+
+    Source: the temperature of attention of Llama 4 and Ministral 3, after Nakanishi (arXiv:2501.19399).
+    """
+
+    beta: float
+    length: int
+
+    def table(self, positions: int) -> torch.Tensor:
+        """float32 [positions]."""
+        return 1 + self.beta * torch.log(1 + torch.floor(torch.arange(positions).float() / self.length))

@@ -60,6 +60,21 @@ def rms_norm(row, count, weight, epsilon, out):
 
 
 @_loops
+def rms_norm_in_parts(row, parts, count, stride, weight, epsilon):
+    """The same in place, of numbers that lie `count` by `count`, `stride` floats apart; the weights side by side."""
+    total = _f(0)
+    for part in range(parts):
+        x = floats(row + 4 * part * stride)
+        for k in range(count):
+            total += x[k] * x[k]
+    scale = _f(1) / np.sqrt(total / _f(parts * count) + epsilon)
+    for part in range(parts):
+        x, w = floats(row + 4 * part * stride), floats(weight + 4 * part * count)
+        for k in range(count):
+            put(x, k, x[k] * scale * w[k])
+
+
+@_loops
 def layer_norm(row, count, weight, bias, epsilon, out):
     """out = (row - mean) / sqrt(variance + epsilon) * weight + bias. Ba et al. (arXiv:1607.06450)."""
     x, w, b, y = floats(row), floats(weight), floats(bias), floats(out)

@@ -32,6 +32,7 @@ from paceline.kernels.native.layout import (
     QUERY,
     SEGMENT,
     SILU,
+    WIDE_RMS,
 )
 from paceline.kernels.native.memory import barrier, brain_at, carray, floats, half_at, helper, pointer, put, put_half
 from paceline.kernels.native.rows import laid_out, multiplied, normed, share, up
@@ -67,6 +68,8 @@ def placed(model, norms, layer, index, segment, row, position, line, low, high):
         key = queries + 4 * group * size
         for query in range(group):
             _turned(norms[NORMS * index + QUERY], queries + 4 * query * size, size, half, cosine, sine)
+        if layer.growth != 0:
+            arithmetic.scaled(queries, group * size, floats(layer.growth)[position])
         _turned(norms[NORMS * index + KEY], key, size, half, cosine, sine)
         plane = index * key_heads + head
         source = floats(key)
@@ -93,9 +96,23 @@ def _by_whole_heads(model, threads):
 
 @helper
 def _turned(norm, head, size, half, cosine, sine):
-    if norm.kind != NO_NORM:
+    if norm.kind != NO_NORM and norm.kind != WIDE_RMS:
         normed(norm, head, size, head)
     arithmetic.rotated(head, half, cosine, sine)
+
+
+@helper
+def _normed_together(model, norms, index, line):
+    """Norm all queries of a row as one, and all its keys. OLMo 2 (arXiv:2501.00656), section 2."""
+    queries = (model.heads // model.key_heads) * model.head_size
+    arithmetic.rms_norm_in_parts(
+        line, model.key_heads, queries, queries + 2 * model.head_size, norms[NORMS * index + QUERY].weight,
+        norms[NORMS * index + QUERY].epsilon,
+    )  # fmt: skip
+    arithmetic.rms_norm_in_parts(
+        line + 4 * queries, model.key_heads, model.head_size, queries + 2 * model.head_size, norms[NORMS * index + KEY].weight,
+        norms[NORMS * index + KEY].epsilon,
+    )  # fmt: skip
 
 
 @helper
@@ -193,7 +210,13 @@ def projected(model, layers, index, norms, matrices, segments, positions, call, 
     matrix, width = matrices[MATRICES * index + QKV], matrices[MATRICES * index + QKV].panels * PANEL
     following = matrices[MATRICES * index + OUT]
     multiplied(matrix, rows, scratch.projected, width, scratch, thread, threads, STORE, following)
-    if not _by_whole_heads(model, threads):
+    wide = norms[NORMS * index + QUERY].kind == WIDE_RMS
+    if wide or not _by_whole_heads(model, threads):
+        round_ += 1
+        barrier(scratch.counter, round_, threads)
+    if wide:
+        for row in range(thread, rows, threads):
+            _normed_together(model, norms, index, scratch.projected + 4 * row * width)
         round_ += 1
         barrier(scratch.counter, round_, threads)
     # by key head: keys of neighbouring rows lie side by side, and threads that write to one line of memory wait for each other
@@ -261,7 +284,7 @@ def tapped(model, call, index, wanted, count, thread):
         source = floats(call.scratch.residual + 4 * (row if len(wanted) == 0 else wanted[row]) * up(model.hidden, PANEL))
         target = floats(address + 4 * row * model.hidden)
         for k in range(model.hidden):
-            put(target, k, source[k])
+            put(target, k, source[k] * model.residual_scale)
 
 
 @helper

@@ -49,7 +49,8 @@ NORM = np.dtype(
     ],
     align=True,
 )
-NO_NORM, RMS, LAYER = 0, 1, 2
+NO_NORM, RMS, LAYER, WIDE_RMS = 0, 1, 2, 3
+"""WIDE_RMS: of all heads of a row together, each with weights of its own."""
 
 QKV, OUT, GATE_UP, DOWN = range(4)
 MATRICES = 4
@@ -63,6 +64,7 @@ LAYER_RECORD = np.dtype(
         ("window", "i8"),  # keys a row sees, itself included; 0: all
         ("cosine", "i8"),  # float32 [positions, rotary / 2]
         ("sine", "i8"),
+        ("growth", "i8"),  # float32 [positions]: what queries are multiplied by, or 0
         ("score_scale", "f4"),
         ("score_cap", "f4"),  # 0: none
     ],
@@ -84,6 +86,7 @@ MODEL = np.dtype(
         ("embedding_kind", "i8"),
         ("kv_bytes", "i8"),  # of a number of a key or value: 4 for float32, 2 for float16
         ("embedding_scale", "f4"),
+        ("residual_scale", "f4"),  # what the residual stream is multiplied by to be the hidden state
         ("logit_cap", "f4"),
     ],
     align=True,
