@@ -32,6 +32,7 @@ HALVES_TOLERANCE = 3e-3
 
 _BOTH = ["sliding_attention", "full_attention"]
 _ROPE: dict[str, Any] = {"rope_theta": 10000.0, "original_max_position_embeddings": 32}
+_MIXTURE: dict[str, Any] = {"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 40}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {}),
     "llama, tied": ("llama", {"tie_word_embeddings": True}),
@@ -105,6 +106,11 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         {"residual_multiplier": 0.22, "logits_scaling": 0.4, "attention_multiplier": 0.3, "embedding_multiplier": 3.0},
     ),
     "granite, biases, tied": ("granite", {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}),
+    "mixtral": ("mixtral", {"sliding_window": 3}),
+    "mixtral, no window": ("mixtral", {"num_experts_per_tok": 3}),
+    "qwen3_moe": ("qwen3_moe", {**_MIXTURE, "head_dim": 16, "norm_topk_prob": True}),
+    "qwen3_moe, weights as they are": ("qwen3_moe", {**_MIXTURE, "attention_bias": True, "num_experts_per_tok": 1}),
+    "olmoe": ("olmoe", _MIXTURE),
     "olmo2": ("olmo2", {"attention_bias": True}),
     "olmo2, one head of keys": ("olmo2", {"num_key_value_heads": 1, "hidden_size": 72}),
     "olmo3": ("olmo3", {"sliding_window": 3, "layer_types": _BOTH}),
@@ -160,7 +166,9 @@ def test_a_family_computes_what_transformers_computes(tmp_path: Path, case: str)
 
 OUTSIDE: dict[str, tuple[str, dict[str, Any], str]] = {
     "gpt2": ("gpt2", {}, "'gpt2'"),
-    "mixtral": ("mixtral", {}, "'mixtral'"),
+    "gpt_oss": ("gpt_oss", {}, "'gpt_oss'"),
+    "experts in some layers": ("qwen3_moe", {**_MIXTURE, "head_dim": 16, "mlp_only_layers": [0]}, "have no experts"),
+    "clipped": ("olmoe", {**_MIXTURE, "clip_qkv": 5.0}, "clips queries"),
     "phi": ("phi", {}, "'phi'"),
     "gelu": ("llama", {"hidden_act": "gelu"}, "activation is 'gelu'"),
     "dynamic": ("llama", {"rope_parameters": {**_ROPE, "rope_type": "dynamic", "factor": 2.0}}, "'dynamic'"),

@@ -89,7 +89,7 @@ def joined(
     _joined[(count,)](
         residual, parts, part_bias, behind_weight, behind_bias, weight, bias, out, count, either.epsilon if either else 0.0,
         width=width, lines=lines, part_count=0 if parts is None else parts.shape[0], biased=part_bias is not None,
-        behind=behind is not None, normed=norm is not None, centred=either is not None and either.bias is not None, num_warps=min(max(lines // 512, 1), 16),
-        enable_fp_fusion=False, **overlapped(residual.device),
+        behind=behind is not None, normed=norm is not None, centred=either is not None and either.bias is not None,
+        num_warps=min(max(lines // 512, 1), 16), enable_fp_fusion=False, **overlapped(residual.device),
     )  # fmt: skip
     return out

@@ -47,13 +47,15 @@ class DeviceWeights:
     """format: one of `DTYPES`, or None for the precision of the checkpoint. positions: of the longest text.
 
     rotations: layer type -> cosines and sines, float32 [positions + BEYOND, rotary / 2]. growth: what queries are multiplied by,
-    float32 [positions + BEYOND], or None. Raises Unsuited where the checkpoint does not hold what its form asks for, and for forms
-    that the kernels lack.
+    float32 [positions + BEYOND], or None. Raises Unsuited where the checkpoint does not hold what its form asks for, and for
+    forms that the kernels lack.
     """
 
     def __init__(
         self, form: Form, tensors: Tensors, rotation: Rotation, format: str | None, positions: int, device: torch.device
     ) -> None:
+        if form.experts:
+            raise Unsuited("it has experts")
         if form.wide_norms:
             raise Unsuited("all heads of its queries pass one norm together")
         source = LlamaTensors(form, tensors)

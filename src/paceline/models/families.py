@@ -45,15 +45,31 @@ def _rotates_in_windows(config: Any, layer: int) -> bool:
 
 
 @dataclass(frozen=True)
+class ExpertNames:
+    """count, inner: the words of the configuration for how many a layer has, and for their size. always_whole: whether the
+    weights of those that a row takes add up to one, whatever `norm_topk_prob` says. Others: of tensors in a layer.
+    """
+
+    count: str = "num_experts"
+    inner: str = "intermediate_size"
+    router: str = "mlp.gate"
+    experts: str = "mlp.experts"
+    gate: str = "gate_proj"
+    up: str = "up_proj"
+    down: str = "down_proj"
+    always_whole: bool = False
+
+
+@dataclass(frozen=True)
 class Family:
     """heeds: the words of a configuration that mean something in this family; others may stand there too, and do not count.
 
     biases: word -> linears of a layer that have a bias if it says so. norms: place -> name of a layer's norms (`LayerNorms`).
     head_norms: whether each head of queries and keys passes a norm. wide_norms: whether all heads pass one together. fused: the
     linears that are stored as one. interleaved: neighbours in a head are rotated together, not its halves. partly: a part of each
-    head may be left as it is. by_layer_type: rotations are stated by the type of a layer. rotates: (configuration, layer) -> whether
-    the layer knows positions. grows: whether queries grow with their position (`query_growth`). offset: added to norm weights
-    (Gemma stores them less one). centred: whether norms are LayerNorms.
+    head may be left as it is. by_layer_type: rotations are stated by the type of a layer. rotates: (configuration, layer) -> does
+    the layer know positions. grows: whether queries grow with their position (`query_growth`). offset: added to norm weights
+    (Gemma stores them less one). centred: whether norms are LayerNorms. experts: how they are called, None where an MLP is whole.
     """
 
     heeds: frozenset[str] = frozenset()
@@ -70,10 +86,15 @@ class Family:
     offset: float = 0.0
     centred: bool = False
     scales_embedding: bool = False
+    experts: ExpertNames | None = None
 
 
 _LLAMA_BIASES = {"attention_bias": _ATTENTION, "mlp_bias": _MLP}
 _OLMO = Family(biases={"attention_bias": _ATTENTION}, norms=_BEHIND, wide_norms=True)
+_MIXTRAL = ExpertNames(
+    count="num_local_experts", router="block_sparse_moe.gate", experts="block_sparse_moe.experts", gate="w1", up="w3", down="w2",
+    always_whole=True,
+)  # fmt: skip
 _GLM = Family(biases={"attention_bias": _QKV}, fused=frozenset({"gate_up_proj"}), interleaved=True, partly=True)
 
 FAMILIES: Mapping[str, Family] = MappingProxyType(
@@ -104,6 +125,14 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
         "stablelm": Family(biases={"use_qkv_bias": _QKV}, partly=True, centred=True),
         "smollm3": Family(heeds=_ONLY_LAYERS, biases=_LLAMA_BIASES, rotates=_rotates_as_listed),
         "granite": Family(heeds=_MULTIPLIERS, biases=_LLAMA_BIASES),
+        "mixtral": Family(heeds=frozenset({"sliding_window"}), experts=_MIXTRAL),
+        "qwen3_moe": Family(
+            heeds=frozenset({"sliding_window"}),
+            biases={"attention_bias": _ATTENTION},
+            head_norms=True,
+            experts=ExpertNames(inner="moe_intermediate_size"),
+        ),
+        "olmoe": Family(biases={"attention_bias": _ATTENTION}, wide_norms=True, experts=ExpertNames()),
         "olmo2": _OLMO,
         "olmo3": replace(_OLMO, heeds=_ONLY_LAYERS, by_layer_type=True),
         "exaone4": Family(heeds=_ONLY_LAYERS, norms=_BEHIND, head_norms=True, rotates=_rotates_in_windows),

@@ -10,9 +10,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from paceline.models.families import ALWAYS, FAMILIES, Family
+from paceline.models.families import ALWAYS, FAMILIES, ExpertNames, Family
 from paceline.models.rotation import STILL, QueryGrowth
 
+_MOST_EXPERTS = 4096
+"""Of a layer; each is a matrix of its own here."""
 _ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh", "gelu_new": "gelu_tanh"}
 
 
@@ -27,6 +29,17 @@ class LayerForm:
 
     window: int
     rotary: str
+
+
+@dataclass(frozen=True)
+class Experts:
+    """Of each layer's MLP. count: how many there are, of which each row takes the `chosen` likeliest. whole_weights: whether the
+    weights of these add up to one."""
+
+    count: int
+    chosen: int
+    whole_weights: bool
+    names: ExpertNames
 
 
 @dataclass(frozen=True)
@@ -66,6 +79,7 @@ class Form:
     residual_scale: float
     logit_scale: float
     logit_cap: float
+    experts: Experts | None
 
     @property
     def rotations(self) -> set[str]:
@@ -91,7 +105,8 @@ def form_of(config: Any) -> Form:
         raise Unsuited("it attends in both directions")
     heads, key_heads = config.num_attention_heads, config.num_key_value_heads or config.num_attention_heads
     size = getattr(config, "head_dim", None) or config.hidden_size // heads
-    if min(config.hidden_size, heads, key_heads, size, config.intermediate_size, config.vocab_size) < 1:
+    inner = getattr(config, family.experts.inner if family.experts else "intermediate_size")
+    if min(config.hidden_size, heads, key_heads, size, inner, config.vocab_size) < 1:
         raise Unsuited("one of its sizes is less than 1")
     if heads % key_heads:
         raise Unsuited("its heads do not share their keys evenly")
@@ -106,7 +121,7 @@ def form_of(config: Any) -> Form:
         key_heads=key_heads,
         head_size=size,
         rotary=_rotary(config, family, size),
-        inner=config.intermediate_size,
+        inner=inner,
         vocabulary=config.vocab_size,
         layers=_layers(config, family),
         biased=frozenset(
@@ -129,7 +144,19 @@ def form_of(config: Any) -> Form:
         residual_scale=residual,
         logit_scale=1 / _multiplier(config, family, "logits_scaling"),
         logit_cap=float(_said(config, family, "final_logit_softcapping") or 0.0),
+        experts=_experts(config, family.experts) if family.experts else None,
     )
+
+
+def _experts(config: Any, names: ExpertNames) -> Experts:
+    if getattr(config, "mlp_only_layers", None) or getattr(config, "decoder_sparse_step", 1) != 1:
+        raise Unsuited("some of its layers have no experts")
+    if getattr(config, "clip_qkv", None) is not None:
+        raise Unsuited("it clips queries, keys and values")
+    count, chosen = getattr(config, names.count), config.num_experts_per_tok
+    if not 1 <= chosen <= count <= _MOST_EXPERTS:
+        raise Unsuited(f"each token takes {chosen} of {count} experts")
+    return Experts(count, chosen, names.always_whole or bool(config.norm_topk_prob), names)
 
 
 def _said(config: Any, family: Family, name: str) -> Any:
@@ -195,7 +222,5 @@ def _layers(config: Any, family: Family) -> tuple[LayerForm, ...]:
         if kind not in ("full_attention", "sliding_attention"):
             raise Unsuited(f"it has layers of '{kind}'")
         rotary = kind if family.by_layer_type else ""
-        forms.append(
-            LayerForm(window if kind == "sliding_attention" else 0, rotary if family.rotates(config, layer) else STILL)
-        )
+        forms.append(LayerForm(window if kind == "sliding_attention" else 0, rotary if family.rotates(config, layer) else STILL))
     return tuple(forms)

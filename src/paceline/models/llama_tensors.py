@@ -59,7 +59,8 @@ class LlamaTensors:
         parts = {prefix + "q_proj": heads, prefix + "k_proj": key_heads, prefix + "v_proj": key_heads}
         linears = self._parts(parts, prefix, "qkv_proj")
         if form.interleaved:
-            linears[:2] = [(self._in_halves(weight), None if bias is None else self._in_halves(bias)) for weight, bias in linears[:2]]
+            halves = self._in_halves
+            linears[:2] = [(halves(weight), None if bias is None else halves(bias)) for weight, bias in linears[:2]]
         return linears
 
     def out(self, layer: int) -> Linear:
@@ -71,6 +72,21 @@ class LlamaTensors:
 
     def down(self, layer: int) -> Linear:
         return self._linear(f"model.layers.{layer}.mlp.down_proj", self._form.hidden, self._form.inner)
+
+    def router(self, layer: int) -> torch.Tensor:
+        """[experts, hidden]."""
+        form = self._form
+        assert form.experts is not None
+        return self._read(f"model.layers.{layer}.{form.experts.names.router}.weight", form.experts.count, form.hidden)
+
+    def expert(self, layer: int, expert: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """The gates [inner, hidden] of one expert, what they gate, and the way back [hidden, inner]."""
+        form = self._form
+        assert form.experts is not None
+        names, shape = form.experts.names, (form.inner, form.hidden)
+        prefix = f"model.layers.{layer}.{names.experts}.{expert}."
+        gate, up, down = (f"{prefix}{name}.weight" for name in (names.gate, names.up, names.down))
+        return self._read(gate, *shape), self._read(up, *shape), self._read(down, *shape[::-1])
 
     def norms(self, layer: int) -> LayerNorms:
         form, prefix = self._form, f"model.layers.{layer}."

@@ -72,7 +72,7 @@ class NativeModel(LanguageModel):
         self._unpadded = weights.head_width == self.vocab_size
         self._drafts = Drafts(self._call_at, self._step, self.vocab_size)
         self._call["product"] = product(weights.kv_format).address
-        for field in ("model", "layers", "norms", "matrices"):
+        for field in ("model", "layers", "norms", "matrices", "experts"):
             self._call[field] = getattr(weights, field).ctypes.data
 
     def new_cache(self) -> PanelCache:

@@ -72,13 +72,22 @@ class Scratch:
 
     def __init__(self, weights: Weights) -> None:
         form = weights.form
-        width = padded(form.hidden, PANEL)
+        width, experts = padded(form.hidden, PANEL), form.experts
+        chosen = experts.chosen if experts else 0
         self._per_row = {
             "residual": width,
-            "gated": max(weights.widths[layout.GATE_UP], weights.widths[layout.QKV] + form.heads * form.head_size),
-            "inner": weights.widths[layout.GATE_UP] // 2,
-            "branch": width * weights.joins_behind_norms,
+            "gated": max(weights.gated_width, weights.widths[layout.QKV] + form.heads * form.head_size),
+            "inner": weights.gated_width // 2,
+            "branch": width * (weights.joins_behind_norms or experts is not None),
+            "mixture": width * (experts is not None),
+            "routed": weights.widths[layout.GATE_UP] * (experts is not None),
+            "weights": chosen,
+            # of eight bytes
+            "chosen": 2 * chosen,
+            "members": 2 * chosen,
+            "places": 2 * chosen,
         }
+        self._begins = 2 * (experts.count + 2) if experts else 0
         self._projected = weights.widths[layout.QKV]
         self._widest, self._row_bytes = weights.widest_input, weights.widest_row_bytes
         self._head_size = form.head_size
@@ -99,6 +108,7 @@ class Scratch:
         self._threads = self._rows = self._longest = 0
         for name, width in self._per_row.items():
             self._point(record, name, rows * width)
+        self._point(record, "begins", self._begins)
         # attention is through with these before the MLP begins
         record["projected"] = record["gated"]
         record["attended"] = record["projected"] + 4 * rows * self._projected

@@ -12,7 +12,7 @@ from paceline.kernels.compiled import ready
 from paceline.kernels.native import layout
 from paceline.kernels.native.arena import Arena
 from paceline.kernels.native.entries import product
-from paceline.kernels.native.formats import FORMATS
+from paceline.kernels.native.formats import FORMATS, Format
 from paceline.kernels.native.needs import highest_tile, laid_as, panels_together
 from paceline.kernels.native.packed import PLAIN, Packed, Rows, pack
 from paceline.kernels.native.vectors import PANEL
@@ -27,6 +27,8 @@ from paceline.models.tensors import Tensors
 
 _NO_NORM = (layout.NO_NORM, 0, 0, 0.0)
 _FIRST_POSITIONS = 1024
+_ROUTERS = "fp32"
+"""The format of what chooses experts, which is small."""
 
 
 class Weights:
@@ -42,10 +44,11 @@ class Weights:
         self._embedding = self._source.embedding
         self.format = format or self._source.matrix_kind
         self._format = FORMATS[self.format]
-        ready([*USUAL, product(self.format), product(self.kv_format)])
-        layers, norms, matrices = len(form.layers), [], []
+        ready([*USUAL, *map(product, {self.format, self.kv_format, *([_ROUTERS] if form.experts else [])})])
+        layers, norms, matrices, experts = len(form.layers), [], [], []
         for layer in range(layers):
             matrices += self._layer_matrices(layer)
+            experts += self._layer_experts(layer)
             norms += self._layer_norms(layer)
             return_free_memory()
         matrices.append(self._matrix(*self._source.head()))
@@ -53,6 +56,7 @@ class Weights:
         self._source.all_read()
         self.model = self._model(layers)
         self.matrices = np.array(matrices, layout.MATRIX)
+        self.experts = np.array(experts, layout.MATRIX)
         self.norms = np.array(norms, layout.NORM)
         self.layers = np.zeros(layers, layout.LAYER_RECORD)
         self.layers["window"] = [layer.window for layer in form.layers]
@@ -77,8 +81,17 @@ class Weights:
         return int(self.matrices[-1]["panels"]) * PANEL
 
     @property
+    def gated_width(self) -> int:
+        """Outputs of the gates of an MLP and of what they gate, padded to panels."""
+        return int(self.experts["panels"][0]) * PANEL if len(self.experts) else self.widths[layout.GATE_UP]
+
+    @property
+    def _every(self) -> np.ndarray:
+        return np.concatenate([self.matrices, self.experts])
+
+    @property
     def widest_input(self) -> int:
-        return int(self.matrices["inputs"].max())
+        return int(self._every["inputs"].max())
 
     @property
     def joins_behind_norms(self) -> bool:
@@ -89,7 +102,7 @@ class Weights:
     @property
     def widest_row_bytes(self) -> int:
         """Bytes of the longest row of activations, laid out."""
-        return int(self.matrices["row_bytes"].max())
+        return int(self._every["row_bytes"].max())
 
     @property
     def held_bytes(self) -> int:
@@ -99,8 +112,14 @@ class Weights:
 
     @cached_property
     def read_bytes(self) -> int:
-        """Bytes of weights that every forward reads."""
-        return int((self.matrices["panels"] * self.matrices["panel_bytes"]).sum())
+        """Bytes of weights that a forward of one row reads."""
+        common, chosen = ((one["panels"] * one["panel_bytes"]).sum() for one in (self.matrices, self.experts))
+        if self.form.experts:
+            # the router of a layer stands in two places
+            routers = self.matrices[layout.DOWN : -1 : layout.MATRICES]
+            common -= (routers["panels"] * routers["panel_bytes"]).sum()
+            chosen = chosen * self.form.experts.chosen // self.form.experts.count
+        return int(common + chosen)
 
     def rotate_up_to(self, positions: int) -> None:
         """Make the rotation tables reach this many positions; they double, so that it happens rarely."""
@@ -128,6 +147,9 @@ class Weights:
         record = np.zeros(1, layout.MODEL)
         for field in ("hidden", "heads", "key_heads", "head_size", "rotary", "inner", "vocabulary"):
             record[field] = getattr(form, field)
+        if form.experts:
+            record["experts"], record["chosen"] = form.experts.count, form.experts.chosen
+            record["whole_weights"] = form.experts.whole_weights
         for field in ("embedding_scale", "residual_scale", "logit_cap"):
             record[field] = getattr(form, field)
         record["layers"] = layers
@@ -139,16 +161,27 @@ class Weights:
 
     def _layer_matrices(self, layer: int) -> list[tuple[int, ...]]:
         source = self._source
-        return [
+        attention = [
             self._matrix(*_by_key_head(source.query_key_value(layer), self.form.key_heads)),
             self._matrix(*source.out(layer)),
-            self._paired(*source.gate_up(layer)),
-            self._matrix(*source.down(layer)),
         ]
+        if self.form.experts:
+            # who is chosen must not hang on a format
+            return [*attention, *[self._matrix(source.router(layer), form=FORMATS[_ROUTERS])] * 2]
+        return [*attention, self._paired(*source.gate_up(layer)), self._matrix(*source.down(layer))]
 
-    def _matrix(self, weight: Rows, bias: torch.Tensor | None = None, paired: bool = False) -> tuple[int, ...]:
+    def _layer_experts(self, layer: int) -> list[tuple[int, ...]]:
+        found, count = [], self.form.experts.count if self.form.experts else 0
+        for expert in range(count):
+            gate, up, down = self._source.expert(layer, expert)
+            found += [self._paired((gate, None), (up, None)), self._matrix(down)]
+        return found
+
+    def _matrix(
+        self, weight: Rows, bias: torch.Tensor | None = None, paired: bool = False, form: Format | None = None
+    ) -> tuple[int, ...]:
         try:
-            packed: Packed = pack(weight, self._format, self._arena)
+            packed: Packed = pack(weight, form or self._format, self._arena)
         except ValueError as error:
             raise Unsuited(f"one of its matrices cannot be packed: {error}") from error
         self._kept.append(packed.data)

@@ -166,6 +166,14 @@ def added(row, count, other):
 
 
 @_loops
+def weighed(row, count, other, weight):
+    """row += weight * other."""
+    x, y = floats(row), floats(other)
+    for k in range(count):
+        put(x, k, x[k] + weight * y[k])
+
+
+@_loops
 def silu_gated(gate, up, count, out):
     """out = gate * sigmoid(gate) * up. Shazeer (arXiv:2002.05202)."""
     g, u, y = floats(gate), floats(up), floats(out)

@@ -11,13 +11,11 @@ import numpy as np
 
 from paceline.kernels.native import arithmetic
 from paceline.kernels.native.attention import attend
+from paceline.kernels.native.experts import mixture
 from paceline.kernels.native.layout import (
     AFTER_ATTENTION,
-    AFTER_MLP,
     BEFORE_ATTENTION,
-    BEFORE_MLP,
     CALL,
-    DOWN,
     GATE_UP,
     KEY,
     LAYER_RECORD,
@@ -31,12 +29,12 @@ from paceline.kernels.native.layout import (
     QKV,
     QUERY,
     SEGMENT,
-    SILU,
     WIDE_RMS,
 )
 from paceline.kernels.native.memory import barrier, brain_at, carray, floats, half_at, helper, pointer, put, put_half
+from paceline.kernels.native.mlp import dense, joined
 from paceline.kernels.native.rows import laid_out, multiplied, normed, share, up
-from paceline.kernels.native.tiles import ADD, MOST_ROWS, STORE
+from paceline.kernels.native.tiles import MOST_ROWS, STORE
 from paceline.kernels.native.vectors import PANEL
 
 _f = np.float32
@@ -170,40 +168,6 @@ def attended(model, layers, index, segments, parents, chosen, scratch, product, 
 
 
 @helper
-def gated(model, matrix, rows, scratch, thread, threads):
-    """The activation of this thread's panels: they alternate, a panel of gates and the panel of what they gate."""
-    width = matrix.panels * PANEL
-    low, high = share(matrix.panels, thread, threads, True), share(matrix.panels, thread + 1, threads, True)
-    for row in range(rows):
-        for pair in range(low // 2, high // 2):
-            gate = scratch.gated + 4 * (row * width + 2 * pair * PANEL)
-            out = scratch.inner + 4 * (row * width // 2 + pair * PANEL)
-            if model.activation == SILU:
-                arithmetic.silu_gated(gate, gate + 4 * PANEL, PANEL, out)
-            else:
-                arithmetic.gelu_gated(gate, gate + 4 * PANEL, PANEL, out)
-
-
-@helper
-def joined(norm, matrix, following, rows, scratch, width, thread, threads, round_):
-    """Add a block's output to the residual stream, behind a norm of its own where the model has one. Returns the round."""
-    stride = up(width, PANEL)
-    if norm.kind == NO_NORM:
-        multiplied(matrix, rows, scratch.residual, stride, scratch, thread, threads, ADD, following)
-    else:
-        multiplied(matrix, rows, scratch.branch, stride, scratch, thread, threads, STORE, following)
-        round_ += 1
-        barrier(scratch.counter, round_, threads)
-        own = scratch.row + thread * scratch.row_bytes
-        for row in range(thread, rows, threads):
-            normed(norm, scratch.branch + 4 * row * stride, width, own)
-            arithmetic.added(scratch.residual + 4 * row * stride, width, own)
-    round_ += 1
-    barrier(scratch.counter, round_, threads)
-    return round_
-
-
-@helper
 def projected(model, layers, index, norms, matrices, segments, positions, call, thread, round_):
     """Queries, keys and values of one layer, in their places. Returns the round."""
     threads, scratch, rows = call.threads, call.scratch, call.rows
@@ -312,6 +276,7 @@ def step(thread, address):
     layers = carray(pointer(call.layers), model.layers, LAYER_RECORD)
     norms = carray(pointer(call.norms), model.layers * NORMS + 2, NORM)
     matrices = carray(pointer(call.matrices), model.layers * MATRICES + 1, MATRIX)
+    experts = carray(pointer(call.experts), 2 * model.layers * model.experts, MATRIX)
     segments = carray(pointer(call.segments), call.segment_count, SEGMENT)
     tokens = carray(pointer(call.tokens), call.rows, np.int64)
     positions = carray(pointer(call.positions), call.rows, np.int64)
@@ -341,31 +306,10 @@ def step(thread, address):
                 return
             taken, chosen, rows = chosen, all_rows, len(wanted)
         round_ = mixed(model, layers, index, norms, matrices, segments, parents, taken, rows, call, thread, round_)
-        matrix = matrices[MATRICES * index + GATE_UP]
-        round_ = laid_out(
-            matrix,
-            norms[norm + BEFORE_MLP],
-            rows,
-            scratch.residual,
-            stride,
-            all_rows,
-            width,
-            scratch,
-            thread,
-            threads,
-            round_,
-        )
-        following = matrices[MATRICES * index + DOWN]
-        multiplied(matrix, rows, scratch.gated, matrix.panels * PANEL, scratch, thread, threads, STORE, following)
-        gated(model, matrix, rows, scratch, thread, threads)
-        round_ += 1
-        barrier(scratch.counter, round_, threads)
-        inner_stride, matrix = matrix.panels // 2 * PANEL, matrices[MATRICES * index + DOWN]
-        round_ = laid_out(
-            matrix, norms[-1], rows, scratch.inner, inner_stride, all_rows, model.inner, scratch, thread, threads, round_
-        )
-        following = matrices[MATRICES * (index + 1)]
-        round_ = joined(norms[norm + AFTER_MLP], matrix, following, rows, scratch, width, thread, threads, round_)
+        if model.experts > 0:
+            round_ = mixture(model, index, norms, matrices, experts, rows, all_rows, scratch, thread, threads, round_)
+        else:
+            round_ = dense(model, index, norms, matrices, rows, all_rows, scratch, thread, threads, round_)
     tapped(model, call, model.layers, chosen, len(wanted), thread)
     matrix = matrices[MATRICES * model.layers]
     headed(model, norms[NORMS * model.layers], matrix, matrices[QKV], chosen, len(wanted), call, thread, round_)

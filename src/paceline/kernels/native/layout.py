@@ -54,7 +54,8 @@ NO_NORM, RMS, LAYER, WIDE_RMS = 0, 1, 2, 3
 
 QKV, OUT, GATE_UP, DOWN = range(4)
 MATRICES = 4
-"""A layer's matrices, in order; the output head follows those of all layers."""
+"""A layer's matrices, in order; the output head follows those of all layers. Where a layer has experts, its router stands in the
+place of GATE_UP and of DOWN, and the two matrices of each expert are among those of all experts."""
 BEFORE_ATTENTION, AFTER_ATTENTION, BEFORE_MLP, AFTER_MLP, QUERY, KEY = range(6)
 NORMS = 6
 """A layer's norms, in order; the final norm follows those of all layers, and after it one that does nothing."""
@@ -82,6 +83,9 @@ MODEL = np.dtype(
         ("inner", "i8"),
         ("vocabulary", "i8"),
         ("activation", "i8"),
+        ("experts", "i8"),  # of a layer; 0: its MLP is whole
+        ("chosen", "i8"),  # of these, by each row
+        ("whole_weights", "i8"),  # whether the weights of those chosen add up to one
         ("embedding", "i8"),  # [V, hidden] in embedding_kind
         ("embedding_kind", "i8"),
         ("kv_bytes", "i8"),  # of a number of a key or value: 4 for float32, 2 for float16
@@ -117,7 +121,14 @@ SCRATCH = np.dtype(
         ("attended", "i8"),  # [T, heads * head_size]
         ("gated", "i8"),  # [T, gate and up panels]
         ("inner", "i8"),  # [T, inner]
-        ("branch", "i8"),  # [T, hidden panels]: what a block adds, where a norm follows it
+        ("branch", "i8"),  # [T, hidden panels]: what a block adds, where a norm follows it, or an expert says
+        ("mixture", "i8"),  # [T, hidden panels]: what experts say together
+        ("routed", "i8"),  # [T, experts' panels]: how likely a router holds each
+        ("weights", "i8"),  # [T, chosen]
+        ("chosen", "i8"),  # int64 [T, chosen]: experts
+        ("members", "i8"),  # int64 [T, chosen]: rows, expert by expert
+        ("places", "i8"),  # int64 [T, chosen]: and where among those chosen
+        ("begins", "i8"),  # int64 [experts + 2]: where each expert's begin
         ("tiles", "i8"),  # per thread: activations laid out for tiles
         ("tiles_bytes", "i8"),
         ("row", "i8"),  # per thread: normalised rows of one tile
@@ -137,6 +148,7 @@ CALL = np.dtype(
         ("layers", "i8"),
         ("norms", "i8"),
         ("matrices", "i8"),
+        ("experts", "i8"),
         ("segments", "i8"),
         ("segment_count", "i8"),
         ("tokens", "i8"),  # int64 [T]
