@@ -29,6 +29,7 @@ from paceline.tree_shapes import brush, caterpillar, optimal_tree
 from stepping import accept, expected, missing, score, sequence
 
 _WINDOWS = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 4, "use_sliding_window": True}
+_EXPERTS = {"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 40, "norm_topk_prob": True}
 _GROWING = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "llama_4_scaling_beta": 0.7}
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {"attention_bias": True, "mlp_bias": True}),
@@ -40,6 +41,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "smollm3": ("smollm3", {"no_rope_layers": [1, 0]}),
     "granite": ("granite", {"residual_multiplier": 0.3, "logits_scaling": 0.5, "embedding_multiplier": 3.0}),
     "olmo2": ("olmo2", {}),
+    "qwen3_moe": ("qwen3_moe", {"head_dim": 16, **_EXPERTS}),
     "glm4": ("glm4", {"head_dim": 16}),
     "ministral3": ("ministral3", {"head_dim": 16, "rope_parameters": {**_GROWING, "original_max_position_embeddings": 4}}),
 }

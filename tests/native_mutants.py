@@ -262,6 +262,26 @@ def norms_of_all_heads_begin_anew(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(LlamaTensors, "norms", norms)
 
 
+def _with_other_experts(patch: pytest.MonkeyPatch, **change: Any) -> None:
+    honest = native.form_of
+
+    def form_of(config: Any) -> forms.Form:
+        form = honest(config)
+        return replace(form, experts=form.experts and replace(form.experts, **change))
+
+    patch.setattr(native, "form_of", form_of)
+
+
+@mutant("native families")
+def weights_of_experts_are_those_among_all(patch: pytest.MonkeyPatch) -> None:
+    _with_other_experts(patch, whole_weights=False)
+
+
+@mutant("native families")
+def only_the_likeliest_expert_is_asked(patch: pytest.MonkeyPatch) -> None:
+    _with_other_experts(patch, chosen=1)
+
+
 @mutant("native families")
 def scores_are_not_capped(patch: pytest.MonkeyPatch) -> None:
     _formed(patch, score_cap=0.0)

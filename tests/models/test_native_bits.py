@@ -32,6 +32,8 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "sliding": ("mistral", {"sliding_window": 9, "head_dim": 48, "num_key_value_heads": 1}),
     "gemma2": ("gemma2", {"sliding_window": 34, "final_logit_softcapping": 20.0}),
     "wide": ("llama", {"intermediate_size": 600, "num_hidden_layers": 1}),
+    # ... and all heads of queries normed together
+    "experts": ("olmoe", {"num_experts": 5, "num_experts_per_tok": 2, "intermediate_size": 100}),
 }
 
 
