@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,11 @@ from paceline.kernels.native.formats import FORMATS as FORMS
 from paceline.kernels.native.layout import HALVES_AND_REST
 from paceline.kernels.native.needs import laid_as
 from paceline.kernels.native.packed import represented
-from paceline.models.base import LanguageModel, ModelError
+from paceline.models.base import LanguageModel, ModelError, Scores
 from paceline.models.load import load_model
 from paceline.models.native import NativeModel
 from paceline.models.rotation import Rotation
+from paceline.step import Step
 from paceline.tree import DraftTree
 from stepping import alone, missing, score, sequence
 
@@ -525,6 +527,23 @@ def test_what_the_machine_lacks_does_not_make_it_another_target(
     monkeypatch.setattr("paceline.kernels.native.arena._huge", lacking)
     with pytest.raises(ModelError, match=r"^'.*' cannot be held here: \S"):
         load_model(folder)
+
+
+def test_rows_that_have_other_bits_together_are_seen_when_a_model_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As from a kernel that was compiled wrongly for some number of rows: the other road takes the model, and says so."""
+    folder, _ = checkpoint(tmp_path)
+    honest = NativeModel.score
+
+    def wrong(self: NativeModel, step: Step, *more: Any, **options: Any) -> Scores:
+        scores = honest(self, step, *more, **options)
+        return replace(scores, logits=scores.logits * (1 + 1e-6)) if len(step.tokens) == 7 else scores
+
+    monkeypatch.setattr(NativeModel, "score", wrong)
+    assert not isinstance(load_model(folder), NativeModel)
+    assert "other bits together" in caplog.text
+    assert "other bits together" in refusal(folder)
 
 
 @pytest.mark.parametrize("name", ["mlp.up_proj", "self_attn.v_proj"])

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence as Many
 from contextlib import contextmanager
 from dataclasses import replace
+from logging import getLogger
 from typing import Any
 
 import numpy as np
@@ -40,7 +41,7 @@ from paceline.models.tensors import Tensors
 from paceline.params import SamplingParams
 from paceline.sequence import Sequence
 from paceline.shortage import memory_ended
-from paceline.step import Step
+from paceline.step import Feed, Step, Verdict
 from paceline.torch_threads import usable
 from paceline.tree import DraftTree
 
@@ -226,10 +227,37 @@ def native_model(checkpoint: Checkpoint, config: Any, context_length: int, weigh
         form = form_of(config)
         packed = Weights(form, Tensors(checkpoint), Rotation(config, form.rotary), weights)
         model = NativeModel(packed, checkpoint.name, context_length, checkpoint.eos_token_ids)
-        text = Sequence(0, tuple(range(min(3, form.vocabulary))), SamplingParams(), seed=0)
-        if not bool(model.logits_after([(text, tuple(text.tokens))], model.new_cache()).isfinite().all()):
+        together, alone = _tried(model)
+        if not bool(together.isfinite().all()):
             raise ModelError(f"the weights of '{checkpoint.path}' give logits that are not finite numbers")
+        if not torch.equal(together, alone):
+            getLogger("paceline").warning("'%s': rows have other bits together than alone on this processor", checkpoint.name)
+            raise Unsuited("its rows have other bits together than alone, on this processor")
     return model
+
+
+def _tried(model: NativeModel) -> tuple[torch.Tensor, torch.Tensor]:
+    """Logits behind a short text and down a branch of a tree, all in one forward, and each row in a forward of its own: a tile
+    that was compiled wrongly would tell them apart."""
+    text = tuple(token % model.vocab_size for token in (0, 1, 2))
+    root, *others = (token % model.vocab_size for token in (2, 4, 5, 7, 9))
+    tree, path = DraftTree((root, *others), (-1, 0, 0, 1, 2)), (0, 2, 4)
+    together = _scored(model, model.new_cache(), text, tree)[list(path)]
+    cache, alone = model.new_cache(), torch.empty_like(together)
+    for at, token in enumerate((*text, *(tree.tokens[node] for node in path[1:]))):
+        # what stands before the root is not compared
+        alone[max(at - len(text) + 1, 0)] = _scored(model, cache, (token,), DraftTree.root(token), at)[0]
+    return together, alone
+
+
+def _scored(model: NativeModel, cache: PanelCache, tokens: tuple[int, ...], tree: DraftTree, start: int = 0) -> torch.Tensor:
+    """Logits at the nodes of a tree, whose root is the last of the tokens that are fed; these are kept."""
+    text = Sequence(0, (0,) * start + tokens, SamplingParams(), seed=0)
+    step = Step.of([Feed(text, start, tokens, tree)])
+    cache.stage(step)
+    logits = model.score(step, cache).logits
+    cache.commit([Verdict()])
+    return logits
 
 
 @contextmanager
