@@ -1,13 +1,18 @@
-"""Plots of a record, as PNG files: speed-ups by task, acceptance by depth, verify cost by rows, the parts of a step."""
+"""Plots of a record, as PNG files: speed-ups by task, acceptance by depth, verify cost by rows, the parts of a step.
+
+The first colours are this engine's; each peer has a hue of its own, the darker the more a mode of it does.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from paceline.bench.files import threads, without_folders
 from paceline.bench.grids import grid, tall_enough
+from paceline.bench.machines import machine_name
 from paceline.bench.ours import PLAIN
 from paceline.bench.pictures import pyplot_for_files, saved
 
@@ -16,7 +21,16 @@ if TYPE_CHECKING:
 
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#999999")
 """Okabe and Ito (2008): told apart by colour-blind readers too."""
+_PEERS = {"transformers": "#5F5F5F", "llama.cpp": "#6A3D9A", "ctranslate2": "#6B6B00", "openvino": "#8B2F2F"}
+_OTHER_PEER = "#2F4F4F"
+_LIGHTEST = 0.6
+"""Share of white in the lightest shade of a peer's hue."""
 _MARKERS = "osD^vP*X"
+_RATES = {
+    "": ("tokens/s", "whole answers, prompt included"),
+    "decode_": ("decoding tokens/s", "decoding alone, from each engine's first token without drafts"),
+}
+"""Prefix of a rate -> what it counts, and a title."""
 _MOST_BARS, _MOST_LETTERS = 12, 400
 """Of modes in one group of bars, and of their names together."""
 _WIDE, _MOST_PARTS = 24, 16
@@ -28,8 +42,9 @@ def plot(record: dict[str, Any], stem: Path) -> list[Path]:
 
     Raises BenchError where matplotlib is not installed.
     """
-    pyplot, written = pyplot_for_files(), []
-    for name, draw in (("speedup", _speedup), ("acceptance", _acceptance), ("verify", _verify), ("step", _step)):
+    pyplot = pyplot_for_files()
+    written = _plot_speedups(pyplot, record, stem)
+    for name, draw in (("acceptance", _acceptance), ("verify", _verify), ("step", _step)):
         figure, axes = pyplot.subplots(figsize=(8.5, 4.8), layout="constrained")
         if (caption := draw(axes, record)) is not None:
             axes.set_title(f"{_subject(record)}\n{caption}", fontsize=10, loc="left")
@@ -42,7 +57,7 @@ def plot(record: dict[str, Any], stem: Path) -> list[Path]:
 def _subject(record: dict[str, Any]) -> str:
     model, grown = record["model"], record["grown"]
     name = f"{model['name']} grown to {model['parameters'] / 1e6:.0f}M" if grown else model["name"]
-    return f"{name}, {model['weights']}, {threads(record)}, {record['machine']['processor']}"
+    return f"{name}, {model['weights']}, {threads(record)}, {machine_name(record['machine'])}"
 
 
 def _names(modes: Iterable[str]) -> dict[str, str]:
@@ -55,30 +70,85 @@ def _names(modes: Iterable[str]) -> dict[str, str]:
     return dict(zip(every, names, strict=True))
 
 
-def _speedup(axes: Axes, record: dict[str, Any]) -> str | None:
-    """Bars by task, one per mode, or a grid of very many modes; the speed of plain decoding stands under each task."""
-    gains = record["speedup"]
-    modes = list(dict.fromkeys(mode for task in gains.values() for mode in task))
+def _plot_speedups(pyplot: ModuleType, record: dict[str, Any], stem: Path) -> list[Path]:
+    """Whole answers and decoding alone, each in a panel of its own, to one scale: where prompts are long they tell two stories."""
+    modes = _compared(record)
     if not modes:
-        return None
-    plain = {row["task"]: row["decode_tokens_per_s"] for row in record["rows"] if row["mode"] == PLAIN}
+        return []
+    if gridded := _too_many(modes):
+        figure, panels = pyplot.subplots(1, 2, figsize=(13, 4.8), layout="constrained")
+    else:
+        figure, panels = pyplot.subplots(2, 1, figsize=(8.5, 8), layout="constrained", sharey=True)
+    for axes, (kind, (_, told)) in zip(panels, _RATES.items(), strict=True):
+        _speedup(axes, record, kind)
+        axes.set_title(told, fontsize=10, loc="left")
+        axes.spines[["top", "right"]].set_visible(False)
+    if gridded:
+        panels[1].set_yticklabels([])
+    else:
+        figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=4, fontsize=8)
+    figure.suptitle(f"{_subject(record)}\nspeed over our plain decoding, which is 1", fontsize=10, x=0.01, ha="left")
+    file = saved(figure, stem, "speedup")
+    pyplot.close(figure)
+    return [file]
+
+
+def _compared(record: dict[str, Any]) -> list[str]:
+    """Modes that stand beside plain decoding."""
+    return list(dict.fromkeys(mode for task in record["speedup"].values() for mode in task))
+
+
+def _too_many(modes: list[str]) -> bool:
+    """Whether bars of so many modes could not be told apart."""
+    return len(modes) > _MOST_BARS or sum(map(len, _names(modes).values())) > _MOST_LETTERS
+
+
+def _colours(modes: Iterable[str], peers: dict[str, str | None]) -> dict[str, str]:
+    """Ours in their order; a peer's modes from light to dark in its hue. peers: mode -> its peer, or None."""
+    found: dict[str, str] = {}
+    ours = 0
+    modes = list(modes)
+    for mode in modes:
+        peer = peers.get(mode)
+        if peer is None:
+            found[mode] = COLOURS[ours % len(COLOURS)]
+            ours += 1
+        else:
+            alike = [other for other in modes if peers.get(other) == peer]
+            darkness = (alike.index(mode) + 1) / len(alike)
+            found[mode] = _mixed(_PEERS.get(peer, _OTHER_PEER), _LIGHTEST * (1 - darkness))
+    return found
+
+
+def _mixed(colour: str, white: float) -> str:
+    """A colour with a share of white in it."""
+    parts = (int(colour[at : at + 2], 16) for at in (1, 3, 5))
+    return "#" + "".join(f"{round(part + (255 - part) * white):02x}" for part in parts)
+
+
+def _speedup(axes: Axes, record: dict[str, Any], kind: str = "decode_") -> None:
+    """Bars by task, one per mode, or a grid of very many modes; the speed of plain decoding stands under each task."""
+    gains, (unit, _) = record["speedup"], _RATES[kind]
+    modes = _compared(record)
+    plain = {row["task"]: row[f"{kind}tokens_per_s"] for row in record["rows"] if row["mode"] == PLAIN}
     labels = [f"{task}\n{plain[task]:.0f}/s" if plain[task] else task for task in gains]
-    axes.set_xlabel("task, and decoding tokens per second of plain decoding")
+    axes.set_xlabel(f"task, and {unit} of our plain decoding", fontsize=9)
     names = list(_names(modes).values())
-    if len(modes) > _MOST_BARS or sum(map(len, names)) > _MOST_LETTERS:
-        found = [[gains[task].get(mode, {}).get("decode_ratio") for task in gains] for mode in modes]
-        grid(axes, names, labels, found)
-        return "decoding alone, over plain decoding of this engine"
+    ratio = f"{kind}ratio"
+    if _too_many(modes):
+        grid(axes, names, labels, [[gains[task].get(mode, {}).get(ratio) for task in gains] for mode in modes])
+        return
+    colours = _colours(modes, {row["mode"]: row.get("peer") for row in record["rows"]})
+    ours = 0
     width = 0.84 / len(modes)
     for place, mode in enumerate(modes):
-        at = [number for number, task in enumerate(gains) if "decode_ratio" in gains[task].get(mode, {})]
-        heights = [gains[task][mode]["decode_ratio"] for task in gains if "decode_ratio" in gains[task].get(mode, {})]
-        hatch = "//" if place >= len(COLOURS) else None
-        colour = COLOURS[place % len(COLOURS)]
-        places = [n + (place - (len(modes) - 1) / 2) * width for n in at]
-        bars = axes.bar(places, heights, width, label=names[place], color=colour, hatch=hatch)
+        found = [(number, gains[task][mode][ratio]) for number, task in enumerate(gains) if ratio in gains[task].get(mode, {})]
+        places = [number + (place - (len(modes) - 1) / 2) * width for number, _ in found]
+        hatch = "//" if ours >= len(COLOURS) and colours[mode] in COLOURS else None
+        ours += colours[mode] in COLOURS
+        bars = axes.bar(places, [height for _, height in found], width, label=names[place], color=colours[mode], hatch=hatch)
         crowded = len(modes) > 4
-        # the ground behind them keeps the line at 1 out of the figures
+        # the ground under them keeps the line at 1 out of the figures
         ground = {"facecolor": "white", "edgecolor": "none", "pad": 0.6}
         size, turned = (7, 90) if crowded else (8, 0)
         axes.bar_label(bars, fmt="%.2f", fontsize=size, rotation=turned, padding=2.5, bbox=ground)
@@ -86,9 +156,7 @@ def _speedup(axes: Axes, record: dict[str, Any]) -> str | None:
     axes.margins(y=0.15)
     axes.set_xticks(range(len(gains)), labels, fontsize=8)
     axes.axhline(1.0, color="black", linewidth=0.8, zorder=0.5)
-    axes.set_ylabel("decoding tokens/s over plain decoding's")
-    axes.legend(fontsize=8, ncols=4, loc="upper center", bbox_to_anchor=(0.5, -0.2))
-    return "decoding alone, from the first token that plain decoding of each engine has; our plain decoding is 1"
+    axes.set_ylabel(f"{unit} over plain", fontsize=9)
 
 
 def _acceptance(axes: Axes, record: dict[str, Any]) -> str | None:
@@ -100,7 +168,7 @@ def _acceptance(axes: Axes, record: dict[str, Any]) -> str | None:
     if not rows:
         return None
     names = _names(row["mode"] for row in rows)
-    axes.set_xlabel("depth in the draft (tokens behind the root)")
+    axes.set_xlabel("depth in the draft (tokens after the root)")
     if len(rows) > len(COLOURS):
         depths = range(1, max(len(row["drafted_by_depth"]) for row in rows) + 1)
         shares = [[accepted / row["steps"] for accepted in row["accepted_by_depth"]] for row in rows]
@@ -136,7 +204,8 @@ def _verify(axes: Axes, record: dict[str, Any]) -> str | None:
         rows = [int(n) for n in by_rows]
         one = next(iter(cost["ms"][name].values()))
         label = f"{name} (one row: {one:.2f} ms)"
-        axes.plot(rows, list(by_rows.values()), color=COLOURS[place], marker=_MARKERS[place], label=label)
+        colour = COLOURS[0] if name == "paceline" else _PEERS.get(name, _OTHER_PEER)
+        axes.plot(rows, list(by_rows.values()), color=colour, marker=_MARKERS[place], label=label)
     axes.plot(rows, [n / rows[0] for n in rows], ":", color="grey", linewidth=1, label="every row as costly as the first")
     axes.set_xscale("log", base=2)
     axes.set_yscale("log", base=2)
@@ -147,7 +216,7 @@ def _verify(axes: Axes, record: dict[str, Any]) -> str | None:
     axes.set_ylabel("times a forward of one row, logarithmic")
     axes.grid(alpha=0.3)
     axes.legend(fontsize=8)
-    return f"cost of a verify behind {cost['context_tokens']} cached tokens, over one row of the same engine"
+    return f"cost of a verify after {cost['context_tokens']} cached tokens, over one row of the same engine"
 
 
 def _step(axes: Axes, record: dict[str, Any]) -> str | None:
@@ -172,6 +241,6 @@ def _step(axes: Axes, record: dict[str, Any]) -> str | None:
     axes.invert_yaxis()
     axes.margins(x=0.1)
     axes.tick_params(axis="y", labelsize=8)
-    axes.set_xlabel("ms, mean of the steps behind the first tokens")
+    axes.set_xlabel("ms, mean of the steps after the first tokens")
     axes.legend(fontsize=8, ncols=5, loc="upper center", bbox_to_anchor=(0.5, -0.18))
     return f"where the time of a step goes, {last}"

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from paceline.bench.load.settings import Load
+from paceline.bench.machines import machine_name
 from paceline.bench.pictures import pyplot_for_files, saved
 
 if TYPE_CHECKING:
@@ -23,14 +24,14 @@ _BODIES = {"body": ("#0072B2", "-", "o"), "against": ("#D55E00", "--", "s")}
 _OFF = {"speculation": {"off": True}}
 _SHOWN = {
     "ttft_s": "time to first token",
-    "tpot_s": "time per output token behind the first",
+    "tpot_s": "time per output token after the first",
     "itl_s": "time between tokens",
     "e2e_s": "time of a whole answer",
 }
 _MOST_CURVES = 6
 _GOOD = "#009E73"
 _WIDEST = 300
-"""From one end of a time axis to the other, at most."""
+"""From one end of a logarithmic time axis to the other, at most."""
 _ENOUGH_TICKS, _MOST_TICKS = 4, 8
 _TICKS = ((1,), (2, 5), (3, 7), (1.5, 4, 6, 8), tuple(n / 10 for n in range(10, 100)))
 """Steps of a decade, the roundest first."""
@@ -58,7 +59,7 @@ def plot(record: dict[str, Any], stem: Path) -> list[Path]:
 
 def _title(record: dict[str, Any]) -> str:
     server, settings = record["server"], record["settings"]
-    line = f"{server['model']}, {settings['endpoint']}, {settings['requests']} requests each, {record['machine']['processor']}"
+    line = f"{server['model']}, {settings['endpoint']}, {settings['requests']} requests each, {machine_name(record['machine'])}"
     if settings["against"] is not None:
         told = (f"{body_label(name, record)}: {_words(settings[name])}" for name in _BODIES)
         line += "\n" + "    ".join(told)
@@ -99,11 +100,9 @@ def _latencies(record: dict[str, Any], figure: Figure, panels: list[Axes]) -> No
                 if found["answered"] < found["sent"]:
                     label += f": {found['answered']} of {found['sent']}, which were answered"
                 shares = np.linspace(0, 1, len(points))
-                # a logarithm has no place for tokens that came with others: the curve begins at their share
-                seen = points > 0
                 axes.plot(
-                    points[seen],
-                    shares[seen],
+                    points,
+                    shares,
                     line,
                     drawstyle="steps-post",
                     color=colour if len(chosen) == 1 else shades[place],
@@ -120,18 +119,28 @@ def _latencies(record: dict[str, Any], figure: Figure, panels: list[Axes]) -> No
 
 
 def _time_axis(axes: Axes, title: str) -> None:
+    """Logarithmic; where curves begin at 0 or far to the left, as chunks that were read in one go do, the axis does too."""
     axes.set_title(title, fontsize=10, loc="left")
-    axes.set_xlabel("ms, logarithmic")
-    if axes.lines:
+    axes.set_xlabel("ms")
+    if not axes.lines:
+        return
+    ends = [float(end(line.get_xdata())) for line in axes.lines for end in (np.min, np.max)]
+    least, most = min(ends), max(ends)
+    if least * _WIDEST >= most:
         axes.set_xscale("log")
-        low, high = axes.get_xlim()
-        # chunks that were read in one go are as good as 0 apart, and would take half of the axis
-        axes.set_xlim(left=max(low, high / _WIDEST))
+        axes.set_xlabel("ms, logarithmic")
         _plain_ticks(axes.xaxis, *axes.get_xlim())
+        return
+    straight = float(f"{most / _WIDEST:.0e}")
+    axes.set_xscale("symlog", linthresh=straight, linscale=0.5)
+    axes.set_xlim(-straight / 8, most * 1.1)
+    axes.set_xlabel(f"ms, logarithmic from {straight:g} on")
+    _plain_ticks(axes.xaxis, straight, most * 1.1, 0.0)
 
 
-def _plain_ticks(axis: Axis, low: float, high: float) -> None:
-    """Round numbers, written out, on a logarithmic axis: some, however little or much it spans, and apart from each other."""
+def _plain_ticks(axis: Axis, low: float, high: float, *more: float) -> None:
+    """Round numbers, written out, on a logarithmic axis: some, however little or much it spans, and apart from each other. more:
+    others beside them."""
     from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
     ticks: list[float] = []
@@ -142,7 +151,7 @@ def _plain_ticks(axis: Axis, low: float, high: float) -> None:
             apart = all(abs(log(tick / other)) > log(high / low) / _MOST_TICKS for other in ticks)
             if low <= tick <= high and apart and len(ticks) < _MOST_TICKS:
                 ticks.append(tick)
-    axis.set_major_locator(FixedLocator(ticks))
+    axis.set_major_locator(FixedLocator([*more, *ticks]))
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axis.set_minor_locator(NullLocator())
 
