@@ -1,8 +1,9 @@
-"""docs/benchmarks.md: what lost is said, in whole answers, in decoding, at the first token and in batches, with both terms."""
+"""docs/benchmarks*.md: what lost is said, in whole answers, in decoding, at the first token and in batches, with both terms."""
 
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,18 @@ from paceline.bench.errors import BenchError
 from paceline.bench.files import title
 from paceline.bench.gpu_page import plot_gpu
 from paceline.bench.load.plots import body_label
-from paceline.bench.page import page
-from paceline.bench.plots import _acceptance, _names, _speedup, _step
+from paceline.bench.machines import machine_name
+from paceline.bench.page import pages
+from paceline.bench.plots import COLOURS, _acceptance, _colours, _names, _speedup, _step, plot
 from paceline.bench.report import against_peers, speedups
 from paceline.bench.settings import Settings
 
 RECORDS = Path(__file__).parents[2] / "benchmarks"
+
+
+def page(*records: Any, **more: Any) -> str:
+    """All pages, one after another."""
+    return "\n".join(pages(*records, **more).values())
 
 
 def row(mode: str, rate: float, decoding: float, first_s: float, peer: str | None = None) -> dict[str, Any]:
@@ -68,7 +75,7 @@ def test_whole_answers_and_the_first_token_lose_where_decoding_wins() -> None:
         "| whole answers, tokens/s | e2e | 50.0 plain | 55.0 other plain | 0.91 |",
         "| whole answers, tokens/s | e2e | 60.0 auto | 70.0 other draft model | 0.86 |",
         "| first token, ms, mean of the prompts | e2e | 200.0 plain | 100.0 other plain | 2.00 |",
-        "| first token behind 512, ms |  | 300.0 plain | 200.0 other plain | 1.50 |",
+        "| first token after 512 tokens, ms |  | 300.0 plain | 200.0 other plain | 1.50 |",
     ]
     assert "Nothing lost" not in text
     whole = "60.0 auto | 70.0 other draft model | 0.86"
@@ -214,10 +221,72 @@ def test_the_page_is_that_of_the_records(tmp_path: Path, monkeypatch: pytest.Mon
         names = [f"{place.name}-{kind}.png" for kind in markdown._ALTS]
         return [place.with_name(name) for name in names if (docs / place.relative_to(tmp_path)).with_name(name).exists()]
 
-    for plot in ("plot", "plot_load"):
-        monkeypatch.setattr(benchmarks_page, plot, drawn)
+    for drawing in ("plot", "plot_load"):
+        monkeypatch.setattr(benchmarks_page, drawing, drawn)
     benchmarks_page.main(RECORDS, tmp_path)
-    assert (tmp_path / "benchmarks.md").read_text() == (docs / "benchmarks.md").read_text()
+    written, kept = ({file.name: file.read_text() for file in folder.glob("benchmarks*.md")} for folder in (tmp_path, docs))
+    assert written.keys() == kept.keys()
+    assert [name for name, text in written.items() if text != kept[name]] == []
+
+
+def test_every_link_of_the_pages_leads_somewhere() -> None:
+    docs = RECORDS.parent / "docs"
+    headings = {
+        file.name: {markdown.anchor(line.lstrip("# ")) for line in file.read_text().splitlines() if line.startswith("#")}
+        for file in docs.glob("*.md")
+    }
+    found = []
+    for file in docs.glob("*.md"):
+        for place in re.findall(r"\]\(((?:benchmarks[\w-]*\.md)?(?:#[^)]*)?)\)", file.read_text()):
+            name, _, heading = place.partition("#")
+            name = name or file.name
+            assert name in headings, (file.name, place)
+            if name.startswith("benchmarks"):
+                assert not heading or heading in headings[name], (file.name, place)
+                found.append(place)
+    assert len(found) > 100
+
+
+def test_each_other_machine_has_a_page_of_its_own() -> None:
+    one = record(row("plain", 50, 100, 0.2), row("auto", 60, 300, 0.2), prefill={"plain": 200.0})
+    other = one | {"machine": one["machine"] | {"processor": "another"}}
+    found = pages({"one.json": one, "far/one.json": other}, {})
+    assert list(found) == ["benchmarks.md", "benchmarks-far.md"]
+    assert "[small-fp32-1-thread, far](benchmarks-far.md#small-fp32-1-thread)" in found["benchmarks.md"]
+    assert "- [Runs on another](benchmarks-far.md), from `benchmarks/far`: 1\n" in found["benchmarks.md"]
+    assert found["benchmarks.md"].count("\n## small-fp32-1-thread\n") == 1
+    assert found["benchmarks-far.md"].startswith("# Benchmarks: another\n")
+    assert "\n## small-fp32-1-thread\n" in found["benchmarks-far.md"]
+
+
+@pytest.mark.parametrize(
+    ("family", "instructions", "called"),
+    [
+        (["26", "2", "1"], ["avx2", "avx512f"], "AMD EPYC (Zen 5)"),
+        (["25", "17", "1"], ["avx2", "avx512f"], "AMD EPYC (Zen 4)"),
+        (["25", "1", "1"], ["avx2"], "AMD EPYC (Zen 3, AVX2 only)"),
+        (["23", "49", "0"], ["avx2"], "AMD EPYC (AVX2 only)"),
+        ([], [], "AMD EPYC"),
+    ],
+)
+def test_processors_of_one_name_are_told_apart(family: list[str], instructions: list[str], called: str) -> None:
+    assert machine_name({"processor": "AMD EPYC", "family": family, "instructions": instructions}) == called
+    assert machine_name({"processor": "Intel(R) Xeon(R) Processor", "family": family}) == "Intel Xeon"
+
+
+def test_peers_have_other_colours_than_we_have_and_each_a_hue() -> None:
+    peers = {"auto": None, "llama.cpp plain": "llama.cpp", "llama.cpp draft model": "llama.cpp", "new plain": "new"}
+    colours = _colours(["auto", "llama.cpp plain", "llama.cpp draft model", "ngram", "new plain"], peers)
+    assert [colours["auto"], colours["ngram"]] == [*COLOURS[:2]]
+    assert len(set(colours.values())) == 5
+    assert not {colours[mode] for mode, peer in peers.items() if peer} & {*COLOURS}
+
+
+def test_speed_ups_of_whole_answers_stand_beside_those_of_decoding(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    rows = (row("plain", 50, 100, 0.4), row("auto", 60, 300, 0.4), row("other plain", 40, 90, 0.4, "other"))
+    one = record(*rows, prefill={"plain": 300.0})
+    assert [file.name for file in plot(one, tmp_path / "one")] == ["one-speedup.png", "one-verify.png"]
 
 
 def test_what_a_run_was_made_with_is_said_where_it_is_known() -> None:

@@ -13,7 +13,7 @@ from typing import Any
 from paceline.bench.contest import Rules
 from paceline.bench.ours import EngineDecoder, Flow
 
-_TURN_S = 0.25
+TURN_S = 0.25
 """Seconds of steps after which another goes on."""
 
 
@@ -63,7 +63,7 @@ def _in_turns(under_way: Many[Iterator[Flow]], advance: Callable[[], None]) -> l
     going = set(range(len(flows)))
     while going:
         at = min(going, key=lambda at: flows[at].all_s)
-        until = flows[at].all_s + _TURN_S
+        until = flows[at].all_s + TURN_S
         while flows[at].all_s < until:
             if next(under_way[at], None) is None:
                 going.remove(at)

@@ -6,6 +6,7 @@ import shlex
 from typing import Any
 
 from paceline.bench.files import threads
+from paceline.bench.machines import machine_name
 
 _TELLING = ("avx2", "avx512_vnni", "avx_vnni", "avx512_bf16", "avx512_fp16", "amx_int8", "amx_bf16")
 """Instructions that products of few bits are made of."""
@@ -18,7 +19,7 @@ def circumstances(record: dict[str, Any], file: str) -> list[str]:
     kind = f" (family {family[0]}, model {family[1]})" if family and len(family) > 1 else ""
     gpu = f"{machine['gpu']}; " if "gpu" in machine else ""
     lines = [
-        f"- Machine: {gpu}{machine['processor']}{kind}, {machine['cores']} cores, {machine['system']}; {threads(record)}",
+        f"- Machine: {gpu}{machine_name(machine)}{kind}, {machine['cores']} cores, {machine['system']}; {threads(record)}",
         f"- Versions: {versions}; commit {record['commit']}; {record['date']}",
         f"- Command: `paceline {shlex.join(record['argv'])}` ([record](../benchmarks/{file}))",
         f"- Text equal to plain decoding in every drafted run{_promised(record)}: {'yes' if record['equal'] else '**no**'}",

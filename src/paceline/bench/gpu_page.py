@@ -9,6 +9,7 @@ from typing import Any
 from paceline.bench.markdown import table
 from paceline.bench.pictures import pyplot_for_files, saved
 
+GPU_TITLE = "A GPU"
 _Forwards = Many[dict[str, Any]]
 
 
@@ -31,8 +32,6 @@ def gpu_section(record: dict[str, Any], picture: str) -> list[str]:
     answered = [one for one in record["engine"] if "failed" not in one]
     drafted = [one for one in answered if one["draft"] != "none"]
     return [
-        "## A GPU",
-        "",
         f"- Machine: {record['machine']}; {versions}; commit {record['commit']}",
         "- Command: `python benchmarks/gpu.py` ([record](../benchmarks/gpu.json))",
         f"- Rows whose bits are those of decoding them alone, in drafts, prompts and batches: {equal} of {compared}",
@@ -41,11 +40,11 @@ def gpu_section(record: dict[str, Any], picture: str) -> list[str]:
         *_missing(record),
         "",
         "The engine's own road for Llama-form models in the shape of Llama-3-8B, random bf16 weights"
-        f" ({record['weight_bytes'] / 1e9:.1f} GB read by a forward). One row behind {first['context']} tokens takes"
+        f" ({record['weight_bytes'] / 1e9:.1f} GB read by a forward). One row after {first['context']} tokens takes"
         f" {_ms(first)} ms, {first['share_of_roofline']:.2f} of the memory's speed. Whole forwards, recorded as CUDA graphs,"
         " medians; a tree of so many rows, two below each, at batch 1, over one row:",
         "",
-        *table(("rows", *(cell for context in contexts for cell in (f"ms behind {context} tokens", "over one row"))), by_rows),
+        *table(("rows", *(cell for context in contexts for cell in (f"ms after {context} tokens", "over one row"))), by_rows),
         f"![cost of verifying by rows, and share of the memory's speed by batch]({picture})",
         "",
         f"Several requests at once, {beside[0]['context']} tokens each, one row of each and a tree of eight:",
@@ -55,7 +54,7 @@ def gpu_section(record: dict[str, Any], picture: str) -> list[str]:
         "",
         *table(("tokens", "ms", "the library's products alone, ms"), [_prompt(one) for one in record["prefill"]]),
         "128 tokens through the engine, every draft in turns with none; the model's own end of text is ignored, so most of them"
-        " are what it writes behind its answer. `auto` has the draft model at hand for the embedded one; for what was grown from"
+        " are what it writes after its answer. `auto` has the draft model at hand for the embedded one; for what was grown from"
         " that it looks up and recycles. Drafted texts that equal"
         f" those without: {_sum(drafted, 'equal')} of {_sum(drafted, 'answers')}.",
         "",
@@ -130,7 +129,7 @@ def plot_gpu(record: dict[str, Any], stem: Path) -> Path:
     figure, (left, right) = pyplot.subplots(1, 2, figsize=(10, 4), layout="constrained")
     alone = _alone(record["forward"])
     for context, of in _by(alone, "context").items():
-        left.plot([*of], [one["cost"] for one in of.values()], marker="o", label=f"behind {context} tokens")
+        left.plot([*of], [one["cost"] for one in of.values()], marker="o", label=f"after {context} tokens")
     left.set(xscale="log", xlabel="rows of a draft tree", ylabel="time over one row", title="Verifying")
     left.set_ylim(bottom=0)
     left.legend()

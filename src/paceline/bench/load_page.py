@@ -8,6 +8,7 @@ from typing import Any
 
 from paceline.bench.load.failures import failures
 from paceline.bench.load.plots import body_label
+from paceline.bench.machines import machine_name
 from paceline.bench.markdown import pictured, table
 
 
@@ -20,6 +21,11 @@ def _started(told: dict[str, Any] | None) -> str:
         f"The server: {told.get('target')}, {drafting} drafting, {told.get('verifier')} verifying, {told.get('policy')} deciding,"
         f" up to {told.get('batch')} requests at once"
     )
+
+
+def load_title(record: dict[str, Any]) -> str:
+    """The heading of the section."""
+    return f"The server under load: {record['server']['model']}"
 
 
 def load_section(record: dict[str, Any], file: str, plots: list[str]) -> list[str]:
@@ -46,9 +52,9 @@ def load_section(record: dict[str, Any], file: str, plots: list[str]) -> list[st
                 )
             )
     lines = [
-        f"## The server under load: {server['model']}",
+        f"## {load_title(record)}",
         "",
-        f"- Machine: {machine['processor']}, {machine['cores']} cores, {machine['system']}; the server at {server['url']}",
+        f"- Machine: {machine_name(machine)}, {machine['cores']} cores, {machine['system']}; the server at {server['url']}",
         f"- Versions: {versions}; commit {record['commit']}; {record['date']}",
         f"- Command: `{shlex.join(record['argv'])}` ([record](../benchmarks/{file})). {_started(server.get('speculation'))}",
         f"- {settings['requests']} requests of each body and load, made from {settings['distinct_prompts']} distinct prompts of"
@@ -62,7 +68,7 @@ def load_section(record: dict[str, Any], file: str, plots: list[str]) -> list[st
         lines += [f"- {against}; the same text in {same} pairs"]
     columns = (
         record["levels"][0]["load"]["kind"], "body", "tokens/s", "answered", "chunks sent", "tau",
-        "ms to first token: mean / p50 / p99", "ms per output token behind it", "ms of a whole answer",
+        "ms to first token: mean / p50 / p99", "ms per output token after it", "ms of a whole answer",
     )  # fmt: skip
     lines += ["", *table(columns, rows)]
     if told := [f"- {load}, {body_label(name, record)}: {what}" for load, name, what in failures(record)]:
@@ -70,7 +76,7 @@ def load_section(record: dict[str, Any], file: str, plots: list[str]) -> list[st
     lines += [
         "A chunk is one event of the stream, which the server writes and the load reads: a step that accepts drafts sends several"
         " tokens in one. So what is compared here is the engine and the cost of HTTP together, of which drafts save a part. The"
-        " batches of the runs above are of the engine alone, so drafts have less to save there.",
+        " batches of the runs are of the engine alone, so drafts have less to save there.",
         "",
     ]
     return lines + pictured(plots, f"the server under load, {server['model']}")

@@ -8,7 +8,7 @@ from typing import Any
 _ZEN_5, _ZEN_3_OR_4 = "26", "25"
 """AMD's families; those before have no records."""
 _ZEN_4_MODELS = (range(0x10, 0x20), range(0x60, 0x80), range(0xA0, 0xB0))
-_WIDE, _NARROW = "avx512f", "avx2"
+_WIDE, _NARROW = "avx512", "avx2"
 
 
 def machine_name(machine: dict[str, Any]) -> str:
@@ -20,7 +20,7 @@ def machine_name(machine: dict[str, Any]) -> str:
     parts = []
     if name.startswith("AMD") and "Zen" not in name and (generation := _generation(*family[:2])):
         parts.append(generation)
-    if _NARROW in told and _WIDE not in told:
+    if _NARROW in told and not any(name.startswith(_WIDE) for name in told):
         parts.append("AVX2 only")
     return f"{name} ({', '.join(parts)})" if parts else name
 

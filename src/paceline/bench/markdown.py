@@ -6,7 +6,7 @@ from collections.abc import Sequence as Many
 from pathlib import Path
 
 _ALTS = {
-    "speedup": "decoding speed over plain decoding by task",
+    "speedup": "speed over plain decoding by task, of whole answers and of decoding alone",
     "acceptance": "acceptance by depth of the draft",
     "verify": "cost of a forward by rows, over one row",
     "step": "where the time of a step goes",

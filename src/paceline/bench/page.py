@@ -1,4 +1,4 @@
-"""Page: docs/benchmarks.md and its plots, written from the records in a folder.
+"""Page: docs/benchmarks.md, a page beside it for each other machine, and their plots, written from the records in a folder.
 
 python -m paceline.bench.page benchmarks docs
 """
@@ -11,79 +11,95 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from paceline.bench.batches import TURN_S
 from paceline.bench.circumstances import circumstances
 from paceline.bench.files import records, title
-from paceline.bench.gpu_page import gpu_section, plot_gpu
+from paceline.bench.gpu_page import GPU_TITLE, gpu_section, plot_gpu
 from paceline.bench.load.plots import plot as plot_load
-from paceline.bench.load_page import load_section
+from paceline.bench.load_page import load_section, load_title
 from paceline.bench.loops import LONGEST
+from paceline.bench.machines import machine_name
 from paceline.bench.markdown import anchor, pictured, table
 from paceline.bench.ours import PLAIN
+from paceline.bench.page_words import FIGURES, MEANING, PICTURES, READING
 from paceline.bench.plots import plot
 from paceline.bench.report import same_text
-from paceline.bench.step_page import step_section
+from paceline.bench.step_page import STEP_TITLE, step_section
 
 _GPU = "gpu.json"
+_MAIN, _GPU_PAGE = "benchmarks.md", "benchmarks-gpu.md"
+_SHORT = "In short"
 
 
-def page(
+def pages(
     runs: dict[str, dict[str, Any]],
     plots: dict[str, list[str]],
     loads: dict[str, dict[str, Any]] | None = None,
     steps: dict[str, Any] | None = None,
     gpu: dict[str, Any] | None = None,
-) -> str:
-    """The page as Markdown. runs: by file, relative to the folder of records. plots: per file, its pictures as links relative to
-    the page. loads: records of `paceline bench serve`, by file. steps: what a step costs beside the model. gpu: what was measured
-    on a device.
+) -> dict[str, str]:
+    """The pages as Markdown, by file name. runs: by file, relative to the folder of records. plots: per file, its pictures as
+    links relative to the page. loads: records of `paceline bench serve`, by file. steps: what a step costs beside the model.
+    gpu: what was measured on a device.
     """
+    machines = _by_folder(runs)
+    here = machines.pop("", {})
+    loaded = {load_title(record): load_section(record, file, plots.get(file, [])) for file, record in (loads or {}).items()}
+    others = {f"benchmarks-{folder}.md": (folder, found) for folder, found in machines.items()}
+    contents = [f"- [{told}](#{anchor(told)})" for told in (PICTURES, MEANING, *([_SHORT] if runs else []))]
+    contents += [f"- Runs on this page, {_machine(here)}:", *_links(here)] if here else []
+    contents += [f"- [{told}](#{anchor(told)})" for told in (*loaded, *([STEP_TITLE] if steps is not None else []))]
+    for name, (folder, found) in others.items():
+        contents.append(f"- [Runs on {_machine(found)}]({name}), from `benchmarks/{folder}`: {len(found)}")
+    contents += [f"- [{GPU_TITLE}]({_GPU_PAGE})"] if gpu is not None else []
     lines = [
         "# Benchmarks",
         "",
-        "Written by `python -m paceline.bench.page benchmarks docs` from the records in `benchmarks/`; edit nothing here. Runs"
-        " named after a folder were made on another machine than the others. The command of a run, its machine and its commit"
-        " stand with it; `make bench` makes such records on yours.",
+        "Written by `python -m paceline.bench.page benchmarks docs` from the records in `benchmarks/`; edit nothing here."
+        " Each run stands with its command, its machine and its commit. `make bench` makes such records on your machine.",
         "",
-        "Every ratio was measured in one run, medians of the repeats (where their texts have other lengths the repeat in"
-        " the middle), and stands beside both of its terms; modes took turns (in older runs batches did not). Newer"
-        " records hold every measurement. Rates are tokens per second, greedy unless a run says otherwise, one request at"
-        " a time where no batch is named. **tokens/s** is of whole answers, prompt included; **decoding** leaves out the"
-        " time that plain decoding of the same engine takes to its first token, so what a draft model takes to read the prompt"
-        " counts, and answers are short: read it with care. **tau** is the mean number of tokens per"
-        " decoding step of the target.",
+        *contents,
         "",
-        "Peers get the same token ids, run in processes of their own that are stopped while others are measured, and compute"
-        " every prompt; records that were made otherwise say so, or their memory includes that of peers. 8 bits of OpenVINO are"
-        " what `optimum-cli --weight-format int8` makes, and in older runs Q8_0 read from GGUF, which is slower, as its 4 bits"
-        " are still: Q4_0; compressed by NNCF they decode 1.27 times as fast. It keeps equal"
-        " constants once, also the zeros that a grown model is padded with: it reads about a seventh less. llama.cpp has the"
-        " draft model too in newer runs, in a loop of ours that drafts as its server did by default until 2026; before commit"
-        " 2681eeb it went on behind a text that ended among drafted tokens, and was timed for it, so those rows are too"
-        " slow (on the small"
-        " model by a third on e2e, and to less than a third of its speed on sql). Our weights lie on large"
-        " pages where the system gives them to who asks; peers do not ask.",
-        "",
-        "On the Xeon llama.cpp was built without AMX, since it crashes with it (ggml-org/llama.cpp#20824). With AMX one row at"
-        " the beginning of a text took 8.0 ms there and without it 13 to 16, so its plain decoding would be nearer to ours.",
-        "",
-        "The model is the small one that comes with the package, trained on the domains that most of the prompts come from (E2E,"
-        " WikiSQL, school problems, stories, code), and its draft was distilled from it: drafts come true more often here than"
-        " they may elsewhere. A grown model is the same function, padded to the size of a larger one: its cost is that size's,"
-        " its text and its acceptance are those of the small model. No speed was measured on a public pair of models. Greedy,"
-        " it falls into loops, above all in `copy`, `story` and `code`, and drafts follow a loop to its end: read `e2e` and"
-        " `sql` for what they gain on other text. Newer records say how much of a task was in loops.",
-        "",
+        READING,
+        FIGURES,
         *_summary(runs),
     ]
-    for file, record in runs.items():
+    for file, record in here.items():
         lines += _run(record, file, plots.get(file, []))
-    for file, record in (loads or {}).items():
-        lines += load_section(record, file, plots.get(file, []))
+    for section in loaded.values():
+        lines += section
     if steps is not None:
         lines += step_section(steps)
+    found = {_MAIN: lines}
+    for name, (folder, theirs) in others.items():
+        found[name] = [
+            f"# Benchmarks: {_machine(theirs)}",
+            "",
+            f"The runs of `benchmarks/{folder}`. [{_MAIN}]({_MAIN}) says how to read them, and compares them with others.",
+            "",
+            *_links(theirs, ""),
+            "",
+            *(line for file, record in theirs.items() for line in _run(record, file, plots.get(file, []))),
+        ]
     if gpu is not None:
-        lines += gpu_section(gpu, *plots[_GPU])
-    return "\n".join(lines).rstrip() + "\n"
+        found[_GPU_PAGE] = [f"# Benchmarks: {GPU_TITLE[0].lower()}{GPU_TITLE[1:]}", "", *gpu_section(gpu, *plots[_GPU])]
+    return {name: "\n".join(content).rstrip() + "\n" for name, content in found.items()}
+
+
+def _by_folder(runs: dict[str, dict[str, Any]]) -> dict[str, dict[str, dict[str, Any]]]:
+    """Folder, "" for none -> file -> record."""
+    found: dict[str, dict[str, dict[str, Any]]] = {}
+    for file, record in runs.items():
+        found.setdefault(Path(file).parent.name, {})[file] = record
+    return found
+
+
+def _machine(runs: dict[str, dict[str, Any]]) -> str:
+    return machine_name(next(iter(runs.values()))["machine"])
+
+
+def _links(runs: dict[str, dict[str, Any]], indent: str = "  ") -> list[str]:
+    return [f"{indent}- [{title(record)}](#{anchor(title(record))})" for record in runs.values()]
 
 
 def _summary(runs: dict[str, dict[str, Any]]) -> list[str]:
@@ -92,7 +108,7 @@ def _summary(runs: dict[str, dict[str, Any]]) -> list[str]:
     peers: list[tuple[object, ...]] = []
     for file, record in runs.items():
         heat = record["settings"].get("temperature", 0.0)
-        name = f"[{title(record)}{_elsewhere(file)}](#{_anchor(record, file)}){f', at temperature {heat:g}' if heat else ''}"
+        name = f"[{title(record)}{_elsewhere(file)}]({_place(record, file)}){f', at temperature {heat:g}' if heat else ''}"
         last = record["rows"][-1]["task"]
         cells = [_best(record["speedup"].get(last, {}), kind, record["settings"]["drafts"]) for kind in ("", "decode_")]
         if any(cells):
@@ -108,10 +124,10 @@ def _summary(runs: dict[str, dict[str, Any]]) -> list[str]:
     if not lines:
         return []
     told = "All tasks of a run together: plain decoding, and the draft that gained most in each of the two rates:"
-    lines = ["## In short", "", told, "", *lines]
+    lines = [f"## {_SHORT}", "", told, "", *lines]
     columns = (
         *("run", "peer"), *("tokens/s: ours", "theirs", "ratio"), *("decoding tokens/s: ours", "theirs", "ratio"),
-        *("first token behind 512, ms: ours", "theirs"),
+        *("first token after a prompt of 512 tokens, ms: ours", "theirs"),
     )  # fmt: skip
     return lines + (["The fastest mode of ours against the fastest of each peer:", "", *table(columns, peers)] if peers else [])
 
@@ -144,9 +160,10 @@ def _kind(mode: str) -> str:
     return ", ".join((draft.partition(":")[0], *under))
 
 
-def _anchor(record: dict[str, Any], file: str) -> str:
-    """The heading of a run as GitHub links to it."""
-    return anchor(f"{title(record)}{_elsewhere(file)}")
+def _place(record: dict[str, Any], file: str) -> str:
+    """The heading of a run as the first page links to it."""
+    folder = Path(file).parent.name
+    return f"{f'benchmarks-{folder}.md' if folder else ''}#{anchor(title(record))}"
 
 
 def _run(record: dict[str, Any], file: str, plots: list[str]) -> list[str]:
@@ -156,7 +173,7 @@ def _run(record: dict[str, Any], file: str, plots: list[str]) -> list[str]:
         wide = f" of width {grown['width']}" if grown["width"] else ""
         size += f", **grown** from {grown['from']} to {grown['layers']} layers{wide}: the same function and text, at this size"
     return [
-        f"## {title(record)}{_elsewhere(file)}",
+        f"## {title(record)}",
         "",
         f"- Model: {model['name']}, {size}",
         *circumstances(record, file),
@@ -228,17 +245,19 @@ def _batches(record: dict[str, Any]) -> list[str]:
         if row["mode"] != PLAIN
     ]  # fmt: skip
     columns = ("task", "mode", "batch", "tokens/s of all", "plain tokens/s of all", "ratio", "same text as plain")
-    told = "So many requests always in flight, one that ends replaced by the next, the same few prompts over and over, by which"
-    told += " `suffix` and `recycle`, who learn from other requests, gain more than they would; "
+    told = "Many requests at once. A fixed number of requests is always running: when one ends, the next begins. The same few"
+    told += " prompts come again and again, so `suffix` and `recycle`, which learn from other requests, gain more here. "
+    turns = f"Modes take turns of {TURN_S:g} seconds."
     if all("held_tokens" in row for row in record["batches"]):
-        told += "counted between two moments at which as much is half written, so that as many prompts are read as answers end;"
-        told += " modes in turns of a moment:"
+        told += "Counting starts and stops at moments with equal unfinished work, so no mode gains from the edges. " + turns
     elif all("rounds" in row for row in record["batches"]):
         # older records
-        told += "counted from when as many had ended, so that prompts are read as answers end, modes in turns of a moment:"
+        told += "Counting starts when as many requests have ended as run at once: from then on prompts are read as answers end. "
+        told += "Modes take turns of a moment."
     else:
         # older records
-        told += "counted from the first step on, with more to read than to write, which flatters drafts; one mode after another:"
+        told += "Counting starts at the first step, with more prompts to read than answers to write, which flatters drafts. "
+        told += "One mode ran after another."
     return [told, "", *table(columns, rows)] if rows else []
 
 
@@ -251,11 +270,11 @@ def _verify(record: dict[str, Any]) -> list[str]:
     ]
     first = ", ".join(f"{name} {ms:.0f} ms{_range(prefill, name)}" for name, ms in prefill["ms"].items())
     return [
-        f"A forward behind {cost['context_tokens']} cached tokens, ms by rows (over one row):",
+        f"A forward after {cost['context_tokens']} cached tokens, ms by rows (over one row):",
         "",
         *table(("engine", *counts), rows),
         *_floor(cost.get("floor")),
-        f"First token behind a prompt of {prefill['tokens']}: {first}.",
+        f"First token after a prompt of {prefill['tokens']} tokens: {first}.",
         "",
     ]
 
@@ -308,7 +327,7 @@ def _lost(record: dict[str, Any]) -> list[str]:
     ms, tokens = record["prefill"]["ms"], record["prefill"]["tokens"]
     for name, value in ms.items():
         if PLAIN in ms and name != PLAIN:
-            losing(f"first token behind {tokens}, ms", "", (PLAIN, ms[PLAIN]), (name, value), less_is_better=True)
+            losing(f"first token after {tokens} tokens, ms", "", (PLAIN, ms[PLAIN]), (name, value), less_is_better=True)
     for row in record["batches"]:
         terms = (row["mode"], row["tokens_per_s"]), (PLAIN, row["plain_tokens_per_s"])
         losing(f"batch {row['batch']}, tokens/s of all", row["task"], *terms)
@@ -320,7 +339,7 @@ def _lost(record: dict[str, Any]) -> list[str]:
 
 
 def main(source: Path, docs: Path) -> None:
-    """Write benchmarks.md and its plots, under images, in `docs`. What lies in a folder of `source` is of another machine."""
+    """Write the pages and their plots, under images, in `docs`. What lies in a folder of `source` is of another machine."""
     runs = {str(file.relative_to(source)): record for file, record in records(source).items()}
     plots = {}
     for file, record in runs.items():
@@ -334,8 +353,8 @@ def main(source: Path, docs: Path) -> None:
     if gpu is not None:
         plots[_GPU] = [os.path.relpath(plot_gpu(gpu, docs / "images" / "gpu"), docs)]
     # the plots of what a step costs beside the model are made with its record
-    text = page(runs, plots, loads, _one(source / "step_overhead.json"), gpu)
-    (docs / "benchmarks.md").write_text(text, encoding="utf-8")
+    for name, text in pages(runs, plots, loads, _one(source / "step_overhead.json"), gpu).items():
+        (docs / name).write_text(text, encoding="utf-8")
 
 
 def _one(file: Path) -> dict[str, Any] | None:

@@ -71,7 +71,7 @@ def _names(modes: Iterable[str]) -> dict[str, str]:
 
 
 def _plot_speedups(pyplot: ModuleType, record: dict[str, Any], stem: Path) -> list[Path]:
-    """Whole answers and decoding alone, each in a panel of its own, to one scale: where prompts are long they tell two stories."""
+    """Whole answers and decoding alone, each in a panel of its own: where prompts are long they tell two stories."""
     modes = _compared(record)
     if not modes:
         return []

@@ -6,8 +6,10 @@ from collections.abc import Sequence as Many
 from typing import Any
 
 from paceline.bench.files import threads
+from paceline.bench.machines import machine_name
 from paceline.bench.markdown import table
 
+STEP_TITLE = "A step beside the model"
 _PARTS = ("draft", "stage", "verify", "commit", "other", "total")
 
 
@@ -26,9 +28,9 @@ def step_section(record: dict[str, Any]) -> list[str]:
     found: list[tuple[object, ...]] = [(name, *(f"{row['propose_us']:.0f}" for row in mine)) for name, mine in look_ups.items()]
     versions = ", ".join(f"{name} {version}" for name, version in record["versions"].items())
     return [
-        "## A step beside the model",
+        f"## {STEP_TITLE}",
         "",
-        f"- Machine: {record['machine']['processor']}, {threads(record)}; {versions}; commit {record['commit']}",
+        f"- Machine: {machine_name(record['machine'])}, {threads(record)}; {versions}; commit {record['commit']}",
         "- Command: `python benchmarks/step_overhead.py` ([record](../benchmarks/step_overhead.json))",
         "",
         "The real engine on a target that answers at once, microseconds per step, medians of the quietest turn. What the"
@@ -38,7 +40,7 @@ def step_section(record: dict[str, Any]) -> list[str]:
         *table(("drafter", "vocabulary", "requests", "sampling", *_PARTS, "total per request"), rows),
         "![where the time of a step beside the model goes](images/step_overhead.png)",
         "",
-        "Microseconds of one look-up behind four new tokens, by the length of the text that it looks in; the datastore's is of"
+        "Microseconds of one look-up after four new tokens, by the length of the text that it looks in; the datastore's is of"
         " the text written beside it:",
         "",
         *table(("drafter", *map(str, lengths)), found),

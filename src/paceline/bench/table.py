@@ -160,7 +160,7 @@ def _batches(record: dict[str, Any]) -> Table:
 
 def _verify(record: dict[str, Any]) -> Table:
     cost = record["verify_cost"]
-    title = f"a forward by rows behind {cost['context_tokens']} tokens: median ms, over one row"
+    title = f"a forward by rows after {cost['context_tokens']} tokens: median ms, over one row"
     table = _table(title, 1, "rows", *(cell for name in cost["ms"] for cell in (name, "")))
     for n in next(iter(cost["ms"].values())):
         pairs = ((f"{cost['ms'][name][n]:.2f}", f"{cost['relative'][name][n]:.2f}") for name in cost["ms"])
@@ -176,14 +176,14 @@ def _floor(floor: dict[str, Any]) -> str:
 def _first_tokens(record: dict[str, Any]) -> str:
     prefill = record["prefill"]
     times = ", ".join(f"{name} {ms:.1f} ms" for name, ms in prefill["ms"].items())
-    return f"first token behind a prompt of {prefill['tokens']}: {times}\n"
+    return f"first token after a prompt of {prefill['tokens']} tokens: {times}\n"
 
 
 def _steps(record: dict[str, Any]) -> Table:
     rows = [row for row in record["rows"] if "step_ms" in row]
     last = rows[-1]["task"]
     rows = [row for row in rows if row["task"] == last]
-    table = _table(f"a step behind the first tokens, {last}: mean ms by part", 1, "mode", *rows[0]["step_ms"])
+    table = _table(f"a step after the first tokens, {last}: mean ms by part", 1, "mode", *rows[0]["step_ms"])
     for row in rows:
         _add_row(table, row["mode"], *(f"{ms:.3f}" for ms in row["step_ms"].values()))
     return table
