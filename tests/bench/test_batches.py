@@ -30,7 +30,7 @@ def test_who_has_had_the_least_time_goes_on_until_all_have_ended() -> None:
     had = {"slow": 0.0, "quick": 0.0}
     for name, seconds in said[: ends[0]]:
         had[name] = seconds
-        assert abs(had["slow"] - had["quick"]) < batches._TURN_S + SLOW_S + 1e-9
+        assert abs(had["slow"] - had["quick"]) < batches.TURN_S + SLOW_S + 1e-9
 
 
 def test_one_that_ends_in_its_first_step_is_done() -> None:

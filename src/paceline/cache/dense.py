@@ -1,6 +1,6 @@
 """Dense slabs: per sequence and layer one tensor [K, capacity, D] for keys and one for values, grown by doubling.
 
-Slots [0, length) hold the committed prefix in order, so that slot and position agree; slots behind it are scratch for the
+Slots [0, length) hold the committed prefix in order, so that slot and position agree; slots after it are scratch for the
 staged rows. Shapes are learnt from the first write of a layer: layers may differ, and values be narrower than keys (MLA).
 """
 

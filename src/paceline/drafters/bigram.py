@@ -1,7 +1,7 @@
 """What follows the last token most often, counted in a text file or, without one, in the request's own text.
 
 Where a token was seen with fewer followers than may be tried, the commonest tokens of the whole text fill the remaining places.
-All tokens that were never seen behind it count as one observation together, which is divided among them by how common each is
+All tokens that were never seen after it count as one observation together, which is divided among them by how common each is
 in the text.
 
 Source: Leviathan et al. (arXiv:2211.17192), sections 3.6 and 4.2 (bigram model). Smoothing by a Dirichlet prior in the shape of

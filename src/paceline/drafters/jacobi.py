@@ -1,6 +1,6 @@
 """Jacobi decoding: what the target chooses at the drafted rows of one step is the draft of the next.
 
-A block of guessed tokens is verified behind the root. At each of its rows the target says what it would choose there, whether the
+A block of guessed tokens is verified after the root. At each of its rows the target says what it would choose there, whether the
 guesses before that row are right or wrong. Shifted by the number of tokens that were emitted, these choices are the next block.
 The tokens of the first block, and places that a trimmed block leaves empty, are drawn at random from the prompt. Under `match` at
 a temperature the target chooses with the noise of the position, so the iteration converges to the very text that sampling will

@@ -40,7 +40,7 @@ from paceline.tree import DraftTree, Proposal
 
 class Options(BaseModel):
     """window: columns (W). ngram: tokens of an n-gram, the one it is found by included (N). guesses: n-grams kept and tried per
-    token (G). depth: tokens of a guess, but at least as many as an n-gram has behind its first one."""
+    token (G). depth: tokens of a guess, but at least as many as an n-gram has after its first one."""
 
     model_config = ConfigDict(extra="forbid")
 

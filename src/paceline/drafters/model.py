@@ -7,7 +7,7 @@ grows where the model is sure; `samples=k` drafts k chains side by side. A model
 both have, or, with `bridge=text`, text. `model:PATH@int8` holds its weights in that format: a draft need not be exact.
 
 Its cache holds a prefix of the committed text, and is first fed what it lacks of that; what was drafted stays cached as far as it
-was accepted. Near the end of its own context it drafts less, and behind it nothing.
+was accepted. Near the end of its own context it drafts less, and after it nothing.
 
 Source: Leviathan et al. (arXiv:2211.17192), section 2; Chen et al. (arXiv:2302.01318); coupling: Daliri et al.
 (arXiv:2408.07978); samples: SpecInfer (arXiv:2305.09781), section 3; static: Sequoia (arXiv:2402.12374), section 4.1; dynamic:

@@ -1,4 +1,4 @@
-"""Token recycling: what the target held likeliest behind a token when it last saw it is drafted behind that token again.
+"""Token recycling: what the target held likeliest after a token when it last saw it is drafted after that token again.
 
 Every row of every forward, accepted or not, says which tokens the target would put next. For each token a table keeps the best of
 them, over all requests of a tenant, and a tree is filled from it. The tree has the shape that is best for how often the token of
@@ -36,7 +36,7 @@ from paceline.tree_shapes import Ranks, children, optimal_tree
 
 
 class Options(BaseModel):
-    """nodes, depth: size of the tree. successors: tokens kept behind every token."""
+    """nodes, depth: size of the tree. successors: tokens kept after every token."""
 
     model_config = ConfigDict(extra="forbid")
 

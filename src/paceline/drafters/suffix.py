@@ -11,7 +11,7 @@ Taps: none
 Branching: REPLAY; its trees are cut to their first chain where the target does less than TREE
 Trained: no
 Cost: some tens of microseconds, whatever the context length; about 0.2 KB per token of context and of past answers. Inside a
-cascade, where drafts are cut back, the whole text is read again for nearly every draft: milliseconds behind 16,000 tokens
+cascade, where drafts are cut back, the whole text is read again for nearly every draft: milliseconds after 16,000 tokens
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ as one that it gives with the least probability above 0.
 
 Without an amateur there is nothing to contrast with, and the token is one of the target's own law, though the answer is still
 said to have the contrastive one. So it is in every step that drafts nothing: where a single token is left to generate, where the
-cache has no room for a draft, behind the end of the amateur's context or a token that it does not know, and for requests that
+cache has no room for a draft, after the end of the amateur's context or a token that it does not know, and for requests that
 turn drafting off; and so it is at a node for which the amateur's logits are not numbers.
 
 Source: speculative contrastive decoding, Yuan et al. (arXiv:2311.08981); the scores are those of Li et al.

@@ -1,7 +1,7 @@
 """Relaxed: a drafted token is accepted where it is among the target's best and not much worse than the very best. Lossy.
 
 A token is good enough if it is among the `top` likeliest and its log-probability is at most `gap` below that of the likeliest,
-under the sampling of the request. The longest path of such tokens is accepted; behind it the target chooses as in plain decoding.
+under the sampling of the request. The longest path of such tokens is accepted; after it the target chooses as in plain decoding.
 Greedy requests with `top=1` get the text of plain decoding; with more, even greedy text may differ from it.
 
 Source: SpecDec, Xia et al. (arXiv:2203.16487), section 3.2 (Spec-Verification); without the gap, the top-k rule of Stern et al.

@@ -1,7 +1,7 @@
 """Typical: a drafted token is accepted where it is probable enough for how uncertain the target is there. Lossy.
 
 A token is good enough if its probability is above the lesser of `epsilon` and `delta * exp(-entropy)`, under the sampling of the
-request. The longest path of such tokens is accepted, and behind it the target's likeliest token is emitted: without drafts the
+request. The longest path of such tokens is accepted, and after it the target's likeliest token is emitted: without drafts the
 text is greedy. At a temperature the tokens have neither the text nor the distribution of plain decoding. Greedy requests are
 decided as `match` decides them, so their text is that of plain decoding.
 
