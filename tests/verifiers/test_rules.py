@@ -22,6 +22,7 @@ from paceline.step import Verdict
 from paceline.tree import DraftTree, Proposal
 from paceline.trials import ProposalError, recorded
 from paceline.verifiers.base import Exactness, Verifier
+from paceline.verifiers.contrastive import Contrastive
 
 EXACT = [row.example for row in VERIFIERS.values() if build_verifier(row.example).exactness]
 PLAIN = SamplingParams(temperature=1.0)
@@ -266,9 +267,22 @@ def test_contrastive_bans_before_it_contrasts() -> None:
         assert judged("contrastive", sequence_of(params, seed), tree, torch.tensor([[9.0, 0.0, 0.0]])).tokens[0] in (1, 2)
 
 
-def test_a_token_the_amateur_cannot_give_does_no_harm() -> None:
-    tree = DraftTree((2,), (-1,), Proposal.POINT, {(0, "one"): torch.tensor([0.5, 0.5, 0.0])}, ("",))
-    assert judged("contrastive", sequence_of(PLAIN), tree, torch.tensor([[1.0, 1.0, 0.9]])).tokens == (2,)
+def test_a_token_the_amateur_cannot_give_is_not_contrasted() -> None:
+    """It may have no such token, and says nothing of it then: the likelier one was passed over for it, and an answer ended."""
+    rule = build_verifier("contrastive")
+    assert isinstance(rule, Contrastive)
+    target, amateur = torch.tensor([0.6, 0.3, 0.1]), torch.tensor([0.5, 0.5, 0.0])
+    law = torch.tensor([0.6**1.5 / 0.5**0.5, 0.3**1.5 / 0.5**0.5, 0.1]).double()
+    assert np.allclose(rule.target_probs(sequence_of(PLAIN), (), target.log(), amateur), law / law.sum(), atol=1e-6)
+    tree = DraftTree((2,), (-1,), Proposal.POINT, {(0, "one"): amateur}, ("",))
+    assert judged(rule, sequence_of(SamplingParams()), tree, target.log()[None]).tokens == (0,)
+
+
+def test_what_cannot_be_chosen_stays_so_where_the_amateur_cannot_give_it_either() -> None:
+    rule = build_verifier("contrastive")
+    assert isinstance(rule, Contrastive)
+    target, amateur = torch.tensor([0.0, 2.0, -torch.inf]), torch.tensor([1.0, 0.0, 0.0])
+    assert rule.target_probs(sequence_of(PLAIN), (), target, amateur)[2] == 0.0
 
 
 def test_the_acceleration_of_speculative_contrastive_decoding() -> None:

@@ -3,8 +3,8 @@
 The law is not the target's: among tokens to which the target gives at least `alpha` times its largest probability, scores are
 `(1 + beta) log target - beta log amateur`, where the amateur is the model that drafts, untouched by sampling parameters. Bias
 and penalties act on the target; temperature, top-k, top-p and min-p act on the scores. Drafts are drawn from the amateur and
-tested against this law, which is kept exactly; greedy, the best score is the choice. A token that the amateur cannot give counts
-as one that it gives with the least probability above 0.
+tested against this law, which is kept exactly; greedy, the best score is the choice. A token to which the amateur gives nothing,
+mostly since it is of a model with other tokens, is not contrasted: its score is the target's alone.
 
 Without an amateur there is nothing to contrast with, and the token is one of the target's own law, though the answer is still
 said to have the contrastive one. So it is in every step that drafts nothing: where a single token is left to generate, where the
@@ -80,8 +80,9 @@ class Contrastive(NodeByNode):
     def contrasted(self, logits: torch.Tensor, amateur: torch.Tensor) -> torch.Tensor:
         """float64 [V]: the contrastive scores. logits: the target's, shaped; amateur: a distribution; both float32 [V]."""
         expert = logits.double().log_softmax(-1)
-        against = amateur.to(expert.device).clamp_min(torch.finfo(torch.float32).tiny).double().log()
-        scores = (1.0 + self.options.beta) * expert - self.options.beta * against
+        against = amateur.to(expert.device).double().log()
+        # it says nothing of a token that it lacks, and nothing must not count as the strongest objection there is
+        scores = expert + self.options.beta * (expert - against.where(against > -torch.inf, expert))
         return scores.masked_fill(expert < expert.max() + np.log(self.options.alpha), -torch.inf)
 
 
