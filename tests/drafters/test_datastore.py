@@ -229,13 +229,26 @@ def test_damage_that_goes_unseen_costs_speed_alone(tmp_path: Path) -> None:
 def test_a_datastore_of_another_tokenizer_is_refused(tmp_path: Path) -> None:
     folder = stored(tmp_path, [[1, 2, 3]])
     surroundings = SimpleNamespace(
-        tokenizer=SimpleNamespace(fingerprint="theirs"), target=SimpleNamespace(eos_token_ids=frozenset({END}), vocab_size=10)
+        tokenizer=SimpleNamespace(fingerprint="theirs", ends=frozenset({END})),
+        target=SimpleNamespace(eos_token_ids=frozenset({END}), vocab_size=10),
     )
     with pytest.raises(SpecError, match="another tokenizer"):
         build_drafter(Options(path=str(folder)), surroundings)  # pyright: ignore[reportArgumentType]
     surroundings.tokenizer.fingerprint = "ours"
     made = build_drafter(Options(path=str(folder)), surroundings)  # pyright: ignore[reportArgumentType]
     assert proposed(made, [1, 2]).tokens[1:] == (3, END)
+
+
+@pytest.mark.parametrize(("own", "end"), [({END}, END), (set(), 5), ({7}, 5)])
+def test_of_several_ends_the_one_of_the_tokenizer_is_drafted(tmp_path: Path, own: set[int], end: int) -> None:
+    """A model of conversations ends its answers in it; where it has none that ends a text, in the least."""
+    folder = stored(tmp_path, [[1, 2, 3]])
+    surroundings = SimpleNamespace(
+        tokenizer=SimpleNamespace(fingerprint="ours", ends=frozenset(own)),
+        target=SimpleNamespace(eos_token_ids=frozenset({5, END}), vocab_size=10),
+    )
+    made = build_drafter(Options(path=str(folder)), surroundings)  # pyright: ignore[reportArgumentType]
+    assert proposed(made, [1, 2]).tokens[1:] == (3, end)
 
 
 def test_one_that_is_in_use_can_be_built_anew(tmp_path: Path) -> None:

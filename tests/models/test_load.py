@@ -165,6 +165,12 @@ def test_the_eos_of_the_tokenizer_ends_a_text_too(folder: Path) -> None:
     assert inspected(folder).eos_token_ids == {2}
 
 
+def test_a_tokenizer_tells_its_own_eos_from_those_of_the_model(folder: Path) -> None:
+    edit(folder / "generation_config.json", eos_token_id=[1, 2])
+    assert inspected(folder).eos_token_ids == {1, 2}
+    assert Tokenizer(folder).ends == {2}
+
+
 def rewrite(file: Path, change: Callable[[bytes], bytes]) -> None:
     file.write_bytes(change(file.read_bytes()))
 

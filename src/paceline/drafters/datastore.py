@@ -2,7 +2,7 @@
 
 The longest suffix of the text that occurs in the datastore is found by binary search among the datastore's sorted suffixes. What
 follows its occurrences is counted, for all of them or for an evenly spaced sample of `hits`, and the most frequent continuations
-make a tree. A document's end counts as the token that ends a text.
+make a tree. A document's end counts as the token that ends a text; of several, as that of the tokenizer.
 
 A datastore is built by `paceline datastore build FILES --out DIR --model TARGET`, with the target's tokenizer.
 
@@ -107,5 +107,7 @@ def build(options: Options, surroundings: Surroundings) -> DatastoreDrafter:
     datastore = Datastore.open(folder)
     if datastore.header.tokenizer != surroundings.tokenizer.fingerprint:
         raise SpecError(f"the datastore in '{options.path}' was built for another tokenizer: build it anew with --model")
-    ends = surroundings.target.eos_token_ids
-    return DatastoreDrafter(datastore, min(ends, default=-1), surroundings.target.vocab_size, options)
+    target = surroundings.target
+    # a model of conversations names several, and ends its answers in that of its tokenizer
+    ends = surroundings.tokenizer.ends & target.eos_token_ids or target.eos_token_ids
+    return DatastoreDrafter(datastore, min(ends, default=-1), target.vocab_size, options)

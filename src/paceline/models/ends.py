@@ -19,10 +19,11 @@ def end_tokens(path: Path, config: Mapping[str, Any], read: Callable[[Path], Map
     """
     places = (read(path / _GENERATION), config, config.get("text_config"))
     stated = (place.get("eos_token_id") for place in places if isinstance(place, Mapping))
-    return _ids(next((ids for ids in stated if ids is not None), None)) | _of_tokenizer(path, read)
+    return _ids(next((ids for ids in stated if ids is not None), None)) | tokenizer_ends(path, read)
 
 
-def _of_tokenizer(path: Path, read: Callable[[Path], Mapping[str, Any]]) -> frozenset[int]:
+def tokenizer_ends(path: Path, read: Callable[[Path], Mapping[str, Any]]) -> frozenset[int]:
+    """The EOS of the tokenizer alone; empty where it has none. path, read: as of `end_tokens`."""
     settings = read(path / _SETTINGS)
     named = _content(settings.get("eos_token"))
     if named is None:

@@ -15,6 +15,7 @@ from tokenizers import Tokenizer as Backend
 
 from paceline.models.base import ModelError
 from paceline.models.checkpoint import read_if_there
+from paceline.models.ends import tokenizer_ends
 from paceline.models.quiet import quiet, sentence
 
 _DESCRIPTION = "tokenizer.json"
@@ -133,6 +134,11 @@ class Tokenizer:
         except Exception as error:
             raise ModelError(f"the chat template in '{self.path}' cannot be rendered: {sentence(error)}") from error
         return self.encode(str(text), add_special=False)
+
+    @property
+    def ends(self) -> frozenset[int]:
+        """Its own EOS, of all the tokens that may end a text that which ends what the model says; empty where it has none."""
+        return tokenizer_ends(self.path, read_if_there)
 
     @property
     def fingerprint(self) -> str:
