@@ -95,11 +95,11 @@ def what_is_good_enough_knows_no_temperature(patch: pytest.MonkeyPatch) -> None:
 @mutant("good enough")
 def of_paths_that_are_good_enough_the_likeliest_is_taken(patch: pytest.MonkeyPatch) -> None:
     honest = base.LongestPath.longest
-    text = "(_length(tree, node, sequence.stop_ids), totals[node])"
-    patch.setattr(base.LongestPath, "longest", altered(honest, text, "totals[node] if node else -np.inf"))
+    likeliest = "key=lambda node: totals[node] if node else -np.inf"
+    patch.setattr(base.LongestPath, "longest", altered(honest, "key=rank", likeliest))
 
 
 @mutant("good enough")
 def of_paths_of_one_length_the_first_is_taken(patch: pytest.MonkeyPatch) -> None:
     honest = base.LongestPath.longest
-    patch.setattr(base.LongestPath, "longest", altered(honest, "stop_ids), totals[node])", "stop_ids),)"))
+    patch.setattr(base.LongestPath, "longest", altered(honest, "key=rank", "key=lambda node: rank(node)[0]"))

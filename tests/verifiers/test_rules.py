@@ -208,6 +208,32 @@ def test_a_path_is_not_too_short_where_the_text_ends_with_it() -> None:
         assert judged(rule, sequence, tree, logits).path == (1,)
 
 
+@pytest.mark.parametrize("rule", ["relaxed", "typical:epsilon=0.05"])
+def test_an_end_that_is_merely_good_enough_ends_no_answer_before_a_longer_path(rule: str) -> None:
+    """It did, wherever a drafter put one beside the rest: then it counted as one of the longest."""
+    logits = torch.tensor([2.0, 1.9, 1.2, -5.0]).expand(5, 4)
+    tree, sequence = DraftTree((0, 2, 1, 0, 1), (-1, 0, 0, 2, 3)), sequence_of(PLAIN)
+    sequence.stop_ids = frozenset({2})
+    assert judged(rule, sequence, tree, logits).path == (2, 3, 4)
+
+
+@pytest.mark.parametrize(("rule", "params"), [("relaxed:gap=4", SamplingParams()), ("typical:epsilon=0.02,delta=0.1", PLAIN)])
+def test_a_path_that_ends_is_taken_whether_or_not_its_end_is_drafted(rule: str, params: SamplingParams) -> None:
+    """Policies leave ends out of what the target looks at, as the row before says as much; where it is the likeliest."""
+    model, stream, ended = TableModel(4, sharpness=0.5, seed=3), Random(5), 0
+    for seed in range(300):
+        tree, sequence = random_tree(4, stream).until(frozenset({3})), sequence_of(params, seed)
+        sequence.stop_ids = frozenset({3})
+        best = rows(model, tree).argmax(-1).tolist()
+        tree = tree.only(n for n in range(1, len(tree)) if tree.tokens[n] != 3 or best[tree.parents[n]] == 3)
+        trimmed = tree.only(n for n in range(1, len(tree)) if tree.tokens[n] != 3)
+        texts = [judged(rule, sequence, one, rows(model, one)).tokens for one in (tree, trimmed)]
+        texts = [text[: text.index(3) + 1] if 3 in text else text for text in texts]
+        assert texts[0] == texts[1]
+        ended += len(trimmed) < len(tree) and texts[0][-1] == 3
+    assert ended > 20
+
+
 def test_without_drafts_relaxed_is_plain_decoding_and_typical_is_greedy() -> None:
     model = TableModel(6, seed=4)
     for seed in range(40):

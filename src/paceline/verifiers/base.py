@@ -140,7 +140,12 @@ def _settled(trials: Trials, sequence: Sequence) -> tuple[int | None, np.ndarray
 
 class LongestPath(Verifier):
     """Accepts every token that is good enough behind accepted ones, and takes the longest path; of equally long ones that with
-    the largest probability. Lossy."""
+    the largest probability. Lossy.
+
+    A path is not short for ending: where an end of the text is the likeliest token, it counts as one of the longest, with the
+    probability that it has without the end, whether that was drafted or not. Any other end is a token like others, which must
+    make a path longest and have been drafted: an answer should not end in what is merely good enough.
+    """
 
     exactness: Mapping[Proposal, Exactness] = {}
     prefers = (Proposal.POINT,)
@@ -162,24 +167,36 @@ class LongestPath(Verifier):
         """The verdict on one tree. logits: float32 [N, V]."""
         totals: dict[int, float] = {0: 0.0}
         texts: dict[int, tuple[int, ...]] = {0: ()}
-        worth: dict[int, np.ndarray] = {}
+        behind: dict[int, tuple[np.ndarray, int]] = {}
+
+        def judged_at(node: int) -> tuple[np.ndarray, int]:
+            """What is good enough behind an accepted node, and what is likeliest there."""
+            if node not in behind:
+                probs = distribution(logits[node], Context(sequence, texts[node]))
+                behind[node] = self.worth(probs), int(probs.argmax())
+            return behind[node]
+
         for node in range(1, tree.candidates):
             parent, token = tree.parents[node], tree.tokens[node]
-            if parent not in totals:
-                continue
-            if parent not in worth:
-                worth[parent] = self.worth(distribution(logits[parent], Context(sequence, texts[parent])))
-            if (value := worth[parent][token]) > -np.inf:
+            if parent in totals and (value := judged_at(parent)[0][token]) > -np.inf:
                 totals[node], texts[node] = totals[parent] + value, (*texts[parent], token)
-        # no draft goes on behind a token that ends the text: such a path is not shorter for it
-        tip = max(totals, key=lambda node: (_length(tree, node, sequence.stop_ids), totals[node]))
+        ending = [bool(node) and token in sequence.stop_ids for node, token in enumerate(tree.tokens)]
+        # policies leave ends out of trees, and the outcome is to be the same
+        deepest = max(tree.depth[node] for node in range(tree.candidates) if not ending[node])
+
+        def rank(node: int) -> tuple[int, float, int]:
+            """How many levels its path counts for, how likely it is, and how many it has."""
+            level, parent = tree.depth[node], tree.parents[node]
+            if ending[node]:
+                if judged_at(parent)[1] == tree.tokens[node]:
+                    return deepest, totals[parent], level
+            elif level < deepest and sequence.stop_ids and judged_at(node)[1] in sequence.stop_ids:
+                return deepest, totals[node], level
+            return level, totals[node], level
+
+        tip = max(totals, key=rank)
         path, text = tree.path(tip), texts[tip]
         return Verdict(path, (*text, self.last(logits[tip], Context(sequence, text))), len(path))
-
-
-def _length(tree: DraftTree, node: int, ends: frozenset[int]) -> int:
-    """Levels that a path has, or could have had if the text did not end with it."""
-    return tree.deepest if node and tree.tokens[node] in ends else tree.depth[node]
 
 
 def logarithms(probs: np.ndarray) -> np.ndarray:
