@@ -413,6 +413,17 @@ def test_tau_counts_what_the_answer_holds(folder: Path) -> None:
     assert cut.sources == ["model"] * len(cut.token_ids), "the token that ended the text was drafted as well"
 
 
+@pytest.mark.parametrize(("policy", "levels"), [("fixed", 4), ("bass", 12), ("confidence:threshold=0", 20)])
+def test_a_policy_that_ends_drafts_itself_gets_beyond_the_depth_of_a_model(folder: Path, policy: str, levels: int) -> None:
+    """The target drafts for itself, so that nothing but depth ends a draft."""
+    llm = LLM(str(folder), f"model:{folder}", policy=policy)
+    plain = LLM(str(folder), "none")
+    params = SamplingParams(max_tokens=60, ignore_eos=True)
+    answer = llm.generate("the thin", params)[0]
+    assert answer.token_ids == plain.generate("the thin", params)[0].token_ids
+    assert max(answer.speculation.drafted_to) >= levels
+
+
 def test_log_probabilities_stand_in_the_answer_where_they_were_asked_for(llm: LLM) -> None:
     asked = PARAMS.model_copy(update={"logprobs": 2, "prompt_logprobs": 0})
     answer, plain = llm.generate(["the thin"] * 2, [asked, PARAMS])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from foreign import save_pieced, save_shuffled
 from paceline import LLM, SamplingParams
 from paceline.budget import Budget
 from paceline.cache.base import Branching
-from paceline.compose import build_drafter, build_verifier
+from paceline.compose import build_drafter, build_policy, build_verifier
 from paceline.drafters.base import Surroundings
 from paceline.drafters.merge import MergedDrafter
 from paceline.drafters.model import ModelDrafter, Options, TextDrafter, build
@@ -299,3 +300,31 @@ def test_a_real_draft_of_another_make_is_right_often_enough(options: str, bar: f
         assert [one.token_ids for one in done] == plain
         tau = sum(len(one.token_ids) for one in done) / sum(one.speculation.steps for one in done)
         assert tau > (bar if temperature == 0.0 else 1.05)
+
+
+@pytest.mark.parametrize(
+    ("policy", "spec", "levels"),
+    [
+        ("bass", "", 32),
+        ("bass:limit=9", "", 9),
+        ("bass", ",depth=3", 3),
+        ("bass", ",tree=dynamic", 4),
+        ("bass", ",samples=2", 4),
+        ("confidence", "", 20),
+        ("confidence", ",depth=5", 5),
+        ("fixed", "", 4),
+        ("adaptive", "", 4),
+    ],
+)
+def test_a_policy_that_ends_drafts_says_how_deep_they_go_where_nobody_did(policy: str, spec: str, levels: int) -> None:
+    """Such a policy never came to what its own options say."""
+    around = replace(surroundings(), deepest=build_policy(policy).deepest)
+    assert drafter_of(f"model:somewhere{spec}", around).budget.depth == levels
+
+
+def test_levels_that_take_time_wherever_a_draft_ends_are_not_asked_for_by_a_rule_that_ends_it() -> None:
+    model, tokenizer = TableModel(7, seed=1), FakeTokenizer.of_letters(7)
+    model.drafts_whole = True
+    for policy, levels in (("confidence", 4), ("bass", 32)):
+        around = replace(surroundings(), load=lambda path: (model, tokenizer), deepest=build_policy(policy).deepest)
+        assert drafter_of("model:somewhere", around).budget.depth == levels

@@ -24,13 +24,15 @@ class Surroundings:
     """What a drafter may be built from: the target, its tokenizer, a way to load another checkpoint, and what the verifier
     wants of it: the kinds of proposal it prefers, best first, and whether it needs the drafter's own distributions.
 
-    load: of a path, and, behind it, of a format of weights where not the checkpoint's own is wanted."""
+    load: of a path, and, behind it, of a format of weights where not the checkpoint's own is wanted.
+    deepest: as the policy has it."""
 
     target: LanguageModel
     tokenizer: Tokenizer
     load: Callable[..., tuple[LanguageModel, Tokenizer]]
     prefers: tuple[Proposal, ...] = (Proposal.COUPLED, Proposal.POINT)
     amateur: bool = False
+    deepest: Callable[[bool], int | None] = lambda whole: None
 
 
 class Drafter(ABC):

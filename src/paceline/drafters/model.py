@@ -45,9 +45,10 @@ from paceline.tree_shapes import Ranks, Shape, brush, caterpillar, optimal_tree
 
 class Options(BaseModel):
     """path: the checkpoint's directory, Hub id or embedded name; the draft embedded for the target if left out. depth: levels
-    drafted. width: children per level of a chain, or per node of a dynamic tree. samples: chains side by side. tree: `chain`, or
-    `static` or `dynamic` of `nodes` nodes. nodes: of such a tree. bridge: how a model with another tokenizer drafts, by the
-    `tokens` that both have or by `text`."""
+    drafted; if left out, those of a chain are for a policy that ends drafts itself. width: children per level of a chain, or per
+    node of a dynamic tree. samples: chains side by side. tree: `chain`, or `static` or `dynamic` of
+    `nodes` nodes. nodes: of such a tree. bridge: how a model with another tokenizer drafts, by the `tokens` that both have or by
+    `text`."""
 
     model_config = ConfigDict(extra="forbid", protected_namespaces=())
 
@@ -287,6 +288,9 @@ def build(options: Options, surroundings: Surroundings) -> Drafter:
     """Raises SpecError where there is no such draft, or where it cannot draft so for this target or this rule; ModelError."""
     path = options.path or _embedded(surroundings)
     model, tokenizer = surroundings.load(path)
+    deepest = surroundings.deepest(model.drafts_whole)
+    if deepest and "depth" not in options.model_fields_set and options.tree == "chain" and options.samples == 1:
+        options = options.model_copy(update={"depth": deepest})
     kind, amateur, vocab_size = surroundings.prefers[0], surroundings.amateur, surroundings.target.vocab_size
     if not tokenizer.same_vocabulary(surroundings.tokenizer):
         own, target = Pieces(tokenizer, model.vocab_size), Pieces(surroundings.tokenizer, vocab_size)

@@ -168,11 +168,12 @@ class LLM:
 
     def _engine(self, draft: str, policy: str | None = None, verify: str | None = None) -> Engine:
         verifier = self._verifier if verify is None else build_verifier(verify)
-        surroundings = Surroundings(self.target, self.tokenizer, self._load, verifier.prefers, verifier.amateur)
-        spec = spelled_out(draft, self.path)
-        drafter, on_request = build_drafters(spec, self._beside, self._offer, surroundings)
         chosen = self._policy if policy is None else policy
         decides = build_policy(usual_policy(draft) if chosen is None else chosen)
+        wants = verifier.prefers, verifier.amateur, decides.deepest
+        surroundings = Surroundings(self.target, self.tokenizer, self._load, *wants)
+        spec = spelled_out(draft, self.path)
+        drafter, on_request = build_drafters(spec, self._beside, self._offer, surroundings)
         if verifier.amateur and decides.name != "fixed":
             raise SpecError(f"'{verifier.name}' needs a draft in every step: leave out the policy '{decides.name}'")
         speculative = Speculative(self.target, drafter, verifier, decides, on_request)

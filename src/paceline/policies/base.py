@@ -25,6 +25,13 @@ class Policy(ABC):
     def __init__(self) -> None:
         self.costs, self.acceptance, self.depths = Costs(), Acceptance(), Depths()
 
+    def deepest(self, whole: bool) -> int | None:
+        """Levels up to which a model should draft that was given no depth; None for as many as it does by itself.
+
+        whole: whether its drafts take the time of all levels that they may have, wherever they end.
+        """
+        return None
+
     def begin(self, rows: int, sequences: int) -> None:
         """A step begins that feeds so many rows before anything is drafted, and drafts for so many sequences: more rows than
         those where it reads prompts."""

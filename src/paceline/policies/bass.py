@@ -1,7 +1,8 @@
 """BASS: one draft length for the whole batch, longer after a draft was accepted to its end, shorter after every other step.
 
 If a whole draft was accepted for any sequence, the length grows by `increment`, up to `limit`. Otherwise it shrinks by a tenth,
-and by one more if it shrank in the step before too, but never below the most tokens that were accepted in the step.
+and by one more if it shrank in the step before too, but never below the most tokens that were accepted in the step. A draft model
+goes as deep as that unless it is given a `depth`; look-ups stay within their own.
 
 Source: BASS (arXiv:2404.15778), Algorithm 1.
 """
@@ -63,6 +64,9 @@ class BassPolicy(Policy):
         self._failing = False
         self._granted = 0
         """Levels that the step may draft: no drafter may go as deep as the rule would like."""
+
+    def deepest(self, whole: bool) -> int | None:
+        return self.options.limit
 
     def budgets(self, part: Part, sequences: Many[Sequence], trees: Many[DraftTree]) -> list[Budget]:
         depth = min(self.length, part.budget.depth)

@@ -1,6 +1,7 @@
 """Confidence: a draft goes on as long as its drafter is sure enough of it.
 
-A draft model stops after the first token that it holds less likely than the threshold. Look-ups draft at no cost, so their nodes
+A draft model stops after the first token that it holds less likely than the threshold, or, unless it is given another `depth`,
+behind 20; where a device makes drafts whole, it stays at the depth it has by itself. Look-ups draft at no cost, so their nodes
 below the threshold are left out afterwards. How likely such a node is follows from how often drafts of that confidence came true,
 and from what likelier tokens of other drafters leave of it.
 
@@ -29,6 +30,10 @@ class Options(BaseModel):
     threshold: Annotated[float, Field(ge=0.0, le=1.0)] = 0.4
 
 
+_DEEPEST = 20
+"""Levels of the longest draft of those whose rule this is."""
+
+
 class ConfidencePolicy(Policy):
     name = "confidence"
 
@@ -37,6 +42,9 @@ class ConfidencePolicy(Policy):
         self.threshold = options.threshold
         self._stopping: set[str] = set()
         """Drafters that stop by themselves: they have paid for what they drafted."""
+
+    def deepest(self, whole: bool) -> int | None:
+        return None if whole else _DEEPEST
 
     def budgets(self, part: Part, sequences: Many[Sequence], trees: Many[DraftTree]) -> list[Budget]:
         if not part.costly:
