@@ -1,7 +1,7 @@
 """Confidence: a draft goes on as long as its drafter is sure enough of it.
 
 A draft model stops after the first token that it holds less likely than the threshold, or, unless it is given another `depth`,
-behind 20; where a device makes drafts whole, it stays at the depth it has by itself. Look-ups draft at no cost, so their nodes
+after 20; where a device makes drafts whole, it stays at the depth it has by itself. Look-ups draft at no cost, so their nodes
 below the threshold are left out afterwards. How likely such a node is follows from how often drafts of that confidence came true,
 and from what likelier tokens of other drafters leave of it.
 
