@@ -12,6 +12,7 @@ from commandline import run
 from paceline.bench import runner
 from paceline.bench.errors import BenchError
 from paceline.bench.files import check_place
+from paceline.bench.peers import PeerEntry
 from tiny import save_tiny
 
 PLANNED: dict[str, Any] = {
@@ -21,6 +22,7 @@ PLANNED: dict[str, Any] = {
         "max_tokens": 96, "context_tokens": 0, "lossy": False, "name": "",
     },
     "tasks": {"e2e": {"prompts": 4, "left_out": 0}}, "batches": [{"batch": 4}], "peers": ("llama.cpp",), "failed": {},
+    "not_installed": (),
 }  # fmt: skip
 
 
@@ -42,12 +44,21 @@ def put(folder: Path, content: str) -> None:
         record(repeats=9),
         record(tasks={"e2e": {"prompts": 3, "left_out": 1}}),
         record(peers={}, failed={"llama.cpp": "it ended", "memory, ngram": "it ended"}),
+        record(peers={}, not_installed=["llama.cpp"]),
     ],
 )
 def test_a_run_of_the_same_settings_may_be_replaced(tmp_path: Path, same: dict[str, Any]) -> None:
     check_place(PLANNED, ["fp16"], tmp_path)
     put(tmp_path, json.dumps(same))
     check_place(PLANNED, ["fp32", "fp16"], tmp_path)
+
+
+def test_a_peer_that_is_not_installed_here_makes_no_other_run(tmp_path: Path) -> None:
+    put(tmp_path, json.dumps(record(peers={"llama.cpp": {}, "openvino": {}}, failed={"ctranslate2": "it ended"})))
+    here = {"peers": (), "not_installed": ("openvino", "ctranslate2", "llama.cpp")}
+    check_place({**PLANNED, **here}, ["fp16"], tmp_path)
+    with pytest.raises(BenchError, match="a run with other peers"):
+        check_place({**PLANNED, **here, "not_installed": ("openvino",)}, ["fp16"], tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -59,6 +70,7 @@ def test_a_run_of_the_same_settings_may_be_replaced(tmp_path: Path, same: dict[s
         (record(tasks={"e2e": {"prompts": 9, "left_out": 0}}), "tasks"),
         (record(batches=[]), "batches"),
         (record(peers={}), "peers"),
+        (record(not_installed=["openvino"]), "peers"),
         (record(temperature=1.0), "temperature"),
         (record(seed=1), "seed"),
         (record(max_tokens=64), "length of answers"),
@@ -86,7 +98,8 @@ def test_it_is_refused_before_anything_is_run(monkeypatch, capsys, tmp_path: Pat
     (file,) = out.glob("*.json")
     before = file.read_bytes()
     monkeypatch.setattr(runner, "run", lambda *_: pytest.fail("it was run"))
-    for other in (call, (*ours, "--temperature", "1"), (*ours, "--verify", "block"), (*ours, "--limit", "2")):
+    absent = (*ours, "--peers", "llama.cpp")
+    for other in (call, (*ours, "--temperature", "1"), (*ours, "--verify", "block"), (*ours, "--limit", "2"), absent):
         assert run(monkeypatch, *other) == 2
         said = capsys.readouterr().err
         assert str(file) in said
@@ -96,3 +109,18 @@ def test_it_is_refused_before_anything_is_run(monkeypatch, capsys, tmp_path: Pat
     assert run(monkeypatch, *ours) == 0
     assert json.loads(file.read_text())["commit"] == "newer"
     assert run(monkeypatch, *call, "--name", "other") == 0
+
+
+def test_a_record_with_a_peer_may_be_replaced_where_that_is_not_installed(monkeypatch, capsys, tmp_path: Path) -> None:
+    target = str(save_tiny(tmp_path / "target", 3, max_position_embeddings=512))
+    out = tmp_path / "out"
+    call = ("bench", target, "--tasks", "e2e", "--limit", "1", "--repeats", "1", "--max-tokens", "4", "--draft", "ngram")
+    call = (*call, "--out", str(out), "--json", "--peers", "llama.cpp")
+    monkeypatch.setattr(PeerEntry, "installed", False)
+    assert run(monkeypatch, *call) == 0
+    (file,) = out.glob("*.json")
+    made = json.loads(file.read_text())
+    file.write_text(json.dumps({**made, "peers": {"llama.cpp": {"version": "1"}}, "not_installed": []}))
+    monkeypatch.setattr(runner, "run", lambda *_: made)
+    assert run(monkeypatch, *call) == 0
+    assert json.loads(file.read_text())["not_installed"] == ["llama.cpp"]

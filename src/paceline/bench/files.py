@@ -73,8 +73,8 @@ def _settings(record: dict[str, Any]) -> dict[str, Any]:
         "drafts, rules or policies": sorted(sorted(mode.items()) for mode in settings["modes"].values()),
         "tasks": sorted((name, task["prompts"] + task["left_out"]) for name, task in tasks.items()),
         "batches": {row["batch"] for row in record["batches"]},
-        # what failed is called by more than one word, but for a peer that could not be loaded
-        "peers": {*record["peers"], *(name for name in record["failed"] if " " not in name)},
+        # those asked for, wherever it runs. What failed is called by more than one word, but for a peer that could not be loaded
+        "peers": {*record["peers"], *record["not_installed"], *(name for name in record["failed"] if " " not in name)},
         "temperature": settings["temperature"],
         "seed": settings["seed"],
         "length of answers": settings["max_tokens"],

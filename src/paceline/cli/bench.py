@@ -119,6 +119,7 @@ def _planned(settings: Settings) -> tuple[dict[str, Any], list[str]]:
         "batches": [{"batch": size} for size in settings.batches],
         "peers": settings.peers,
         "failed": {},
+        "not_installed": settings.absent,
     }
     # unless they are named, they are held as stored, in a format that only the loaded model tells
     formats = [settings.weights] if settings.weights is not None else [*DTYPES]
