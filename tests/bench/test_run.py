@@ -20,7 +20,7 @@ from paceline.bench.memory import peak_of_answering
 from paceline.bench.page import main as write_page
 from paceline.bench.peers import PEERS
 from paceline.cli import main
-from paceline.engine.engine import Engine
+from paceline.engine.engine import Engine, OutOfMemory, Progress
 from paceline.machine import most_threads
 from tiny import save_tiny
 
@@ -231,6 +231,25 @@ def test_a_text_that_differs_ends_with_exit_code_1(monkeypatch, capsys, models, 
     call = (models[0], "--draft", f"model:{models[1]}", "--tasks", tasks, *FEW, "--json")
     assert run(monkeypatch, *call) == 1
     assert json.loads(capsys.readouterr().out)["equal"] is False
+
+
+@pytest.mark.parametrize("at_once", [1, 2])
+def test_a_request_that_the_engine_gives_up_ends_the_run(monkeypatch, capsys, models, tasks, at_once: int) -> None:
+    """What it emitted until then is no answer, though a short one."""
+    honest = Engine.step
+
+    def step(self: Engine) -> list[Progress]:
+        running = self.scheduler.running
+        if len(running) == at_once and running[0].generated_tokens > 2:
+            return [self._given_up(running[0], OutOfMemory())]
+        return honest(self)
+
+    monkeypatch.setattr(Engine, "step", step)
+    call = (models[0], "--draft", "ngram", "--tasks", tasks, *FEW, "--batch", str(at_once))
+    assert run(monkeypatch, *call) == 2
+    said = capsys.readouterr().err.splitlines()
+    assert said[-1].endswith("the device has too little memory to go on with this request")
+    assert "Traceback" not in "".join(said)
 
 
 def test_rules_and_policies_run_side_by_side(monkeypatch, capsys, models, tasks) -> None:

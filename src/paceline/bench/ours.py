@@ -107,6 +107,7 @@ class EngineDecoder:
         self._engine.speculative.drafter.forget()
 
     def decode(self, prompt: Many[int], max_tokens: int) -> Decoded:
+        """As `Decoder`. Raises what ended the request where the engine gave it up, and RequestError."""
         costs = self._engine.speculative.costs
         first_s, first_tokens, at_first = 0.0, 0, Costs()
         began = perf_counter()
@@ -124,7 +125,7 @@ class EngineDecoder:
 
     def decode_flow(self, prompts: Many[Many[int]], at_once: int, max_tokens: int) -> Iterator[Flow]:
         """Keep `at_once` requests in flight, each prompt in its turn over and over, until enough is measured; the flow, always
-        the same one, is given after every step. Raises RequestError.
+        the same one, is given after every step. Raises as `decode` does.
 
         The first ones are cut short, each elsewhere, so that requests end one by one from the beginning, as they do in the end
         whatever drafts: where they all end together as many prompts wait to be read at once, and it is chance how much of that
@@ -155,4 +156,8 @@ class EngineDecoder:
     def _step(self) -> list[Progress]:
         progress = self._engine.step()
         self.held_bytes = max(self.held_bytes, self._engine.speculative.cache.held_bytes)
+        # what was cut short would count as an answer, and a quick one
+        error = next((one.error for one in progress if one.error is not None), None)
+        if error is not None:
+            raise error
         return progress

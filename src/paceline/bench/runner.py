@@ -47,7 +47,8 @@ Watch = Callable[[str, int], AbstractContextManager[Callable[[], None]]]
 
 
 def run(settings: Settings, watch: Watch) -> dict[str, Any]:
-    """Measure, and return the record. Raises BenchError, ModelError, SpecError, UnknownMethod or RequestError."""
+    """Measure, and return the record. Raises BenchError, ModelError, SpecError, UnknownMethod, RequestError, and what the engine
+    gives a request up for."""
     with TemporaryDirectory(prefix="paceline-bench-") as work:
         bench = _Run(settings, Path(work), watch)
         try:
