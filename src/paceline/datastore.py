@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence as Many
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Literal
@@ -106,10 +107,12 @@ def build(
     """Write a datastore of text files (`lookups/documents`) to a folder. One that is there is replaced once the new one is whole.
 
     encode: text to token ids, nothing added. tokenizer: the fingerprint of its vocabulary. Everything goes in pieces: beside
-    them, memory holds as much of the mapped files as there is room for. Raises SpecError where a file cannot be read or written.
+    them, memory holds as much of the mapped files as there is room for. Raises SpecError where a file cannot be read or written;
+    nothing is left behind then.
     """
     parts = {name: folder / f"{name}.part" for name in (TOKENS, SUFFIXES)}
     try:
+        had = folder.exists()
         folder.mkdir(parents=True, exist_ok=True)
         try:
             with parts[TOKENS].open("wb") as out:
@@ -121,6 +124,10 @@ def build(
         finally:
             for part in parts.values():
                 part.unlink(missing_ok=True)
+            if not had:
+                # fails where it holds a datastore
+                with suppress(OSError):
+                    folder.rmdir()
         header = Header(
             vocab_size=vocab_size,
             tokenizer=tokenizer,

@@ -6,6 +6,7 @@ import errno
 import gzip
 import json
 import os
+import tracemalloc
 from collections.abc import Callable, Sequence as Many
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,6 +20,7 @@ from paceline.cli import main
 from paceline.datastore import HEADER, SUFFIXES, TOKENS, Datastore, build
 from paceline.drafters.datastore import DatastoreDrafter, Options, build as build_drafter
 from paceline.kernels.suffixes.array import BORDER, LONGEST_MATCH, SORTED_TO
+from paceline.lookups import documents as reading
 from paceline.lookups.documents import pieces
 from paceline.params import SamplingParams
 from paceline.sequence import Sequence
@@ -275,7 +277,7 @@ def test_a_disk_without_room_is_an_error_and_nothing_is_left_on_it(monkeypatch: 
     monkeypatch.setattr(os, "posix_fallocate", full)
     with pytest.raises(SpecError, match="No space left on device"):
         build([tmp_path / "a.txt"], tmp_path / "out", lambda text: [1, 2, 3], VOCABULARY, "ours", lambda *_: None)
-    assert not list((tmp_path / "out").iterdir())
+    assert not (tmp_path / "out").exists()
 
 
 def test_where_room_cannot_be_reserved_it_is_written(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -318,6 +320,7 @@ LONG = "words and\nlines " * 20_000
         ("f.py", LONG, [LONG]),
         ("g", "a name without an end", ["a name without an end"]),
         ("h.jsonl", json.dumps({"messages": CONVERSATION}), ["Hello.\nIn parts."]),
+        ("i.jsonl", "\n".join(json.dumps({"text": text}) for text in (LONG, "x" * 200_000, "")), [LONG, "x" * 200_000, ""]),
     ],
 )
 def test_documents_are_read_whole(tmp_path: Path, name: str, content: str, documents: list[str], zipped: bool) -> None:
@@ -327,9 +330,10 @@ def test_documents_are_read_whole(tmp_path: Path, name: str, content: str, docum
     assert said(file) == documents
 
 
-def test_a_long_text_is_cut_behind_lines(tmp_path: Path) -> None:
-    (tmp_path / "a.txt").write_text(LONG)
-    found = [piece.text for piece in pieces(tmp_path / "a.txt")]
+@pytest.mark.parametrize(("name", "content"), [("a.txt", LONG), ("b.jsonl", json.dumps({"text": LONG}))])
+def test_a_long_text_is_cut_behind_lines(tmp_path: Path, name: str, content: str) -> None:
+    (tmp_path / name).write_text(content)
+    found = [piece.text for piece in pieces(tmp_path / name)]
     assert len(found) > 3
     assert all(text.endswith("\n") for text in found[:-1])
 
@@ -361,6 +365,37 @@ def test_files_that_cannot_be_used_are_named_in_one_sentence(
     told = capsys.readouterr().err
     assert words in told
     assert told.count("\n") == 1
+
+
+def test_a_row_without_an_end_is_refused(monkeypatch, capsys, tmp_path: Path, target: str) -> None:
+    monkeypatch.setattr(reading, "LARGEST_ROW_MIB", 1)
+    file, out = tmp_path / "a.jsonl.gz", tmp_path / "out"
+    rows = '{"text": "' + "a" * ((1 << 20) - 13) + '"}\n'
+    assert len(rows) == 1 << 20
+    file.write_bytes(gzip.compress(rows.encode()))
+    assert said(file) == ["a" * ((1 << 20) - 13)]
+    file.write_bytes(gzip.compress(rows.encode() + bytes(64 << 20)))
+    tracemalloc.start()
+    try:
+        assert run(monkeypatch, "datastore", "build", str(file), "--out", str(out), "--model", target) == 2
+        assert tracemalloc.get_traced_memory()[1] < 32 << 20
+    finally:
+        tracemalloc.stop()
+    told = capsys.readouterr().err
+    assert "line 2 is longer than 1 Mi characters" in told
+    assert told.count("\n") == 1
+    assert not out.exists()
+
+
+def test_what_is_no_regular_file_is_refused(monkeypatch, capsys, tmp_path: Path, target: str) -> None:
+    pipe, out = tmp_path / "pipe", tmp_path / "out"
+    os.mkfifo(pipe)
+    for file in (Path("/dev/zero"), pipe):
+        assert run(monkeypatch, "datastore", "build", str(file), "--out", str(out), "--model", target) == 2
+        told = capsys.readouterr().err
+        assert f"'{file}' is no regular file" in told
+        assert told.count("\n") == 1
+        assert not out.exists()
 
 
 @pytest.fixture(scope="module")

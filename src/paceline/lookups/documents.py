@@ -7,6 +7,7 @@ import json
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from io import TextIOWrapper
 from pathlib import Path
 from typing import Any, cast
@@ -14,6 +15,8 @@ from typing import Any, cast
 from paceline.spec import SpecError
 
 _PIECE_CHARACTERS = 1 << 16
+LARGEST_ROW_MIB = 16
+"""A row is read whole, and what is no document per row may have no end of line at all. As many characters at most."""
 
 
 @dataclass(frozen=True)
@@ -26,9 +29,12 @@ class Piece:
 
 
 def pieces(file: Path) -> Iterator[Piece]:
-    """The text of a file. Raises SpecError, in one sentence, where it is missing, damaged or no text."""
+    """The text of a file. Raises SpecError, in one sentence, where it is missing, damaged, no text or no regular file: a device
+    may never end."""
     kind = file.with_suffix("").suffix if file.suffix == ".gz" else file.suffix
     try:
+        if file.exists() and not (file.is_file() or file.is_dir()):
+            raise SpecError(f"'{file}' is no regular file: a device or a pipe may never end")
         with file.open("rb") as raw:
             stream = cast("gzip.GzipFile", gzip.GzipFile(fileobj=raw) if file.suffix == ".gz" else raw)
             # no universal newlines in rows: a carriage return within one is the row's own
@@ -47,7 +53,10 @@ def word_end(text: str, start: int, end: int) -> int:
 
 
 def _rows(file: Path, lines: TextIOWrapper) -> Iterator[tuple[str, bool]]:
-    for number, line in enumerate(lines, 1):
+    most = LARGEST_ROW_MIB << 20
+    for number, line in enumerate(iter(partial(lines.readline, most + 1), ""), 1):
+        if len(line) > most:
+            raise SpecError(f"'{file}' line {number} is longer than {LARGEST_ROW_MIB} Mi characters: a row is one document")
         if not line.strip():
             continue
         try:
@@ -65,7 +74,17 @@ def _rows(file: Path, lines: TextIOWrapper) -> Iterator[tuple[str, bool]]:
         except UnicodeEncodeError:
             # JSON can escape one half of a surrogate pair without the other
             raise SpecError(f"'{file}' line {number} holds half of a character") from None
-        yield text, True
+        yield from _cut(text)
+
+
+def _cut(text: str) -> Iterator[tuple[str, bool]]:
+    """One document in pieces: a tokenizer takes hundreds of bytes for each character."""
+    start = 0
+    while len(text) - start > _PIECE_CHARACTERS:
+        end = word_end(text, start, start + _PIECE_CHARACTERS)
+        yield text[start:end], False
+        start = end
+    yield text[start:], True
 
 
 def _text_of(row: dict[str, Any]) -> Any:
