@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import gc
+import re
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +19,7 @@ from pydantic import ValidationError
 
 from paceline import LLM, PacelineError, SamplingParams, params
 from paceline.display import summary
+from paceline.engine import llm as llm_module
 from paceline.engine.engine import Progress, RequestError
 from paceline.models.embedded import DEFAULT, WEIGHTS_FOLDER
 from paceline.sampling import LogitsError
@@ -470,3 +472,34 @@ def test_what_type_checkers_are_told_of_sampling_is_what_there_is() -> None:
         value = ast.literal_eval(default)
         held = SamplingParams.model_fields[name].default
         assert value == held or (value in ((), ...) and not held)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"draft": "ngam"}, "there is no drafter 'ngam'; the nearest is 'ngram'"),
+        ({"draft": "recycle+ngram:mx=3"}, "'ngram' has no option 'mx'"),
+        ({"draft": "ngram^model:x,depth=0"}, "'model' cannot use depth='0'"),
+        ({"draft": "model:x@int3"}, "one format of weights so far"),
+        ({"draft": "model:x@int8@int8"}, "one format of weights so far"),
+        ({"draft": "ngram+auto", "model": DEFAULT}, "'auto' stands alone"),
+        ({"draft": "auto:a,b"}, "'auto' takes no options"),
+        ({"draft": "nowhere.py"}, "there is no file 'nowhere.py'"),
+        ({"beside": ["ngam"]}, "there is no drafter 'ngam'"),
+        ({"offer": ["ngram:mx=3"]}, "'ngram' has no option 'mx'"),
+        ({"verify": "mach"}, "there is no verifier 'mach'"),
+        ({"policy": "fixt"}, "there is no policy 'fixt'"),
+        ({"verify": "contrastive", "draft": "model:x", "policy": "adaptive"}, "leave out the policy 'adaptive'"),
+        ({"weights": "int3"}, "not as 'int3'"),
+        ({"kv_cache": "int3"}, "not as 'int3'"),
+    ],
+)
+def test_slips_of_the_pen_are_told_before_a_model_is_loaded(
+    monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any], said: str
+) -> None:
+    monkeypatch.setattr(llm_module, "load_model", lambda *_, **__: pytest.fail("it was loaded"))
+    if "model" not in settings:
+        # nor fetched
+        monkeypatch.setattr(llm_module, "resolve", lambda _: pytest.fail("it was looked for"))
+    with pytest.raises(PacelineError, match=re.escape(said)):
+        LLM(**settings)

@@ -81,6 +81,32 @@ def spelled_out(draft: str, model_path: str) -> str:
     return draft
 
 
+def check_words(draft: str, verify: str, policy: str | None = None, others: Many[str] = ()) -> None:
+    """Raise what building these would raise for what they say alone: names, options and their values. It needs no model, and so
+    comes before one is loaded. policy: None for the usual one. others: specs of further drafters. Raises SpecError or
+    UnknownMethod."""
+    build_rules(draft, verify, policy)
+    for spec in (draft, *others):
+        _check(parse(spec))
+
+
+def _check(spec: Spec) -> None:
+    if isinstance(spec, Combination):
+        if spec.sign == "@":
+            _weights_format(spec.parts)
+        for part in spec.parts[:1] if spec.sign == "@" else spec.parts:
+            _check(part)
+        return
+    if spec.name == AUTO:
+        # it stands for something once the target is known
+        return
+    row = DRAFTERS[spec.name]
+    if row.is_own:
+        own_files.bound(row, spec)
+    else:
+        bind(spec, row.load().Options)
+
+
 class IfItFits(str):
     """The spec of a drafter that nobody asked for by name: where it does not fit the target or the rule, it is left out."""
 
@@ -210,20 +236,26 @@ def approximated(parts: Many[Spec], surroundings: Surroundings) -> Drafter:
 
     A draft need not be exact, and weights of fewer bytes take less time to read. y is one of the formats of `--weights`.
     """
-    drafter, *formats = parts
-    names = [form.name if isinstance(form, Method) and not form.arguments and not form.options else "" for form in formats]
-    if len(names) > 1 or names[0] not in WEIGHTS:
-        raise SpecError(f"an approximation 'x@y' is one format of weights so far, {', '.join(WEIGHTS)}, as in 'model:PATH@int8'")
+    drafter, weights = parts[0], _weights_format(parts)
     loaded: list[str] = []
 
     def load(path: str) -> tuple[LanguageModel, Tokenizer]:
         loaded.append(path)
-        return surroundings.load(path, names[0])
+        return surroundings.load(path, weights)
 
     built = _build(drafter, replace(surroundings, load=load))
     if not loaded:
         raise SpecError(f"in an approximation 'x@y' x is a model that drafts, as in 'model:PATH@int8'; '{built.name}' is none")
     return built
+
+
+def _weights_format(parts: Many[Spec]) -> str:
+    """The y of `x@y`. Raises SpecError where it is none, or several."""
+    _, *formats = parts
+    names = [form.name if isinstance(form, Method) and not form.arguments and not form.options else "" for form in formats]
+    if len(names) > 1 or names[0] not in WEIGHTS:
+        raise SpecError(f"an approximation 'x@y' is one format of weights so far, {', '.join(WEIGHTS)}, as in 'model:PATH@int8'")
+    return names[0]
 
 
 def _cascaded(parts: Many[Spec], surroundings: Surroundings) -> Drafter:
@@ -247,6 +279,15 @@ def _cascaded(parts: Many[Spec], surroundings: Surroundings) -> Drafter:
         raise SpecError(f"in a cascade 'a^b' b is a model that drafts, as in 'ngram^model:PATH'; '{outer.name}' is none")
     outer.name = f"{inside[0].name}^{outer.name}"
     return outer
+
+
+def build_rules(draft: str, verify: str, policy: str | None = None) -> tuple[Verifier, Policy]:
+    """The rule and the policy of a user's `draft`. policy: None for the usual one. Raises SpecError, this too where the two do
+    not go together, or UnknownMethod."""
+    verifier, decides = build_verifier(verify), build_policy(usual_policy(draft) if policy is None else policy)
+    if verifier.amateur and decides.name != "fixed":
+        raise SpecError(f"'{verifier.name}' needs a draft in every step: leave out the policy '{decides.name}'")
+    return verifier, decides
 
 
 def build_verifier(spec: str) -> Verifier:

@@ -48,15 +48,21 @@ class _Watched:
 Part = TypeVar("Part", Drafter, Verifier, Policy)
 
 
-def built(row: Row, method: Method, contract: type[Part], surroundings: Surroundings | None = None) -> Part:
-    """What a file builds, watched from then on. contract: what it must be. Raises UnknownMethod where it is no such thing or
-    cannot be built, SpecError where `Options` refuse the arguments."""
+def bound(row: Row, method: Method) -> BaseModel:
+    """The options of a method in a file. Raises UnknownMethod where the file or its `Options` are unfit, SpecError where
+    `Options` refuse the arguments."""
     file, module = row.module, row.load()
     if not (isinstance(module.Options, type) and issubclass(module.Options, BaseModel)):
         raise UnknownMethod(f"'{file}': its 'Options' are no pydantic model: begin them with 'class Options(BaseModel):'")
-    arguments = () if surroundings is None else (surroundings,)
     with _blamed(file, module, "its 'Options'", UnknownMethod):
-        options = bind(method, module.Options)
+        return bind(method, module.Options)
+
+
+def built(row: Row, method: Method, contract: type[Part], surroundings: Surroundings | None = None) -> Part:
+    """What a file builds, watched from then on. contract: what it must be. Raises UnknownMethod where it is no such thing or
+    cannot be built, SpecError where `Options` refuse the arguments."""
+    file, module, options = row.module, row.load(), bound(row, method)
+    arguments = () if surroundings is None else (surroundings,)
     with _blamed(file, module, "its 'build'", UnknownMethod):
         names = "options and surroundings" if arguments else "options alone"
         try:

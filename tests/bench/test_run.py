@@ -455,6 +455,24 @@ def test_mistakes_get_one_sentence_and_exit_code_2(monkeypatch, capsys, models, 
     assert len(said.err.strip().splitlines()) == 1
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--draft", "ngram", "--draft", "ngam"],
+        ["--draft", "ngram:mx=2"],
+        ["--weights", "int3"],
+        ["--kv-cache", "fp4"],
+        ["--verify", "mach"],
+        ["--policy", "fixt"],
+        ["--verify", "contrastive", "--policy", "adaptive"],
+    ],
+)
+def test_slips_of_the_pen_are_told_before_a_model_is_looked_for(monkeypatch, capsys, arguments: list[str]) -> None:
+    monkeypatch.setattr(runner, "resolve", lambda _: pytest.fail("it was looked for"))
+    assert run(monkeypatch, "some/model", "--grow", "4", *arguments) == 2
+    assert len(capsys.readouterr().err.strip().splitlines()) == 1
+
+
 def test_a_prompt_that_no_argument_could_hold_is_measured_too(monkeypatch, models, tmp_path: Path) -> None:
     options = (models[0], "--max-tokens=2", "--draft=none")
     # files of the folder that one happens to be in are nobody's modules

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from paceline.bench.ours import PLAIN
 from paceline.bench.settings import Settings
-from paceline.compose import spelled_out, usual_policy
+from paceline.compose import check_words, spelled_out, usual_policy
 from paceline.models.embedded import draft_of
 from paceline.models.load import resolve
 from paceline.spec import methods_of, parse
@@ -49,6 +49,14 @@ def modes_of(settings: Settings, source: Path) -> list[Mode]:
     """Every draft of a run under each of its rules and policies, but for none at all."""
     pairs = [*product(settings.verifiers, settings.policies)]
     return [Mode.of(draft, *pair, str(source)) for draft in settings.drafts if draft != "none" for pair in pairs]
+
+
+def check_modes(settings: Settings) -> None:
+    """Raise what is wrong with the words of the modes, before a model is found, grown or loaded. Raises SpecError or
+    UnknownMethod."""
+    for draft in settings.drafts:
+        for verify, policy in product(settings.verifiers, settings.policies) if draft != "none" else ():
+            check_words(draft, Mode.verify if verify is None else verify, policy or None)
 
 
 def draft_model(modes: Iterable[Mode], source: Path) -> Path | None:

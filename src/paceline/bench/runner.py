@@ -19,7 +19,7 @@ from paceline.bench.curves import FORWARDS, PREFILL, ROWS, VERIFY_CONTEXT, verif
 from paceline.bench.files import without_folders
 from paceline.bench.grow import grown
 from paceline.bench.memory import peak_of_answering
-from paceline.bench.mode import PLAIN_MODE, Mode, draft_model, modes_of
+from paceline.bench.mode import PLAIN_MODE, Mode, check_modes, draft_model, modes_of
 from paceline.bench.origin import origin
 from paceline.bench.ours import PLAIN, EngineDecoder
 from paceline.bench.peers.base import Material, Peer, PeerDecoder, guarded
@@ -33,7 +33,7 @@ from paceline.compose import automatic
 from paceline.engine.llm import LLM
 from paceline.engine.measure import ModelForward, some_tokens
 from paceline.kernels.native.threads import CONTENTION
-from paceline.models.base import WEIGHTS, LanguageModel
+from paceline.models.base import WEIGHTS, LanguageModel, check_formats
 from paceline.models.checkpoint import inspected, name_of
 from paceline.models.embedded import DEFAULT
 from paceline.models.load import resolve
@@ -62,6 +62,8 @@ class _Run:
 
     def __init__(self, settings: Settings, work: Path, watch: Watch) -> None:
         self.settings, self.work, self.watch = settings, work, watch
+        check_formats(settings.weights, settings.kv_cache)
+        check_modes(settings)
         self.threads = settings.threads or usable()
         torch.set_num_threads(self.threads)
         self._contended_before = CONTENTION.times

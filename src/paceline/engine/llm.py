@@ -12,21 +12,20 @@ from os import PathLike, fspath
 from threading import Lock, RLock
 from typing import Any
 
-from paceline.compose import build_drafters, build_policy, build_verifier, exactness, spelled_out, usual_policy
+from paceline.compose import build_drafters, build_rules, check_words, exactness, spelled_out
 from paceline.drafters.base import Surroundings
 from paceline.engine.engine import Engine, Progress, RequestError
 from paceline.engine.measure import measure
 from paceline.engine.scheduler import Limits
 from paceline.errors import PacelineError
 from paceline.logprobs import TokenLogprobs
-from paceline.models.base import KV_CACHES, WEIGHTS, LanguageModel, ModelError
+from paceline.models.base import LanguageModel, check_formats
 from paceline.models.embedded import DEFAULT
 from paceline.models.free_memory import return_free_memory
 from paceline.models.load import load_model, resolve
 from paceline.models.tokenizer import Tokenizer
 from paceline.params import SamplingParams
 from paceline.sequence import Sequence, Speculation
-from paceline.spec import SpecError
 from paceline.speculative import Outcome, Speculative
 from paceline.verifiers.base import Exactness
 
@@ -125,17 +124,17 @@ class LLM:
         for name, named in (("beside", beside), ("offer", offer)):
             if isinstance(named, str) or not isinstance(named, Many):
                 raise ValueError(f"{name} is a list of drafters, not {named!r}")
+        # a slip of the pen is told before anything is fetched or read
+        check_formats(weights, kv_cache)
+        check_words(draft, verify, policy, (*beside, *offer))
         self.path = str(resolve(fspath(model) if model is not None else DEFAULT))
-        if weights is not None and weights not in WEIGHTS:
-            raise ModelError(f"weights can be held as {', '.join(WEIGHTS)}, not as '{weights}'")
-        if kv_cache is not None and kv_cache not in KV_CACHES:
-            raise ModelError(f"keys and values can be kept as {' or '.join(KV_CACHES)}, not as '{kv_cache}'")
+        spelled_out(draft, self.path)
         self.target: LanguageModel = load_model(self.path, weights=weights, kv_cache=kv_cache)
         self.tokenizer = Tokenizer(self.path)
         self.lossy = lossy
         chunk = self.target.prefill_chunk if prefill_chunk is None else prefill_chunk
         self.limits = Limits(batch, chunk, cache_tokens, shortest_prefix)
-        self._verifier, self._policy = build_verifier(verify), policy
+        self._verify, self._policy = verify, policy
         self._beside, self._offer = tuple(beside), tuple(offer)
         self._load = lru_cache(maxsize=4)(_checkpoint)
         self._next, self._lock = Lock(), RLock()
@@ -167,15 +166,12 @@ class LLM:
             self._lock.release()
 
     def _engine(self, draft: str, policy: str | None = None, verify: str | None = None) -> Engine:
-        verifier = self._verifier if verify is None else build_verifier(verify)
         chosen = self._policy if policy is None else policy
-        decides = build_policy(usual_policy(draft) if chosen is None else chosen)
+        verifier, decides = build_rules(draft, self._verify if verify is None else verify, chosen)
         wants = verifier.prefers, verifier.amateur, decides.deepest
         surroundings = Surroundings(self.target, self.tokenizer, self._load, *wants)
         spec = spelled_out(draft, self.path)
         drafter, on_request = build_drafters(spec, self._beside, self._offer, surroundings)
-        if verifier.amateur and decides.name != "fixed":
-            raise SpecError(f"'{verifier.name}' needs a draft in every step: leave out the policy '{decides.name}'")
         speculative = Speculative(self.target, drafter, verifier, decides, on_request)
         engine = Engine(speculative, self.tokenizer, self.limits)
         if decides.measures:

@@ -43,6 +43,14 @@ class ModelError(PacelineError):
     """A checkpoint or an architecture that cannot be used; the message is one sentence for the user."""
 
 
+def check_formats(weights: str | None, kv_cache: str | None) -> None:
+    """Raises ModelError for a format of weights, or of keys and values, that there is not. None: unless given."""
+    if weights is not None and weights not in WEIGHTS:
+        raise ModelError(f"weights can be held as {', '.join(WEIGHTS)}, not as '{weights}'")
+    if kv_cache is not None and kv_cache not in KV_CACHES:
+        raise ModelError(f"keys and values can be kept as {' or '.join(KV_CACHES)}, not as '{kv_cache}'")
+
+
 @frozen
 class Scores:
     """What one forward returns.
