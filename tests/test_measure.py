@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from math import inf
 from pathlib import Path
 
 import pytest
+import torch
 
 from fakes import DenseTableCache, RecordingCache, TableModel, coupled
 from paceline.cache.base import KVCache
+from paceline.cache.pages import OutOfPages
 from paceline.drafters.base import Drafter
 from paceline.drafters.model import ModelDrafter, Options as ModelOptions
 from paceline.drafters.ngram import NgramDrafter, Options
 from paceline.engine import measure
-from paceline.models.base import Scores
+from paceline.models.base import ModelError, Scores
 from paceline.policies import adaptive
 from paceline.speculative import Speculative
 from paceline.step import Step
@@ -225,6 +228,75 @@ def test_a_slow_machine_is_not_kept_waiting(folder: Path, monkeypatch: pytest.Mo
     )
 
 
+@pytest.fixture
+def once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Everything is measured once, and all of it, however busy the machine."""
+    monkeypatch.setattr(measure, "_REPEATS", 1)
+    monkeypatch.setattr(measure, "_PATIENCE_S", inf)
+
+
+SHORT = [torch.OutOfMemoryError, MemoryError, lambda: OutOfPages(2, 1, 16)]
+
+
+class Small(TableModel):
+    """On a device that has memory for so many rows of a step, and for so many sequences."""
+
+    def __init__(self, most: float, error: Callable[[], BaseException], sequences: float = inf) -> None:
+        super().__init__(6)
+        self.most, self._error, self._sequences = most, error, sequences
+
+    def score(self, step: Step, cache: KVCache, taps: Iterable[int] = ()) -> Scores:
+        if len(step.tokens) > self.most or len(step.segments) > self._sequences:
+            raise self._error()
+        return super().score(step, cache, taps)
+
+
+@pytest.mark.parametrize("error", SHORT)
+@pytest.mark.parametrize(("most", "rows"), [(2, 2), (10, 10), (127, 96)])
+def test_what_there_is_no_memory_for_is_left_out(
+    folder: Path, once: None, error: Callable[[], BaseException], most: int, rows: int
+) -> None:
+    model = Small(most, error)
+    speculative = Speculative(model, coupled(model.disturbed(0.1)), Match(), adaptive.build(adaptive.Options()))
+    measure.measure(speculative, 4096, "a")
+    assert max(speculative.costs.curve.points) == rows
+    assert speculative.costs.drafts["model"].points
+    assert speculative.drafter.held_bytes == 0
+    # another start may have more
+    assert folder.exists() == (most == 127)
+    model.most = inf
+    measure.measure(speculative, 4096, "a")
+    assert max(speculative.costs.curve.points) == 96
+    assert folder.exists()
+
+
+@pytest.mark.parametrize("error", SHORT)
+def test_drafts_that_there_is_no_memory_for_are_left_out(folder: Path, once: None, error: Callable[[], BaseException]) -> None:
+    model, drafter = TableModel(6), ModelDrafter(Small(inf, error, sequences=3), 6, ModelOptions(path="fake"))
+    speculative = Speculative(model, drafter, Match(), adaptive.build(adaptive.Options()))
+    measure.measure(speculative, 4096, "a")
+    assert {batch for _, batch in speculative.costs.drafts["model"].points} == {1}
+    assert speculative.costs.reading["model"] >= 0.0
+    assert max(speculative.costs.curve.points) == 96
+    assert speculative.drafter.held_bytes == 0
+    assert not folder.exists()
+
+
+@pytest.mark.parametrize("error", SHORT)
+def test_no_memory_for_any_forward_is_one_sentence(folder: Path, error: Callable[[], BaseException]) -> None:
+    model = Small(0, error)
+    speculative = Speculative(model, coupled(TableModel(6)), Match(), adaptive.build(adaptive.Options()))
+    with pytest.raises(ModelError, match="too little memory for a forward of 'table'"):
+        measure.measure(speculative, 4096, "a")
+
+
+def test_whatever_else_is_raised_is_not_taken_for_a_lack_of_memory(folder: Path) -> None:
+    model = Small(10, lambda: RuntimeError("shapes do not fit"))
+    speculative = Speculative(model, coupled(TableModel(6)), Match(), adaptive.build(adaptive.Options()))
+    with pytest.raises(RuntimeError, match="shapes"):
+        measure.measure(speculative, 4096, "a")
+
+
 def test_a_disturbance_is_no_shape() -> None:
     """Every size is slow in some of its turns, one in all of them: more rows never take less, and the fastest turn counts."""
     seen: dict[int, int] = {}
@@ -233,5 +305,5 @@ def test_a_disturbance_is_no_shape() -> None:
         seen[rows] = seen.get(rows, 0) + 1
         return 0.1 * rows * (3.0 if rows == 2 or seen[rows] % 4 else 1.0)
 
-    assert measure._forwards(forward, (1, 2, 3, 4)) == pytest.approx({1: 0.1, 2: 0.3, 3: 0.3, 4: 0.4})
+    assert measure._forwards(forward, (1, 2, 3, 4), measure._Spared()) == pytest.approx({1: 0.1, 2: 0.3, 3: 0.3, 4: 0.4})
     assert len(set(seen.values())) == 1

@@ -15,25 +15,29 @@ from logging import getLogger
 from math import inf
 from pathlib import Path
 from time import perf_counter
+from typing import TypeVar
 
 import torch
 
 from paceline.budget import Budget
+from paceline.cache.pages import OutOfPages
 from paceline.drafters.base import Drafter
 from paceline.kernels.compiled import SOURCES
 from paceline.learning.costs import Costs
 from paceline.learning.forward_curve import ForwardCurve
 from paceline.machine import processor, user_cache
-from paceline.models.base import LanguageModel
+from paceline.models.base import LanguageModel, ModelError
 from paceline.models.quiet import sentence
 from paceline.params import SamplingParams
 from paceline.sequence import Sequence
+from paceline.shortage import memory_ended
 from paceline.speculative import Speculative
 from paceline.step import Feed, Step, Verdict
 from paceline.tree import DraftTree
 from paceline.version import __version__
 from paceline.whole_file import put_whole
 
+Made = TypeVar("Made")
 _ROWS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 48, 96)
 _BATCHES = (1, 4, 16)
 _SIDE_BY_SIDE = 3
@@ -134,23 +138,47 @@ def measure(speculative: Speculative, longest: int, draft: str) -> None:
     curve only where it is used. So costs from disk are held against a look at the machine, and measured again where they differ,
     unless it is the machine that is busy now. How fast all of it is does not matter: costs start from the pace of today.
 
-    longest: tokens that a sequence may have. draft: the spec that the drafters were built from.
+    Where memory ends, what took too much is left out, and nothing is kept on disk. longest: tokens that a sequence may have.
+    draft: the spec that the drafters were built from. Raises ModelError where there is too little memory for any forward.
     """
     target = speculative.target
     drafters = [(part.part, part.measured_as) for part in speculative.drafter.parts if part.costly]
     file, costs = _file(target, (draft, longest, *drafters)), Costs()
-    then, now = _read(file, costs) if file is not None else None, _look(target, longest)
-    if then is not None and not then.like(now):
-        now = now.fastest(_look(target, longest))
-    if then is None or not then.like(now):
+    spared = _Spared()
+
+    def look() -> _Look | None:
+        return spared(lambda: _look(target, longest))
+
+    then, now = _read(file, costs) if file is not None else None, look()
+    if then is not None and now is not None and not then.like(now):
+        now = now.fastest(look() or now)
+    if then is None or (now is not None and not then.like(now)):
         fresh = Costs()
-        _measure(speculative, fresh, max(min(_CONTEXT, longest // 2), 1), longest)
-        again = _look(target, longest)
-        if then is None or now.like(again):
+        _measure(speculative, fresh, max(min(_CONTEXT, longest // 2), 1), longest, spared)
+        again = look()
+        if then is None or now is None or again is None or now.like(again):
             costs, then, now = fresh, again, again
-            if file is not None:
+            if file is not None and again is not None and not spared.ended:
                 _write(file, fresh, again)
-    speculative.costs.start_from(costs, now.one_s / then.one_s)
+    speculative.costs.start_from(costs, now.one_s / then.one_s if now is not None and then is not None else 1.0)
+
+
+class _Spared:
+    """Runs what may take more memory than there is. ended: whether anything did."""
+
+    ended = False
+
+    def __call__(self, run: Callable[[], Made]) -> Made | None:
+        """What it returns; None where memory ended."""
+        try:
+            return run()
+        except BaseException as error:
+            if not (isinstance(error, OutOfPages) or memory_ended(error)):
+                raise
+        self.ended = True
+        # only now, as the error is gone, is what it held free
+        torch.cuda.empty_cache()
+        return None
 
 
 @dataclass(frozen=True)
@@ -184,43 +212,61 @@ def _look(target: LanguageModel, longest: int) -> _Look:
     return found
 
 
-def _measure(speculative: Speculative, costs: Costs, context: int, longest: int) -> None:
+def _measure(speculative: Speculative, costs: Costs, context: int, longest: int, spared: _Spared) -> None:
     target, began = speculative.target, perf_counter()
     sizes = [rows for rows in _ROWS if context + rows <= longest]
     if not sizes:
         # no token can be decoded behind any other
         return
-    forward = ModelForward(target, context, max(sizes))
-    for rows, seconds in _forwards(forward, sizes).items():
+    forward = spared(lambda: ModelForward(target, context, max(sizes)))
+    if forward is None:
+        # a prompt takes more than a token
+        context = 1
+        forward = spared(lambda: ModelForward(target, context, max(sizes)))
+    points = _forwards(forward, sizes, spared) if forward is not None else {}
+    if forward is None or not points:
+        raise ModelError(f"the device has too little memory for a forward of '{target.name}'")
+    for rows, seconds in points.items():
         costs.curve.put(rows, seconds)
     if _SIDE_BY_SIDE in sizes:
         # on a slow machine reading three prompts takes longer than all that is seen behind them
         behind = context if perf_counter() - began < _PATIENCE_S else 1
-        alone = forward if behind == context else ModelForward(target, behind, _SIDE_BY_SIDE)
-        # room for two rows, of which one is used: slabs of caches as large as the other's
-        costs.sequence_s = _sequence_s(alone, ModelForward(target, behind, 2, _SIDE_BY_SIDE))
+        costs.sequence_s = spared(lambda: _beside(target, forward, context, behind)) or 0.0
     for part in speculative.drafter.parts:
-        if not part.costly:
-            continue
-        # behind a forward of the target, as in a step: the draft model's weights have left the processor's caches
-        draft = DraftOnce(part, target.vocab_size, context, forward)
-        reading_s = draft(1, 1)
-        # what runs for the first time takes longer
-        draft.forget()
-        reading_s = min(reading_s, draft(1, 1))
-        for batch in _BATCHES:
-            for depth in sorted({1, part.budget.depth}):
-                patient = perf_counter() - began < 2 * _PATIENCE_S
-                if patient or batch == 1:
-                    # what was never measured would cost nothing
-                    costs.measured(part.name, depth, batch, (_fastest if patient else _warmed)(draft, depth, batch))
-        draft.forget()
-        costs.reading[part.name] = max(reading_s - costs.draft_s(part.name, 1, 1), 0.0) / context
+        if part.costly:
+            # behind a forward of the target, as in a step: the draft model's weights have left the processor's caches
+            draft = DraftOnce(part, target.vocab_size, context, forward)
+            spared(lambda part=part, draft=draft: _measure_draft(costs, part, draft, context, began))
+            draft.forget()
     # last, for it takes the longest and matters least: a slow machine's patience is for the others
     most = max(_FAR_BYTES, _FAR_SHARE * target.weights_bytes) / max(forward.token_bytes, 1.0)
     far = int(min(_FAR, longest - _FAR_ROWS, most))
     if far > 2 * context:
-        _measure_contexts(costs.curve, forward, FarForward(target, far, _FAR_ROWS), context, far)
+        spared(lambda: _measure_contexts(costs.curve, forward, FarForward(target, far, _FAR_ROWS), context, far))
+
+
+def _beside(target: LanguageModel, forward: ModelForward, context: int, behind: int) -> float:
+    """As `_sequence_s`, behind so many tokens. forward: of one sequence behind `context`."""
+    alone = forward if behind == context else ModelForward(target, behind, _SIDE_BY_SIDE)
+    # room for two rows, of which one is used: slabs of caches as large as the other's
+    return _sequence_s(alone, ModelForward(target, behind, 2, _SIDE_BY_SIDE))
+
+
+def _measure_draft(costs: Costs, part: Drafter, draft: DraftOnce, context: int, began: float) -> None:
+    """What drafts of one drafter take, and reading a text for them; a batch before a larger one."""
+    reading_s = draft(1, 1)
+    # what runs for the first time takes longer
+    draft.forget()
+    reading_s = min(reading_s, draft(1, 1))
+    for batch in _BATCHES:
+        for depth in sorted({1, part.budget.depth}):
+            patient = perf_counter() - began < 2 * _PATIENCE_S
+            if patient or batch == 1:
+                # what was never measured would cost nothing
+                costs.measured(part.name, depth, batch, (_fastest if patient else _warmed)(draft, depth, batch))
+            if (batch, depth) == (1, 1):
+                # at once, for memory may end with the next one
+                costs.reading[part.name] = max(reading_s - costs.draft_s(part.name, 1, 1), 0.0) / context
 
 
 def _measure_contexts(curve: ForwardCurve, near: ModelForward, far: FarForward, context: int, tokens: int) -> None:
@@ -240,14 +286,18 @@ def _measure_contexts(curve: ForwardCurve, near: ModelForward, far: FarForward, 
     curve.key_s = max(one - curve.row_key_s, 0.0)
 
 
-def _forwards(forward: Callable[[int], float], sizes: Many[int]) -> dict[int, float]:
-    """Seconds by rows: all sizes in turns, so that what the machine does happens to all of them; more rows never take less."""
+def _forwards(forward: Callable[[int], float], sizes: Many[int], spared: _Spared) -> dict[int, float]:
+    """Seconds by rows: all sizes in turns, so that what the machine does happens to all of them; more rows never take less. Sizes
+    from that on at which memory ends are left out."""
     began, fastest = perf_counter(), dict[int, float]()
     for turn in range(_REPEATS):
         for rows in sizes if not turn else tuple(fastest):
             if perf_counter() - began > _PATIENCE_S and (turn or rows > 2):
                 break
-            fastest[rows] = min(_warmed(forward, rows), fastest.get(rows, inf))
+            seconds = spared(lambda rows=rows: _warmed(forward, rows))
+            if seconds is None:
+                break
+            fastest[rows] = min(seconds, fastest.get(rows, inf))
     least = inf
     for rows in sorted(fastest, reverse=True):
         least = fastest[rows] = min(fastest[rows], least)

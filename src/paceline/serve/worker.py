@@ -20,6 +20,7 @@ from threading import Lock, Thread
 from time import monotonic
 from typing import BinaryIO
 
+from paceline.cache.pages import OutOfPages
 from paceline.compose import IfItFits
 from paceline.constraint import Constraint, GrammarError, GrammarsBusy
 from paceline.engine.engine import Engine, RequestError
@@ -279,7 +280,7 @@ def main() -> None:
         gc.freeze()
         worker.run()
     except BaseException as error:
-        known = isinstance(error, (ModelError, SpecError, UnknownMethod, CompileError))
+        known = isinstance(error, (ModelError, SpecError, UnknownMethod, CompileError, OutOfPages))
         # what else it says may quote the texts of requests, as any exception may
         failed = "the engine failed" + (f" in '{error.file}'" if isinstance(error, OwnFileError) else "")
         if not known:
