@@ -55,7 +55,9 @@ def bench_drafts(
         int | None, typer.Option("--threads", help="Threads of every engine; torch's own choice if left out.")
     ] = None,
     temperature: Annotated[float, typer.Option("--temperature", help="0 is greedy.")] = 0.0,
-    seed: Annotated[int, typer.Option("--seed", help="Of every request, plain and drafted: same seed, same text.")] = 0,
+    seed: Annotated[
+        int, typer.Option("--seed", help="Of every request, plain and drafted: under match same seed, same text.")
+    ] = 0,
     max_tokens: MaxTokens = 96,
     repeats: Annotated[int, typer.Option("--repeats", help="Measured runs, whose median counts.")] = 3,
     limit: Annotated[int | None, typer.Option("--limit", help="At most this many prompts of each task.")] = None,

@@ -53,7 +53,7 @@ RepetitionPenalty = Annotated[
 PresencePenalty = Annotated[float, typer.Option("--presence-penalty", help="Above 0: tokens of the answer become less likely.")]
 FrequencyPenalty = Annotated[float, typer.Option("--frequency-penalty", help="The same, for each time that a token occurred.")]
 Stop = Annotated[list[str] | None, typer.Option("--stop", help="End before this text; may be repeated.")]
-Seed = Annotated[int | None, typer.Option("--seed", help="Same seed, same text; drawn and reported if left out.")]
+Seed = Annotated[int | None, typer.Option("--seed", help="Under match: same seed, same text; drawn and reported if left out.")]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object on one line.")]
 
 

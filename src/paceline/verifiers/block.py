@@ -5,6 +5,8 @@ likelier than the draft did makes up for an earlier one that it holds less likel
 testing one after another, never fewer. Of a tree only the path of first children is looked at. Tokens that were not drawn count
 as point masses, which gain nothing from it.
 
+A seed gives the same text again only as the same request, by number, of an engine: draws hang on that too, unless greedy.
+
 Source: Sun et al., Block Verification Accelerates Speculative Decoding (arXiv:2403.10444).
 Exactness: law for every kind of proposal; text when greedy
 Lossless: yes

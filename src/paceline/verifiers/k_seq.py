@@ -8,6 +8,8 @@ multi-round.
 Only several drafts of one position make a difference: of one, as a model drafts unless told otherwise, this is `rejection`. Ask
 for more with `samples=` or `width=`, as in `model:PATH,samples=4`.
 
+A seed gives the same text again only as the same request, by number, of an engine: draws hang on that too, unless greedy.
+
 Source: SpecTr, Sun et al. (arXiv:2310.15141).
 Exactness: law for every kind of proposal; text when greedy
 Lossless: yes

@@ -7,6 +7,8 @@ accepted more often, and are the default. Children of several draft models are e
 Only siblings make a difference: of a draft with one child per node this is `rejection`. A model drafts several with `width=` or
 `samples=`, as in `model:PATH,width=3`.
 
+A seed gives the same text again only as the same request, by number, of an engine: draws hang on that too, unless greedy.
+
 Source: SpecInfer (arXiv:2305.09781), section 4.3; without replacement Sequoia (arXiv:2402.12374) and Jeon et al.
 (arXiv:2402.14160).
 Exactness: law for every kind of proposal; text when greedy

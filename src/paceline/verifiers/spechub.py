@@ -7,6 +7,8 @@ hub. Tokens drawn otherwise are tested as in multi-round.
 Only pairs make a difference: of a draft with one child per node this is `rejection`. A model drafts pairs with `width=2`, as in
 `model:PATH,width=2`.
 
+A seed gives the same text again only as the same request, by number, of an engine: draws hang on that too, unless greedy.
+
 Source: SpecHub, Sun et al. (arXiv:2411.05289).
 Exactness: law for every kind of proposal; text when greedy
 Lossless: yes
