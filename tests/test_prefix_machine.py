@@ -5,10 +5,11 @@ from __future__ import annotations
 from random import Random
 
 import pytest
-from hypothesis import HealthCheck, settings, strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from crowd import Crowd
+from lives import both_lengths, live
 from paceline.engine.scheduler import Limits
 from paceline.sequence import Sequence
 
@@ -96,15 +97,8 @@ def keys(sequences: list[Sequence]) -> list[int]:
     return [sequence.key for sequence in sequences]
 
 
+@both_lengths(40, 60)
 @pytest.mark.parametrize("kind", ["none", "ngram", "merged", "TreeDrafter"])
-def test_any_life_of_an_engine(kind: str) -> None:
+def test_any_life_of_an_engine(kind: str, runs: int, steps: int) -> None:
     machine = type("Machine", (Requests,), {"kind": kind})
-    quick = settings(
-        max_examples=40,
-        stateful_step_count=60,
-        deadline=None,
-        derandomize=True,
-        database=None,
-        suppress_health_check=list(HealthCheck),
-    )
-    run_state_machine_as_test(machine, settings=quick)
+    live(machine, runs, steps)

@@ -13,9 +13,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, settings, strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from lives import both_lengths, live
 from paceline.cache.base import Branching, KVCache
 from paceline.cache.dense import DenseCache
 from paceline.cache.panels import PanelCache, Shape
@@ -298,18 +299,11 @@ class Life(RuleBasedStateMachine):
         assert self.store.cache.held_bytes == self.store.counted_bytes()
 
 
+@both_lengths(150, 40)
 @pytest.mark.parametrize("name", STORES)
-def test_any_life_leaves_a_prefix_of_the_text(name: str) -> None:
+def test_any_life_leaves_a_prefix_of_the_text(name: str, runs: int, steps: int) -> None:
     life = type("Life", (Life,), {"kind": STORES[name]})
-    quick = settings(
-        max_examples=150,
-        stateful_step_count=40,
-        deadline=None,
-        derandomize=True,
-        database=None,
-        suppress_health_check=list(HealthCheck),
-    )
-    run_state_machine_as_test(life, settings=quick)
+    live(life, runs, steps)
 
 
 @pytest.mark.parametrize("name", STORES)

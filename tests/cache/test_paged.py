@@ -9,10 +9,10 @@ import contextlib
 
 import pytest
 import torch
-from hypothesis import HealthCheck, settings
-from hypothesis.stateful import invariant, run_state_machine_as_test
+from hypothesis.stateful import invariant
 
 from cache.test_cache import Life, Store, grow, marks_of
+from lives import both_lengths, live
 from paceline.cache import paged
 from paceline.cache.dense import DenseCache
 from paceline.cache.paged import PagedCache
@@ -77,17 +77,10 @@ class GrowingLife(PagedLife):
     kind = Growing
 
 
+@both_lengths(100, 40)
 @pytest.mark.parametrize("life", [PagedLife, GrowingLife])
-def test_any_life_leaves_a_prefix_of_the_text(life: type[PagedLife]) -> None:
-    quick = settings(
-        max_examples=100,
-        stateful_step_count=40,
-        deadline=None,
-        derandomize=True,
-        database=None,
-        suppress_health_check=list(HealthCheck),
-    )
-    run_state_machine_as_test(life, settings=quick)
+def test_any_life_leaves_a_prefix_of_the_text(life: type[PagedLife], runs: int, steps: int) -> None:
+    live(life, runs, steps)
 
 
 def test_steps_begin_where_the_cache_ends_and_are_committed_once() -> None:

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, settings
-from hypothesis.stateful import invariant, run_state_machine_as_test
+from hypothesis.stateful import invariant
 
 from cache.test_cache import Life, Panels, grow
+from lives import both_lengths, live
 from paceline.cache import slabs
 from paceline.cache.panels import PanelCache, Shape
 from paceline.step import Step, Verdict
@@ -33,18 +33,11 @@ class PanelLife(Life):
             assert not slab.values[:, :, 1, :, 2:].any(), "padding of values is read, and must stay zero"
 
 
-def test_any_life_in_slabs_that_double(monkeypatch: pytest.MonkeyPatch) -> None:
+@both_lengths(100, 40)
+def test_any_life_in_slabs_that_double(monkeypatch: pytest.MonkeyPatch, runs: int, steps: int) -> None:
     """They begin with one panel, so that nearly every step needs more room."""
     monkeypatch.setattr(slabs, "FIRST_CAPACITY", 4)
-    quick = settings(
-        max_examples=100,
-        stateful_step_count=40,
-        deadline=None,
-        derandomize=True,
-        database=None,
-        suppress_health_check=list(HealthCheck),
-    )
-    run_state_machine_as_test(PanelLife, settings=quick)
+    live(PanelLife, runs, steps)
 
 
 @pytest.mark.parametrize("path", [(1,), (2,), (2, 5), (1, 3), (4, 6, 7), ()])

@@ -1,0 +1,28 @@
+"""State machines at two lengths: some runs at every change, and in the full suite 5,000 of 100 steps."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis.stateful import RuleBasedStateMachine, run_state_machine_as_test
+
+FULL_RUNS, FULL_STEPS = 5_000, 100
+
+
+def both_lengths(runs: int, steps: int) -> pytest.MarkDecorator:
+    """A test's parameters `runs` and `steps`: these, and under the marker `full` the greater ones."""
+    full = pytest.param(FULL_RUNS, FULL_STEPS, marks=pytest.mark.full, id="full")
+    return pytest.mark.parametrize(("runs", "steps"), [pytest.param(runs, steps, id="quick"), full])
+
+
+def live(machine: type[RuleBasedStateMachine], runs: int, steps: int) -> None:
+    """Run it so often, the same runs every time."""
+    chosen = settings(
+        max_examples=runs,
+        stateful_step_count=steps,
+        deadline=None,
+        derandomize=True,
+        database=None,
+        suppress_health_check=list(HealthCheck),
+    )
+    run_state_machine_as_test(machine, settings=chosen)
