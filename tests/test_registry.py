@@ -15,7 +15,8 @@ from fakes import FakeTokenizer, TableModel
 from paceline.cache.base import Branching
 from paceline.compose import build_drafter, build_verifier
 from paceline.drafters.base import Drafter, Surroundings
-from paceline.methods import FAMILIES, compositions, described, listed, options
+from paceline.methods import FAMILIES, composed, compositions, described, listed, options
+from paceline.models.base import WEIGHTS
 from paceline.registry import DRAFTERS, POLICIES, VERIFIERS, Registry, UnknownMethod
 from paceline.spec import Method, SpecError, bind, parse
 from paceline.tree import Proposal
@@ -146,6 +147,10 @@ def test_options_are_told_as_a_spec_would_say_them() -> None:
 
 def test_what_specs_are_put_together_with_describes_itself() -> None:
     assert all(row["summary"] and f"`{row['name']}`" in row["summary"] for row in compositions())
+    for row in composed():
+        for field in ("source", "proposals", "taps", "branching", "trained", "cost", "kinds", "exactness"):
+            assert row.get(field), (row["name"], field)
+    assert [row["name"] for row in listed("approximations")] == [*WEIGHTS]
 
 
 def test_the_generated_page_says_where_its_words_are_explained() -> None:

@@ -8,6 +8,11 @@ Only chains of the model's own choices are drafted so: those of `match`, and of 
 an amateur (`contrastive`) are the model's alone: the drafter ahead is not asked, though the draft still goes by the name `a^b`.
 
 Source: cascades of drafts, Spector and Re, Accelerating LLM Inference with Staged Speculative Decoding (arXiv:2308.04623).
+Proposals: those of b
+Taps: none of the target
+Branching: what b needs
+Trained: no (any checkpoint)
+Cost: the forwards of b, fewer by what a drafts rightly, and the drafts of a
 """
 
 from __future__ import annotations

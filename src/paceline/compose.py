@@ -40,6 +40,13 @@ def automatic(model_path: str, draft_path: str = "") -> str:
     Rows are nearly free on a GPU, so look-ups and recycled trees are larger there: with 32 recycled nodes in place of 8 the
     embedded model emits a quarter more tokens a step, and files rewritten with edits take an eighth fewer steps. A draft is
     free to be an approximation, so it is held in int8 where weights are packed: half as much to read, and hardly another token.
+
+    Source: our own choice of methods that are listed here.
+    Proposals: those of its parts
+    Taps: none
+    Branching: REPLAY
+    Trained: no (any checkpoint)
+    Cost: the sum of its parts, of which the policy asks those that are worth their time
     """
     draft = draft_path or draft_of(model_path)
     held = "@int8" if packs_weights() else ""
@@ -235,6 +242,13 @@ def approximated(parts: Many[Spec], surroundings: Surroundings) -> Drafter:
     """`x@y`: the model that x drafts with, its weights held in the format y, such as `model:PATH@int8`.
 
     A draft need not be exact, and weights of fewer bytes take less time to read. y is one of the formats of `--weights`.
+
+    Source: weights in fewer bits, for drafts alone; the formats are those of `--weights`.
+    Proposals: those of x
+    Taps: those of x
+    Branching: what x needs
+    Trained: no (any checkpoint)
+    Cost: that of x, with fewer bytes of weights to read
     """
     drafter, weights = parts[0], _weights_format(parts)
     loaded: list[str] = []

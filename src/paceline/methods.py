@@ -20,6 +20,7 @@ from pydantic import BaseModel
 from paceline import cascade, compose
 from paceline.drafters import merge
 from paceline.drafters.base import Drafter
+from paceline.models.base import WEIGHTS
 from paceline.registry import APPROXIMATIONS, CACHES, DRAFTERS, POLICIES, VERIFIERS, Registry
 from paceline.tree import Proposal
 from paceline.verifiers.base import Exactness, Verifier
@@ -63,12 +64,23 @@ def compositions() -> list[dict[str, str]]:
     return [_described(name, text) for name, text in _COMPOSITIONS.items()]
 
 
+def composed() -> list[dict[str, Any]]:
+    """As `listed` has drafters: of every kind of proposal, for they are put together from any."""
+    kinds = [*Proposal]
+    kept = {name: _least(_rule(rule.load()), kinds) for name, rule in VERIFIERS.items()}
+    return [{**row, "kinds": [kind.name for kind in kinds], "exactness": kept} for row in compositions()]
+
+
 def listed(family: str) -> list[dict[str, Any]]:
     """The rows of `described`, and what is no sentence.
 
     Of all, options: the fields of `Option`. Of drafters, kinds: of their proposals; exactness: by rule, "text", "law" or "none",
-    the least that it keeps of them. Of verifiers, kinds: "text" or "law", by the kinds that they keep.
+    the least that it keeps of them. Of verifiers, kinds: "text" or "law", by the kinds that they keep. Approximations are formats
+    of weights, which are no modules.
     """
+    if family == "approximations":
+        source = next(row["source"] for row in compositions() if row["name"] == "x@y")
+        return [{"name": form, "summary": f"Weights held as {form}.", "source": source, "options": []} for form in WEIGHTS]
     registry = FAMILIES[family]
     rows: list[dict[str, Any]] = []
     for row, method in zip(described(registry), registry.values(), strict=True):

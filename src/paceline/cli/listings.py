@@ -10,13 +10,12 @@ def methods(as_json: Json = False) -> None:
     """List drafters and how they are put together, verifiers, policies and caches, and what each says of itself."""
     need_output()
     from paceline.display import methods_table
-    from paceline.methods import FAMILIES, compositions, described, listed
+    from paceline.methods import FAMILIES, composed, compositions, described, listed
 
-    together = {"compositions": compositions()}
     if as_json:
-        tell_json({family: listed(family) for family in FAMILIES} | together)
+        tell_json({family: listed(family) for family in FAMILIES} | {"compositions": composed()})
         return
-    found = {family: described(registry) for family, registry in FAMILIES.items()} | together
+    found = {family: described(registry) for family, registry in FAMILIES.items()} | {"compositions": compositions()}
     for family, rows in found.items():
         if rows:
             out.print(methods_table(family, rows, out.width))
