@@ -207,4 +207,4 @@ def test_a_table_of_methods_is_read_without_loading_any() -> None:
 
 
 def test_surroundings_are_all_a_drafter_is_built_from() -> None:
-    assert set(Surroundings.__dataclass_fields__) == {"target", "tokenizer", "load", "prefers", "amateur"}
+    assert set(Surroundings.__dataclass_fields__) == {"target", "tokenizer", "load", "prefers", "amateur", "deepest"}
