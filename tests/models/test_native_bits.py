@@ -17,6 +17,7 @@ import torch
 from safetensors.torch import load_file
 
 from native import FORMATS, THREADS, Plain, checkpoint, native, random_tree, rewritten, texts, threads
+from paceline.kernels.native.vectors import PANEL
 from paceline.models.native import NativeModel
 from paceline.sequence import Sequence
 from paceline.step import Feed, Verdict
@@ -92,6 +93,27 @@ def test_every_node_of_every_tree_has_the_bits_of_decoding(folders: dict[str, Pa
     draw = random.Random(f"{name} {weights}")
     for _ in range(6):
         life(model, plain, draw, nodes=32)
+
+
+@pytest.mark.parametrize("weights", FORMATS)
+@pytest.mark.parametrize("name", ["llama", "sliding", "gemma2"])
+def test_a_branch_deeper_than_two_panels_has_the_bits_of_decoding(folders: dict[str, Path], name: str, weights: str) -> None:
+    """What a node sees of its own tree is gathered panel by panel too, and a window may begin within the tree."""
+    model, plain = loaded(folders[name], weights)
+    text, deep = random.Random(15).choices(range(VOCABULARY), k=40 + 2 * PANEL + 3), 2 * PANEL + 3
+    for count in THREADS:
+        cache, owner = model.new_cache(), sequence(0, text[:40])
+        prefilled(model, cache, owner, 1, random.Random(16))
+        # its last node makes it branch
+        tree = DraftTree((owner.root, *text[40:], 96), (-1, *range(deep), 0))
+        with threads(count):
+            got = score(model, cache, [missing(cache, owner, tree)]).logits
+        assert same_bits(plain, got, [(owner, tree)])
+        verdict = accept(tree, tree.path(deep), 3)
+        cache.commit([verdict])
+        owner.commit(verdict.tokens, ())
+        then = DraftTree((owner.root, 5, 6), (-1, 0, 0))
+        assert same_bits(plain, score(model, cache, [missing(cache, owner, then)]).logits, [(owner, then)])
 
 
 @pytest.mark.parametrize("weights", FORMATS)
