@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 
+from paceline import noise
 from paceline.kernels.choices import walks
 from paceline.kernels.choices.walks import chosen, is_compiled, walked
 from paceline.kernels.native.layout import MOST_KEPT
@@ -66,6 +67,28 @@ def test_one_row_is_chosen_from_as_the_long_way_does(size: int, cuts: dict[str, 
             assert found == the_long_way(one, root, row)
     # of equal scores a sum says whether all are within: that is in doubt where they share top-p evenly
     assert doubts <= 1
+
+
+@pytest.mark.parametrize(("lead", "sure"), [(-0.5, True), (-5e-6, False), (0.0, False), (5e-6, False), (0.5, True)])
+def test_of_two_that_nearly_tie_none_is_told(lead: float, sure: bool) -> None:
+    """Noise is summed up elsewhere in the compiled code, and its last bits are not to choose."""
+    one, root = sequence_of(temperature=1.0), DraftTree.root(4)
+    first, second, _ = noise.gumbel(one.seed, len(one.tokens), np.arange(3)).tolist()
+    row = torch.tensor([[0.0, first - second + lead, -30.0]])
+    assert walked([one], [root], [row]) == [the_long_way(one, root, row) if sure else None]
+    if sure:
+        assert the_long_way(one, root, row) == ((), (int(lead > 0),))
+
+
+@pytest.mark.parametrize(("beside", "sure"), [(-1e-4, True), (-1e-6, False), (0.0, False), (1e-6, False), (1e-4, True)])
+def test_where_the_likelier_ones_share_just_top_p_none_is_told(beside: float, sure: bool) -> None:
+    """What is drawn is the second likeliest, which top-p keeps if the likeliest holds less."""
+    root, row = DraftTree.root(4), torch.tensor([[0.5, 0.3, 0.2]]).log()
+    seed = next(seed for seed in range(99) if the_long_way(sequence_of(seed, temperature=1.0), root, row) == ((), (1,)))
+    one = sequence_of(seed, temperature=1.0, top_p=0.5 + beside)
+    assert walked([one], [root], [row]) == [((), (int(beside > 0),)) if sure else None]
+    if sure:
+        assert the_long_way(one, root, row) == ((), (int(beside > 0),))
 
 
 @given(data=st.data(), size=st.integers(1, 300), seed=st.integers(0, 2**64 - 1), length=st.integers(1, 2**20))
