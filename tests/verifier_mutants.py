@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence as Many
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -17,12 +18,13 @@ import fakes
 import reference
 from enumeration import Source, blocks, contrastive_law, error, target_law
 from fakes import DrawnDrafter, TableModel, TrimmingPolicy
+from grammars import rising
 from laws import PROMPT, bulk, drawn, obeys
 from mutants import altered, mutant, replaced
 from paceline import draws, trials
 from paceline.compose import build_verifier
 from paceline.kernels.choices import distributions
-from paceline.params import SamplingParams
+from paceline.params import Grammar, SamplingParams
 from paceline.sampling import Context
 from paceline.sequence import Sequence
 from paceline.speculative import Speculative
@@ -40,6 +42,7 @@ CUT = [
     SamplingParams(temperature=0.8, top_p=0.85, frequency_penalty=0.3),
     SamplingParams(temperature=0.8, top_k=3, min_p=0.2),
 ]
+SPELLED = SamplingParams(temperature=0.8, repetition_penalty=1.3, grammar=Grammar(kind="regex", text="stood in for"))
 CASES: list[tuple[str, list[Source]]] = [
     ("rejection", [Source(DRAFT, Proposal.IID, (1, 1))]),
     ("multi-round", [Source(DRAFT, Proposal.IID, (2, 1))]),
@@ -56,14 +59,17 @@ def rules() -> bool:
     """The joint law of every case to 1e-12; False also where a guard speaks up."""
     try:
         cut = [_exact(rule, sources, params) for rule, sources in (CASES[0], CASES[-1]) for params in CUT]
-        return all(cut) and all(_exact(rule, sources) for rule, sources in CASES) and _contrasts()
+        spelled = [_exact(rule, sources, SPELLED) for rule, sources in (CASES[0], CASES[-1])]
+        return all(cut) and all(spelled) and all(_exact(rule, sources) for rule, sources in CASES) and _contrasts()
     except (AssertionError, ValueError):
         return False
 
 
 def _exact(rule: str, sources: list[Source], params: SamplingParams = PARAMS) -> bool:
     length = max(len(source.widths) for source in sources) + 1
-    return error(blocks(build_verifier(rule), MODEL, sources, params), target_law(MODEL, params), 4, length) < 1e-12
+    constraint = None if params.grammar is None else partial(rising, 4)
+    found = blocks(build_verifier(rule), MODEL, sources, params, constraint)
+    return error(found, target_law(MODEL, params, constraint), 4, length) < 1e-12
 
 
 def _contrasts() -> bool:
@@ -241,6 +247,13 @@ def _spread_otherwise(patch: pytest.MonkeyPatch, change: Callable[[Sequence], di
     def lossy(logits: torch.Tensor, context: Context) -> np.ndarray:
         return honest(logits, Context(replaced(context.sequence, **change(context.sequence)), context.ancestors))
 
+    for room in (base, block):
+        patch.setattr(room, "distribution", lossy)
+
+
+@mutant("rules")
+def the_tests_penalise_what_a_grammar_leaves_twice(patch: pytest.MonkeyPatch) -> None:
+    lossy = altered(distributions.distribution, "shaped(logits, context), False", "shaped(logits, context), shapes")
     for room in (base, block):
         patch.setattr(room, "distribution", lossy)
 

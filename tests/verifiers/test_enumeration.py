@@ -21,8 +21,12 @@ SHAPES = {"chain": (5, (1, 1, 1)), "trio": (5, (3,)), "wide": (3, (3, 1)), "tree
 FOREIGN = ("trio", "deep")
 """Shapes of kinds that a rule serves but does not ask for, in the quick suite."""
 PLAIN = SamplingParams(temperature=1.0)
-PARAMS_OF_GRAMMAR = SamplingParams(temperature=0.9, grammar=Grammar(kind="regex", text="stood in for"))
 SHAPED = SamplingParams(temperature=0.8, top_p=0.9, repetition_penalty=1.3, frequency_penalty=0.7, logit_bias={1: 0.5})
+STOOD_IN_FOR = Grammar(kind="regex", text="stood in for")
+OF_GRAMMAR = {
+    "plain": SamplingParams(temperature=0.9, grammar=STOOD_IN_FOR),
+    "shaped": SHAPED.model_copy(update={"grammar": STOOD_IN_FOR}),
+}
 
 
 def models(size: int) -> tuple[TableModel, TableModel]:
@@ -66,11 +70,12 @@ def keeps_the_law(rule: str, kind: Proposal, shape: str, params: SamplingParams)
     assert found.accepted > 0.2
 
 
+@pytest.mark.parametrize("shaping", OF_GRAMMAR)
 @pytest.mark.parametrize("rule", RULES)
-def test_so_it_has_under_a_grammar(rule: str) -> None:
+def test_so_it_has_under_a_grammar(rule: str, shaping: str) -> None:
     """What the grammar allows at a node depends on the draft above it; drafts are drawn without looking at the grammar."""
     target, draft = models(4)
-    params = PARAMS_OF_GRAMMAR
+    params = OF_GRAMMAR[shaping]
     for kind in (build_verifier(rule).prefers[0], Proposal.POINT):
         found = blocks(build_verifier(rule), target, [Source(draft, kind, (2, 1))], params, lambda: rising(4))
         law = target_law(target, params, lambda: rising(4))
