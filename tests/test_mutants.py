@@ -6,6 +6,7 @@ nothing by passing.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from functools import cache
 from typing import Any
@@ -131,5 +132,9 @@ def test_a_mutant_is_caught(one: Mutant, check: str, monkeypatch: pytest.MonkeyP
     assert not CHECKS[check]()
 
 
-def test_there_are_mutants_enough() -> None:
-    assert len({one.name for one in MUTANTS}) == len(MUTANTS) >= 20
+def test_every_check_has_mutants_enough() -> None:
+    """Those of the compiled code are listed by an import alone: they would be missed by nothing else."""
+    assert len({one.name for one in MUTANTS}) == len(MUTANTS) >= 100
+    found = Counter(check for one in MUTANTS for check in one.caught_by)
+    assert found.keys() == CHECKS.keys()
+    assert min(found.values()) >= 5
