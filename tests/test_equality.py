@@ -5,6 +5,7 @@ Every drafter in every setting: in the quick suite a few prompts and settings, i
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from itertools import product
 
 import pytest
@@ -15,9 +16,11 @@ from paceline.engine.prompts import all_prompts
 from paceline.engine.scheduler import Limits
 from paceline.models.base import WEIGHTS
 from paceline.params import SamplingParams
+from paceline.sequence import Sequence
+from test_lossless import covering, edited
 
 DRAFTS = [
-    *("ngram", "suffix", "unigram", "bigram", "lookahead", "jacobi", "recycle", "reference", "auto"),
+    *("ngram", "suffix", "unigram:width=8", "bigram", "lookahead", "jacobi", "recycle", "reference", "auto"),
     "model:paceline-14m-draft,width=2",
     "model:paceline-14m-draft,tree=dynamic,nodes=8,width=3",
     "ngram^model:paceline-14m-draft",
@@ -25,8 +28,31 @@ DRAFTS = [
 TOKENS = 64
 SHARED = "The little dog ran after the red ball and the cat sat down on the mat to look at the birds in the old tree. " * 3
 BATCHES, ROOMS, CHUNKS, PREFIXES, TEMPERATURES = (1, 2, 3, 8, 16), ("ample", "tight"), (5, 512), (64, 1 << 20), (0.0, 0.9)
-EVERY = list(product(BATCHES, ROOMS, CHUNKS, PREFIXES, TEMPERATURES))
-A_FEW = [EVERY[13], EVERY[37], EVERY[62]]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """prefix: tokens of the shortest beginning that requests share."""
+
+    batch: int
+    room: str
+    chunk: int
+    prefix: int
+    temperature: float
+
+
+EVERY = [Setting(*one) for one in product(BATCHES, ROOMS, CHUNKS, PREFIXES, TEMPERATURES)]
+COVER = covering(EVERY)
+
+
+def a_few(at: int) -> list[Setting]:
+    """The quick suite's for one of several drafts: three of the cover, from where those of the draft before it end."""
+    return [COVER[place % len(COVER)] for place in range(3 * at, 3 * at + 3)]
+
+
+FEW, MANY = 6, 200
+QUICK = [pytest.param(draft, FEW, a_few(at), id=draft) for at, draft in enumerate(DRAFTS)]
+WHOLE = [pytest.param(draft, MANY, EVERY, id=f"{draft}-every", marks=pytest.mark.full) for draft in DRAFTS]
 
 
 @pytest.fixture(scope="module")
@@ -52,36 +78,46 @@ def plain() -> dict[tuple[float, int], list[list[int]]]:
     return {}
 
 
-def said(engine: Engine, asked: list[list[int]], temperature: float) -> list[list[int]]:
+def said(engine: Engine, asked: list[list[int]], temperature: float, resembling: list[list[int]] | None = None) -> list[Sequence]:
+    """resembling: answers as they will be, of which a drafter that is given one gets an edited copy."""
+    references = [edited(answer) for answer in resembling] if resembling else [[]] * len(asked)
     params = [SamplingParams(max_tokens=TOKENS, temperature=temperature, seed=at) for at in range(len(asked))]
-    sequences = [engine.add(prompt, one) for prompt, one in zip(asked, params, strict=True)]
+    sequences = [
+        engine.add(prompt, one, reference=reference) for prompt, one, reference in zip(asked, params, references, strict=True)
+    ]
     while engine.has_work:
         engine.step()
     engine.forget()
+    return sequences
+
+
+def texts(sequences: list[Sequence]) -> list[list[int]]:
     return [sequence.generated for sequence in sequences]
 
 
-@pytest.mark.parametrize(
-    ("count", "settings"), [(6, A_FEW), pytest.param(200, EVERY, marks=pytest.mark.full)], ids=["few", "every"]
-)
-@pytest.mark.parametrize("draft", DRAFTS)
+@pytest.mark.parametrize(("draft", "count", "settings"), QUICK + WHOLE)
 def test_the_text_of_plain_decoding(
-    llm: LLM, plain: dict[tuple[float, int], list[list[int]]], draft: str, count: int, settings: list[tuple]
+    llm: LLM, plain: dict[tuple[float, int], list[list[int]]], draft: str, count: int, settings: list[Setting]
 ) -> None:
-    asked = prompts(llm, count)
+    asked, accepted = prompts(llm, count), 0
     for temperature in TEMPERATURES:
         if (temperature, count) not in plain:
             llm.use("none")
             alone = Engine(llm.engine.speculative, llm.tokenizer, Limits(1, 512, 65536, 1 << 20))
-            plain[temperature, count] = said(alone, asked, temperature)
+            plain[temperature, count] = texts(said(alone, asked, temperature))
     llm.use(draft, "fixed")
-    for batch, room, chunk, prefix, temperature in settings:
-        cache_tokens = 65536 if room == "ample" else max(map(len, asked)) + TOKENS + 64
-        engine = Engine(llm.engine.speculative, llm.tokenizer, Limits(batch, chunk, cache_tokens, prefix))
-        assert said(engine, asked, temperature) == plain[temperature, count], (batch, room, chunk, prefix, temperature)
-        if room == "tight" and batch > 2 and count > 6:
+    for one in settings:
+        cache_tokens = 65536 if one.room == "ample" else max(map(len, asked)) + TOKENS + 64
+        engine = Engine(llm.engine.speculative, llm.tokenizer, Limits(one.batch, one.chunk, cache_tokens, one.prefix))
+        wanted = plain[one.temperature, count]
+        found = said(engine, asked, one.temperature, wanted if draft == "reference" else None)
+        assert texts(found) == wanted, one
+        if one.room == "tight" and one.batch > (2 if count > FEW else 3):
             assert engine.scheduler.preemptions > 0
-    assert llm.engine.speculative.forwards > 0
+        if one.room == "ample":
+            assert any(sequence.cached_tokens for sequence in found) == (one.prefix == 64)
+        accepted += sum(sequence.speculation.accepted_tokens for sequence in found)
+    assert accepted > 0
 
 
 @pytest.mark.parametrize("weights", WEIGHTS)
@@ -89,9 +125,9 @@ def test_the_text_of_plain_decoding_in_every_format(weights: str) -> None:
     llm = LLM(draft="none", weights=weights)
     asked = prompts(llm, 4)
     alone = Engine(llm.engine.speculative, llm.tokenizer, Limits(1, 512, 65536, 1 << 20))
-    wanted = {temperature: said(alone, asked, temperature) for temperature in TEMPERATURES}
-    for draft in ("auto", "model:paceline-14m-draft,width=2"):
+    wanted = {temperature: texts(said(alone, asked, temperature)) for temperature in TEMPERATURES}
+    for at, draft in enumerate(("auto", "model:paceline-14m-draft,width=2")):
         llm.use(draft, "fixed")
-        for batch, _, chunk, prefix, temperature in A_FEW:
-            engine = Engine(llm.engine.speculative, llm.tokenizer, Limits(batch, chunk, 65536, prefix))
-            assert said(engine, asked, temperature) == wanted[temperature], (draft, batch, chunk, prefix, temperature)
+        for one in a_few(2 * WEIGHTS.index(weights) + at):
+            engine = Engine(llm.engine.speculative, llm.tokenizer, Limits(one.batch, one.chunk, 65536, one.prefix))
+            assert texts(said(engine, asked, one.temperature)) == wanted[one.temperature], (draft, one)
