@@ -18,6 +18,7 @@ import torch
 
 from grammars import SENTENCE
 from paceline.cache.base import Branching
+from paceline.cache.paged import PagedCache
 from paceline.compose import build_drafter, build_policy, build_verifier
 from paceline.datastore import build
 from paceline.drafters.base import Surroundings
@@ -123,6 +124,11 @@ def datastore(folder: Path) -> str:
 
 @cache
 def loaded(path: str, store: str) -> LanguageModel:
+    """paged: the pages that kernels for GPUs read, under a model that needs no kernel."""
+    if store == "paged":
+        model = load_model(path, native=False)
+        vars(model)["new_cache"] = lambda: PagedCache(4, page_size=4, grows=True)
+        return model
     if store in ("dense", "panels"):
         return load_model(path, native=store == "panels")
     from transformers import AutoModelForCausalLM
