@@ -109,6 +109,7 @@ async def soaked(served: Served, seconds: float, clients: int, say: bool) -> dic
         "open_files_after": open_files(served),
         "running": served.metric("vllm:num_requests_running"),
         "waiting": served.metric("vllm:num_requests_waiting"),
+        "held": served.metric("vllm:kv_cache_usage_perc"),
         "restarts": served.metric("paceline_engine_restarts_total"),
     }
 
@@ -120,10 +121,12 @@ def failures(seen: dict[str, Any]) -> list[str]:
         wrong.append(f"memory grew from {seen['warm_bytes'] >> 20} to {seen['most_bytes'] >> 20} MiB")
     if seen["open_files_after"] > seen["open_files_before"] + 2:
         wrong.append(f"{seen['open_files_after'] - seen['open_files_before']} more files are open")
-    if seen["running"] or seen["waiting"] or seen["restarts"]:
-        wrong.append(f"running {seen['running']}, waiting {seen['waiting']}, restarts {seen['restarts']}")
-    if set(seen["statuses"]) - {"200", "400", "429"}:
-        wrong.append(f"statuses {seen['statuses']}")
+    left = {name: seen[name] for name in ("running", "waiting", "held", "restarts")}
+    if any(left.values()):
+        wrong.append(f"what is left: {left}")
+    statuses = seen["statuses"]
+    if set(statuses) - {"200", "400", "429"} or 2 * statuses.get("200", 0) < sum(statuses.values()):
+        wrong.append(f"statuses {statuses}")
     return wrong
 
 
