@@ -375,6 +375,9 @@ def test_a_row_without_an_end_is_refused(monkeypatch, capsys, tmp_path: Path, ta
     file.write_bytes(gzip.compress(rows.encode()))
     assert said(file) == ["a" * ((1 << 20) - 13)]
     file.write_bytes(gzip.compress(rows.encode() + bytes(64 << 20)))
+    # what is imported on the way takes memory of its own
+    assert run(monkeypatch, "datastore", "build", str(tmp_path / "none"), "--out", str(out), "--model", target) == 2
+    capsys.readouterr()
     tracemalloc.start()
     try:
         assert run(monkeypatch, "datastore", "build", str(file), "--out", str(out), "--model", target) == 2
