@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from itertools import product
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 import torch
@@ -35,6 +36,7 @@ from paceline.speculative import Speculative
 from test_registry import classes
 from tiny import save_tiny
 
+AnyWay = TypeVar("AnyWay")
 LONGEST = 40
 SPECS = [spec for row in DRAFTERS.values() for spec in row.examples] + [
     "ngram:max=2,min=1+model:{draft},depth=3",
@@ -80,10 +82,10 @@ POLICIES_RUN = [row.example for row in POLICIES.values()]
 EVERY_WAY = [Way(*choice) for choice in product(BATCHES, CHUNKS, ROOMS, CACHES, PARAMS, POLICIES_RUN)]
 
 
-def covering(ways: list[Way]) -> list[Way]:
+def covering(ways: list[AnyWay]) -> list[AnyWay]:
     """A greedy pairwise cover: every two choices of any two dimensions meet in at least one way."""
 
-    def pairs(way: Way) -> set[tuple[tuple[int, object], tuple[int, object]]]:
+    def pairs(way: AnyWay) -> set[tuple[tuple[int, object], tuple[int, object]]]:
         values = list(enumerate(vars(way).values()))
         return {(a, b) for i, a in enumerate(values) for b in values[i + 1 :]}
 
