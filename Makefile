@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 
 help:
 	@echo "make demo     decode real prompts plainly and with drafts, and compare the texts"
-	@echo "make test     the tests of every change, ten to fifteen minutes; make test-all: all of them"
+	@echo "make test     the tests of every change, ten minutes to half an hour on two cores; make test-all: all of them"
 	@echo "make setup    install into $(VENV), as the two above do first"
 	@echo "make check    style, types, layers and documentation; make docs: write what is generated"
 	@echo "make bench    the records in benchmarks/ and their pages, on this machine"
