@@ -50,6 +50,9 @@ class Rule:
     def forced(self, count: int) -> tuple[int, ...]:
         return ()
 
+    def readable(self, tokens: tuple[int, ...]) -> int:
+        return next((at for at, token in enumerate(tokens) if not self.allowed(tokens[:at])[token]), len(tokens))
+
     def commit(self, tokens: tuple[int, ...]) -> None:
         self._read = (*self._read, *tokens)
 

@@ -4,23 +4,29 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence as Many
 from functools import cache
 from random import Random
 from typing import Any
 
+import numpy as np
 import pytest
 
 from fakes import MixedDrafter, TreeDrafter
-from grammars import REQUESTS, SENTENCE, answers, drafters, engine_of, model_of, tokenizer, whole
+from grammars import REQUESTS, SENTENCE, VOCABULARY, answers, drafters, engine_of, model_of, tokenizer, whole
 from paceline import LLM, SamplingParams
 from paceline.compose import build_verifier
 from paceline.engine.engine import RequestError
 from paceline.engine.llm import Completion
 from paceline.engine.scheduler import Limits
 from paceline.models.embedded import DEFAULT, embedded_models
+from paceline.models.grammar import Grammars
 from paceline.params import Grammar
 from paceline.registry import VERIFIERS
 from paceline.sequence import Sequence
+from paceline.step import Verdict
+from paceline.tree import DraftTree
+from paceline.verifiers.match import Match
 from tiny import BOS, EOS
 
 embedded = pytest.mark.skipif(not embedded_models(), reason="the embedded weights are not part of this checkout")
@@ -108,6 +114,54 @@ def test_a_model_drafts_what_the_grammar_allows() -> None:
     """The draft's tokens are chosen under the same mask: none is refused for being no JSON."""
     found = llm("model:paceline-14m-draft,depth=3").generate(PROMPTS, params("schema", 0.0))
     assert sum(one.speculation.accepted_tokens for one in found) > 0.4 * sum(one.speculation.draft_tokens for one in found)
+
+
+@embedded
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_look_ups_bring_what_the_grammar_allows(temperature: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is found in the text, and what the target held likely without a grammar, mostly is no JSON."""
+    honest, seen = Match.__call__, [0]
+
+    def watching(self: Match, sequences: Many[Sequence], trees: Many[DraftTree], logits: Many[Any]) -> list[Verdict]:
+        for sequence, tree in zip(sequences, trees, strict=True):
+            assert sequence.constraint is not None
+            for node in range(1, tree.candidates):
+                *above, token = (tree.tokens[step] for step in tree.path(node))
+                assert sequence.constraint.allowed(tuple(above))[token]
+                seen[0] += 1
+        return honest(self, sequences, trees, logits)
+
+    monkeypatch.setattr(Match, "__call__", watching)
+    found = llm("ngram:matches=4+recycle:nodes=12").generate(PROMPTS, params("schema", temperature))
+    assert [one.token_ids for one in found] == [one.token_ids for one in plain("schema", temperature)]
+    assert seen[0] > 50
+
+
+def test_what_a_grammar_can_read_is_what_it_allows_one_after_another() -> None:
+    """Behind any beginning of an answer, of tokens that it allows and others."""
+    stream, ends = Random(0), frozenset({EOS})
+    grammars = Grammars(tokenizer(), VOCABULARY + 5, ends)
+    cut = 0
+    for _ in range(40):
+        walked, asked = grammars.constraint(WORDS, ends), grammars.constraint(WORDS, ends)
+        for _ in range(stream.randrange(25)):
+            token = stream.choice(np.flatnonzero(walked.allowed(())).tolist())
+            if token == EOS:
+                break
+            walked.commit((token,))
+            asked.commit((token,))
+        path: tuple[int, ...] = ()
+        while len(path) < 8 and EOS not in path:
+            allowed = np.flatnonzero(walked.allowed(path)).tolist()
+            path = (*path, stream.choice(allowed) if stream.random() < 0.8 else stream.randrange(VOCABULARY))
+        wanted = next((at for at, token in enumerate(path) if not walked.allowed(path[:at])[token]), len(path))
+        # an end is left to the mask
+        assert asked.readable(path) in (wanted, wanted + (EOS in path[wanted : wanted + 1]))
+        cut += wanted < len(path)
+        if wanted:
+            # and nothing has moved
+            assert asked.allowed(())[path[0]]
+    assert cut > 10
 
 
 @embedded

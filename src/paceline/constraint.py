@@ -40,6 +40,11 @@ class Constraint(Protocol):
         """Up to `count` token ids that must follow the committed ones, one behind the other; mostly none."""
         ...
 
+    def readable(self, tokens: tuple[int, ...]) -> int:
+        """How many of these tokens may be chosen one behind the other, all where that cannot be said. It takes less than to ask
+        what else might be."""
+        ...
+
     def commit(self, tokens: tuple[int, ...]) -> None:
         """Read tokens that became final."""
         ...
@@ -67,6 +72,9 @@ class Ahead:
 
     def forced(self, count: int) -> tuple[int, ...]:
         return () if self._read else self._constraint.forced(count)
+
+    def readable(self, tokens: tuple[int, ...]) -> int:
+        return max(self._constraint.readable((*self._read, *tokens)) - len(self._read), 0)
 
     def commit(self, tokens: tuple[int, ...]) -> None:
         self._read = (*self._read, *tokens)

@@ -27,7 +27,7 @@ from paceline.models.base import LanguageModel
 from paceline.policies.base import Policy
 from paceline.sequence import Sequence
 from paceline.step import Feed, Segment, Step, Verdict
-from paceline.tree import DraftTree
+from paceline.tree import DraftTree, Proposal
 from paceline.verifiers.base import Verifier
 
 
@@ -192,7 +192,7 @@ class Speculative:
                 # a drafter that has nothing to say costs next to nothing
                 if len(tree) > 1:
                     # inside a cascade a smaller vocabulary than that of who wrote what is looked up
-                    tree = tree.known(self.target.vocab_size).pruned(budget)
+                    tree = _readable(tree.known(self.target.vocab_size), item.sequence).pruned(budget)
                     self._take(draft, item, part, budget, tree.until(item.sequence.stop_ids))
         free = [
             at
@@ -325,6 +325,22 @@ class _Draft:
 
     tree: DraftTree
     proposed: list[tuple[Drafter, int, DraftTree]] = field(default_factory=list)
+
+
+def _readable(tree: DraftTree, sequence: Sequence) -> DraftTree:
+    """What was looked up, without what the grammar of its request refuses. Drafts that were drawn keep to it already, as far as
+    they can, and must not be chosen from by their tokens."""
+    constraint = sequence.constraint
+    if constraint is None or tree.kind is not Proposal.POINT:
+        return tree
+    kept, inner = set[int](), {*tree.parents[1 : tree.candidates]}
+    for node in range(1, tree.candidates):
+        if node not in inner:
+            path = tree.path(node)
+            kept.update(path[: constraint.readable(tuple([tree.tokens[step] for step in path]))])
+    if len(kept) == tree.candidates - 1:
+        return tree
+    return tree.only([*sorted(kept), *range(tree.candidates, len(tree))])
 
 
 def _feed(item: Work, tree: DraftTree | None) -> Feed:

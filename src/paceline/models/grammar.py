@@ -219,6 +219,15 @@ class GrammarConstraint:
             path = (*path, *(more or choices[:1]))
         return path[:count]
 
+    def readable(self, tokens: tuple[int, ...]) -> int:
+        if not self._go(()):
+            return len(tokens)
+        count = self._matcher.validate_tokens(list(tokens))
+        if self._matcher.is_error():
+            return len(tokens)
+        # an end is a token of ours: whether it may come is left to the mask
+        return count + (count < len(tokens) and tokens[count] in self._ends)
+
     def commit(self, tokens: tuple[int, ...]) -> None:
         if self._ahead is None or self._ahead[: len(tokens)] != tokens:
             self._go(tokens)
