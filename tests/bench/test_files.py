@@ -52,7 +52,7 @@ def test_a_run_of_the_same_settings_may_be_replaced(tmp_path: Path, same: dict[s
     put(tmp_path, json.dumps(same))
     check_place(PLANNED, ["fp32", "fp16"], tmp_path)
     (kept,) = tmp_path.iterdir()
-    assert json.loads(kept.read_text()) == same, "it is replaced when the run has ended"
+    assert kept.read_text() == json.dumps(same), "it is replaced when the run has ended"
 
 
 def test_a_peer_that_is_not_installed_here_makes_no_other_run(tmp_path: Path) -> None:
