@@ -6,7 +6,7 @@ Compiled code itself is not patched: it would not see it. Each fault here stays 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Sequence as Many
+from collections.abc import Callable, Iterable, Sequence as Many
 from dataclasses import replace
 from typing import Any
 
@@ -247,19 +247,22 @@ def logits_are_not_scaled(patch: pytest.MonkeyPatch) -> None:
     _formed(patch, logit_scale=1.0)
 
 
+def _with_other_norms(patch: pytest.MonkeyPatch, changed: Callable[[LayerNorms, forms.Form], LayerNorms]) -> None:
+    honest = LlamaTensors.norms
+    patch.setattr(LlamaTensors, "norms", lambda self, layer: changed(honest(self, layer), self._form))
+
+
 @mutant("native families")
 def norms_of_all_heads_begin_anew(patch: pytest.MonkeyPatch) -> None:
     """Every head has the weights of the first."""
-    honest = LlamaTensors.norms
 
-    def norms(self: LlamaTensors, layer: int) -> LayerNorms:
-        found, size = honest(self, layer), self._form.head_size
-        if not self._form.wide_norms or found.query is None:
+    def changed(found: LayerNorms, form: forms.Form) -> LayerNorms:
+        if not form.wide_norms or found.query is None:
             return found
         weight, bias = found.query
-        return replace(found, query=(weight[:size].repeat(self._form.heads), bias))
+        return replace(found, query=(weight[: form.head_size].repeat(form.heads), bias))
 
-    patch.setattr(LlamaTensors, "norms", norms)
+    _with_other_norms(patch, changed)
 
 
 def _with_other_experts(patch: pytest.MonkeyPatch, **change: Any) -> None:
@@ -310,13 +313,10 @@ def whole_heads_are_rotated(patch: pytest.MonkeyPatch) -> None:
 
 @mutant("native families")
 def norms_behind_blocks_come_before_them(patch: pytest.MonkeyPatch) -> None:
-    honest = LlamaTensors.norms
-
-    def norms(self: LlamaTensors, layer: int) -> LayerNorms:
-        found = honest(self, layer)
+    def changed(found: LayerNorms, form: forms.Form) -> LayerNorms:
         return found if found.after_mlp is None else replace(found, before_mlp=found.after_mlp, after_mlp=found.before_mlp)
 
-    patch.setattr(LlamaTensors, "norms", norms)
+    _with_other_norms(patch, changed)
 
 
 @mutant("native drafts", "native branches")

@@ -126,7 +126,7 @@ def _mixed(colour: str, white: float) -> str:
     return "#" + "".join(f"{round(part + (255 - part) * white):02x}" for part in parts)
 
 
-def _speedup(axes: Axes, record: dict[str, Any], kind: str = "decode_") -> None:
+def _speedup(axes: Axes, record: dict[str, Any], kind: str) -> None:
     """Bars by task, one per mode, or a grid of very many modes; the speed of plain decoding stands under each task."""
     gains, (unit, _) = record["speedup"], _RATES[kind]
     modes = _compared(record)

@@ -113,13 +113,11 @@ class Weights:
     @cached_property
     def read_bytes(self) -> int:
         """Bytes of weights that a forward of one row reads."""
-        common, chosen = ((one["panels"] * one["panel_bytes"]).sum() for one in (self.matrices, self.experts))
-        if self.form.experts:
-            # the router of a layer stands in two places
-            routers = self.matrices[layout.DOWN : -1 : layout.MATRICES]
-            common -= (routers["panels"] * routers["panel_bytes"]).sum()
-            chosen = chosen * self.form.experts.chosen // self.form.experts.count
-        return int(common + chosen)
+        # the router of a layer stands in two places
+        _, first = np.unique(self.matrices["weights"], return_index=True)
+        common, each = ((one["panels"] * one["panel_bytes"]).sum() for one in (self.matrices[first], self.experts))
+        experts = self.form.experts
+        return int(common + each * experts.chosen // experts.count) if experts else int(common)
 
     def rotate_up_to(self, positions: int) -> None:
         """Make the rotation tables reach this many positions; they double, so that it happens rarely."""
