@@ -177,6 +177,7 @@ VERIFIERS = Registry(
         "k-seq": Row("paceline.verifiers.k_seq", "k-seq"),
         "spechub": Row("paceline.verifiers.spechub", "spechub"),
         "block": Row("paceline.verifiers.block", "block"),
+        "lenient": Row("paceline.verifiers.lenient", "lenient:lenience=0.5"),
         "typical": Row("paceline.verifiers.typical", "typical:epsilon=0.09"),
         "relaxed": Row("paceline.verifiers.relaxed", "relaxed:top=3,gap=1"),
         "contrastive": Row("paceline.verifiers.contrastive", "contrastive:alpha=0.1,beta=0.5"),

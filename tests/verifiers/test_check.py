@@ -33,7 +33,7 @@ PROMPTS = (
     "One day, a boy named Tim went to the park.",
 )
 LAW = ["rejection", "multi-round", "multi-round:replacement=with", "k-seq", "spechub", "block"]
-LOSSY = ["typical", "relaxed", "contrastive"]
+LOSSY = ["lenient", "typical", "relaxed", "contrastive"]
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from enumeration import PROMPT, Source, blocks, contrastive_law, error
+from enumeration import PROMPT, Source, blocks, contrastive_law, error, every_draw, node_law
 from fakes import TableModel
 from paceline.compose import build_verifier
 from paceline.kernels import device
@@ -20,9 +20,10 @@ from paceline.sampling import LogitsError
 from paceline.sequence import Sequence
 from paceline.step import Verdict
 from paceline.tree import DraftTree, Proposal
-from paceline.trials import ProposalError, recorded
+from paceline.trials import Group, ProposalError, recorded
 from paceline.verifiers.base import Exactness, Verifier
 from paceline.verifiers.contrastive import Contrastive
+from paceline.verifiers.lenient import Lenient
 
 EXACT = [row.example for row in VERIFIERS.values() if build_verifier(row.example).exactness]
 PLAIN = SamplingParams(temperature=1.0)
@@ -217,6 +218,35 @@ def test_an_end_that_is_merely_good_enough_ends_no_answer_before_a_longer_path(r
     assert judged(rule, sequence, tree, logits).path == (2, 3, 4)
 
 
+# lenient: rejection with proposals that count for less
+
+
+@pytest.mark.parametrize("lenience", [1.0, 0.5, 0.1])
+@pytest.mark.parametrize("seed", range(6))
+def test_lenient_accepts_more_and_makes_nothing_likelier_than_its_bound(seed: int, lenience: float) -> None:
+    target, draft = (np.random.default_rng([seed, which]).dirichlet([0.3] * 5) for which in range(2))
+    rule = build_verifier(f"lenient:lenience={lenience}")
+    assert isinstance(rule, Lenient)
+    found = node_law(rule, target, every_draw(draft, Proposal.IID, 2))
+    accepted, residual = np.minimum(draft, target / lenience), np.maximum(target - draft, 0.0)
+    assert found.accepted == pytest.approx(accepted.sum(), abs=1e-12)
+    assert np.allclose(found.emitted, accepted + (1 - accepted.sum()) * residual / residual.sum(), rtol=0, atol=1e-12)
+    assert (found.emitted <= target / lenience + 1e-12).all()
+    point = node_law(rule, target, [(1.0, [Group((1, 2), (3, 4))])])
+    assert point.accepted == pytest.approx(min(target[3] / lenience, 1.0), abs=1e-12)
+    assert (point.emitted <= target / lenience + 1e-12).all()
+
+
+def test_lenient_greedy_is_match_and_with_lenience_1_rejection() -> None:
+    model, stream = TableModel(4, seed=5), Random(2)
+    for seed in range(60):
+        tree = random_tree(4, stream, Proposal.IID)
+        logits = rows(model, tree)
+        greedy, sampled = sequence_of(GREEDY, seed), sequence_of(PLAIN, seed)
+        assert judged("lenient:lenience=0.1", greedy, tree, logits) == judged("match", greedy, tree, logits)
+        assert judged("lenient:lenience=1", sampled, tree, logits) == judged("rejection", sampled, tree, logits)
+
+
 @pytest.mark.parametrize(("rule", "params"), [("relaxed:gap=4", SamplingParams()), ("typical:epsilon=0.02,delta=0.1", PLAIN)])
 def test_a_path_that_ends_is_taken_whether_or_not_its_end_is_drafted(rule: str, params: SamplingParams) -> None:
     """Policies leave ends out of what the target looks at, as the row before says as much; where it is the likeliest."""
@@ -338,7 +368,7 @@ def test_every_rule_says_whose_law_it_keeps() -> None:
 
 def test_what_every_rule_declares() -> None:
     declared = {name: build_verifier(row.example).exactness for name, row in VERIFIERS.items()}
-    assert {name for name, kept in declared.items() if not kept} == {"typical", "relaxed", "contrastive"}
+    assert {name for name, kept in declared.items() if not kept} == {"lenient", "typical", "relaxed", "contrastive"}
     assert set(declared.pop("match").values()) == {Exactness.TEXT}
     assert all(set(kept) == set(Proposal) and set(kept.values()) == {Exactness.LAW} for kept in declared.values() if kept)
     assert build_verifier("multi-round").prefers[0] is Proposal.WITHOUT_REPLACEMENT
