@@ -19,9 +19,10 @@ import sys, torch
 sys.path.insert(0, {tests!r})
 from compiled import as_read, multiplied
 from paceline.kernels.native.formats import FORMATS, SUMMED
-from paceline.kernels.native.packed import pack, represented
+from paceline.kernels.native.packed import pack
 from paceline.kernels.native.tiles import MOST_ROWS
 from paceline.kernels.native.vectors import LANES, MATRIX_UNIT, MULTIPLIES_BYTES, PAIR_PRODUCTS
+from represented import represented
 assert (LANES, MULTIPLIES_BYTES, bool(PAIR_PRODUCTS), MATRIX_UNIT) == ({lanes}, {fours}, {pairs}, False)
 inputs = 2 * SUMMED + 70
 weight, rows = torch.randn(100, inputs) / 4, torch.randn(MOST_ROWS, inputs)

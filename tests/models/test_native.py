@@ -18,13 +18,13 @@ from native import FORMATS, checkpoint, native, rewritten, with_half_keys
 from paceline.kernels.native.formats import FORMATS as FORMS
 from paceline.kernels.native.layout import HALVES_AND_REST
 from paceline.kernels.native.needs import laid_as
-from paceline.kernels.native.packed import represented
 from paceline.models.base import LanguageModel, ModelError, Scores
 from paceline.models.load import load_model
 from paceline.models.native import NativeModel
 from paceline.models.rotation import Rotation
 from paceline.step import Step
 from paceline.tree import DraftTree
+from represented import represented
 from stepping import alone, missing, score, sequence
 
 TOLERANCE = 1e-4

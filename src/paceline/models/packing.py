@@ -11,7 +11,7 @@ import torch
 from paceline.kernels.compiled import ready
 from paceline.kernels.native import layout
 from paceline.kernels.native.arena import Arena
-from paceline.kernels.native.entries import product
+from paceline.kernels.native.entries import packer, product
 from paceline.kernels.native.formats import FORMATS, Format
 from paceline.kernels.native.needs import highest_tile, laid_as, panels_together
 from paceline.kernels.native.packed import PLAIN, Packed, Rows, pack
@@ -24,6 +24,7 @@ from paceline.models.free_memory import return_free_memory
 from paceline.models.llama_tensors import Linear, LlamaTensors, Weighted, biases, joined
 from paceline.models.rotation import Rotation
 from paceline.models.tensors import Tensors
+from paceline.torch_threads import alone, usable
 
 _NO_NORM = (layout.NO_NORM, 0, 0, 0.0)
 _FIRST_POSITIONS = 1024
@@ -44,16 +45,20 @@ class Weights:
         self._embedding = self._source.embedding
         self.format = format or self._source.matrix_kind
         self._format = FORMATS[self.format]
-        ready([*USUAL, *map(product, {self.format, self.kv_format, *([_ROUTERS] if form.experts else [])})])
+        held = {self.format, *([_ROUTERS] if form.experts else [])}
+        ready([*USUAL, *map(product, {*held, self.kv_format}), *map(packer, held)])
         layers, norms, matrices, experts = len(form.layers), [], [], []
-        for layer in range(layers):
-            matrices += self._layer_matrices(layer)
-            experts += self._layer_experts(layer)
-            norms += self._layer_norms(layer)
-            return_free_memory()
-        matrices.append(self._matrix(*self._source.head()))
-        norms += [self._norm(self._source.last_norm()), _NO_NORM]
-        self._source.all_read()
+        self._threads = usable()
+        # torch's own threads would keep the cores from those that pack, and from whatever else runs
+        with alone():
+            for layer in range(layers):
+                matrices += self._layer_matrices(layer)
+                experts += self._layer_experts(layer)
+                norms += self._layer_norms(layer)
+                return_free_memory()
+            matrices.append(self._matrix(*self._source.head()))
+            norms += [self._norm(self._source.last_norm()), _NO_NORM]
+            self._source.all_read()
         self.model = self._model(layers)
         self.matrices = np.array(matrices, layout.MATRIX)
         self.experts = np.array(experts, layout.MATRIX)
@@ -179,7 +184,7 @@ class Weights:
         self, weight: Rows, bias: torch.Tensor | None = None, paired: bool = False, form: Format | None = None
     ) -> tuple[int, ...]:
         try:
-            packed: Packed = pack(weight, form or self._format, self._arena)
+            packed: Packed = pack(weight, form or self._format, self._arena, self._threads)
         except ValueError as error:
             raise Unsuited(f"one of its matrices cannot be packed: {error}") from error
         self._kept.append(packed.data)

@@ -12,6 +12,8 @@ from paceline.models.towers import text_name
 
 _HEADLESS = "embed_tokens.weight"
 _HEAD = "lm_head."
+_MOST_MAPPED = 1 << 24
+"""Bytes read of an open file: its mapped pages count as memory of this process until it is closed."""
 
 
 class Tensors:
@@ -35,15 +37,23 @@ class Tensors:
             self._places = {_below_a_head(name): place for name, place in self._places.items()}
             self.kinds = {_below_a_head(name): kind for name, kind in self.kinds.items()}
         self.unread = set(self._places)
+        self._open: tuple[Path, safe_open] | None = None
+        self._mapped = 0
 
     def find(self, name: str) -> torch.Tensor | None:
-        """None where there is none of that name. The file is closed again, and its mapped pages with it."""
+        """None where there is none of that name. The file stays open for what is read next, until much of it is mapped."""
         if name not in self._places:
             return None
         shard, held = self._places[name]
-        with safe_open(shard, "pt") as file:
-            self.unread.discard(name)
-            return file.get_tensor(held).clone()
+        if self._open is None or self._open[0] != shard:
+            # opened, its header is read: to do that for each of ten thousand experts takes longer than to read these
+            self._open, self._mapped = (shard, safe_open(shard, "pt")), 0
+        self.unread.discard(name)
+        tensor = self._open[1].get_tensor(held).clone()
+        self._mapped += tensor.nbytes
+        if self._mapped > _MOST_MAPPED:
+            self._open = None
+        return tensor
 
 
 def _below_a_head(name: str) -> str:

@@ -12,9 +12,10 @@ from paceline.kernels.native import ahead, tall, tiles
 from paceline.kernels.native.formats import FORMATS as FORMS, GROUP, SUMMED
 from paceline.kernels.native.matrix_unit import HIGHEST
 from paceline.kernels.native.needs import highest_tile
-from paceline.kernels.native.packed import Packed, pack, represented
+from paceline.kernels.native.packed import Packed, pack
 from paceline.kernels.native.tiles import ADD, CONTINUE, MOST_ROWS, STORE, most_rows
 from paceline.kernels.native.vectors import PANEL, VECTORS
+from represented import represented
 
 SIZES = [(PANEL, GROUP), (3 * PANEL, 2 * GROUP), (2 * PANEL + 5, 3 * GROUP + 7), (1, 1), (PANEL - 1, 100), (5 * PANEL, 40)]
 SIZES += [(PANEL, SUMMED), (7, 2 * SUMMED + 70)]

@@ -20,6 +20,12 @@ PRODUCT_WORDS = 10
 
 
 @cache
+def packer(name: str) -> Kernel:
+    """One thread's part of packing a matrix in a format: (thread, address of a PACKING record)."""
+    return Kernel("native.packer.packer", name)
+
+
+@cache
 def product(name: str) -> Kernel:
     """The product of a format."""
     return Kernel("native.products.product", name, words=PRODUCT_WORDS)

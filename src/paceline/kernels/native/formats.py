@@ -61,6 +61,11 @@ class Format:
         return self.scaled_once and self.activation_bits > 8 and MULTIPLIES_SIGNED_BYTES
 
     @property
+    def largest(self) -> int:
+        """What the largest weight that shares a scale becomes."""
+        return 2 ** (self.bits - 1) - 1
+
+    @property
     def multiple(self) -> int:
         """What K is padded to."""
         return BLOCK if self.scaled_once else GROUP

@@ -264,6 +264,25 @@ POOL = np.dtype(
 TIMES = 8
 """A cache line: no thread writes where another one does."""
 
+PACKING = np.dtype(
+    [
+        ("source", "i8"),  # the matrix, or some panels of it
+        ("kind", "i8"),  # of EMBEDDING_KINDS
+        ("outputs", "i8"),
+        ("inputs", "i8"),
+        ("stride", "i8"),  # bytes between outputs
+        ("scratch", "i8"),  # float32 [threads, PANEL, padded]
+        ("padded", "i8"),  # inputs
+        ("group", "i8"),  # of these, so many share a scale, or all if there are none
+        ("group_bytes", "i8"),
+        ("target", "i8"),
+        ("panels", "i8"),
+        ("panel_bytes", "i8"),
+        ("threads", "i8"),
+    ],
+    align=True,
+)
+
 READING = np.dtype(
     [
         ("memory", "i8"),  # address: 8 streams to a thread

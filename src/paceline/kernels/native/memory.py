@@ -111,6 +111,16 @@ def brain_at(context, address):
 
 
 @intrinsic
+def half_bits(context, number):
+    """The bits of the float16 nearest to a float32, infinite where it is too large for one."""
+
+    def generate(context, builder, signature, arguments):
+        return builder.zext(builder.bitcast(builder.fptrunc(arguments[0], F16), ir.IntType(16)), I32)
+
+    return types.int32(types.float32), generate
+
+
+@intrinsic
 def half_copied(context, target, source):
     """Copy the float16 at one address to another."""
 

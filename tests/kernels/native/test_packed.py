@@ -1,0 +1,77 @@
+"""Packed: the bytes of a format, from whatever floats a matrix has and on any number of threads."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from compiled import multiplied
+from native import FORMATS, THREADS
+from paceline.kernels.native.formats import FORMATS as FORMS, GROUP, Format
+from paceline.kernels.native.packed import PLAIN, pack
+from paceline.kernels.native.vectors import PANEL
+
+OUTPUTS, INPUTS = 2 * PANEL + 5, 3 * GROUP + 7
+
+
+def numbers(*shape: int) -> torch.Tensor:
+    """Sizes that differ by orders of magnitude, some that lie in the middle of two whole numbers, and zeros."""
+    found = torch.randn(*shape, generator=torch.Generator().manual_seed(4)) * torch.logspace(-4, 2, shape[0])[:, None]
+    found[:, 0], found[:, 1], found[-1] = 127.0, 2.5, 0.0
+    return found
+
+
+def laid_out(weight: torch.Tensor, form: Format) -> torch.Tensor:
+    """uint8 [panels, panel_bytes], by torch: words after words, of each the inputs that share one, of all outputs of a panel."""
+    outputs, inputs = weight.shape
+    panels, wide = -(-outputs // PANEL), form.padded(inputs)
+    full = torch.zeros(panels * PANEL, wide)
+    full[:outputs, :inputs] = weight
+    groups = full.view(panels, PANEL, -1, GROUP if form.by_group else wide).permute(0, 2, 3, 1)
+    scales: list[torch.Tensor] = []
+    if form.scaled:
+        largest = 2 ** (form.bits - 1) - 1
+        scales = [(groups.abs().amax(-2, keepdim=True) / largest).clamp(min=2.0**-21).half()]
+        groups = (groups / scales[0].float()).round().clamp(-largest - (form.bits == 4), largest) + form.excess
+    kind = PLAIN.get(form.name, torch.uint8 if form.excess else torch.int8)
+    if form.bits == 4:
+        # of eight inputs every other one, from the lowest nibble up, in the lower half of a word; the rest in the upper half
+        words = groups.long().unflatten(-2, (-1, 8))
+        halves = [sum(words[..., 2 * at + odd, :] << 4 * at for at in range(4)) for odd in (0, 1)]
+        laid = (halves[0] | halves[1] << 16).to(torch.int32)
+    else:
+        laid = groups.to(kind).unflatten(-2, (-1, form.together)).transpose(-1, -2)
+    parts = [part.contiguous().view(torch.uint8).reshape(*groups.shape[:2], -1) for part in (*scales, laid)]
+    return torch.cat(parts, dim=2).reshape(panels, -1)
+
+
+@pytest.mark.parametrize("count", THREADS)
+@pytest.mark.parametrize("name", FORMATS)
+def test_every_byte_is_what_torch_makes_of_the_matrix(name: str, count: int) -> None:
+    weight, form = numbers(OUTPUTS, INPUTS), FORMS[name]
+    for held in (weight, weight.half(), weight.bfloat16(), weight.double()):
+        assert torch.equal(pack(held, form, threads=count).data, laid_out(held.float(), form)), held.dtype
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_rows_that_do_not_lie_side_by_side(name: str) -> None:
+    weight = numbers(INPUTS, OUTPUTS)
+    for part in (weight.T, weight[:, 3:20], weight[::2]):
+        assert torch.equal(pack(part, FORMS[name]).data, pack(part.contiguous(), FORMS[name]).data)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("value", [torch.inf, torch.nan])
+def test_what_is_no_number_is_seen_in_products(name: str, value: float) -> None:
+    """Nor is what no scale can hold taken for something smaller."""
+    weight = numbers(PANEL, INPUTS)
+    weight[3, 40] = value
+    found = multiplied(pack(weight, FORMS[name]), torch.ones(1, INPUTS))[0]
+    assert [at for at in range(PANEL) if not found[at].isfinite()] == [3]
+
+
+@pytest.mark.parametrize("name", ["int8", "int4", "w8a8"])
+def test_a_scale_beyond_half_precision_is_seen_too(name: str) -> None:
+    weight = numbers(PANEL, INPUTS)
+    weight[3, 40] = 1e9
+    assert not multiplied(pack(weight, FORMS[name]), torch.ones(1, INPUTS))[0, 3].isfinite()
