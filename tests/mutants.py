@@ -14,7 +14,7 @@ import torch
 
 import fakes
 from paceline import noise, sampling
-from paceline.cache import base as cache_base, dense, panels
+from paceline.cache import base as cache_base, dense, slabs
 from paceline.engine.stops import StopChecker
 from paceline.kernels.choices import walks
 from paceline.models.grammar import GrammarConstraint
@@ -308,8 +308,7 @@ def _keep(patch: pytest.MonkeyPatch, change: Callable[[Segment, Verdict, int, li
             for segment, verdict, (length, slots) in zip(step.segments, verdicts, honest(step, verdicts), strict=True)
         ]
 
-    patch.setattr(dense, "kept_slots", lossy)
-    patch.setattr(panels, "kept_slots", lossy)
+    patch.setattr(slabs, "kept_slots", lossy)
     patch.setattr(fakes, "kept_slots", lossy)
 
 

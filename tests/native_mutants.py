@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from mutants import mutant
-from paceline.cache import base as cache_base, panels
-from paceline.cache.panels import PanelCache, Shape, Slab
+from paceline.cache import base as cache_base, slabs
+from paceline.cache.panels import PanelCache, PanelSlab
 from paceline.kernels.choices.shapes import shape_of
 from paceline.kernels.native import layout
 from paceline.models import forms, native, native_drafts, packing
@@ -32,55 +32,55 @@ from paceline.step import Segment, Step, Verdict
 
 @mutant("native trees")
 def a_commit_of_panels_moves_nothing(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Slab, "move", lambda self, shape, slots, to: None)
+    patch.setattr(PanelSlab, "move", lambda self, slots, to: None)
 
 
 @mutant("native trees")
 def a_commit_of_panels_moves_keys_only(patch: pytest.MonkeyPatch) -> None:
-    honest = Slab.move
+    honest = PanelSlab.move
 
-    def lossy(self: Slab, shape: Shape, slots: list[int], to: int) -> None:
+    def lossy(self: PanelSlab, slots: list[int], to: int) -> None:
         values = self.values.copy()
-        honest(self, shape, slots, to)
+        honest(self, slots, to)
         self.values[:] = values
 
-    patch.setattr(Slab, "move", lossy)
+    patch.setattr(PanelSlab, "move", lossy)
 
 
 @mutant("native trees")
 def a_commit_of_panels_moves_values_only(patch: pytest.MonkeyPatch) -> None:
-    honest = Slab.move
+    honest = PanelSlab.move
 
-    def lossy(self: Slab, shape: Shape, slots: list[int], to: int) -> None:
+    def lossy(self: PanelSlab, slots: list[int], to: int) -> None:
         keys = self.keys.copy()
-        honest(self, shape, slots, to)
+        honest(self, slots, to)
         self.keys[:] = keys
 
-    patch.setattr(Slab, "move", lossy)
+    patch.setattr(PanelSlab, "move", lossy)
 
 
 @mutant("native trees")
 def slots_are_moved_one_by_one_from_the_last(patch: pytest.MonkeyPatch) -> None:
     """So that some are overwritten before they are moved."""
-    honest = Slab.move
+    honest = PanelSlab.move
 
-    def lossy(self: Slab, shape: Shape, slots: list[int], to: int) -> None:
+    def lossy(self: PanelSlab, slots: list[int], to: int) -> None:
         for place in reversed(range(len(slots))):
-            honest(self, shape, [slots[place]], to + place)
+            honest(self, [slots[place]], to + place)
 
-    patch.setattr(Slab, "move", lossy)
+    patch.setattr(PanelSlab, "move", lossy)
 
 
 @mutant("native trees")
 def only_the_first_layer_is_moved(patch: pytest.MonkeyPatch) -> None:
-    honest = Slab.move
+    honest = PanelSlab.move
 
-    def lossy(self: Slab, shape: Shape, slots: list[int], to: int) -> None:
+    def lossy(self: PanelSlab, slots: list[int], to: int) -> None:
         keys, values = self.keys[1:].copy(), self.values[1:].copy()
-        honest(self, shape, slots, to)
+        honest(self, slots, to)
         self.keys[1:], self.values[1:] = keys, values
 
-    patch.setattr(Slab, "move", lossy)
+    patch.setattr(PanelSlab, "move", lossy)
 
 
 @mutant("native trees")
@@ -90,19 +90,19 @@ def the_chain_of_a_step_is_not_counted(patch: pytest.MonkeyPatch) -> None:
     def lossy(step: Step, verdicts: Many[Verdict]) -> list[tuple[int, list[int]]]:
         return [(length - 1, slots) for length, slots in cache_base.kept_slots(step, verdicts)]
 
-    patch.setattr(panels, "kept_slots", lossy)
+    patch.setattr(slabs, "kept_slots", lossy)
 
 
 @mutant("native trees")
 def a_slab_that_doubles_forgets_its_last_panel(patch: pytest.MonkeyPatch) -> None:
-    honest = Slab.grow
+    honest = PanelSlab.grow
 
-    def lossy(self: Slab, shape: Shape, slots: int) -> None:
-        last = self.length // shape.panel
-        honest(self, shape, slots)
+    def lossy(self: PanelSlab, slots: int) -> None:
+        last = self.length // self.shape.panel
+        honest(self, slots)
         self.keys[:, :, last] = 0
 
-    patch.setattr(Slab, "grow", lossy)
+    patch.setattr(PanelSlab, "grow", lossy)
 
 
 @mutant("native trees")
@@ -150,7 +150,7 @@ def the_tree_begins_a_row_early(patch: pytest.MonkeyPatch) -> None:
     """The last committed row before it is looked for among its ancestors."""
     honest = native._records
 
-    def lossy(segments: Iterable[tuple[int, int, int, int, Slab]]) -> Any:
+    def lossy(segments: Iterable[tuple[int, int, int, int, PanelSlab]]) -> Any:
         shifted = [(low, rows, start, chain + (chain < rows), slab) for low, rows, start, chain, slab in segments]
         return honest(shifted)
 

@@ -21,7 +21,7 @@ import torch
 
 from paceline.budget import Budget
 from paceline.cache.base import Branching
-from paceline.cache.panels import PanelCache, Shape, Slab
+from paceline.cache.panels import PanelCache, PanelSlab, Shape
 from paceline.growth import Growth
 from paceline.kernels.compilers import CompileError
 from paceline.kernels.native import layout
@@ -165,12 +165,12 @@ class NativeModel(LanguageModel):
         for (sequence, _), slab, (tree, fed) in zip(live, slabs, drafts.trees(), strict=True):
             end = len(sequence.tokens)
             if fed != list(range(len(fed))):
-                slab.move(self._shape, [end + spot for spot in fed], end)
+                slab.move([end + spot for spot in fed], end)
             cache.advance(sequence.key, end + len(fed))
             trees.append(tree)
         return trees
 
-    def _caught_up(self, sequences: list[Sequence], room: int, cache: PanelCache) -> tuple[int, int, list[Slab]]:
+    def _caught_up(self, sequences: list[Sequence], room: int, cache: PanelCache) -> tuple[int, int, list[PanelSlab]]:
         """Lay out what the caches lack, with `room` slots behind it; its rows, the slots of the longest sequence, and the
         slabs."""
         self._catch_up(sequences, cache)
@@ -208,7 +208,7 @@ _ROWS_PER_READ = 8
 """From about this many rows on, arithmetic of vectors and not the reading of weights is what takes the time."""
 
 
-def _records(segments: Iterable[tuple[int, int, int, int, Slab]]) -> list[Record]:
+def _records(segments: Iterable[tuple[int, int, int, int, PanelSlab]]) -> list[Record]:
     return [(low, rows, start, chain, *slab.place, 0, low) for low, rows, start, chain, slab in segments]
 
 
