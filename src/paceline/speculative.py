@@ -137,7 +137,7 @@ class Speculative:
         timings = Timings(drafted - began, scored - drafted, verified - scored, now() - cut, asked_s)
         self.policy.observe(sequences, trees, verdicts, timings)
         learnt = decoding and self.policy.learns
-        self.costs.observe(len(step.tokens), len(work), max(item.start for item in work), timings, learnt=learnt)
+        self.costs.observe(len(step.tokens), len(work), timings, learnt=learnt)
         return [
             Outcome(sequence, grown.get(sequence.key), reached.get(sequence.key, Verdict()), timings, len(step.tokens))
             for sequence in (item.sequence for item in work)

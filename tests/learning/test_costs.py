@@ -10,22 +10,13 @@ from paceline.learning.costs import Costs, Timings
 def test_other_is_what_the_parts_leave_of_the_wall_time() -> None:
     costs = Costs()
     for _ in range(4):
-        costs.observe(rows=5, batch=1, context_tokens=100, timings=Timings(0.01, 0.03, 0.005, 0.002), learnt=True)
+        costs.observe(rows=5, batch=1, timings=Timings(0.01, 0.03, 0.005, 0.002), learnt=True)
     profile = costs.profile(wall_s=0.2)
     assert {name: part.ms_per_step for name, part in profile.items()} == pytest.approx(
         {"draft": 10.0, "forward": 30.0, "verify": 5.0, "commit": 2.0, "other": 3.0}
     )
     assert profile["forward"].share == pytest.approx(0.6)
     assert sum(part.share for part in profile.values()) == pytest.approx(1.0)
-
-
-def test_shapes_alike_share_their_measurements() -> None:
-    costs = Costs()
-    for rows, batch, context in [(5, 3, 100), (5, 4, 128), (6, 4, 128), (17, 4, 128), (32, 4, 128)]:
-        costs.observe(rows, batch, context, Timings(0.0, 0.5, 0.0, 0.0), learnt=True)
-    assert [(row["rows"], row["count"], row["mean_s"]) for row in costs.table()] == [(5, 2, 0.5), (6, 1, 0.5), (32, 2, 0.5)]
-    assert costs.steps == 5
-    assert costs.spent == Timings(0.0, 2.5, 0.0, 0.0)
 
 
 def test_a_first_ask_of_a_look_up_says_nothing_of_later_ones() -> None:
@@ -53,7 +44,7 @@ def test_a_machine_that_slows_down_does_so_for_rows_and_sequences() -> None:
         costs.curve.put(rows, 1.0 + 0.1 * rows)
     before = costs.forward_s(16, 16)
     for _ in range(200):
-        costs.observe(16, 16, 100, Timings(0.0, 3 * before, 0.0, 0.0), learnt=True)
+        costs.observe(16, 16, Timings(0.0, 3 * before, 0.0, 0.0), learnt=True)
     assert costs.forward_s(16, 16) == pytest.approx(3 * before, rel=0.01)
     # what sixteen sequences take of it is what they took, or nearly: the point for sixteen rows is corrected a little as well
     assert costs.curve(16) / costs.forward_s(16, 16) == pytest.approx(2.6 / before, rel=0.1)
@@ -88,7 +79,7 @@ def test_a_text_that_grows_does_not_bend_the_curve() -> None:
     costs = behind_127_tokens()
     for tokens in range(127, 4000, 7):
         costs.curve.behind(tokens, 1)
-        costs.observe(4, 1, tokens, Timings(0.0, 1.4 + (tokens - 127) * 1.4e-3, 0.0, 0.0), learnt=True)
+        costs.observe(4, 1, Timings(0.0, 1.4 + (tokens - 127) * 1.4e-3, 0.0, 0.0), learnt=True)
     assert costs.curve.pace == pytest.approx(1.0)
     costs.curve.behind(127, 1)
     assert costs.curve(16) == pytest.approx(2.6)

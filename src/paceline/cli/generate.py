@@ -182,7 +182,6 @@ def _answer_json(llm: LLM, completion: Completion, params: SamplingParams, wall_
             "emitted_tokens": completion.speculation.emitted_tokens,
             "wall_s": round(wall_s, 6),
         },
-        "forward_costs": speculative.costs.table(),
         "memory": {"peak_resident_bytes": peak_resident_bytes(), "weights_bytes": llm.target.weights_bytes},
     }
 

@@ -1,4 +1,4 @@
-"""Costs: what a step took on this machine, by rows, batch and context; filled by the engine, read by policies and planning."""
+"""Costs: what forwards and drafts take on this machine; measured at the start, corrected by every step, read by policies."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from operator import add
 from typing import NamedTuple
 
-from paceline.learning.draft_curve import DraftCurve, bucket
+from paceline.learning.draft_curve import DraftCurve
 from paceline.learning.forward_curve import ForwardCurve
 
 _READ_ALONG = 16
@@ -38,23 +38,9 @@ class Spent:
 
 
 @dataclass
-class Cost:
-    """Running totals of the forwards of one shape."""
-
-    count: int = 0
-    total_s: float = 0.0
-
-    @property
-    def mean_s(self) -> float:
-        return self.total_s / self.count
-
-
-@dataclass
 class Costs:
-    """Measured times. Shapes are bucketed to powers of two, but for rows up to 16, where each one counts."""
+    """Expected times, and sums of what all steps took."""
 
-    forwards: dict[tuple[int, int, int], Cost] = field(default_factory=dict)
-    """(rows, sequences, longest context) -> cost."""
     curve: ForwardCurve = field(default_factory=ForwardCurve)
     """Forwards of decoding steps alone, by rows, as if all were of one sequence."""
     sequence_s: float = 0.0
@@ -71,14 +57,8 @@ class Costs:
     spent: Timings = _NOTHING
     """Sums over all steps."""
 
-    def observe(self, rows: int, batch: int, context_tokens: int, timings: Timings, *, learnt: bool) -> None:
+    def observe(self, rows: int, batch: int, timings: Timings, *, learnt: bool) -> None:
         """See what a step took. learnt: whether the curve follows it, of which no prompt may have been part."""
-        shape = (rows if rows <= 16 else bucket(rows), bucket(batch), bucket(context_tokens))
-        cost = self.forwards.get(shape)
-        if cost is None:
-            cost = self.forwards[shape] = Cost()
-        cost.count += 1
-        cost.total_s += timings.forward_s
         self.steps += 1
         self.spent = Timings(*map(add, self.spent, timings))
         if learnt and batch == 1:
@@ -151,10 +131,3 @@ class Costs:
         }
         seconds["other"] = wall_s - sum(seconds.values())
         return {name: Spent(1e3 * s / max(self.steps, 1), s / wall_s) for name, s in seconds.items()}
-
-    def table(self) -> list[dict[str, float]]:
-        """One row per shape seen, for reports."""
-        return [
-            {"rows": r, "batch": b, "context_tokens": c, "count": cost.count, "mean_s": cost.mean_s}
-            for (r, b, c), cost in sorted(self.forwards.items())
-        ]
