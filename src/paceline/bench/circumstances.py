@@ -113,13 +113,7 @@ def _told(peer: dict[str, Any]) -> str:
 def _memory(memory: dict[str, Any]) -> list[str]:
     if memory["peak_resident_bytes"] is None:
         return []
-    # older records are of the benchmark's own process, the oldest of its peers too
-    whole = (
-        " of one answer"
-        if memory.get("of_one_answer")
-        else ", peers included"
-        if memory.get("holds_peers")
-        else " of the benchmark"
-    )
+    # older records are of the benchmark's own process
+    whole = " of one answer" if memory.get("of_one_answer") else " of the benchmark"
     parts = [memory[name] / 1e6 for name in ("peak_resident_bytes", "weights_bytes", "kv_bytes")]
     return [f"- Peak resident memory {parts[0]:.0f} MB{whole}; weights {parts[1]:.0f} MB, keys and values {parts[2]:.0f} MB"]

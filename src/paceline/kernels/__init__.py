@@ -1,1 +1,1 @@
-"""Kernels: packed weights and the products over them."""
+"""Kernels: products over packed weights, attention, look-ups and choices, compiled for a processor or a GPU."""

@@ -1,4 +1,4 @@
-"""Costs: what forwards and drafts take on this machine; measured at the start, corrected by every step, read by policies."""
+"""Costs: what forwards and drafts take on this machine; measured at the start, corrected by steps, read by policies."""
 
 from __future__ import annotations
 
