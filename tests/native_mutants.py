@@ -221,9 +221,19 @@ def _formed(patch: pytest.MonkeyPatch, **change: Any) -> None:
     patch.setattr(native, "form_of", lambda config: replace(honest(config), **change))
 
 
+def _of_another_family(patch: pytest.MonkeyPatch, **change: Any) -> None:
+    honest = native.form_of
+
+    def form_of(config: Any) -> forms.Form:
+        form = honest(config)
+        return replace(form, family=replace(form.family, **change))
+
+    patch.setattr(native, "form_of", form_of)
+
+
 @mutant("native families")
 def norms_of_gemma_lack_their_one(patch: pytest.MonkeyPatch) -> None:
-    _formed(patch, offset=0.0)
+    _of_another_family(patch, offset=0.0)
 
 
 @mutant("native families")
@@ -234,7 +244,7 @@ def layers_without_positions_rotate(patch: pytest.MonkeyPatch) -> None:
 
 @mutant("native families")
 def neighbours_are_rotated_as_halves(patch: pytest.MonkeyPatch) -> None:
-    _formed(patch, interleaved=False)
+    _of_another_family(patch, interleaved=False)
 
 
 @mutant("native families")
@@ -257,7 +267,7 @@ def norms_of_all_heads_begin_anew(patch: pytest.MonkeyPatch) -> None:
     """Every head has the weights of the first."""
 
     def changed(found: LayerNorms, form: forms.Form) -> LayerNorms:
-        if not form.wide_norms or found.query is None:
+        if not form.family.wide_norms or found.query is None:
             return found
         weight, bias = found.query
         return replace(found, query=(weight[: form.head_size].repeat(form.heads), bias))

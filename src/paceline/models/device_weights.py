@@ -56,7 +56,7 @@ class DeviceWeights:
     ) -> None:
         if form.experts:
             raise Unsuited("it has experts")
-        if form.wide_norms:
+        if form.family.wide_norms:
             raise Unsuited("all heads of its queries pass one norm together")
         source = LlamaTensors(form, tensors)
         # norms and biases are float32 here, whatever they are stored as

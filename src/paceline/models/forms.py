@@ -6,7 +6,6 @@ transformers road takes the model.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,13 +45,12 @@ class Experts:
 class Form:
     """The numbers of a model.
 
-    biased: the linears of a layer that have a bias. norms: place -> name of a layer's norms, without those of heads; what else a
-    checkpoint holds is not part of the model. residual_scale: the residual stream holds hidden states divided by it, so that what
-    a block says is added as it is; norms do not see that, with an epsilon to match. offset: added to norm weights (Gemma stores
-    them less one). score_scale: of query times key. Caps are 0 where there are none. query_growth: how queries grow with their
-    position, None where they do not. Of the others see `Family`.
+    biased: the linears of a layer that have a bias. residual_scale: the residual stream holds hidden states divided by it, so
+    that what a block says is added as it is; norms do not see that, with an epsilon to match. score_scale: of query times key.
+    Caps are 0 where there are none. query_growth: how queries grow with their position, None where they do not.
     """
 
+    family: Family
     hidden: int
     heads: int
     key_heads: int
@@ -62,15 +60,8 @@ class Form:
     vocabulary: int
     layers: tuple[LayerForm, ...]
     biased: frozenset[str]
-    norms: Mapping[str, str]
-    head_norms: bool
-    wide_norms: bool
-    fused: frozenset[str]
-    interleaved: bool
     activation: str
-    centred: bool
     epsilon: float
-    offset: float
     tied: bool
     score_scale: float
     score_cap: float
@@ -116,6 +107,7 @@ def form_of(config: Any) -> Form:
     if score_scale is None:
         score_scale = float(_said(config, family, "query_pre_attn_scalar") or size) ** -0.5
     return Form(
+        family=family,
         hidden=config.hidden_size,
         heads=heads,
         key_heads=key_heads,
@@ -127,15 +119,8 @@ def form_of(config: Any) -> Form:
         biased=frozenset(
             linear for word, linears in family.biases.items() for linear in linears if word == ALWAYS or getattr(config, word)
         ),
-        norms=family.norms,
-        head_norms=family.head_norms,
-        wide_norms=family.wide_norms,
-        fused=family.fused,
-        interleaved=family.interleaved,
         activation=_ACTIVATIONS[named],
-        centred=family.centred,
         epsilon=(config.layer_norm_eps if family.centred else config.rms_norm_eps) / residual**2,
-        offset=family.offset,
         tied=bool(config.tie_word_embeddings),
         score_scale=float(score_scale),
         score_cap=float(_said(config, family, "attn_logit_softcapping") or 0.0),

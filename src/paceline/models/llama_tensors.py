@@ -58,7 +58,7 @@ class LlamaTensors:
         heads, key_heads = form.heads * form.head_size, form.key_heads * form.head_size
         parts = {prefix + "q_proj": heads, prefix + "k_proj": key_heads, prefix + "v_proj": key_heads}
         linears = self._parts(parts, prefix, "qkv_proj")
-        if form.interleaved:
+        if form.family.interleaved:
             halves = self._in_halves
             linears[:2] = [(halves(weight), None if bias is None else halves(bias)) for weight, bias in linears[:2]]
         return linears
@@ -89,12 +89,12 @@ class LlamaTensors:
         return self._read(gate, *shape), self._read(up, *shape), self._read(down, *shape[::-1])
 
     def norms(self, layer: int) -> LayerNorms:
-        form, prefix = self._form, f"model.layers.{layer}."
+        form, family, prefix = self._form, self._form.family, f"model.layers.{layer}."
         norms = {field.name: None for field in fields(LayerNorms)} | {
-            place: self._norm(prefix + name, form.hidden) for place, name in form.norms.items()
+            place: self._norm(prefix + name, form.hidden) for place, name in family.norms.items()
         }
-        if form.head_norms or form.wide_norms:
-            query, key = (1, 1) if form.head_norms else (form.heads, form.key_heads)
+        if family.head_norms or family.wide_norms:
+            query, key = (1, 1) if family.head_norms else (form.heads, form.key_heads)
             norms["query"] = self._norm(prefix + "self_attn.q_norm", query * form.head_size)
             norms["key"] = self._norm(prefix + "self_attn.k_norm", key * form.head_size)
         return LayerNorms(**norms)
@@ -133,7 +133,7 @@ class LlamaTensors:
     def _parts(self, parts: dict[str, int], prefix: str, whole: str) -> list[Linear]:
         """Several linears that read the hidden state; some families store them one under another. parts: their outputs."""
         hidden, outputs = self._form.hidden, list(parts.values())
-        if whole not in self._form.fused:
+        if whole not in self._form.family.fused:
             return [self._linear(part, count, hidden) for part, count in parts.items()]
         weight, bias = self._linear(prefix + whole, sum(outputs), hidden)
         biases = [None] * len(outputs) if bias is None else bias.split(outputs)
@@ -145,8 +145,8 @@ class LlamaTensors:
         return self._read(name + ".weight", outputs, inputs), self._read(name + ".bias", outputs) if biased else None
 
     def _norm(self, name: str, size: int) -> Weighted:
-        weight = self._read(name + ".weight", size).float() + self._form.offset
-        return weight, self._read(name + ".bias", size).float() if self._form.centred else None
+        weight = self._read(name + ".weight", size).float() + self._form.family.offset
+        return weight, self._read(name + ".bias", size).float() if self._form.family.centred else None
 
     def _read(self, name: str, *shape: int) -> torch.Tensor:
         tensor = self._tensors.find(name)

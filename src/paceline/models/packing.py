@@ -216,7 +216,7 @@ class Weights:
 
     def _layer_norms(self, layer: int) -> list[tuple[Any, ...]]:
         *common, query, key = map(self._norm, self._source.norms(layer).in_order())
-        if self.form.wide_norms:
+        if self.form.family.wide_norms:
             query, key = [(layout.WIDE_RMS, *norm[1:]) for norm in (query, key)]
         return [*common, query, key]
 
