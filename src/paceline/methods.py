@@ -21,7 +21,7 @@ from paceline import cascade, compose
 from paceline.drafters import merge
 from paceline.drafters.base import Drafter
 from paceline.models.base import WEIGHTS
-from paceline.registry import APPROXIMATIONS, CACHES, DRAFTERS, POLICIES, VERIFIERS, Registry
+from paceline.registry import CACHES, DRAFTERS, POLICIES, VERIFIERS, Registry
 from paceline.tree import Proposal
 from paceline.verifiers.base import Exactness, Verifier
 
@@ -29,7 +29,6 @@ FAMILIES: dict[str, Registry] = {
     "drafters": DRAFTERS,
     "verifiers": VERIFIERS,
     "policies": POLICIES,
-    "approximations": APPROXIMATIONS,
     "caches": CACHES,
 }
 _COMPOSITIONS = {
@@ -71,16 +70,18 @@ def composed() -> list[dict[str, Any]]:
     return [{**row, "kinds": [kind.name for kind in kinds], "exactness": kept} for row in compositions()]
 
 
+def approximations() -> list[dict[str, Any]]:
+    """As `listed` has methods: the formats of weights, which are no modules."""
+    source = next(row["source"] for row in compositions() if row["name"] == "x@y")
+    return [{"name": form, "summary": f"Weights held as {form}.", "source": source, "options": []} for form in WEIGHTS]
+
+
 def listed(family: str) -> list[dict[str, Any]]:
     """The rows of `described`, and what is no sentence.
 
     Of all, options: the fields of `Option`. Of drafters, kinds: of their proposals; exactness: by rule, "text", "law" or "none",
-    the least that it keeps of them. Of verifiers, kinds: "text" or "law", by the kinds that they keep. Approximations are formats
-    of weights, which are no modules.
+    the least that it keeps of them. Of verifiers, kinds: "text" or "law", by the kinds that they keep.
     """
-    if family == "approximations":
-        source = next(row["source"] for row in compositions() if row["name"] == "x@y")
-        return [{"name": form, "summary": f"Weights held as {form}.", "source": source, "options": []} for form in WEIGHTS]
     registry = FAMILIES[family]
     rows: list[dict[str, Any]] = []
     for row, method in zip(described(registry), registry.values(), strict=True):

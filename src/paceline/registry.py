@@ -192,7 +192,6 @@ POLICIES = Registry(
         "confidence": Row("paceline.policies.confidence", "confidence:0.5"),
     },
 )
-APPROXIMATIONS = Registry("approximation", {})
 CACHES = Registry(
     "cache",
     {

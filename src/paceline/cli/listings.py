@@ -10,15 +10,15 @@ def methods(as_json: Json = False) -> None:
     """List drafters and how they are put together, verifiers, policies and caches, and what each says of itself."""
     need_output()
     from paceline.display import methods_table
-    from paceline.methods import FAMILIES, composed, compositions, described, listed
+    from paceline.methods import FAMILIES, approximations, composed, compositions, described, listed
 
     if as_json:
-        tell_json({family: listed(family) for family in FAMILIES} | {"compositions": composed()})
+        rows = {family: listed(family) for family in FAMILIES}
+        tell_json(rows | {"approximations": approximations(), "compositions": composed()})
         return
     found = {family: described(registry) for family, registry in FAMILIES.items()} | {"compositions": compositions()}
     for family, rows in found.items():
-        if rows:
-            out.print(methods_table(family, rows, out.width))
+        out.print(methods_table(family, rows, out.width))
 
 
 def models(as_json: Json = False) -> None:
