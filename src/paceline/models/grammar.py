@@ -26,12 +26,10 @@ from pydantic import ValidationError
 from paceline.constraint import GrammarError, GrammarsBusy
 from paceline.models import multiples
 from paceline.models.pieces import Pieces
-from paceline.models.schemas import closed
+from paceline.models.schemas import DEEPEST, closed, levels_of
 from paceline.models.tokenizer import Tokenizer
 from paceline.params import Grammar
 
-_DEPTH = 32
-"""Levels of a JSON schema."""
 _SECONDS = 2.0
 """For one grammar to compile in. What takes longer is given up, and goes on until it ends by its own limits."""
 _MOST_GIVEN_UP = 2
@@ -346,14 +344,10 @@ def _text(grammar: Grammar) -> str:
         schema = {}
     if not isinstance(schema, dict):
         raise _refused(grammar, "it is neither an object nor true")
-    level: list[Any] = [schema]
-    for _ in range(_DEPTH + 1):
-        level = [one for one in level if isinstance(one, dict | list)]
-        level = [below for one in level for below in (one.values() if isinstance(one, dict) else one)]
-        if not level:
-            _check_multiples(grammar, multiples.of_schema(schema))
-            return LLMatcher.grammar_from_json_schema(json.dumps(closed(schema)), defaults={"whitespace_pattern": _WHITESPACE})
-    raise _refused(grammar, f"it is more than {_DEPTH} levels deep")
+    if levels_of(schema) > DEEPEST:
+        raise _refused(grammar, f"it is more than {DEEPEST} levels deep")
+    _check_multiples(grammar, multiples.of_schema(schema))
+    return LLMatcher.grammar_from_json_schema(json.dumps(closed(schema)), defaults={"whitespace_pattern": _WHITESPACE})
 
 
 def _check_multiples(grammar: Grammar, remainders: int) -> None:

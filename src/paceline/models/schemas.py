@@ -7,6 +7,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 from urllib.parse import unquote
 
+DEEPEST = 32
+"""Levels of a schema that a grammar is made of."""
 _NAMED = frozenset({"properties", "patternProperties", "$defs", "definitions"})
 _IN_PLACE = frozenset({"allOf", "anyOf", "oneOf"})
 _LISTED = _IN_PLACE | {"prefixItems"}
@@ -18,6 +20,15 @@ _ELSEWHERE = _IN_PLACE | {"$ref", "$dynamicRef", "if", "dependentSchemas", "depe
 """What may name more properties of the same object."""
 _FORMATS = ("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri")
 """Those that a grammar can be made of."""
+
+
+def levels_of(value: Any) -> int:
+    """How deep the objects and arrays of JSON nest, counted only up to one more than `DEEPEST`."""
+    levels, level = 0, [value]
+    while levels <= DEEPEST and (level := [one for one in level if isinstance(one, Mapping | list)]):
+        levels += 1
+        level = [below for one in level for below in (one.values() if isinstance(one, Mapping) else one)]
+    return levels
 
 
 def closed(schema: Any) -> Any:

@@ -13,7 +13,6 @@ from paceline.params import LONGEST_GRAMMAR, Grammar
 from paceline.serve.errors import invalid
 from paceline.serve.tool_forms import PYTHON_TAG, Form
 
-DEEPEST_SCHEMA = 32
 _NAMED = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"})
 _LISTED = frozenset({"allOf", "anyOf", "oneOf", "prefixItems"})
 _NESTED = frozenset({"items", "additionalProperties", "not", "if", "then", "else", "contains", "propertyNames"})
@@ -40,20 +39,6 @@ def bare(schema: Any, left_out: frozenset[str] = _REMARKS) -> Any:
         else:
             kept[key] = bare(value, left_out) if key in _NESTED else value
     return kept
-
-
-def deepest(value: Any) -> int:
-    """How deep JSON nests, counted only up to one more than is allowed."""
-    level, depth = [value], 0
-    while level and depth <= DEEPEST_SCHEMA:
-        depth += 1
-        level = [
-            each
-            for holder in level
-            if isinstance(holder, (Mapping, list))
-            for each in (holder.values() if isinstance(holder, Mapping) else holder)
-        ]
-    return depth
 
 
 def _json_rule(schema: Mapping[str, Any], strict: bool, patterns: bool = True) -> str:

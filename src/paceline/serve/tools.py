@@ -12,13 +12,14 @@ from typing import Any
 
 from paceline.constraint import GrammarError
 from paceline.models.grammar import thought_first
+from paceline.models.schemas import DEEPEST, levels_of
 from paceline.params import Grammar
 from paceline.serve.asking import Service
 from paceline.serve.errors import APIError, invalid
 from paceline.serve.structured import check
 from paceline.serve.thoughts import CLOSES
 from paceline.serve.tool_forms import HERMES, PYTHON_TAG, Form, form_of
-from paceline.serve.tool_grammar import DEEPEST_SCHEMA, deepest, grammar_of
+from paceline.serve.tool_grammar import grammar_of
 from paceline.serve.tool_parsing import PlainText, ToolParser
 from paceline.serve.tool_prompt import has_system, knows_tools, spelled_out, wants_short_ids
 from paceline.serve.wire.common import printable
@@ -243,8 +244,8 @@ def _functions(tools: Many[Mapping[str, Any]]) -> list[dict[str, Any]]:
         names.add(name)
         # OpenAI: without parameters, a function takes none
         schema = {"type": "object", "properties": {}, "additionalProperties": False} if parameters is None else parameters
-        if deepest(schema) > DEEPEST_SCHEMA:
-            raise invalid(f"the schema of '{place}' is more than {DEEPEST_SCHEMA} levels deep", place)
+        if levels_of(schema) > DEEPEST:
+            raise invalid(f"the schema of '{place}' is more than {DEEPEST} levels deep", place)
         try:
             length += len(json.dumps(schema, ensure_ascii=False, allow_nan=False))
         except ValueError:
