@@ -7,6 +7,7 @@ Each stage can be run alone with --what, stopped at any time, and continued by t
 from __future__ import annotations
 
 import sys
+from dataclasses import fields
 from enum import StrEnum
 from importlib.util import find_spec
 from pathlib import Path
@@ -82,35 +83,8 @@ def main(
     checkpoint_every_s: float = 300.0,
 ) -> None:
     """Train the tokenizer, the target and its draft, and export them."""
-    options = Options(
-        seed=seed,
-        vocab_size=vocab_size,
-        tokens=tokens,
-        context=context,
-        short_context=short_context,
-        batch_tokens=batch_tokens,
-        batches_per_step=batches_per_step,
-        warmup_steps=warmup_steps,
-        decay_share=decay_share,
-        matrix_rate=matrix_rate,
-        other_rate=other_rate,
-        compiled=compiled,
-        steps=steps,
-        minutes=minutes,
-        hidden=hidden,
-        layers=layers,
-        heads=heads,
-        kv_heads=kv_heads,
-        intermediate=intermediate,
-        draft_steps=draft_steps,
-        draft_minutes=draft_minutes,
-        draft_hidden=draft_hidden,
-        draft_layers=draft_layers,
-        draft_heads=draft_heads,
-        draft_kv_heads=draft_kv_heads,
-        draft_intermediate=draft_intermediate,
-        draft_data_share=draft_data_share,
-    )
+    given = locals()
+    options = Options(**{field.name: given[field.name] for field in fields(Options)})
     try:
         options.check()
         if threads is not None:
