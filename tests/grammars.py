@@ -21,7 +21,7 @@ from paceline.drafters.merge import MergedDrafter
 from paceline.drafters.none import NullDrafter
 from paceline.engine.engine import Engine
 from paceline.engine.scheduler import Limits
-from paceline.models.grammar import GrammarConstraint, _Place
+from paceline.models.grammar_constraint import GrammarConstraint, _Place
 from paceline.models.tokenizer import Tokenizer
 from paceline.params import Grammar, SamplingParams
 from paceline.policies.fixed import FixedPolicy

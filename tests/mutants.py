@@ -17,7 +17,7 @@ from paceline import noise, sampling
 from paceline.cache import base as cache_base, dense, slabs
 from paceline.engine.stops import StopChecker
 from paceline.kernels.choices import walks
-from paceline.models.grammar import GrammarConstraint
+from paceline.models.grammar_constraint import GrammarConstraint
 from paceline.params import SamplingParams
 from paceline.sampling import Context
 from paceline.sequence import Sequence

@@ -16,7 +16,8 @@ from llguidance import LLParserLimits
 from grammars import SENTENCE, VOCABULARY, tokenizer
 from paceline.constraint import Ahead, GrammarError, GrammarsBusy
 from paceline.models import grammar as room
-from paceline.models.grammar import GrammarConstraint, Grammars, check, thought_first
+from paceline.models.grammar import Grammars, check, thought_first
+from paceline.models.grammar_constraint import GrammarConstraint
 from paceline.models.pieces import Pieces
 from paceline.params import LONGEST_GRAMMAR, Grammar
 from tiny import BOS, EOS

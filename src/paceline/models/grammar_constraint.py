@@ -1,0 +1,161 @@
+"""GrammarConstraint: what a compiled grammar lets one answer say next, wherever a draft of it may lead (llguidance)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import takewhile
+
+import numpy as np
+from llguidance import LLMatcher
+
+from paceline.constraint import GrammarError
+
+
+@dataclass(frozen=True)
+class _Place:
+    """What is known behind some tokens. allowed: bool [V]. over: as `Constraint.over` has it. told: whether anything is known."""
+
+    allowed: np.ndarray
+    over: str | None = None
+    told: bool = True
+
+
+class GrammarConstraint:
+    """`Constraint` by a matcher that walks ahead into a draft and returns.
+
+    unread: one that has read nothing, of which copies read. ends: EOS tokens that end this request; without any the answer is
+    over where nothing may follow. another: gives one that shares nothing with the one it is given, and says whether it was made
+    for this. What was looked up behind a draft is kept until a commit goes another way.
+
+    Copies of a matcher share a room for states, which other requests fill, and drafts do. So what one cannot tell is asked of
+    others, at last of one that was made anew: only where that cannot either is the answer over. What may follow depends on the
+    tokens before it alone. Making one takes up to seconds, in which nobody's step goes on, so it is done for what is committed or
+    about to be, and never for what was only drafted.
+    """
+
+    def __init__(
+        self,
+        unread: LLMatcher,
+        vocab_size: int,
+        ends: frozenset[int],
+        another: Callable[[LLMatcher], tuple[LLMatcher, bool]],
+    ) -> None:
+        self._unread, self._vocab_size, self._ends, self._another = unread, vocab_size, ends, another
+        self._matcher = unread.deep_copy()
+        self._read: list[int] = []
+        self._ahead: tuple[int, ...] | None = ()
+        """What the matcher has read beyond the committed tokens; None where that is not known."""
+        self._places: dict[tuple[int, ...], _Place] = {}
+        self._everything = np.ones(vocab_size, bool)
+
+    def allowed(self, ancestors: tuple[int, ...]) -> np.ndarray:
+        return self._at(ancestors).allowed
+
+    def told(self, tokens: tuple[int, ...]) -> int:
+        places = [self._places.get(tokens[:count]) for count in range(1, len(tokens))]
+        return next((count for count, place in enumerate(places, 1) if place is not None and not place.told), len(tokens))
+
+    def over(self, ancestors: tuple[int, ...]) -> str | None:
+        place = self._at(ancestors)
+        if not place.told:
+            place = self._places[ancestors] = self._asked(ancestors)
+        return place.over
+
+    def forced(self, count: int) -> tuple[int, ...]:
+        path: tuple[int, ...] = ()
+        while len(path) < count and not self._ends.intersection(path[-1:]):
+            allowed = self._at(path).allowed
+            if np.count_nonzero(allowed) > max(len(self._ends), 1):
+                break
+            choices = np.flatnonzero(allowed).tolist()
+            if len(choices) > 1 and not self._ends.issuperset(choices):
+                break
+            # bytes that are forced are spelled in one way alone, and known as a whole; the end is a token of ours there
+            more = self._matcher.compute_ff_tokens() if self._go(path) and choices[0] not in self._ends else []
+            path = (*path, *(more or choices[:1]))
+        return path[:count]
+
+    def readable(self, tokens: tuple[int, ...]) -> int:
+        if not self._go(()):
+            return len(tokens)
+        count = self._matcher.validate_tokens(list(tokens))
+        if self._matcher.is_error():
+            return len(tokens)
+        # an end is a token of ours: whether it may come is left to the mask
+        return count + (count < len(tokens) and tokens[count] in self._ends)
+
+    def commit(self, tokens: tuple[int, ...]) -> None:
+        if self._ahead is None or self._ahead[: len(tokens)] != tokens:
+            self._go(tokens)
+        size = len(tokens)
+        known = self._ahead is not None and self._ahead[:size] == tokens
+        self._ahead = self._ahead[size:] if self._ahead is not None and known else None
+        self._read += tokens
+        kept = {path: place for path, place in self._places.items() if path[:size] == tokens and place.told}
+        self._places = {path[size:]: place for path, place in kept.items()}
+
+    def _at(self, ancestors: tuple[int, ...]) -> _Place:
+        place = self._places.get(ancestors)
+        if place is None:
+            place = self._places[ancestors] = self._looked_up(ancestors)
+        return place
+
+    def _looked_up(self, ancestors: tuple[int, ...]) -> _Place:
+        place = self._read_off(ancestors)
+        if place is not None:
+            return place
+        return _Place(self._everything, told=False) if ancestors else self._asked(ancestors)
+
+    def _asked(self, ancestors: tuple[int, ...]) -> _Place:
+        """What others say where this matcher cannot."""
+        place, made = None, False
+        while place is None and not made:
+            try:
+                self._unread, made = self._another(self._unread)
+            # it was compiled before, so this machine is too busy to do it in time
+            except GrammarError:
+                break
+            self._ahead = None
+            place = self._read_off(ancestors)
+        return place or _Place(self._everything, "length")
+
+    def _read_off(self, ancestors: tuple[int, ...]) -> _Place | None:
+        """What the matcher says; None where it is past its limits."""
+        reached = self._go(ancestors)
+        if self._ahead is None or self._matcher.is_error():
+            return None
+        bits = self._matcher.compute_bitmask()
+        if self._matcher.is_error():
+            return None
+        mask = np.unpackbits(np.frombuffer(bits, np.uint8), count=self._vocab_size + 1, bitorder="little").astype(bool)
+        if not reached:
+            # one that is past its limits does not read either, and says nothing of it
+            return None if mask[ancestors[len(self._ahead)]] else _Place(self._everything)
+        may_end, mask = bool(mask[-1]), mask[:-1]
+        if may_end:
+            mask[list(self._ends)] = True
+        if mask.any():
+            return _Place(mask)
+        # nothing follows: it is whole, or there is no token for what must follow
+        return _Place(self._everything, "stop" if may_end else "length")
+
+    def _go(self, ancestors: tuple[int, ...]) -> bool:
+        """Put the matcher behind the committed tokens and `ancestors`; False where it does not read all of them. `_ahead` is None
+        where it does not read those that were committed."""
+        before = None if self._matcher.is_error() else self._ahead
+        if before == ancestors:
+            return True
+        # until it is there nobody knows where it is
+        self._ahead = None
+        if before is None:
+            # it broke off on its way, or was past its limits, from where a matcher does not return
+            self._matcher, before = self._unread.deep_copy(), ()
+            if self._matcher.try_consume_tokens(self._read) < len(self._read):
+                return False
+        same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(before, ancestors, strict=False)))
+        if len(before) > same:
+            self._matcher.rollback(len(before) - same)
+        taken = same + self._matcher.try_consume_tokens(list(ancestors[same:]))
+        self._ahead = ancestors[:taken]
+        return taken == len(ancestors)
