@@ -15,8 +15,9 @@ from paceline.engine.scheduler import Limits
 from paceline.learning.costs import Timings
 from paceline.learning.depths import Where
 from paceline.learning.expectation import _Record
+from paceline.learning.prices import CLEARLY
 from paceline.params import SamplingParams
-from paceline.policies import adaptive, bass, confidence
+from paceline.policies import bass, confidence
 from paceline.policies.base import Policy
 from paceline.sequence import Sequence
 from paceline.step import Verdict
@@ -189,7 +190,7 @@ def test_what_a_drafter_has_read_of_a_shared_beginning_it_need_not_read_again() 
     policy._decisions.clear()
     policy.fork(0, 1, 1990)
     policy.release(0)
-    assert policy._reading_s(MODEL, sharing) == pytest.approx(10.0)
+    assert policy._search.reading_s(MODEL, sharing) == pytest.approx(10.0)
     assert policy.budgets(MODEL, [sharing], [DraftTree.root(4)])[0].some
     assert policy.budgets(MODEL, [other], [DraftTree.root(4)]) == [NOTHING]
 
@@ -278,7 +279,7 @@ def test_what_the_target_sees_makes_most_tokens_a_second_of_all_choices(left: Dr
     best = max(rate(2 + sum(some), 2 + count) for count in range(len(pool) + 1) for some in combinations(pool, count))
     if sum(map(len, kept)) == 2:
         # drafts that are hardly better than none are left out
-        assert best <= adaptive._CLEARLY * ours * (1 + 1e-9)
+        assert best <= CLEARLY * ours * (1 + 1e-9)
     else:
         assert ours == pytest.approx(best)
 
@@ -584,7 +585,7 @@ def test_a_draft_beside_probes_adds_its_rows_all_the_same() -> None:
         policy = adaptive_with(points, 0.01)
         for _ in range(30):
             teach(policy, 1, DraftTree.chain(3, [5] * 4, "model"), [5, 7])
-        depths.append(policy._best(MODEL, [sequence(1)], [tree])[0])
+        depths.append(policy._search.best(MODEL, [sequence(1)], [tree])[0])
     assert depths[0] > 0
     assert depths[1] == 0, "behind four probes a row takes more than it brings"
 

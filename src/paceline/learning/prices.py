@@ -21,6 +21,8 @@ _OTHER_S = 2e-5
 """Seconds of a step beside its forward and its drafters, before any was measured: per sequence, and as much as for so many
 sequences for the step itself."""
 _STEP_ITSELF = 4
+CLEARLY = 1.04
+"""Drafts must be better than none by more than what is known only so well."""
 _IDLE_S = 2e-3
 """A step that begins so much later than the last one ended has been waited for."""
 _SMOOTH = 0.1

@@ -26,9 +26,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence as Many
-from itertools import accumulate, pairwise
-from math import inf
-from operator import mul
+from itertools import accumulate
 from time import perf_counter
 
 from pydantic import BaseModel
@@ -37,24 +35,21 @@ from paceline.budget import NOTHING, Budget, Part
 from paceline.learning.accounts import Accounts
 from paceline.learning.costs import Timings
 from paceline.learning.decision import ALONE, NOBODY, Decision, Decisions, situation_of
-from paceline.learning.depths import Where
+from paceline.learning.depth_search import DepthSearch
 from paceline.learning.draft_curve import bucket
 from paceline.learning.expectation import Expectation
 from paceline.learning.glances import Glances
 from paceline.learning.lessons import Lessons
-from paceline.learning.prices import Prices
+from paceline.learning.prices import CLEARLY, Prices
 from paceline.learning.rests import Rests
 from paceline.learning.tryouts import Tryouts
 from paceline.learning.visits import Visits
 from paceline.policies.base import Policy
 from paceline.sequence import Sequence
 from paceline.step import Verdict
-from paceline.stopping import LIKELIEST, Stopping, shifted
+from paceline.stopping import Stopping
 from paceline.tree import DraftTree
 
-_CLEARLY, _CLEARLY_COSTLY = 1.04, 1.15
-"""Drafts must be better than none by more than what is known only so well; those of a costly drafter by what no step shows: that
-deciding about it takes time, and that its weights drive others out of the processor's caches."""
 _TRIED_LEVELS = 2
 
 
@@ -70,6 +65,7 @@ class AdaptivePolicy(Policy):
         super().__init__()
         self._accounts, self._visits, self._prices = Accounts(self.costs), Visits(), Prices(self.costs)
         self._expectation = Expectation()
+        self._search = DepthSearch(self.costs, self.acceptance, self.depths, self._expectation, self._prices, self._visits)
         self._decisions = defaultdict[str, Decisions](Decisions)
         self._pays: tuple[float, float] | None = None
         """How likely the first node of a chain, and any further one, must come true to be worth its row, if a chain is all that
@@ -134,7 +130,7 @@ class AdaptivePolicy(Policy):
             unfound = [] if alone or not situation.found else [at for at, tree in enumerate(trees) if len(tree) == 1]
             decision = decisions.standing(sequences, situation, unfound)
             if decision is None:
-                decision = self._decided(part, sequences, self.trimmed(sequences, trees) if situation.found else trees)
+                decision = self._search.decided(part, sequences, self.trimmed(sequences, trees) if situation.found else trees)
                 decisions.take(decision, sequences, situation, unfound, self._lessons.apart)
         depth, chosen = decision.depth, decision.chosen
         if not chosen:
@@ -152,7 +148,7 @@ class AdaptivePolicy(Policy):
             granted[at] = Budget(depth * part.width, depth, stopping=stopping)
             self._visits.visit(part.name, sequences[at], self._steps, tried=not decision.chosen)
             if self._accounts.asked and len(trees[at]) > 1:
-                self._deepened[key] = self._chain(sequences[at], part, trees[at])[:depth]
+                self._deepened[key] = self._search.chain(sequences[at], part, trees[at])[:depth]
         self._pays = decision.pays if self._prices.batch == 1 and not situation.found else None
         # a trial is no decision, and goes to its depth
         self._drafted_s += decision.draft_s or self.costs.draft_s(part.name, depth, len(chosen))
@@ -162,77 +158,10 @@ class AdaptivePolicy(Policy):
         """Note what a costly drafter would have been worth that nobody asks because of what look-ups found. alone: what was
         decided last where they found nothing."""
         for at in alone.chosen:
-            chain, rows = self._chain(sequences[at], part, trees[at])[: alone.depth], self._prices.fed
+            chain, rows = self._search.chain(sequences[at], part, trees[at])[: alone.depth], self._prices.fed
             rows_s = self.costs.curve(rows + round(alone.drafted * part.width)) - self.costs.curve(rows)
             worth_s = self._accounts.token_s * self._expectation.truth(part.name) * sum(chain)
             self._forgone_s[sequences[at].key] = max(worth_s - rows_s - alone.draft_s / len(alone.chosen), 0.0)
-
-    def _decided(self, part: Part, sequences: Many[Sequence], trees: Many[DraftTree]) -> Decision:
-        """The decision on one costly drafter. trees: what the target would look at of what look-ups found."""
-        depth, chosen = self._best(part, sequences, trees)
-        if not chosen:
-            return NOBODY
-        if part.ends_early:
-            # where it ends is decided token by token; of levels that are never granted nothing would be learnt again
-            depth = part.budget.depth
-        count, wide, where = len(chosen), len(chosen) * part.width, _where(sequences, trees)
-        forwards_s = self.costs.curve.span(self._prices.rows(trees), depth * wide)[::wide]
-        rows_s, worth_s = [after - before for before, after in pairwise(forwards_s)], self._prices.token_s
-        drafts_s = [self.costs.draft_s(part.name, level, count) for level in (1, depth)]
-        level_s, right = (drafts_s[1] - drafts_s[0]) / max(depth - 1, 1), self.depths.right(part.name, depth, where)
-        worth_all_s = count * worth_s * self._expectation.truth(part.name)
-        least = [(row_s + level_s) / (worth_all_s * chance) for row_s, chance in zip(rows_s[1:], right[1:], strict=True)]
-        first_s = rows_s[0] + self._prices.drafting_s
-        pays = _CLEARLY * first_s / worth_s, sum(rows_s) / depth / worth_s
-        drafted = self.depths.drafted(part.name, depth, where)
-        return Decision(depth, chosen, least, self._draft_s(part, drafted, count), pays, sum(drafted))
-
-    def _best(self, part: Part, sequences: Many[Sequence], trees: Many[DraftTree]) -> tuple[int, Many[int]]:
-        """The depth, and the places of the sequences, with the most expected tokens per second; depth 0 for none.
-
-        trees: what the target would look at of what look-ups found.
-        """
-        rows = self._prices.rows(trees)
-        before = [self._levels(tree, part.budget.depth) for tree in trees]
-        # what the trees so far are expected to emit, the target's own token of every sequence included
-        # and of those that nobody asks about, whose time this is too
-        tokens, truth = max(self._prices.batch, len(trees)) + sum(map(sum, before)), self._expectation.truth(part.name)
-        drafted = self.depths.drafted(part.name, part.budget.depth, _where(sequences, trees))
-        gains = [
-            list(accumulate(map(_more, [truth * chance for chance in self._chain(sequence, part, tree)], levels)))
-            for sequence, tree, levels in zip(sequences, trees, before, strict=True)
-        ]
-        readings = [self._reading_s(part, sequence) / self._visits.drafts_left(part.name, sequence) for sequence in sequences]
-        worth, clearly = self._prices.worth(_CLEARLY_COSTLY)
-        best, depth, chosen = clearly * worth(tokens, self._prices.step_s(rows, any(len(tree) > 1 for tree in trees))), 0, ()
-        # by sequences drafted for: rows that the levels so far add if all are drafted, and what the step is expected to take
-        forwards_s = self.costs.curve.span(rows, len(gains) * part.budget.depth * part.width)
-        undrafted = (0, self._prices.step_s(rows, True))
-        steps: dict[int, tuple[int, float]] = {}
-        falling, everyone, unfound = -inf, list(range(len(gains))), sum([len(tree) == 1 for tree in trees])
-        for level in range(1, part.budget.depth + 1):
-            order = sorted(everyone, key=lambda at, level=level: -gains[at][level - 1]) if len(everyone) > 1 else everyone
-            gained, added, reading_s, top = 0.0, 0, 0.0, -inf
-            for count, at in enumerate(order, 1):
-                gained += gains[at][level - 1]
-                # of two drafts for one sequence the better nodes will be looked at, not all
-                added += max(1 + level * part.width - trees[at].candidates, 0)
-                reading_s += readings[at]
-                if count & (count - 1) and count < len(order) and count != unfound:
-                    # powers of two are close enough; and what is for those without a find stands for a while
-                    continue
-                fewer, step_s = steps.get(count, undrafted)
-                step_s += drafted[level - 1] * (forwards_s[added] - forwards_s[fewer])
-                steps[count] = added, step_s
-                value = worth(tokens + gained, step_s + self._draft_s(part, drafted[:level], count) + reading_s)
-                top = max(top, value)
-                if value > best:
-                    best, depth, chosen = value, level, order[:count]
-            if top < falling:
-                # what a level adds only shrinks, and what it costs does not
-                break
-            falling = top
-        return depth, chosen
 
     def _tried(self, part: Part, sequences: Many[Sequence]) -> tuple[int, Many[int]]:
         """One sequence to try a drafter on that is not thought to be worth it, if there is time for that.
@@ -243,33 +172,9 @@ class AdaptivePolicy(Policy):
         least_s = self.costs.draft_s(part.name, depth, 1) + self._prices.drafting_s
         places = {sequence.key: at for at, sequence in enumerate(sequences)}
         waited = sorted(sequences, key=lambda sequence: self._visits.last(part.name, sequence))
-        costs_s = {sequence.key: self._reading_s(part, sequence) + least_s for sequence in waited}
+        costs_s = {sequence.key: self._search.reading_s(part, sequence) + least_s for sequence in waited}
         tried = self._tryouts.begin(part.name, costs_s, least_s)
         return (0, ()) if tried is None else (depth, (places[tried],))
-
-    def _draft_s(self, part: Part, drafted: Many[float], count: int) -> float:
-        """Seconds that drafts for so many sequences are expected to take. drafted: how likely each level is drafted for one."""
-        levels = sum(drafted) if count == 1 else sum([1.0 - (1.0 - share) ** count for share in drafted])
-        return self.costs.draft_s(part.name, levels, count)
-
-    def _reading_s(self, part: Part, sequence: Sequence) -> float:
-        """Seconds in which this drafter reads what it lacks of a text, before it can draft."""
-        return self._visits.lacking(part.name, sequence) * self.costs.reading.get(part.name, 0.0)
-
-    def _chain(self, sequence: Sequence, part: Part, tree: DraftTree) -> list[float]:
-        """Per depth, how likely a token of this drafter comes true with all before it. tree: what look-ups found."""
-        odds = self.acceptance.odds_before(sequence.key, part.name)
-        brought = self.depths.brought(part.name, part.budget.depth, Where.of(sequence.generated_tokens, len(tree) > 1))
-        return list(accumulate([min(shifted(chance, odds), LIKELIEST) for chance in brought], mul))
-
-    def _levels(self, tree: DraftTree, depth: int) -> list[float]:
-        """Per depth from 1 on, the probability that some node of that depth comes true."""
-        levels = [0.0] * depth
-        if len(tree) > 1:
-            for chance, level in zip(self._expectation.chances(tree), tree.depth, strict=False):
-                if 0 < level <= depth:
-                    levels[level - 1] += chance
-        return levels
 
     def trimmed(self, sequences: Many[Sequence], trees: Many[DraftTree]) -> list[DraftTree]:
         if len(trees) == 1 and trees[0].is_chain and not trees[0].probes:
@@ -297,7 +202,7 @@ class AdaptivePolicy(Policy):
         """How many nodes to look at of those that come true so likely, the likeliest first."""
         rows = max(self._prices.fed, self._prices.batch) + probes
         forwards = self.costs.curve.span(rows, len(chances))
-        worth, clearly = self._prices.worth(_CLEARLY)
+        worth, clearly = self._prices.worth(CLEARLY)
         fixed_s = self._prices.step_s(rows, True) - forwards[0] + self._drafted_s
         tokens = accumulate(chances, initial=float(self._prices.batch))
         steps_s = [forward_s + fixed_s for forward_s in forwards]
@@ -398,16 +303,6 @@ class AdaptivePolicy(Policy):
     def release(self, key: int) -> None:
         self._accounts.release(key)
         self._visits.release(key)
-
-
-def _where(sequences: Many[Sequence], trees: Many[DraftTree]) -> Where:
-    """Where a draft for one sequence is made, and where most are in a batch."""
-    return Where.of(sequences[0].generated_tokens, len(trees[0]) > 1) if len(sequences) == 1 else Where.ALONE
-
-
-def _more(chance: float, known: float) -> float:
-    """What a chain adds at a depth where other drafts come true with probability `known`: nothing, if they are better."""
-    return max(chance - known, 0.0)
 
 
 def build(options: Options) -> AdaptivePolicy:

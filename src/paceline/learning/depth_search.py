@@ -1,0 +1,140 @@
+"""Depth search: of all depths to which a costly drafter could go, and all sets of sequences that it could draft for, those with
+the most expected tokens per second.
+
+Source: the trade of tree size against measured verification time, Sequoia (arXiv:2402.12374), section 4.3; per-request goodput
+under load, SmartSpec (Liu et al., arXiv:2406.14066), section 4.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Many
+from itertools import accumulate, pairwise
+from math import inf
+from operator import mul
+
+from paceline.budget import Part
+from paceline.learning.acceptance import Acceptance
+from paceline.learning.costs import Costs
+from paceline.learning.decision import NOBODY, Decision
+from paceline.learning.depths import Depths, Where
+from paceline.learning.expectation import Expectation
+from paceline.learning.prices import CLEARLY, Prices
+from paceline.learning.visits import Visits
+from paceline.sequence import Sequence
+from paceline.stopping import LIKELIEST, shifted
+from paceline.tree import DraftTree
+
+_CLEARLY_COSTLY = 1.15
+"""Drafts of a costly drafter must be better than none by what no step shows, too: that deciding about it takes time, and that its
+weights drive others out of the processor's caches."""
+
+
+class DepthSearch:
+    """Over what the policy that owns these has learnt."""
+
+    def __init__(
+        self, costs: Costs, acceptance: Acceptance, depths: Depths, expectation: Expectation, prices: Prices, visits: Visits
+    ) -> None:
+        self._costs, self._acceptance, self._depths = costs, acceptance, depths
+        self._expectation, self._prices, self._visits = expectation, prices, visits
+
+    def decided(self, part: Part, sequences: Many[Sequence], trees: Many[DraftTree]) -> Decision:
+        """The decision on one costly drafter. trees: what the target would look at of what look-ups found."""
+        depth, chosen = self.best(part, sequences, trees)
+        if not chosen:
+            return NOBODY
+        if part.ends_early:
+            # where it ends is decided token by token; of levels that are never granted nothing would be learnt again
+            depth = part.budget.depth
+        count, wide, where = len(chosen), len(chosen) * part.width, _where(sequences, trees)
+        forwards_s = self._costs.curve.span(self._prices.rows(trees), depth * wide)[::wide]
+        rows_s, worth_s = [after - before for before, after in pairwise(forwards_s)], self._prices.token_s
+        drafts_s = [self._costs.draft_s(part.name, level, count) for level in (1, depth)]
+        level_s, right = (drafts_s[1] - drafts_s[0]) / max(depth - 1, 1), self._depths.right(part.name, depth, where)
+        worth_all_s = count * worth_s * self._expectation.truth(part.name)
+        least = [(row_s + level_s) / (worth_all_s * chance) for row_s, chance in zip(rows_s[1:], right[1:], strict=True)]
+        first_s = rows_s[0] + self._prices.drafting_s
+        pays = CLEARLY * first_s / worth_s, sum(rows_s) / depth / worth_s
+        drafted = self._depths.drafted(part.name, depth, where)
+        return Decision(depth, chosen, least, self._draft_s(part, drafted, count), pays, sum(drafted))
+
+    def best(self, part: Part, sequences: Many[Sequence], trees: Many[DraftTree]) -> tuple[int, Many[int]]:
+        """The depth, and the places of the sequences, with the most expected tokens per second; depth 0 for none.
+
+        trees: what the target would look at of what look-ups found.
+        """
+        rows = self._prices.rows(trees)
+        before = [self._levels(tree, part.budget.depth) for tree in trees]
+        # what the trees so far are expected to emit, the target's own token of every sequence included
+        # and of those that nobody asks about, whose time this is too
+        tokens, truth = max(self._prices.batch, len(trees)) + sum(map(sum, before)), self._expectation.truth(part.name)
+        drafted = self._depths.drafted(part.name, part.budget.depth, _where(sequences, trees))
+        gains = [
+            list(accumulate(map(_more, [truth * chance for chance in self.chain(sequence, part, tree)], levels)))
+            for sequence, tree, levels in zip(sequences, trees, before, strict=True)
+        ]
+        readings = [self.reading_s(part, sequence) / self._visits.drafts_left(part.name, sequence) for sequence in sequences]
+        worth, clearly = self._prices.worth(_CLEARLY_COSTLY)
+        best, depth, chosen = clearly * worth(tokens, self._prices.step_s(rows, any(len(tree) > 1 for tree in trees))), 0, ()
+        # by sequences drafted for: rows that the levels so far add if all are drafted, and what the step is expected to take
+        forwards_s = self._costs.curve.span(rows, len(gains) * part.budget.depth * part.width)
+        undrafted = (0, self._prices.step_s(rows, True))
+        steps: dict[int, tuple[int, float]] = {}
+        falling, everyone, unfound = -inf, list(range(len(gains))), sum([len(tree) == 1 for tree in trees])
+        for level in range(1, part.budget.depth + 1):
+            order = sorted(everyone, key=lambda at, level=level: -gains[at][level - 1]) if len(everyone) > 1 else everyone
+            gained, added, reading_s, top = 0.0, 0, 0.0, -inf
+            for count, at in enumerate(order, 1):
+                gained += gains[at][level - 1]
+                # of two drafts for one sequence the better nodes will be looked at, not all
+                added += max(1 + level * part.width - trees[at].candidates, 0)
+                reading_s += readings[at]
+                if count & (count - 1) and count < len(order) and count != unfound:
+                    # powers of two are close enough; and what is for those without a find stands for a while
+                    continue
+                fewer, step_s = steps.get(count, undrafted)
+                step_s += drafted[level - 1] * (forwards_s[added] - forwards_s[fewer])
+                steps[count] = added, step_s
+                value = worth(tokens + gained, step_s + self._draft_s(part, drafted[:level], count) + reading_s)
+                top = max(top, value)
+                if value > best:
+                    best, depth, chosen = value, level, order[:count]
+            if top < falling:
+                # what a level adds only shrinks, and what it costs does not
+                break
+            falling = top
+        return depth, chosen
+
+    def _draft_s(self, part: Part, drafted: Many[float], count: int) -> float:
+        """Seconds that drafts for so many sequences are expected to take. drafted: how likely each level is drafted for one."""
+        levels = sum(drafted) if count == 1 else sum([1.0 - (1.0 - share) ** count for share in drafted])
+        return self._costs.draft_s(part.name, levels, count)
+
+    def reading_s(self, part: Part, sequence: Sequence) -> float:
+        """Seconds in which this drafter reads what it lacks of a text, before it can draft."""
+        return self._visits.lacking(part.name, sequence) * self._costs.reading.get(part.name, 0.0)
+
+    def chain(self, sequence: Sequence, part: Part, tree: DraftTree) -> list[float]:
+        """Per depth, how likely a token of this drafter comes true with all before it. tree: what look-ups found."""
+        odds = self._acceptance.odds_before(sequence.key, part.name)
+        brought = self._depths.brought(part.name, part.budget.depth, Where.of(sequence.generated_tokens, len(tree) > 1))
+        return list(accumulate([min(shifted(chance, odds), LIKELIEST) for chance in brought], mul))
+
+    def _levels(self, tree: DraftTree, depth: int) -> list[float]:
+        """Per depth from 1 on, the probability that some node of that depth comes true."""
+        levels = [0.0] * depth
+        if len(tree) > 1:
+            for chance, level in zip(self._expectation.chances(tree), tree.depth, strict=False):
+                if 0 < level <= depth:
+                    levels[level - 1] += chance
+        return levels
+
+
+def _where(sequences: Many[Sequence], trees: Many[DraftTree]) -> Where:
+    """Where a draft for one sequence is made, and where most are in a batch."""
+    return Where.of(sequences[0].generated_tokens, len(trees[0]) > 1) if len(sequences) == 1 else Where.ALONE
+
+
+def _more(chance: float, known: float) -> float:
+    """What a chain adds at a depth where other drafts come true with probability `known`: nothing, if they are better."""
+    return max(chance - known, 0.0)
