@@ -14,6 +14,7 @@ Lossless: no
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from itertools import islice
 from typing import Annotated
 
 import numpy as np
@@ -21,8 +22,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from paceline.tree import Proposal
 from paceline.trials import Group, Trials
-from paceline.verifiers.base import Exactness
-from paceline.verifiers.rejection import Rejection
+from paceline.verifiers.base import Exactness, NodeByNode
 
 
 class Options(BaseModel):
@@ -33,15 +33,20 @@ class Options(BaseModel):
     lenience: Annotated[float, Field(gt=0.0, le=1.0)] = 0.5
 
 
-class Lenient(Rejection):
+class Lenient(NodeByNode):
     name = "lenient"
     exactness: Mapping[Proposal, Exactness] = {}
+    reads_chain = True
+    prefers = (Proposal.IID, Proposal.POINT)
 
     def __init__(self, options: Options) -> None:
         self.options = options
 
     def trials(self, target_probs: np.ndarray, groups: Iterator[Group]) -> Trials:
-        trials = super().trials(target_probs, groups)
+        return super().trials(target_probs, (group.first() for group in islice(groups, 1)))
+
+    def tested(self, target_probs: np.ndarray, group: Group) -> Trials:
+        trials = super().tested(target_probs, group)
         try:
             while True:
                 child, probability = next(trials)
