@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -191,7 +192,7 @@ def test_more_modes_than_can_be_told_apart_are_a_grid() -> None:
     pyplot = pytest.importorskip("matplotlib.pyplot")
     for file, gridded in (("paceline-14m-fp16-1-thread", False), ("paceline-14m-grown-16x768-w16a16-1-thread-methods", True)):
         record = json.loads((RECORDS / f"bench-{file}.json").read_text())
-        for draw in (_speedup, _acceptance):
+        for draw in (partial(_speedup, kind=""), _acceptance):
             figure, axes = pyplot.subplots()
             draw(axes, record)
             assert bool(axes.images) == gridded
