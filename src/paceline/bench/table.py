@@ -12,12 +12,11 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from paceline.bench.cells import batches, forwards, grown_to, model, number, rates, speed
 from paceline.bench.circumstances import contended, left_out, on_fewer_cores, peers_draft, together
 from paceline.bench.files import threads
 from paceline.bench.fitted import print_fitted
 from paceline.bench.name import Name
-from paceline.bench.ours import PLAIN
-from paceline.bench.report import same_text
 from paceline.bench.runner import Watch
 
 
@@ -36,10 +35,9 @@ def watched(console: Console, quiet: bool) -> Watch:
 
 def show(console: Console, record: dict[str, Any]) -> None:
     """Print the record of a run."""
-    model, grown = record["model"], record["grown"]
-    size = f"{model['name']}, {model['parameters'] / 1e6:.1f}M parameters, weights {model['weights']}"
-    if grown:
-        size += f"; GROWN from {grown['from']}: the same function in {_grown(grown)}, not a better model"
+    size = model(record)
+    if grown := record["grown"]:
+        size += f"; GROWN from {grown['from']}: the same function in {grown_to(grown)}, not a better model"
     console.print(size, highlight=False, soft_wrap=True)
     _print(console, _speeds(record))
     for line in left_out(record):
@@ -72,10 +70,6 @@ def show(console: Console, record: dict[str, Any]) -> None:
     console.print(_footing(record), style="dim", highlight=False, soft_wrap=True)
 
 
-def _grown(grown: dict[str, Any]) -> str:
-    return f"{grown['layers']} layers" + (f" of width {grown['width']}" if grown["width"] else "")
-
-
 def _print(console: Console, table: Table) -> None:
     """A table under its title, which may be wider than it."""
     title, table.title = table.title, None
@@ -98,10 +92,6 @@ def _add_row(table: Table, *cells: str) -> None:
     table.add_row(*(cell if column.no_wrap else Name(cell) for column, cell in zip(table.columns, cells, strict=True)))
 
 
-def _number(value: float | None, form: str = ".1f") -> str:
-    return "" if value is None else format(value, form)
-
-
 def _speeds(record: dict[str, Any]) -> Table:
     heat = record["settings"].get("temperature", 0.0)
     table = _table(
@@ -115,19 +105,7 @@ def _speeds(record: dict[str, Any]) -> Table:
             continue
         if task not in (None, row["task"]):
             table.add_section()
-        gain = record["speedup"].get(row["task"], {}).get(row["mode"], {})
-        _add_row(
-            table,
-            row["task"] if row["task"] != task else "",
-            row["mode"],
-            str(row["tokens"]),
-            _number(row["tokens_per_s"]),
-            _number(gain.get("ratio"), ".2f"),
-            _number(row["decode_tokens_per_s"]),
-            _number(gain.get("decode_ratio"), ".2f"),
-            _number(row.get("tau"), ".2f"),
-            same_text(row),
-        )
+        _add_row(table, row["task"] if row["task"] != task else "", row["mode"], *speed(record, row))
         task = row["task"]
     return table
 
@@ -138,33 +116,26 @@ def _against(record: dict[str, Any]) -> Table:
         for kind in ("decode_plain", "decode_best"):
             if kind in entry:
                 versus = entry[kind]
-                _add_row(
-                    table, entry["task"], entry["peer"], versus["ours"], _number(versus["ours_tokens_per_s"]),
-                    versus["theirs"].removeprefix(f"{entry['peer']} "), _number(versus["theirs_tokens_per_s"]),
-                    _number(versus["ratio"], ".2f"),
-                )  # fmt: skip
+                ours, theirs, ratio = rates(versus)
+                mode = versus["theirs"].removeprefix(f"{entry['peer']} ")
+                _add_row(table, entry["task"], entry["peer"], versus["ours"], ours, mode, theirs, ratio)
     return table
 
 
 def _batches(record: dict[str, Any]) -> Table:
     title = "many requests at once, of the same few prompts: who learns from other requests gains more than elsewhere"
     table = _table(title, 2, "task", "mode", "batch", "tokens/s", "plain tokens/s", "ratio", "same text")
-    for row in record["batches"]:
-        if row["mode"] != PLAIN:
-            _add_row(
-                table, row["task"], row["mode"], str(row["batch"]), _number(row["tokens_per_s"]),
-                _number(row["plain_tokens_per_s"]), _number(row["ratio"], ".2f"), same_text(row),
-            )  # fmt: skip
+    for cells in batches(record):
+        _add_row(table, *cells)
     return table
 
 
 def _verify(record: dict[str, Any]) -> Table:
-    cost = record["verify_cost"]
-    title = f"a forward by rows after {cost['context_tokens']} tokens: median ms, over one row"
-    table = _table(title, 1, "rows", *(cell for name in cost["ms"] for cell in (name, "")))
-    for n in next(iter(cost["ms"].values())):
-        pairs = ((f"{cost['ms'][name][n]:.2f}", f"{cost['relative'][name][n]:.2f}") for name in cost["ms"])
-        _add_row(table, str(n), *(cell for pair in pairs for cell in pair))
+    by_engine = forwards(record)
+    title = f"a forward by rows after {record['verify_cost']['context_tokens']} tokens: median ms, over one row"
+    table = _table(title, 1, "rows", *(cell for name in by_engine for cell in (name, "")))
+    for rows in next(iter(by_engine.values())):
+        _add_row(table, rows, *(cell for of in by_engine.values() for cell in of[rows]))
     return table
 
 
@@ -193,7 +164,7 @@ def _acceptance(record: dict[str, Any]) -> Table:
     task, modes = list(record["acceptance_by_depth"].items())[-1]
     table = _table(f"acceptance by depth, {task}", tuple(range(1, len(modes) + 1)), "depth", *modes)
     for depth, shares in enumerate(zip_longest(*modes.values()), 1):
-        _add_row(table, str(depth), *(_number(share, ".2f") for share in shares))
+        _add_row(table, str(depth), *(number(share, ".2f") for share in shares))
     return table
 
 

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from paceline.bench.cells import number
 from paceline.bench.fitted import print_fitted
 from paceline.bench.load.failures import failures
 from paceline.bench.load.measures import TIMES
@@ -60,10 +61,6 @@ def _table(left: int, *columns: str) -> Table:
     return table
 
 
-def _number(value: float | None, form: str) -> str:
-    return "" if value is None else format(value, form)
-
-
 def _ms(seconds: float) -> str:
     return format(seconds * 1e3, ".2f" if seconds < 0.1 else ".1f")
 
@@ -88,7 +85,7 @@ def _throughput(record: dict[str, Any]) -> Table:
         if goodput := found["goodput"]:
             cells += [f"{goodput['requests_per_s']:.2f}", f"{goodput['share']:.0%}"]
         each = found["tokens"] / found["chunks"] if found["chunks"] else None
-        table.add_row(*cells, _number(found["tau"], ".2f"), _number(each, ".2f"))
+        table.add_row(*cells, number(found["tau"], ".2f"), number(each, ".2f"))
     return table
 
 
@@ -115,7 +112,7 @@ def _comparison(record: dict[str, Any]) -> Table:
             body, other = (f"{terms[side]:.2f}" if rate else _ms(terms[side]) for side in ("body", "against"))
             interval = against["interval"] if name == "tokens_per_s" else None
             table.add_row(
-                load, words, body, other, _number(terms["ratio"], ".3f"),
+                load, words, body, other, number(terms["ratio"], ".3f"),
                 f"{interval[0]:.3f} to {interval[1]:.3f}" if interval else "",
             )  # fmt: skip
             load = ""
