@@ -89,6 +89,28 @@ def test_a_repeated_flag_is_named_as_it_was_written(tmp_path: Path) -> None:
     assert refusal(config=file).startswith(f"'cors_origin' in '{file}': ")
 
 
+def test_a_comma_of_a_drafters_own_is_told_from_those_between_drafters(tmp_path: Path) -> None:
+    between = "its commas stand between drafters, so one whose options hold commas is given by --offer or in a JSON list of the"
+    for text, wrong in (
+        ("ngram:max=3,min=1", "'min=1'"),
+        ("suffix, ngram:3,1", "'1'"),
+        ('model:"/a,b"', "has an unclosed quote"),
+        ("model:/a,b", "'b'"),
+    ):
+        said = refusal(environ={"PACELINE_OFFER": text})
+        assert said.startswith(f"PACELINE_OFFER: {between}")
+        assert wrong in said
+        file = written(tmp_path, {"offer": text})
+        assert refusal(config=file).startswith(f"'offer' in '{file}': {between}")
+    assert load({}, {"PACELINE_OFFER": "ngram:max=3, suffix+recycle, ./own.py"}).offer == (
+        "ngram:max=3",
+        "suffix+recycle",
+        "./own.py",
+    )
+    whole = ["ngram:max=3,min=1", "auto"]
+    assert load({"offer": whole}, {}).offer == load({}, {}, written(tmp_path, {"offer": whole})).offer == (*whole,)
+
+
 def test_every_flag_of_the_server_is_a_setting() -> None:
     assert signature(serve).parameters.keys() - {"config"} <= {*NAMES}
 

@@ -18,6 +18,8 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, Va
 
 from paceline.errors import PacelineError, validators_words
 from paceline.machine import expanded
+from paceline.registry import AUTO, DRAFTERS, UnknownMethod
+from paceline.spec import SpecError, methods_of, parse
 
 _PREFIX = "PACELINE_"
 _LARGEST_FILE_BYTES = 1 << 20
@@ -118,10 +120,27 @@ class Settings(BaseModel):
                 return {**values, "api_keys": [*named, *_keys_of_file(str(values["api_key_file"]))]}
         return values
 
-    @field_validator("api_keys", "allowed_hosts", "cors_origins", "offer", mode="before")
+    @field_validator("api_keys", "allowed_hosts", "cors_origins", mode="before")
     @classmethod
     def _listed(cls, value: Any) -> Any:
         return _parts(value)
+
+    @field_validator("offer", mode="before")
+    @classmethod
+    def _drafters(cls, value: Any) -> Any:
+        named = _parts(value)
+        if isinstance(value, str) and len(named) > 1:
+            # a comma may be one of a drafter's own, and what stands behind it is then none
+            try:
+                for name in (methods_of(parse(spec))[0].name for spec in named):
+                    if name != AUTO:
+                        _ = DRAFTERS[name]
+            except (SpecError, UnknownMethod) as error:
+                raise ValueError(
+                    "its commas stand between drafters, so one whose options hold commas is given by --offer or in a JSON list of"
+                    f" the file of --config: {error}"
+                ) from None
+        return named
 
     @field_validator("root_path")
     @classmethod
