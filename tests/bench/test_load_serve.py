@@ -447,3 +447,16 @@ def test_bench_is_a_command_and_a_group(monkeypatch, capsys) -> None:
         assert "no task 'nothing'" in capsys.readouterr().err
     assert run(monkeypatch, "bench", "a", "b") == 2
     assert "unexpected" in capsys.readouterr().err
+
+
+def test_a_slip_in_the_name_of_a_command_is_no_model(monkeypatch, capsys, tmp_path: Path) -> None:
+    """But for a folder of such a name; and it would not be looked for on the Hub."""
+    monkeypatch.chdir(tmp_path)
+    for slip in ("sreve", "server", "Serve"):
+        assert run(monkeypatch, "bench", slip, "--url", "http://127.0.0.1:9") == 2
+        said = capsys.readouterr()
+        assert said.err == f"paceline: there is no command 'bench {slip}'; the nearest is 'bench serve'\n"
+        assert said.out == ""
+    Path("server").mkdir()
+    assert run(monkeypatch, "bench", "server", "--tasks", "nothing") == 2
+    assert "no task 'nothing'" in capsys.readouterr().err

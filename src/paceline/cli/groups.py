@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import os
+from difflib import get_close_matches
 from typing import Any
 
 from typer.core import TyperGroup
 
+from paceline.cli.terminal import fail
+
 
 class DefaultGroup(TyperGroup):
-    """Runs its callback, whose options and arguments are those of a command, unless the first word is a command of the group."""
+    """Runs its callback, whose options and arguments are those of a command, unless the first word is a command of the group.
+
+    A word that is nearly one is refused, unless it is there as a file or a folder: a model of such a name would be looked for on
+    the Hub.
+    """
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if args and args[0] in self.commands:
@@ -16,6 +24,9 @@ class DefaultGroup(TyperGroup):
             super().parse_args(ctx, [])
             ctx.args = list(args)
             return ctx.args
+        if args and not args[0].startswith("-") and not os.path.exists(args[0]):
+            for near in get_close_matches(args[0], [*self.commands], 1):
+                fail(f"there is no command '{ctx.info_name} {args[0]}'; the nearest is '{ctx.info_name} {near}'")
         ctx.allow_extra_args, ctx.allow_interspersed_args = False, True
         return super().parse_args(ctx, args)
 
