@@ -353,6 +353,8 @@ def test_requests_that_share_nothing_are_salted(monkeypatch, capsys) -> None:
         (["--rate", "1,x"], "--rate"),
         (["--rate", "nan"], "--rate"),
         (["--concurrency", "1.5"], "--concurrency"),
+        (["--concurrency", ""], "--concurrency : whole numbers from 1"),
+        (["--find-rate", "--slo", "ttft=1", "--rate", ""], "--rate : numbers above 0"),
         (["--concurrency", "9999"], "--concurrency"),
         (["--rate", "1", "--concurrency", "1"], "choose one"),
         (["--trace", "/nowhere.csv"], "/nowhere.csv"),

@@ -125,9 +125,8 @@ class Settings:
             raise BenchError(f"--endpoint {endpoint}: choose from {', '.join(ENDPOINTS)}")
         if api_key is not None and not (api_key.isascii() and api_key.isprintable() and api_key.strip() == api_key != ""):
             raise BenchError("--api-key: a key is visible ASCII text")
-        loads = _loads(
-            "1" if find_rate and not (rate or concurrency or trace) else rate, concurrency, trace is not None, speed_up
-        )
+        begins = "1" if find_rate and rate is None and concurrency is None and trace is None else rate
+        loads = _loads(begins, concurrency, trace is not None, speed_up)
         if find_rate and (slo is None or len(loads) > 1 or loads[0].kind != "rate" or against is not None):
             raise BenchError("--find-rate needs --slo, at most one --rate to begin with, and neither --against nor another load")
         most = int(max((load.value for load in loads if load.kind == "concurrency"), default=0))
@@ -175,7 +174,8 @@ def _loads(rate: str | None, concurrency: str | None, traced: bool, speed_up: fl
         return [Load("trace", speed_up)]
     if rate is not None:
         return [Load("rate", value) for value in _numbers("rate", rate, HIGHEST_RATE, whole=False)]
-    return [Load("concurrency", value) for value in _numbers("concurrency", concurrency or "1", MOST_IN_FLIGHT, whole=True)]
+    at_once = "1" if concurrency is None else concurrency
+    return [Load("concurrency", value) for value in _numbers("concurrency", at_once, MOST_IN_FLIGHT, whole=True)]
 
 
 def _numbers(option: str, text: str, highest: float, whole: bool) -> list[float]:
