@@ -262,6 +262,35 @@ def test_a_missing_model_gets_one_sentence_and_exit_code_2(monkeypatch, capsys, 
     assert len(capsys.readouterr().err.strip().splitlines()) == 1
 
 
+PLACES = [
+    ("generate", "--prompt-file"),
+    ("check", "--prompts"),
+    ("bench", "--out"),
+    ("bench", "serve", "--out"),
+    ("bench", "serve", "--trace"),
+    ("datastore", "build", "told.txt", "--out"),
+    ("serve", "--config"),
+    ("serve", "--api-key-file"),
+]
+
+
+@pytest.mark.parametrize("place", ["", "~nobody-of-this-name/it"])
+@pytest.mark.parametrize("command", PLACES, ids=" ".join)
+def test_an_option_that_names_no_place_is_refused_and_nothing_is_written(
+    monkeypatch, capsys, tmp_path: Path, command: tuple[str, ...], place: str
+) -> None:
+    """An empty text, as of a variable that is not set, is not the folder that the command is called in."""
+    monkeypatch.chdir(tmp_path)
+    Path("told.txt").write_text("the thin thing")
+    assert run(monkeypatch, *command, place) == 2
+    told = "no such home as in '~nobody-of-this-name" if place else f"{command[-1]} is an empty text"
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert told in said.err
+    assert len(said.err.splitlines()) == 1
+    assert [file.name for file in tmp_path.iterdir()] == ["told.txt"]
+
+
 @pytest.mark.parametrize(
     "content", ["", "\n \n", '{"promt": "x"}', "{broken", '{"prompt": 3}', pytest.param('{"prompt": ' + "[" * 100_000, id="deep")]
 )

@@ -136,6 +136,8 @@ def build(
             suffixes=int(corpus.starts[-1]),
         )
         (folder / HEADER).write_text(header.model_dump_json(indent=2) + "\n")
+    except FileExistsError:
+        raise SpecError(f"cannot write a datastore to '{folder}': it is no folder") from None
     except OSError as error:
         raise SpecError(f"cannot write a datastore to '{folder}': {error.strerror or error}") from None
     return header
@@ -175,7 +177,7 @@ class _Corpus:
 
 def _tokenised(files: Many[Path], out: IO[bytes], encode: Callable[[str], list[int]], report: Report) -> _Corpus:
     corpus = _Corpus(out)
-    total, before = sum(file.stat().st_size for file in files if file.is_file()), 0
+    total, before = sum(file.stat().st_size for file in files if os.path.isfile(file)), 0
     for file in files:
         since = corpus.tokens
         for piece in pieces(file):

@@ -367,6 +367,21 @@ def test_files_that_cannot_be_used_are_named_in_one_sentence(
     assert told.count("\n") == 1
 
 
+def test_a_name_that_no_file_can_have_is_told_of_the_file(monkeypatch, capsys, tmp_path: Path, target: str) -> None:
+    name, out = "n" * 300 + ".txt", tmp_path / "out"
+    assert run(monkeypatch, "datastore", "build", name, "--out", str(out), "--model", target) == 2
+    assert capsys.readouterr().err.startswith(f"paceline: cannot read '{name}': ")
+    assert not out.exists()
+
+
+def test_a_file_is_no_folder_to_write_to_and_is_kept(monkeypatch, capsys, tmp_path: Path, target: str) -> None:
+    file = tmp_path / "told.txt"
+    file.write_text("the thin thing")
+    assert run(monkeypatch, "datastore", "build", str(file), "--out", str(file), "--model", target) == 2
+    assert capsys.readouterr().err == f"paceline: cannot write a datastore to '{file}': it is no folder\n"
+    assert file.read_text() == "the thin thing"
+
+
 def test_a_row_without_an_end_is_refused(monkeypatch, capsys, tmp_path: Path, target: str) -> None:
     monkeypatch.setattr(reading, "LARGEST_ROW_MIB", 1)
     file, out = tmp_path / "a.jsonl.gz", tmp_path / "out"

@@ -10,7 +10,7 @@ import typer
 
 from paceline.cli.bench_serve import bench_serve
 from paceline.cli.groups import DefaultGroup
-from paceline.cli.options import Json, KVCache, Lossy, MaxTokens, Model, Weights
+from paceline.cli.options import Json, KVCache, Lossy, MaxTokens, Model, Weights, path_option
 from paceline.cli.terminal import err, out, tell_json
 from paceline.interrupts import raise_again
 
@@ -40,9 +40,7 @@ def bench_drafts(
             help="A comma list of tasks (e2e, sql, maths, code, story, copy, random) and of JSONL files in Spec-Bench's form.",
         ),
     ] = "e2e,sql,maths,code,story,copy",
-    out_dir: Annotated[
-        Path | None, typer.Option("--out", help="Write the record as JSON, and its plots, to this folder.")
-    ] = None,
+    out_dir: Annotated[Path | None, path_option("--out", "Write the record as JSON, and its plots, to this folder.")] = None,
     name: Annotated[str, typer.Option("--name", help="Ends the record's name: runs of the same settings are kept apart.")] = "",
     weights: Weights = None,
     kv_cache: KVCache = None,

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from paceline.cli.options import Json, MaxTokens, Temperature
+from paceline.cli.options import Json, MaxTokens, Temperature, path_option
 from paceline.cli.terminal import err, fail, out, tell_json
 from paceline.interrupts import raise_again
 
@@ -36,7 +36,7 @@ def bench_serve(
         str | None, typer.Option("--rate", help="Poisson arrivals, so many a second, or a sweep such as 1,2,4.")
     ] = None,
     trace: Annotated[
-        Path | None, typer.Option("--trace", help="Arrivals and lengths of an Azure trace (CSV); an answer may end earlier.")
+        Path | None, path_option("--trace", "Arrivals and lengths of an Azure trace (CSV); an answer may end earlier.")
     ] = None,
     scale_lengths: Annotated[
         float | None, typer.Option("--scale-lengths", help="Multiplies a trace's lengths; if left out, they are made to fit.")
@@ -69,9 +69,7 @@ def bench_serve(
     retry: Annotated[
         bool, typer.Option("--retry", help="Send a refused request (429, 503) again, after as long as the server says.")
     ] = False,
-    out_dir: Annotated[
-        Path | None, typer.Option("--out", help="Write the record as JSON, and its plots, to this folder.")
-    ] = None,
+    out_dir: Annotated[Path | None, path_option("--out", "Write the record as JSON, and its plots, to this folder.")] = None,
     as_json: Json = False,
 ) -> None:
     """Put load on any OpenAI-compatible server and measure what its users would. Exit code 1 where no request is answered.

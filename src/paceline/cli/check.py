@@ -23,6 +23,7 @@ from paceline.cli.options import (
     TopP,
     Verify,
     Weights,
+    path_option,
     sampling_params,
 )
 from paceline.cli.terminal import err, fail, out, tell_json
@@ -44,7 +45,7 @@ def check(
     policy: CheckedPolicy = None,
     weights: Weights = None,
     kv_cache: KVCache = None,
-    prompts: Annotated[Path | None, typer.Option("--prompts", help="One prompt per line, or JSONL rows with 'prompt'.")] = None,
+    prompts: Annotated[Path | None, path_option("--prompts", "One prompt per line, or JSONL rows with 'prompt'.")] = None,
     max_tokens: MaxTokens = 64,
     temperature: Temperature = 1.0,
     top_p: TopP = 1.0,

@@ -9,8 +9,8 @@ from typing import Annotated
 import typer
 from rich.progress import Progress
 
-from paceline.cli.options import Json
-from paceline.cli.terminal import err, fail, out, tell_json
+from paceline.cli.options import Json, path_option
+from paceline.cli.terminal import err, out, tell_json
 from paceline.interrupts import raise_again
 
 datastore = typer.Typer(no_args_is_help=True, help="Texts to draft from, for the drafter 'datastore'.")
@@ -19,24 +19,19 @@ datastore = typer.Typer(no_args_is_help=True, help="Texts to draft from, for the
 @datastore.command("build")
 def build_datastore(
     files: Annotated[list[Path], typer.Argument(help="Texts: .jsonl, a document per row; any other file is one; .gz of both.")],
-    out_dir: Annotated[Path, typer.Option("--out", help="Write the datastore to this folder.")],
+    out_dir: Annotated[Path, path_option("--out", "Write the datastore to this folder.")],
     model: Annotated[str | None, typer.Option("--model", help="Whose tokenizer; the embedded default's if left out.")] = None,
     as_json: Json = False,
 ) -> None:
     """Build what 'datastore:DIR' drafts from. A row has a 'text', a 'prompt' and its 'completion', or 'messages', of which the
     assistant's are taken."""
     from paceline.datastore import build, size_bytes
-    from paceline.machine import expanded
     from paceline.models.embedded import DEFAULT
     from paceline.models.load import resolve
     from paceline.models.quiet import quiet
     from paceline.models.tokenizer import Tokenizer
 
     raise_again()
-    try:
-        out_dir = expanded(out_dir)
-    except OSError as error:
-        fail(str(error))
     tokenizer = Tokenizer(resolve(model if model is not None else DEFAULT))
     began = perf_counter()
     with quiet(), Progress(console=err, transient=True, disable=as_json or not err.is_terminal) as bar:

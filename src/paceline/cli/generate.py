@@ -30,6 +30,7 @@ from paceline.cli.options import (
     TopP,
     Verify,
     Weights,
+    path_option,
     sampling_params,
 )
 from paceline.cli.terminal import err, fail, need_output, out, tell_json
@@ -51,7 +52,7 @@ def generate(
         str, typer.Option("-p", "--prompt", help="Raw text; special tokens are added once. - reads it from standard input.")
     ] = "",
     prompt_file: Annotated[
-        Path | None, typer.Option("--prompt-file", help="Read the prompt from a UTF-8 file, but for a line break at its end.")
+        Path | None, path_option("--prompt-file", "Read the prompt from a UTF-8 file, but for a line break at its end.")
     ] = None,
     draft: Draft = "auto",
     verify: Verify = "match",

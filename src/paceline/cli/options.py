@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -55,6 +56,23 @@ FrequencyPenalty = Annotated[float, typer.Option("--frequency-penalty", help="Th
 Stop = Annotated[list[str] | None, typer.Option("--stop", help="End before this text; may be repeated.")]
 Seed = Annotated[int | None, typer.Option("--seed", help="Under match: same seed, same text; drawn and reported if left out.")]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object on one line.")]
+
+
+def path_option(flag: str, text: str, panel: str | None = None) -> Any:
+    """An option that names a file or a folder; its `~` is a home. text: of its help."""
+
+    def named(path: str) -> Path:
+        from paceline.machine import expanded
+
+        # as of a variable that is not set: it would be the folder in which the command is called
+        if not path:
+            fail(f"{flag} is an empty text: name a file or a folder")
+        try:
+            return expanded(path)
+        except OSError as error:
+            fail(f"{flag}: {error}")
+
+    return typer.Option(flag, help=text, parser=named, metavar="PATH", rich_help_panel=panel)
 
 
 def sampling_params(**fields: Any) -> SamplingParams:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from paceline.cli.options import KVCache, Lossy, Model, Policy, Weights
+from paceline.cli.options import KVCache, Lossy, Model, Policy, Weights, path_option
 from paceline.cli.terminal import err, out
 from paceline.interrupts import raise_again
 
@@ -56,7 +56,7 @@ def _with_defaults(command: Any) -> Any:
 @_with_defaults
 def serve(
     model: Model = None,
-    config: Annotated[Path | None, typer.Option("--config", help="A JSON file of settings; flags and variables win.")] = None,
+    config: Annotated[Path | None, path_option("--config", "A JSON file of settings; flags and variables win.")] = None,
     draft: Annotated[str | None, _option("draft", "What drafts: a spec string.", SERVING)] = None,
     offer: Annotated[
         list[str] | None, _option("offer", "A drafter for requests that name it; the usual ones if left out; repeat it.", SERVING)
@@ -74,7 +74,9 @@ def serve(
     api_key: Annotated[
         list[str] | None, _option("api-key", "A key that opens every route; none if left out; repeat it.", ACCESS)
     ] = None,
-    api_key_file: Annotated[Path | None, _option("api-key-file", "A file with a key a line; none if left out.", ACCESS)] = None,
+    api_key_file: Annotated[
+        Path | None, path_option("--api-key-file", "A file with a key a line; none if left out.", ACCESS)
+    ] = None,
     insecure: Annotated[bool, _option("insecure", "Serve other machines without a key.", ACCESS)] = False,
     allowed_host: Annotated[
         list[str] | None,
