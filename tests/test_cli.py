@@ -244,6 +244,10 @@ _LONELY_AUTO = "'auto' stands alone, or names a smaller model as in 'auto:PATH';
         (["-p", "x" * 4000], "fit by the model's context"),
         (["-p", "x" * 40, "--cache-tokens", "8"], "only 7 fit by cache_tokens"),
         (["-p", "x", "--draft", "model"], "no draft is embedded for 'target', so name one as model:PATH"),
+        (["-p", "x", "--stop", ""], "--stop '': string should have at least 1 character"),
+        (["-p", "x", "--stop", "y" * 100_000], f"--stop '{'y' * 79}...: string should have at most 1024 characters"),
+        (["-p", "x", *["--stop", "y"] * 65], "tuple should have at most 64 items"),
+        (["-p", "x", "--draft", "a\nb\x1b[1m"], "there is no drafter 'a\\nb\\x1b[1m'"),
         ([], "a prompt is needed"),
     ],
 )

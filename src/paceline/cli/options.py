@@ -56,6 +56,8 @@ FrequencyPenalty = Annotated[float, typer.Option("--frequency-penalty", help="Th
 Stop = Annotated[list[str] | None, typer.Option("--stop", help="End before this text; may be repeated.")]
 Seed = Annotated[int | None, typer.Option("--seed", help="Under match: same seed, same text; drawn and reported if left out.")]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object on one line.")]
+_SHOWN_CHARACTERS = 80
+"""Of what is refused: a text may be as long as a line of commands."""
 
 
 def path_option(flag: str, text: str, panel: str | None = None) -> Any:
@@ -86,4 +88,9 @@ def sampling_params(**fields: Any) -> SamplingParams:
     except ValidationError as error:
         first = error.errors()[0]
         option = str(first["loc"][0]).replace("_", "-")
-        fail(f"--{option} {first['input']}: {validators_words(first['msg']).lower()}")
+        fail(f"--{option} {_shown(first['input'])}: {validators_words(first['msg']).lower()}")
+
+
+def _shown(value: Any) -> str:
+    shown = repr(value) if isinstance(value, str) else str(value)
+    return shown if len(shown) <= _SHOWN_CHARACTERS else f"{shown[:_SHOWN_CHARACTERS]}..."

@@ -54,8 +54,10 @@ def fail(message: str) -> NoReturn:
 
 
 def say(message: str) -> None:
-    """One sentence on stderr, if there is anybody to read it."""
+    """One sentence on stderr, if there is anybody to read it. What is quoted in it may hold line breaks and other signs that a
+    terminal would follow: they are written as in Python."""
+    shown = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in message)
     # closed, or a disk or a pipe that takes no more: the exit code says that something is wrong
     with suppress(OSError, AttributeError):
-        sys.stderr.write(f"paceline: {message}\n")
+        sys.stderr.write(f"paceline: {shown}\n")
         sys.stderr.flush()
