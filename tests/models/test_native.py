@@ -181,6 +181,7 @@ OUTSIDE: dict[str, tuple[str, dict[str, Any], str]] = {
     ),
     "parallel": ("stablelm", {"use_parallel_residual": True}, "use_parallel_residual"),
     "norms per head": ("stablelm", {"qk_layernorm": True}, "qk_layernorm"),
+    "logits turned round": ("gemma2", {"final_logit_softcapping": -3.0}, "final_logit_softcapping is -3.0"),
 }
 
 

@@ -83,7 +83,7 @@ def test_a_token_that_cannot_come_is_a_proof() -> None:
 
 @cache
 def judge(draft: str, rule: str) -> tuple[str, Fit]:
-    llm = LLM(TARGET, draft, verify=rule, lossy=rule in LOSSY)
+    llm = LLM(TARGET, draft, verify=rule, lossy=rule.partition(":")[0] in LOSSY)
     rows = list(examine(llm, draft, PROMPTS, [SamplingParams(max_tokens=100, temperature=1.0)]))
     found = law_of(rows)
     assert found is not None
@@ -103,7 +103,7 @@ def test_rules_that_keep_the_law_pass(draft: str, rule: str) -> None:
 
 
 @real
-@pytest.mark.parametrize("rule", LOSSY)
+@pytest.mark.parametrize("rule", ["lenient:lenience=0.1", *LOSSY[1:]])
 def test_lossy_rules_fail(rule: str) -> None:
     """The power of the test, on the distribution alone: nothing greedy is compared here."""
     said, found = judge(f"model:{DRAFT}", rule)

@@ -101,11 +101,11 @@ def form_of(config: Any) -> Form:
         raise Unsuited("one of its sizes is less than 1")
     if heads % key_heads:
         raise Unsuited("its heads do not share their keys evenly")
-    residual = _multiplier(config, family, "residual_multiplier")
-    scaled_up = config.hidden_size**0.5 if family.scales_embedding else _multiplier(config, family, "embedding_multiplier")
-    score_scale = _said(config, family, "attention_multiplier")
+    residual = _positive(config, family, "residual_multiplier") or 1.0
+    scaled_up = config.hidden_size**0.5 if family.scales_embedding else _positive(config, family, "embedding_multiplier") or 1.0
+    score_scale = _positive(config, family, "attention_multiplier")
     if score_scale is None:
-        score_scale = float(_said(config, family, "query_pre_attn_scalar") or size) ** -0.5
+        score_scale = (_positive(config, family, "query_pre_attn_scalar") or size) ** -0.5
     return Form(
         family=family,
         hidden=config.hidden_size,
@@ -122,13 +122,13 @@ def form_of(config: Any) -> Form:
         activation=_ACTIVATIONS[named],
         epsilon=(config.layer_norm_eps if family.centred else config.rms_norm_eps) / residual**2,
         tied=bool(config.tie_word_embeddings),
-        score_scale=float(score_scale),
-        score_cap=float(_said(config, family, "attn_logit_softcapping") or 0.0),
+        score_scale=score_scale,
+        score_cap=_positive(config, family, "attn_logit_softcapping") or 0.0,
         query_growth=_query_growth(config) if family.grows else None,
         embedding_scale=scaled_up / residual,
         residual_scale=residual,
-        logit_scale=1 / _multiplier(config, family, "logits_scaling"),
-        logit_cap=float(_said(config, family, "final_logit_softcapping") or 0.0),
+        logit_scale=1 / (_positive(config, family, "logits_scaling") or 1.0),
+        logit_cap=_positive(config, family, "final_logit_softcapping") or 0.0,
         experts=_experts(config, family.experts) if family.experts else None,
     )
 
@@ -149,11 +149,11 @@ def _said(config: Any, family: Family, name: str) -> Any:
     return getattr(config, name, None) if name in family.heeds else None
 
 
-def _multiplier(config: Any, family: Family, name: str) -> float:
-    """1 where there is none. Raises Unsuited where it is not above 0."""
+def _positive(config: Any, family: Family, name: str) -> float | None:
+    """The same of a number. Raises Unsuited where it is not above 0: a multiplier, a cap or a window that is none."""
     said = _said(config, family, name)
     if said is None:
-        return 1.0
+        return None
     if not said > 0:
         raise Unsuited(f"its {name} is {said}")
     return float(said)
@@ -199,7 +199,7 @@ def original_length(config: Any, rotation: dict[str, Any]) -> int | None:
 
 
 def _layers(config: Any, family: Family) -> tuple[LayerForm, ...]:
-    window = _said(config, family, "sliding_window") or 0
+    window = int(_positive(config, family, "sliding_window") or 0)
     kinds = _said(config, family, "layer_types")
     forms = []
     for layer in range(config.num_hidden_layers):
