@@ -305,12 +305,17 @@ def _configuration(checkpoint: Checkpoint) -> Any:
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     kind, file = checkpoint.config["model_type"], checkpoint.path / "config.json"
+    if kind == "mistral" and "layer_types" in checkpoint.config:
+        # as transformers takes it: Ministral 8B goes by the name of a family whose layers are all of one kind
+        kind = "ministral"
     if kind not in CONFIG_MAPPING:
         own = "needs code of its own, which Paceline never runs" if "auto_map" in checkpoint.config else "is unknown"
         raise ModelError(f"'{checkpoint.path}' has the architecture '{kind}', which {own}")
     try:
         with quiet():
-            config = CONFIG_MAPPING[kind].from_dict(_with_present_names(_architectural(checkpoint.config)))
+            config = CONFIG_MAPPING[kind].from_dict(
+                _with_present_names({**_architectural(checkpoint.config), "model_type": kind})
+            )
     # the constructor of a configuration trusts its arguments
     except Exception as error:
         raise ModelError(f"'{file}' is not a valid '{kind}' configuration: {sentence(error)}") from error
