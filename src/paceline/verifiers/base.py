@@ -94,8 +94,9 @@ class NodeByNode(Verifier):
         return recursive(target_probs, group)
 
     def trials(self, target_probs: np.ndarray, groups: Iterator[Group]) -> Trials:
-        """The tests of all children of a node: what one group leaves of the target is the target of the next."""
-        for group in groups:
+        """The tests of all children of a node, or of the first where the rule reads a chain: what one group leaves of the target
+        is the target of the next."""
+        for group in (group.first() for group in islice(groups, 1)) if self.reads_chain else groups:
             target_probs = yield from self.tested(target_probs, group)
         return target_probs
 

@@ -13,8 +13,7 @@ Lossless: no
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from itertools import islice
+from collections.abc import Mapping
 from typing import Annotated
 
 import numpy as np
@@ -41,9 +40,6 @@ class Lenient(NodeByNode):
 
     def __init__(self, options: Options) -> None:
         self.options = options
-
-    def trials(self, target_probs: np.ndarray, groups: Iterator[Group]) -> Trials:
-        return super().trials(target_probs, (group.first() for group in islice(groups, 1)))
 
     def tested(self, target_probs: np.ndarray, group: Group) -> Trials:
         trials = super().tested(target_probs, group)

@@ -13,14 +13,9 @@ Lossless: yes
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from itertools import islice
-
-import numpy as np
 from pydantic import BaseModel
 
 from paceline.tree import Proposal
-from paceline.trials import Group, Trials
 from paceline.verifiers.base import NodeByNode
 
 
@@ -32,9 +27,6 @@ class Rejection(NodeByNode):
     name = "rejection"
     reads_chain = True
     prefers = (Proposal.IID, Proposal.POINT)
-
-    def trials(self, target_probs: np.ndarray, groups: Iterator[Group]) -> Trials:
-        return super().trials(target_probs, (group.first() for group in islice(groups, 1)))
 
 
 def build(options: Options) -> Rejection:
