@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from paceline.logprobs import TokenLogprobs
@@ -60,18 +62,20 @@ def test_prompts_of_several_choices_are_told_of_as_far_as_one_is():
     assert untellable(*[asking(1000, 20)] * 100) is not None
 
 
-def test_prompts_are_told_of_one_to_a_line():
-    told = (None, TokenLogprobs(5, -0.5, 1))
+def test_prompts_are_told_of_in_parts_before_what_a_step_brought():
+    told = (None, *(TokenLogprobs(token, -0.5, 1, ((token, -0.5),) * 20) for token in range(1000)))
     deltas = {
         1: Delta(tokens=(3,), prompt_logprobs=told, ending=Ending("stop", 0)),
         2: Delta(tokens=(4,)),
-        3: Delta(prompt_logprobs=told),
+        3: Delta(prompt_logprobs=told[:2]),
         4: Delta(text="a"),
     }
     news = News(deltas=deltas, refused={9: "no"}, stats=Stats(steps=1))
-    lines = list(parted(news))
-    assert [set(line.deltas) for line in lines] == [{1}, {3}, {2, 4}]
-    assert {number: delta for line in lines for number, delta in line.deltas.items()} == deltas
-    assert [line.stats for line in lines] == [None, None, news.stats]
-    assert [line.refused for line in lines] == [{}, {}, news.refused]
+    *parts, last = parted(news)
+    assert [set(line.prompts) for line in parts] == [{1}] * 4 + [{3}]
+    assert tuple(one for line in parts[:4] for one in line.prompts[1]) == told
+    assert parts[4].prompts[3] == told[:2]
+    assert all(line == News(prompts=line.prompts) for line in parts)
+    assert all(len(Line(News).write(line)) < 1 << 18 for line in parts), "each is read at once"
+    assert last == replace(news, deltas={number: replace(delta, prompt_logprobs=None) for number, delta in deltas.items()})
     assert list(parted(News(deltas={2: deltas[2]}))) == [News(deltas={2: deltas[2]})]

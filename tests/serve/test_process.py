@@ -8,15 +8,17 @@ import os
 import signal
 import sys
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from paceline.logprobs import TokenLogprobs
 from paceline.params import SamplingParams
 from paceline.serve import process
-from paceline.serve.asking import Ask, Delta
+from paceline.serve.asking import Ask, Delta, Ending
 from paceline.serve.errors import APIError
-from paceline.serve.pipe import Line, News, Ready
+from paceline.serve.pipe import Line, News, Ready, parted
 from paceline.serve.process import EngineError, EngineProcess
 
 READY = Ready(200_000, 10, (), (), {}, "target", "policy", "verifier")
@@ -42,8 +44,10 @@ class Starts:
 class Listening:
     def __init__(self) -> None:
         self.errors: list[APIError] = []
+        self.deltas: list[Delta] = []
 
-    def brought(self, delta: Delta) -> None: ...
+    def brought(self, delta: Delta) -> None:
+        self.deltas.append(delta)
 
     def failed(self, error: APIError) -> None:
         self.errors.append(error)
@@ -144,3 +148,46 @@ def test_what_the_pipe_cannot_carry_is_refused_before_it_is_asked(monkeypatch: p
         assert engine.load == 1
 
     run(monkeypatch, Starts(), scene)
+
+
+def test_other_work_is_done_between_the_parts_of_a_long_prompt(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    told = (None, *(TokenLogprobs(token, -0.5, 1) for token in range(2000)))
+    whole = Delta(text="a", tokens=(3,), prompt_logprobs=told, ending=Ending("stop", 0))
+    news = [*parted(News(deltas={1: whole, 2: whole})), News(deltas={3: Delta(ending=Ending("stop", 0))})]
+    told_in = tmp_path / "news"
+    told_in.write_bytes(b"".join(map(Line(News).write, news)))
+    answers = f"[sys.stdin.readline() for _ in range(4)]; sys.stdout.write(open({str(told_in)!r}).read()); sys.stdout.flush()"
+    monkeypatch.setattr(sys.modules[__name__], "PROGRAM", PROGRAM.replace("sys.stdin.read()", f"{answers}; sys.stdin.read()"))
+    turns, read_at = 0, []
+
+    async def scene(engine: EngineProcess) -> None:
+        async def other() -> None:
+            nonlocal turns
+            while True:
+                turns += 1
+                await asyncio.sleep(0)
+
+        read = engine._news.read
+
+        def noted(line: bytes) -> News:
+            found = read(line)
+            if found.prompts:
+                read_at.append(turns)
+            return found
+
+        await engine.start()
+        monkeypatch.setattr(engine._news, "read", noted)
+        work = asyncio.create_task(other())
+        one, gone, last = Listening(), Listening(), Listening()
+        numbers = [engine.ask(Ask((1,), SamplingParams(prompt_logprobs=0)), listening) for listening in (one, gone, last)]
+        engine.end(numbers[1])
+        while not last.deltas:
+            await asyncio.sleep(0.01)
+        work.cancel()
+        assert one.deltas == [whole]
+        assert gone.deltas == []
+        assert engine._prompts == {}
+
+    run(monkeypatch, Starts(), scene)
+    assert len(read_at) == len(news) - 2 > 10
+    assert len(set(read_at)) == len(read_at), "no two of them were read in one turn of the loop"

@@ -8,6 +8,7 @@ from typing import ClassVar, Generic, TypeVar
 
 from pydantic import ConfigDict, TypeAdapter
 
+from paceline.logprobs import TokenLogprobs
 from paceline.serve.asking import Ask, Delta
 
 LONGEST_LINE_BYTES = 64 << 20
@@ -18,6 +19,8 @@ _REST_BYTES = 1 << 20
 """What else one delta may take."""
 _MOST_TOLD = 1 << 22
 """Log-probabilities that the answers of one request may have: half a kilobyte each, while it is written."""
+_PART_TOKENS = 256
+"""Of a prompt, in one line: with 20 others each they take 10 ms to read, and all that time no other thread runs."""
 
 
 @dataclass(frozen=True)
@@ -78,13 +81,14 @@ class Stats:
 
 @dataclass(frozen=True)
 class News:
-    """From the engine. deltas, refused, busy: by number; a refusal is one sentence, for good or for now. failure: why the engine
-    ends, for everyone."""
+    """From the engine. deltas, refused, busy: by number; a refusal is one sentence, for good or for now. prompts: by number,
+    part of the `prompt_logprobs` of a delta that is still to come. failure: why the engine ends, for everyone."""
 
     # log-probabilities may be infinite
     __pydantic_config__: ClassVar = ConfigDict(ser_json_inf_nan="constants")
 
     deltas: dict[int, Delta] = field(default_factory=dict)
+    prompts: dict[int, tuple[TokenLogprobs | None, ...]] = field(default_factory=dict)
     refused: dict[int, str] = field(default_factory=dict)
     busy: dict[int, str] = field(default_factory=dict)
     stats: Stats | None = None
@@ -93,16 +97,19 @@ class News:
 
 
 def parted(news: News) -> Iterator[News]:
-    """In as many lines as it takes: a delta that tells of a prompt may fill one by itself."""
-    alone = {number: delta for number, delta in news.deltas.items() if delta.prompt_logprobs is not None}
-    for number, delta in alone.items():
-        yield News(deltas={number: delta})
-    yield replace(news, deltas={number: delta for number, delta in news.deltas.items() if number not in alone})
+    """In as many lines as it takes: what deltas tell of prompts goes before them in parts, between which the server is free."""
+    deltas = {}
+    for number, delta in news.deltas.items():
+        told = delta.prompt_logprobs or ()
+        for first in range(0, len(told), _PART_TOKENS):
+            yield News(prompts={number: told[first : first + _PART_TOKENS]})
+        deltas[number] = replace(delta, prompt_logprobs=None) if told else delta
+    yield replace(news, deltas=deltas)
 
 
 def untellable(*asks: Ask) -> str | None:
     """Why what is asked of probabilities is too much, in one sentence; None where it is not. Choices of one request are held
-    together until the last has ended; of their prompts they may tell no more than one line has room for."""
+    together until the last has ended; of their prompts they may tell no more than the longest line has room for."""
     told = sum(ask.params.max_tokens * (1 + ask.params.logprobs) for ask in asks if ask.params.logprobs is not None)
     if told > _MOST_TOLD:
         return f"answers as long as these may be have {told} log-probabilities, more than {_MOST_TOLD}: lower max_tokens"

@@ -8,11 +8,13 @@ import os
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from time import monotonic
 from typing import Protocol
 
 from paceline.child import command, module_paths
 from paceline.errors import PacelineError
+from paceline.logprobs import TokenLogprobs
 from paceline.serve.asking import Ask, Delta
 from paceline.serve.errors import APIError, invalid
 from paceline.serve.pipe import LONGEST_LINE_BYTES, Line, News, Order, Ready, Stats, untellable
@@ -52,6 +54,8 @@ class EngineProcess:
     def __init__(self, settings: bytes, heard: Callable[[Stats], None], lost: Callable[[], None]) -> None:
         self._settings, self._heard, self._lost = settings, heard, lost
         self._listeners: dict[int, Listener] = {}
+        self._prompts: dict[int, list[TokenLogprobs | None]] = {}
+        """By number, what was told of a prompt until its delta comes."""
         self._orders, self._news = Line(Order), Line(News)
         self._process: asyncio.subprocess.Process | None = None
         self._task: asyncio.Task[None] | None = None
@@ -96,6 +100,7 @@ class EngineProcess:
 
     def end(self, number: int) -> None:
         """End what runs under a number; a no-op for one that ended."""
+        self._prompts.pop(number, None)
         if self._listeners.pop(number, None) is not None:
             self._send(Order(number))
 
@@ -204,9 +209,17 @@ class EngineProcess:
             for number, error in refused.items():
                 if (listener := self._listeners.pop(number, None)) is not None:
                     listener.failed(error)
+            for number, part in news.prompts.items():
+                if number in self._listeners:
+                    self._prompts.setdefault(number, []).extend(part)
+            if news.prompts:
+                # lines that are there already are read without a pause, and these take their time
+                await asyncio.sleep(0)
             for number, delta in news.deltas.items():
                 listener = self._listeners.get(number)
                 if listener is not None:
+                    if (told := self._prompts.pop(number, None)) is not None:
+                        delta = replace(delta, prompt_logprobs=tuple(told))
                     if delta.ending is not None:
                         del self._listeners[number]
                     listener.brought(delta)
@@ -216,6 +229,7 @@ class EngineProcess:
 
     def _fail_all(self, sentence: str, code: str) -> None:
         listeners, self._listeners = self._listeners, {}
+        self._prompts.clear()
         for listener in listeners.values():
             listener.failed(APIError(503, sentence, code=code, retry_after_s=1))
 
