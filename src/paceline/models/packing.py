@@ -159,7 +159,7 @@ class Weights:
         record["kv_bytes"] = FORMATS[self.kv_format].bits // 8
         record["activation"] = layout.SILU if form.activation == "silu" else layout.GELU_TANH
         record["embedding"] = self._embedding.data_ptr()
-        record["embedding_kind"] = layout.EMBEDDING_KINDS.index(weights_name(self._embedding.dtype))
+        record["embedding_kind"] = layout.FLOAT_KINDS.index(weights_name(self._embedding.dtype))
         return record
 
     def _layer_matrices(self, layer: int) -> list[tuple[int, ...]]:

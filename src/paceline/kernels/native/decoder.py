@@ -31,7 +31,7 @@ from paceline.kernels.native.layout import (
     SEGMENT,
     WIDE_RMS,
 )
-from paceline.kernels.native.memory import barrier, brain_at, carray, floats, half_at, helper, pointer, put, put_half
+from paceline.kernels.native.memory import barrier, carray, float_at, floats, helper, pointer, put, put_half
 from paceline.kernels.native.mlp import dense, joined
 from paceline.kernels.native.rows import laid_out, multiplied, normed, share, up
 from paceline.kernels.native.tiles import MOST_ROWS, STORE
@@ -45,13 +45,7 @@ _LARGEST = np.finfo(np.float32).max
 def embedded(model, token, out):
     row, width = floats(out), model.hidden
     for k in range(width):
-        if model.embedding_kind == 0:
-            value = floats(model.embedding)[token * width + k]
-        elif model.embedding_kind == 1:
-            value = half_at(model.embedding + 2 * (token * width + k))
-        else:
-            value = brain_at(model.embedding + 2 * (token * width + k))
-        put(row, k, value * model.embedding_scale)
+        put(row, k, float_at(model.embedding_kind, model.embedding, token * width + k) * model.embedding_scale)
 
 
 @helper

@@ -86,8 +86,8 @@ MODEL = np.dtype(
         ("experts", "i8"),  # of a layer; 0: its MLP is whole
         ("chosen", "i8"),  # of these, by each row
         ("whole_weights", "i8"),  # whether the weights of those chosen add up to one
-        ("embedding", "i8"),  # [V, hidden] in embedding_kind
-        ("embedding_kind", "i8"),
+        ("embedding", "i8"),  # [V, hidden]
+        ("embedding_kind", "i8"),  # of FLOAT_KINDS
         ("kv_bytes", "i8"),  # of a number of a key or value: 4 for float32, 2 for float16
         ("embedding_scale", "f4"),
         ("residual_scale", "f4"),  # what the residual stream is multiplied by to be the hidden state
@@ -96,7 +96,8 @@ MODEL = np.dtype(
     align=True,
 )
 SILU, GELU_TANH = 0, 1
-EMBEDDING_KINDS = ("fp32", "fp16", "bf16")
+FLOAT_KINDS = ("fp32", "fp16", "bf16")
+"""What numbers are that are read as they stand."""
 
 SEGMENT = np.dtype(
     [
@@ -267,7 +268,7 @@ TIMES = 8
 PACKING = np.dtype(
     [
         ("source", "i8"),  # the matrix, or some panels of it
-        ("kind", "i8"),  # of EMBEDDING_KINDS
+        ("kind", "i8"),  # of FLOAT_KINDS
         ("outputs", "i8"),
         ("inputs", "i8"),
         ("stride", "i8"),  # bytes between outputs

@@ -13,6 +13,7 @@ from llvmlite import ir
 from numba import types
 from numba.np import numpy_support
 
+from paceline.kernels.native.layout import FLOAT_KINDS
 from paceline.kernels.native.vectors import F16, F32, F64, I32, I64, MACHINE, external, prefetch
 
 # Numba types what it compiles itself; a type checker would only see functions of the wrong number of arguments
@@ -23,6 +24,7 @@ HELPER: dict[str, Any] = {"nogil": True, "error_model": "numpy", "no_cpython_wra
 """Options of functions that are called from kernels only: wrappers for Python would take longer to compile than they do."""
 helper = numba.njit(**HELPER)
 _LARGEST_HALF = 65504.0
+_FP32, _FP16 = (FLOAT_KINDS.index(kind) for kind in ("fp32", "fp16"))
 
 
 @intrinsic
@@ -108,6 +110,16 @@ def brain_at(context, address):
         return builder.bitcast(builder.shl(builder.zext(value, I32), ir.Constant(I32, 16)), F32)
 
     return types.float32(types.int64), generate
+
+
+@helper
+def float_at(kind, address, at):
+    """One of the numbers at an address, as float32. kind: of FLOAT_KINDS."""
+    if kind == _FP32:
+        return floats(address)[at]
+    if kind == _FP16:
+        return half_at(address + 2 * at)
+    return brain_at(address + 2 * at)
 
 
 @intrinsic

@@ -11,7 +11,7 @@ import torch
 from paceline.kernels.native.arena import Arena
 from paceline.kernels.native.entries import packer
 from paceline.kernels.native.formats import GROUP, MOST_INPUTS, Format, padded
-from paceline.kernels.native.layout import PACKING
+from paceline.kernels.native.layout import FLOAT_KINDS, PACKING
 from paceline.kernels.native.threads import CONTENTION, granted, spread
 from paceline.kernels.native.vectors import PANEL
 
@@ -73,7 +73,6 @@ def pack(weight: Rows, form: Format, arena: Arena | None = None, threads: int = 
 
 _SLICE = 2**21
 """Numbers packed at a time, unless one panel has more: some are put together for it."""
-_KINDS = [torch.float32, torch.float16, torch.bfloat16]
-"""What is read as it is, in the order of EMBEDDING_KINDS."""
 PLAIN = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16, "w16a16": torch.bfloat16}
 """What numbers of a format without scales are held in."""
+_KINDS = [PLAIN[kind] for kind in FLOAT_KINDS]

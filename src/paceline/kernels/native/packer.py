@@ -11,11 +11,10 @@ from typing import Any
 import numpy as np
 
 from paceline.kernels.native.formats import FORMATS, Format
-from paceline.kernels.native.layout import EMBEDDING_KINDS, PACKING
-from paceline.kernels.native.memory import bits_of, brain_at, carray, float_of, half_at, half_bits, helper, pointer
+from paceline.kernels.native.layout import PACKING
+from paceline.kernels.native.memory import bits_of, carray, float_at, float_of, half_at, half_bits, helper, pointer
 from paceline.kernels.native.vectors import PANEL
 
-_FP32, _FP16 = (EMBEDDING_KINDS.index(name) for name in ("fp32", "fp16"))
 _SMALLEST = np.float32(2.0**-21)
 """A scale is no smaller. Whole numbers are those of the rounded scale, so it may be subnormal as a float16; far below that,
 rounding it would cut the largest of them off."""
@@ -28,21 +27,13 @@ _NO_NUMBER, _NO_BRAIN = 0x7F800000, 0x7FC0
 @helper
 def widened(one, panel, rows):
     """Write one panel as float32 [PANEL, padded inputs] to `rows`, with zeros where the matrix has nothing."""
-    wide = carray(pointer(rows), PANEL * one.padded, np.float32)
+    wide, kind = carray(pointer(rows), PANEL * one.padded, np.float32), one.kind
     for lane in range(PANEL):
         begin, output = lane * one.padded, panel * PANEL + lane
         held = one.inputs if output < one.outputs else 0
         source = one.source + output * one.stride
-        if one.kind == _FP32:
-            numbers = carray(pointer(source), held, np.float32)
-            for at in range(held):
-                wide[begin + at] = numbers[at]
-        elif one.kind == _FP16:
-            for at in range(held):
-                wide[begin + at] = half_at(source + 2 * at)
-        else:
-            for at in range(held):
-                wide[begin + at] = brain_at(source + 2 * at)
+        for at in range(held):
+            wide[begin + at] = float_at(kind, source, at)
         for at in range(held, one.padded):
             wide[begin + at] = 0.0
 
