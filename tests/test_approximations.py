@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import shutil
+from pathlib import Path
+
 import pytest
+from transformers import GPT2Config, GPT2LMHeadModel
 
 from paceline import compose
 from paceline.compose import automatic
@@ -63,8 +67,18 @@ def test_what_cannot_be_built_is_refused_in_one_sentence(llm: LLM, spec: str, re
 
 @pytest.mark.parametrize("packed", [True, False])
 def test_auto_holds_its_draft_in_bytes_where_weights_are_packed(llm: LLM, monkeypatch: pytest.MonkeyPatch, packed: bool) -> None:
-    monkeypatch.setattr(compose, "packs_weights", lambda: packed)
+    monkeypatch.setattr(compose, "packs_weights", lambda draft: packed)
     assert automatic(llm.path).endswith("@int8") is packed
+
+
+def test_auto_drafts_with_a_smaller_model_of_any_family(llm: LLM, tmp_path: Path) -> None:
+    sizes = {"n_embd": 32, "n_layer": 1, "n_head": 2, "vocab_size": llm.engine.speculative.target.vocab_size, "n_positions": 256}
+    GPT2LMHeadModel(GPT2Config(**sizes, eos_token_id=0)).save_pretrained(tmp_path)
+    for file in Path(llm.path).glob("tokenizer*"):
+        shutil.copy(file, tmp_path)
+    assert "@" not in automatic(llm.path, str(tmp_path))
+    llm.use(f'auto:"{tmp_path}"')
+    assert llm.draft_name == "ngram+model"
 
 
 def test_auto_drafts_with_the_smaller_model_that_it_names(llm: LLM) -> None:

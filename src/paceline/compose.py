@@ -39,7 +39,8 @@ def automatic(model_path: str, draft_path: str = "") -> str:
     How deep the draft goes, if it is made at all, is for the policy; eight levels are more than a small machine ever asks for.
     Rows are nearly free on a GPU, so look-ups and recycled trees are larger there: with 32 recycled nodes in place of 8 the
     embedded model emits a quarter more tokens a step, and files rewritten with edits take an eighth fewer steps. A draft is
-    free to be an approximation, so it is held in int8 where weights are packed: half as much to read, and hardly another token.
+    free to be an approximation, so it is held in int8 where its weights can be packed: half as much to read, and hardly another
+    token.
 
     Source: our own choice of methods that are listed here.
     Proposals: those of its parts
@@ -49,9 +50,10 @@ def automatic(model_path: str, draft_path: str = "") -> str:
     Cost: the sum of its parts, of which the policy asks those that are worth their time
     """
     draft = draft_path or draft_of(model_path)
-    held = "@int8" if packs_weights() else ""
     found, recycled = ("ngram:depth=32,nodes=32", "recycle:nodes=32") if torch.cuda.is_available() else ("ngram", "recycle")
-    return f'{found}+model:"{draft}",depth=8{held}' if draft else f"{found}+{recycled}"
+    if not draft:
+        return f"{found}+{recycled}"
+    return f'{found}+model:"{draft}",depth=8{"@int8" if packs_weights(draft) else ""}'
 
 
 def is_automatic(draft: str) -> bool:

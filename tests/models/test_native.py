@@ -268,6 +268,35 @@ AS_PUBLISHED: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         },
     ),
     "StableLM 2": ("stablelm", {"use_qkv_bias": True}, {"partial_rotary_factor": 0.25}),
+    "a length beside that of the rotation": (
+        "llama",
+        {},
+        {
+            "rope_scaling": {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 4},
+            "original_max_position_embeddings": 64,
+        },
+    ),
+    "a length beside a longrope without one": (
+        "llama",
+        {},
+        {
+            "rope_scaling": {"rope_type": "longrope", "short_factor": [1.5] * 8, "long_factor": [4.0] * 8},
+            "original_max_position_embeddings": 128,
+        },
+    ),
+    "Ministral 3, a length beside that of the growth": (
+        "ministral3",
+        {},
+        {
+            "rope_scaling": {
+                "rope_type": "yarn",
+                "factor": 8.0,
+                "original_max_position_embeddings": 64,
+                "llama_4_scaling_beta": 0.5,
+            },
+            "original_max_position_embeddings": 4,
+        },
+    ),
 }
 
 
@@ -305,6 +334,22 @@ def test_layer_types_without_a_meaning_here_go_by_the_other_road(tmp_path: Path)
     edit(folder, layer_types=["chunked_attention", "full_attention"])
     with pytest.raises(ModelError):
         load_model(folder, weights="int8")
+
+
+def test_windows_of_no_width_go_by_the_other_road(tmp_path: Path) -> None:
+    """Where transformers makes no mask for them."""
+    folder, _ = checkpoint(tmp_path, "qwen3")
+    edit(folder, layer_types=["sliding_attention", "full_attention"], sliding_window=None)
+    assert "how wide" in refusal(folder)
+    assert isinstance(loaded_or_sentence(folder), str)
+
+
+def test_plain_numbers_to_be_quantised_go_by_the_other_road(tmp_path: Path) -> None:
+    folder, reference = checkpoint(tmp_path)
+    edit(folder, quantization_config={"quant_method": "unheard of"})
+    assert same(native(folder), reference)
+    edit(folder, quantization_config={"load_in_4bit": True})
+    assert "it is quantised" in refusal(folder)
 
 
 EXTRA = {

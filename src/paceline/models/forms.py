@@ -206,6 +206,8 @@ def _layers(config: Any, family: Family) -> tuple[LayerForm, ...]:
         kind = kinds[layer] if kinds else "sliding_attention"
         if kind not in ("full_attention", "sliding_attention"):
             raise Unsuited(f"it has layers of '{kind}'")
+        if kinds and kind == "sliding_attention" and not window:
+            raise Unsuited("some of its layers look back through a window, and it does not say how wide that is")
         rotary = kind if family.by_layer_type else ""
         forms.append(LayerForm(window if kind == "sliding_attention" else 0, rotary if family.rotates(config, layer) else STILL))
     return tuple(forms)

@@ -13,7 +13,7 @@ from paceline.machine import expanded
 from paceline.models.base import DTYPES, LanguageModel, ModelError
 from paceline.models.checkpoint import Checkpoint, inspected
 from paceline.models.embedded import DEFAULT, embedded_path
-from paceline.models.forms import Unsuited, original_length
+from paceline.models.forms import Unsuited, form_of, original_length
 from paceline.models.llama_tensors import has_head_of_its_own
 from paceline.models.native import native_model, runs_here
 from paceline.models.quiet import quiet, sentence
@@ -132,6 +132,9 @@ def load_model(
 
 def _of_the_llama_form(checkpoint: Checkpoint, config: Any, weights: str | None, kv_cache: str | None) -> LanguageModel:
     """The model in kernels of our own for this device. Raises Unsuited where it must go by transformers."""
+    if _is_quantised(checkpoint):
+        # some methods quantise plain numbers as they load them, and activations beside
+        raise Unsuited("it is quantised")
     if config.model_type in SEEING:
         config = text_config(config, has_head_of_its_own(Tensors(checkpoint)))
     if not torch.cuda.is_available():
@@ -140,9 +143,11 @@ def _of_the_llama_form(checkpoint: Checkpoint, config: Any, weights: str | None,
         return native_model(checkpoint, config, context_length(config), weights)
     if not served(_device()):
         raise Unsuited("packed weights are for processors only")
-    # imports Triton
-    from paceline.models.fused import fused_model
-
+    try:
+        # imports Triton, of which a device may bring a version of its own
+        from paceline.models.fused import fused_model
+    except ImportError as error:
+        raise Unsuited(f"its kernels cannot be imported: {sentence(error)}") from error
     return fused_model(checkpoint, config, context_length(config), _device(), weights, kv_cache)
 
 
@@ -151,9 +156,18 @@ def _device() -> torch.device:
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
-def packs_weights() -> bool:
-    """Whether models of the Llama form are held in packed weights here."""
-    return runs_here() and not torch.cuda.is_available()
+def packs_weights(name: str) -> bool:
+    """Whether a model can be held in packed weights here, as far as its configuration says. Raises ModelError."""
+    if torch.cuda.is_available() or not runs_here():
+        return False
+    checkpoint = inspected(resolve(name))
+    config = stated(checkpoint.config) or _configuration(checkpoint)
+    try:
+        form_of(config.get_text_config())
+    # whatever fails there, fails where it is loaded in packed weights
+    except Exception:
+        return False
+    return not _is_quantised(checkpoint)
 
 
 def context_length(config: Any) -> int:
@@ -267,19 +281,27 @@ def _check_scaled(checkpoint: Checkpoint) -> None:
     are, and leave out the scales."""
     kinds = {kind for name, kind in Tensors(checkpoint).kinds.items() if name.endswith(".weight")}
     scaled = sorted(kind for kind in kinds if kind.startswith("F8_") or kind in _WHOLE)
-    if not scaled:
+    if not scaled or _is_quantised(checkpoint):
         return
-    from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING
-
     stated = checkpoint.config.get("quantization_config")
     method = stated.get("quant_method") if isinstance(stated, dict) else None
-    if method not in AUTO_QUANTIZATION_CONFIG_MAPPING:
-        how = (
-            f"quantised by '{method}', which is not known here"
-            if method
-            else "and its config.json does not say how to scale them"
-        )
-        raise ModelError(f"'{checkpoint.path}' holds weights of the type {scaled[0]}, {how}")
+    unknown, unsaid = f"quantised by '{method}', which is not known here", "and its config.json does not say how to scale them"
+    raise ModelError(f"'{checkpoint.path}' holds weights of the type {scaled[0]}, {unknown if method else unsaid}")
+
+
+def _is_quantised(checkpoint: Checkpoint) -> bool:
+    """Whether a checkpoint states a method of quantisation, and transformers knows it."""
+    stated = checkpoint.config.get("quantization_config")
+    if not isinstance(stated, dict):
+        return False
+    from transformers.quantizers.auto import AutoHfQuantizer
+
+    try:
+        with quiet():
+            return AutoHfQuantizer.supports_quant_method(stated)
+    # it states none, or no name for one
+    except (ValueError, TypeError):
+        return False
 
 
 def _architectural(config: Any) -> Any:
@@ -316,6 +338,10 @@ def _configuration(checkpoint: Checkpoint) -> Any:
             config = CONFIG_MAPPING[kind].from_dict(
                 _with_present_names({**_architectural(checkpoint.config), "model_type": kind})
             )
+            text = config.get_text_config()
+            if getattr(text, "rope_parameters", None):
+                # a length stated beside the rotation is heeded once it is set, which for most families is after the constructor
+                text.standardize_rope_params()
     # the constructor of a configuration trusts its arguments
     except Exception as error:
         raise ModelError(f"'{file}' is not a valid '{kind}' configuration: {sentence(error)}") from error
