@@ -120,7 +120,14 @@ def host_memory_ends() -> RuntimeError:
     return full.value
 
 
-ENDS = {"device": torch.OutOfMemoryError, "python": MemoryError, "torch": host_memory_ends}
+ENDS = {
+    "device": torch.OutOfMemoryError,
+    "python": MemoryError,
+    "torch": host_memory_ends,
+    "graphs": lambda: RuntimeError("CUDA error: out of memory"),
+    "Triton": lambda: RuntimeError("Triton Error [CUDA]: out of memory"),
+    "products": lambda: RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+}
 
 
 @pytest.mark.parametrize("kind", ENDS)

@@ -22,6 +22,8 @@ from paceline.models.base import DTYPES
 
 def compiled(kernel, constants, warps=4, stages=3, **types):
     names = kernel.arg_names
+    # or it would be compiled as a kernel that is never run
+    assert {one.name for one in kernel.params if one.is_constexpr} <= constants.keys(), kernel.fn.__name__
     signature = {name: "constexpr" if name in constants else types.get(name, "i32") for name in names}
     source = ASTSource(kernel, signature, {(names.index(name),): value for name, value in constants.items()})
     done = compile(source, target=GPUTarget("cuda", capability, 32), options={"num_warps": warps, "num_stages": stages})
@@ -55,13 +57,15 @@ compiled(draft_choices._chosen, dict(lines=128, follows=True), **types, found="*
 compiled(slot_moves._moved, dict(words=head, block=1024), addresses="*i64", places="*i64")
 own = dict.fromkeys(("rows", "weights", "out", "queries", "keys", "values"), "*" + query)
 own |= dict.fromkeys(("sums", "bias", "parts", "part_bias", "residual", "weight", "epsilon", "query_norm", "key_norm"), "*fp32")
-own |= dict(cosines="*fp32", sines="*fp32", positions="*i32", destinations="*i32", behind_weight="*fp32", epsilon="fp32")
+own |= dict.fromkeys(("growth", "cosines", "sines", "behind_weight"), "*fp32")
+own |= dict(positions="*i32", destinations="*i32", epsilon="fp32")
+limit = torch.finfo(DTYPES[query]).max
 for rows in (16, 64, 128, 256, 512, 1024):
     for kernel, matrices in ((row_products._product, 1), (row_products._gated_product, 2)):
         for described in (False, True)[: 1 + (early and query != "fp32" and rows > 64)]:
             tile = row_products.Tile.of(torch.empty(rows, 64, dtype=DTYPES[query], device="meta"), matrices, described)
             sides = dict(tile_outputs=tile.outputs, tile_rows=tile.rows, tile_inputs=tile.inputs, wide=False, early=early)
-            sides |= dict(together=rows > 256) if matrices == 1 else dict(silu=rows > 64, biased=True)
+            sides |= dict(together=rows > 256) if matrices == 1 else dict(silu=rows > 64, biased=True, limit=limit)
             held = [f"tensordesc<{query}[{side},{tile.inputs}]>" for side in (tile.rows, tile.outputs)] if described else []
             kinds = own | dict(parts="i32") | dict(zip(("rows", "weights"), held))
             text = compiled(kernel, sides | dict(described=described), tile.warps, tile.stages, **kinds)
@@ -69,9 +73,11 @@ for rows in (16, 64, 128, 256, 512, 1024):
             assert "tf32" not in text, "numbers are rounded"
             assert ("cp.async.bulk.tensor" in text) == described, "tiles are not copied by descriptors"
 norm = dict(width=head * 32, lines=head * 32, part_count=2, biased=True, behind=True, centred=False, early=early)
-compiled(residual_norms._joined, norm | dict(behind_bias=None, bias=None), **own)
-heads = dict(heads=32, kv_heads=8, size=head, lines=head, rotary=head // 2, part_count=1, together=8)
-compiled(rotary._turned, heads | dict(biased=True, normed=True, early=early), **own)
+for shape in (dict(normed=True), dict(normed=False, weight=None)):
+    compiled(residual_norms._joined, norm | shape | dict(behind_bias=None, bias=None), **own)
+heads = dict(heads=32, kv_heads=8, size=head, lines=head, rotary=head // 2, part_count=1, together=8, limit=limit)
+for shape in (dict(grows=True), dict(grows=False, growth=None)):
+    compiled(rotary._turned, heads | shape | dict(biased=True, normed=True, early=early), **own)
 """
 
 

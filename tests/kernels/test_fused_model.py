@@ -19,6 +19,7 @@ from models.test_native import CASES
 from native import checkpoint
 from paceline import SamplingParams
 from paceline.budget import Budget
+from paceline.cache import paged as pages
 from paceline.growth import Growth
 from paceline.models import fused, paged
 from paceline.models.base import KV_CACHES, ModelError
@@ -28,7 +29,7 @@ from paceline.models.fused import FusedModel, fused_model
 from paceline.models.load import _configuration, context_length
 from paceline.models.taps import decoder_layers, tapped
 from paceline.sequence import Sequence
-from paceline.step import Step
+from paceline.step import Step, Verdict
 from paceline.tree import DraftTree
 from stepping import alone, missing, score, sequence
 
@@ -241,3 +242,23 @@ def test_a_drafted_token_that_is_no_number_harms_none_before_it(tmp_path: Path) 
         found.append(score(model, cache, [missing(cache, owner, DraftTree.chain(3, tokens, "one"))]).logits[0])
     assert torch.equal(*found)
     assert found[0].isfinite().all()
+
+
+def test_keys_that_outgrew_their_values_are_attended_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where memory ended between the two, as a pool of pages grew."""
+    folder, reference = checkpoint(tmp_path, "llama")
+    model, owner = road(folder), sequence(0, [at % 90 for at in range(8 * paged.PAGE + 40)])
+    cache, enlarged, counts = pages.PagedCache(8, paged.PAGE, grows=True), pages._enlarged, list[int]()
+    score(model, cache, [missing(cache, owner, upto=8 * paged.PAGE)])
+    cache.commit([Verdict()])
+
+    def ends_at_the_second(store: torch.Tensor, count: int) -> torch.Tensor:
+        counts.append(count)
+        if len(counts) == 2:
+            raise torch.OutOfMemoryError
+        return enlarged(store, count)
+
+    monkeypatch.setattr(pages, "_enlarged", ends_at_the_second)
+    got = score(model, cache, [missing(cache, owner, DraftTree.root(owner.root))]).logits[-1]
+    assert len({len(store) for store in cache._layers[0].stores}) == 2, counts
+    assert (got - alone(reference, owner.tokens)[-1]).abs().max() < TOLERANCE

@@ -325,7 +325,8 @@ def tree_attention(
     """
     rows, heads, key_dim = query.shape
     _, page_size, kv_heads, value_dim = values.shape
-    if rows != tables.extent.rows or keys.shape != (*values.shape[:3], key_dim) or page_size != tables.page_size:
+    # how many pages there are may differ, where memory ended as they grew: nobody is given one that either lacks
+    if rows != tables.extent.rows or keys.shape[1:] != (page_size, kv_heads, key_dim) or page_size != tables.page_size:
         raise ValueError("query, pages and tables do not describe the same step")
     if (
         heads % kv_heads

@@ -65,6 +65,9 @@ class DeviceWeights:
         # of all weights and tables
         self.held_bytes = 0
         self.embedding = self._held(source.embedding)
+        # a Gemma's is of the precision of its activations
+        rounded = self.dtype if form.family.scales_embedding else torch.float64
+        self.embedding_scale = float(torch.tensor(form.embedding_scale, dtype=rounded))
         self.layers = [self._layer(source, index) for index in range(len(form.layers))]
         self.last_norm = self._norm(source.last_norm())
         weight, bias = source.head()

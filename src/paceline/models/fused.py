@@ -40,6 +40,7 @@ from paceline.models.taps import check_tap
 from paceline.models.tensors import Tensors
 from paceline.params import SamplingParams
 from paceline.sequence import Sequence
+from paceline.shortage import memory_ended
 from paceline.step import Feed, Step
 from paceline.tree import DraftTree
 
@@ -215,7 +216,7 @@ class FusedModel(OverPages):
         keep: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
         held, dtype = self._held, self._held.dtype
-        residual = held.embedding[token_ids[0]].float() * held.form.embedding_scale
+        residual = held.embedding[token_ids[0]].float() * held.embedding_scale
         captured: dict[int, torch.Tensor] = {}
         parts = bias = behind = None
         last = len(held.layers) - 1
@@ -339,10 +340,10 @@ def fused_model(
     """The model of a checkpoint on this road. config: transformers' own. Raises Unsuited where it must go by the other one, and
     ModelError where it cannot go by any.
     """
-    form = form_of(config)
     if weights not in (None, *DTYPES):
         raise Unsuited("packed weights are for processors only")
     try:
+        form = form_of(config)
         held = DeviceWeights(form, Tensors(checkpoint), Rotation(config, form.rotary), weights, context_length, device)
         model = FusedModel(held, checkpoint.name, context_length, checkpoint.eos_token_ids, kv_cache)
         for tiling, rows in _tries(model._tiling) if device.type == "cuda" else [(model._tiling, 3)]:
@@ -355,11 +356,11 @@ def fused_model(
                 raise ModelError(f"'{model.name}' cannot keep its keys and values as {kv_cache} here: {told}")
     except (Unsuited, ModelError):
         raise
-    except torch.OutOfMemoryError as error:
-        # the other road takes no less
-        raise ModelError(f"the device has too little memory for '{checkpoint.name}'") from error
     # a checkpoint from a stranger may hold anything, and Triton's compiler has no class of error that it could be known by
     except Exception as error:
+        if memory_ended(error):
+            # the other road takes no less
+            raise ModelError(f"the device has too little memory for '{checkpoint.name}'") from error
         getLogger("paceline").warning("'%s' does not run on the fused kernels: %s", checkpoint.name, sentence(error))
         raise Unsuited(f"it fails with '{sentence(error)}'") from error
     return model

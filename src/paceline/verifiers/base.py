@@ -276,15 +276,15 @@ def _device_choices(
 
     None where the kernel does not run: the host chooses the same tokens.
     """
-    # imports Triton
-    from paceline.kernels.fused_sampling import Choices
-
     contexts = [
         Context(sequence, tuple(tree.tokens[at] for at in tree.path(node)))
         for sequence, tree in zip(sequences, trees, strict=True)
         for node in range(tree.candidates)
     ]
     try:
+        # imports Triton
+        from paceline.kernels.fused_sampling import Choices
+
         choices = Choices(_in_one([rows[: tree.candidates] for tree, rows in zip(trees, logits, strict=True)]), contexts)
     # Triton's compiler has no class of error that it could be known by
     except Exception as error:
