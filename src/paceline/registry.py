@@ -1,7 +1,7 @@
 """The registries: a method's name maps to the module that holds it, imported only when it is asked for.
 
-One method is one file and one row here. Command-line choices, the generated documentation and the cross-product test are read
-from these tables; what a method says of itself is read from its module's docstring.
+One method is one file and one row here. What the command line may name, the generated documentation and the cross-product test
+are read from these tables; what a method says of itself is read from its module's docstring.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ _NEAR = 0.6
 
 
 class UnknownMethod(PacelineError):
-    """A name that no registry knows; the message names the nearest one, or all where none is near."""
+    """A name that no registry knows, for which the message names the nearest one, or all where none is near; or a file of one's
+    own that cannot be imported or built."""
 
 
 def suggestion(name: str, names: Iterable[str]) -> str:

@@ -111,7 +111,8 @@ class Drafter(ABC):
         self.release(key)
 
     def settle(self, key: int) -> None:
-        """A sequence ended and is kept for others to go on from: nothing but `fork` and `release` will be asked of its state."""
+        """A sequence ended and is kept for others to go on from: nothing but `fork`, `move` and `release` will be asked of its
+        state."""
 
     def release(self, key: int) -> None:
         """Forget a sequence; a no-op for one never seen."""

@@ -250,7 +250,7 @@ class LLM:
         reference: text or token ids that the answers are expected to resemble, one for all or one each. The drafter
         `reference` drafts from it, where it is among `draft` or `beside`; it changes nothing but the time. Raises RequestError,
         ModelError for text that is not valid Unicode, LogitsError where a row to sample from holds no number, OutOfMemory or
-        OutOfPages where memory does not suffice for a request alone, and OwnFileError where a drafter of one's own raised; then
+        OutOfPages where memory does not suffice for a request alone, and OwnFileError where a method of one's own raised; then
         none of these prompts goes on.
         """
         asked = _listed(prompts, "prompt")

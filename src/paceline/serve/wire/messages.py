@@ -88,7 +88,11 @@ class ToolOf(OfType):
     """A function that the model may call. input_schema: the JSON schema of its arguments."""
 
     known: ClassVar = ("custom",)
-    unsupported: ClassVar = {"defer_loading": "all tools are shown", "allowed_callers": "only the model calls tools"}
+    unsupported: ClassVar = {
+        "defer_loading": "all tools are shown",
+        "allowed_callers": "only the model calls tools",
+        "input_examples": "give them in the tool's description",
+    }
 
     type: Literal["custom"] | None = None
     name: FunctionName
@@ -96,7 +100,6 @@ class ToolOf(OfType):
     input_schema: dict[str, Any]
     strict: bool | None = None
     cache_control: CacheControl | None = None
-    input_examples: Annotated[list[dict[str, Any]], up_to(64)] | None = None
     eager_input_streaming: bool | None = None
 
 
