@@ -21,7 +21,7 @@ from compiled import as_read, multiplied
 from paceline.kernels.native.formats import FORMATS, SUMMED
 from paceline.kernels.native.packed import pack
 from paceline.kernels.native.tiles import MOST_ROWS
-from paceline.kernels.native.vectors import LANES, MATRIX_UNIT, MULTIPLIES_BYTES, PAIR_PRODUCTS
+from paceline.kernels.native.vectors import IN_PAIRS, LANES, MATRIX_UNIT, MULTIPLIES_BYTES, PAIR_PRODUCTS
 from represented import represented
 assert (LANES, MULTIPLIES_BYTES, bool(PAIR_PRODUCTS), MATRIX_UNIT) == ({lanes}, {fours}, {pairs}, False)
 inputs = 2 * SUMMED + 70
@@ -33,6 +33,7 @@ for name in ("fp32", "w16a16", "int8", "int4", "w8a8"):
         assert torch.equal(multiplied(packed, rows[:count]), alone[:count]), (name, count)
     wanted = as_read(rows, packed.form) @ represented(weight, FORMATS[name]).t()
     assert torch.allclose(alone[:, :100], wanted, atol=2e-2 if name == "w8a8" else 2e-3 if name != "fp32" else 1e-4), name
+print(IN_PAIRS)
 """
 
 PAIRS = """
@@ -75,10 +76,12 @@ def narrowed(script: str, name: str, features: str) -> str:
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="names features of x86-64")
 class TestNarrow:
-    def test_avx2_gives_every_row_its_own_bits(self) -> None:
+    @pytest.mark.parametrize(("name", "in_pairs"), [("haswell", False), ("znver3", True)])
+    def test_avx2_gives_every_row_its_own_bits(self, name: str, in_pairs: bool) -> None:
         if not llvm.get_host_cpu_features().get("avx2"):
             pytest.skip("this processor has no AVX2")
-        narrowed(PRODUCT.format(tests=_TESTS, lanes=8, fours=False, pairs=True), "haswell", _AVX2)
+        said = narrowed(PRODUCT.format(tests=_TESTS, lanes=8, fours=False, pairs=True), name, _AVX2)
+        assert said.strip() == str(in_pairs)
 
     def test_more_rows_than_a_register_has_lanes_are_turned(self) -> None:
         narrowed(TURNED.format(tests=_TESTS), "haswell", _AVX2.replace("+avx2", "-avx2"))

@@ -12,6 +12,9 @@ AHEAD = max(8192, PAGES * PAGE)
 are fetched in turn have arrived when the first of them is read.
 """
 
+AHEAD_IN_PAIRS = 1024
+"""The same where two panels are walked at once: there the processor's own prefetchers do more of it."""
+
 
 def lines_in_turn(builder: Any, ahead: Any, reach: int) -> list[Any]:
     """What to fetch in a turn of a walk that takes `reach` bytes a turn and has `ahead` before it: as many lines, of PAGES

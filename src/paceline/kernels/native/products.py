@@ -21,7 +21,7 @@ from paceline.kernels.native.entries import PRODUCT_WORDS
 from paceline.kernels.native.formats import FORMATS, Format
 from paceline.kernels.native.memory import helper, intrinsic, prefetched
 from paceline.kernels.native.tiles import emit_tile, most_rows_of
-from paceline.kernels.native.vectors import I64, PANEL, VECTORS, constant
+from paceline.kernels.native.vectors import I64, IN_PAIRS, PANEL, VECTORS, constant
 
 _ARGUMENTS = PRODUCT_WORDS
 """(rows, activations, weights, panel_bytes, inputs, outputs, stride, low, high, mode) over the panels [low, high).
@@ -90,7 +90,10 @@ def _emitted(context, name, rows, activations, weights, panel_bytes, inputs, out
 
 
 def _over(builder: Any, form: Format, count: int, arguments: Any) -> None:
-    """All panels, each in one tile, in a tall one or, where the rows are still more, in two of half a panel."""
+    """All panels, each in one tile, in a tall one or, where the rows are still more, in two of half a panel; one row may take
+    two panels at once."""
+    if count == 1 and IN_PAIRS:
+        arguments = _in_pairs(builder, form, arguments)
     if tall.suits(form, count):
         tiles = [tall.emit_tall_tile(builder.module, form, count)]
     else:
@@ -99,6 +102,18 @@ def _over(builder: Any, form: Format, count: int, arguments: Any) -> None:
     with _panels(builder, arguments) as panel:
         for tile in tiles:
             builder.call(tile, panel)
+
+
+def _in_pairs(builder: Any, form: Format, arguments: Any) -> list[Any]:
+    """One row and all panels but an odd one: those of the first half, each beside one of the second. Returns what is left to do,
+    as arguments."""
+    *before, low, high, mode = arguments
+    half = builder.ashr(builder.sub(high, low), constant(1))
+    middle = builder.add(low, half)
+    tile = emit_tile(builder.module, form, 1, VECTORS, 0, panels=2)
+    with _panels(builder, [*before, low, middle, mode]) as panel:
+        builder.call(tile, [*panel, half])
+    return [*before, builder.add(middle, half), high, mode]
 
 
 def _by_unit(builder: Any, form: Format, two: bool, arguments: Any) -> None:

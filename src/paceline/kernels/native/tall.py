@@ -34,7 +34,7 @@ def emit_tall_tile(module: Any, form: Format, rows: int) -> Any:
         start = begun(builder, places, mode)
         half = (rows + 1) // 2
         bodies = [
-            Body(builder, form, high - low, VECTORS, 0, panel, panel_bytes, inputs, laid=rows, low=low, parts=2)
+            Body(builder, form, high - low, VECTORS, 0, [panel], panel_bytes, inputs, laid=rows, low=low, parts=2)
             for low, high in ((0, half), (half, rows))
         ]
         own = [start[body.low * VECTORS : (body.low + body.rows) * VECTORS] for body in bodies]

@@ -12,12 +12,12 @@ left off (attention over a prefix, then over a tree's own keys).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence as Many
 from typing import Any
 
 from llvmlite import ir
 
-from paceline.kernels.native.ahead import AHEAD, LINE, lines_in_turn
+from paceline.kernels.native.ahead import AHEAD, AHEAD_IN_PAIRS, LINE, lines_in_turn
 from paceline.kernels.native.factors import WORDS_OF, four_products, half_products, pair_products, whole_numbers, widened
 from paceline.kernels.native.formats import BLOCK, GROUP, SUMMED, Format
 from paceline.kernels.native.vectors import (
@@ -27,6 +27,7 @@ from paceline.kernels.native.vectors import (
     LANES,
     MACHINE,
     PAGES,
+    PANEL,
     VECTOR,
     VECTORS,
     ZERO,
@@ -68,17 +69,21 @@ def most_rows_of(form: Format, vectors: int) -> int:
     return most_rows(2 * vectors if form.in_planes else vectors)
 
 
-def emit_tile(module: Any, form: Format, rows: int, vectors: int, first: int) -> Any:
-    """Declare and define a tile over the vectors [first, first + vectors) of a panel, once per module.
+def emit_tile(module: Any, form: Format, rows: int, vectors: int, first: int, panels: int = 1) -> Any:
+    """Declare and define a tile over the vectors [first, first + vectors) of a panel, or of two at once, once per module.
 
     Its arguments are int64 (addresses, bytes, counts): activations [K, rows] (`rows.py` has the layout of whole numbers); the
-    panel and its bytes; K; outputs of the panel; bytes between rows of outputs; mode.
+    panel and its bytes; K; outputs of the panel; bytes between rows of outputs; mode; and by how many panels the second one, if
+    there is one, lies behind the first.
     """
 
-    def define(builder, activations, panel, panel_bytes, inputs, outputs, stride, mode):
-        places = places_of(builder, outputs, stride, rows, range(first, first + vectors))
+    def define(builder, activations, panel, panel_bytes, inputs, outputs, stride, mode, *behind):
+        both = [panel, *(builder.add(panel, builder.mul(count, panel_bytes)) for count in behind)]
+        results = [outputs, *(builder.add(outputs, builder.mul(count, constant(4 * PANEL))) for count in behind)]
+        of_panels = [places_of(builder, result, stride, rows, range(first, first + vectors)) for result in results]
+        places = [[place for of_panel in of_row for place in of_panel] for of_row in zip(*of_panels, strict=True)]
         start = begun(builder, places, mode)
-        body = Body(builder, form, rows, vectors, first, panel, panel_bytes, inputs)
+        body = Body(builder, form, rows, vectors, first, both, panel_bytes, inputs)
         if form.by_group:
             sums = body.grouped(activations, inputs, start)
         elif form.scaled and form.activation_bits > 8:
@@ -89,7 +94,7 @@ def emit_tile(module: Any, form: Format, rows: int, vectors: int, first: int) ->
             sums = body.closed(activations, inputs, start, sums)
         ended(builder, places, mode, sums)
 
-    return once(module, f"tile_{form.name}_{rows}_{vectors}_{first}", 7, define)
+    return once(module, f"tile_{form.name}_{rows}_{vectors}_{first}_{panels}", 6 + panels, define)
 
 
 def places_of(builder: Any, outputs: Any, stride: Any, rows: int, vectors: range) -> list[list[Any]]:
@@ -130,11 +135,11 @@ def ended(builder: Any, places: list[list[Any]], mode: Any, sums: list[Any]) -> 
 
 
 class Body:
-    """The loops of one tile. Accumulators are lists in the order row, vector.
+    """The loops of one tile. Accumulators are lists in the order row, panel, vector.
 
-    first: of its vectors. laid: rows whose activations lie together, those of the tile from the `low`-th on; left out, they are
-    its own. parts: that walk the panel in turn, of its vectors or, in a tall tile (`tall`), of its rows. block: of a tall tile,
-    the words before the block that is walked, those in it, and the part that walks it.
+    vectors, first: of each of its panels, one or two. laid: rows whose activations lie together, those of the tile from the
+    `low`-th on; left out, they are its own. parts: that walk the panel in turn, of its vectors or, in a tall tile (`tall`), of
+    its rows. block: of a tall tile, the words before the block that is walked, those in it, and the part that walks it.
     """
 
     def __init__(
@@ -144,22 +149,22 @@ class Body:
         rows: int,
         vectors: int,
         first: int,
-        panel: Any,
+        panels: Many[Any],
         panel_bytes: Any,
         inputs: Any,
         laid: int | None = None,
         low: int = 0,
         parts: int | None = None,
     ) -> None:
-        self.builder, self.form, self.rows, self.vectors = builder, form, rows, vectors
-        self.first, self.panel, self.panel_bytes = first, panel, panel_bytes
+        self.builder, self.form, self.rows, self.vectors = builder, form, rows, vectors * len(panels)
+        self.first, self.each, self.panels, self.panel_bytes = first, vectors, panels, panel_bytes
         self.laid, self.low = laid or rows, low
         self.block: tuple[Any, Any, int] | None = None
         # a part of a panel fetches its part of the next one, so that the parts together fetch while all of them multiply; of a
         # cache's values, whose panels have room for more, its part of those that are there
         whole = panel_bytes if form.scale_bytes else builder.mul(self.words_in(inputs), constant(form.bytes_together))
         share = builder.udiv(builder.mul(whole, constant(first)), constant(VECTORS))
-        self._next = None if vectors == VECTORS else builder.add(builder.add(panel, panel_bytes), share)
+        self._next = None if vectors == VECTORS else builder.add(builder.add(panels[0], panel_bytes), share)
         self._parts = parts or VECTORS // vectors
         # a turn takes as many words as have a line to fetch on each page: less to count, and less to find out where
         self._unrolled = max(self._parts * PAGES * LINE // form.bytes_together, 1)
@@ -346,7 +351,9 @@ class Body:
 
     def _prefetch(self, offset: Any, reach: int) -> None:
         """Fetch `reach` bytes, or this part's share, that lie so far behind `offset` that they arrive when they are needed."""
-        builder, place, level = self.builder, self.builder.add(self.panel, constant(AHEAD)), 1
+        builder, level = self.builder, 1
+        ahead = constant(AHEAD if len(self.panels) == 1 else AHEAD_IN_PAIRS)
+        places = [builder.add(panel, ahead) for panel in self.panels]
         if self.block is not None:
             # each part of a tall tile fetches its share of what lies so far ahead of the block
             before, count, part = self.block
@@ -356,24 +363,26 @@ class Body:
             offset = builder.add(begin, builder.udiv(builder.add(passed, walked), constant(self._parts)))
             reach = -(-reach // self._parts)
         elif self._next is not None:
-            place, offset, reach = self._next, builder.udiv(offset, constant(self._parts)), -(-reach // self._parts)
+            places, offset, reach = [self._next], builder.udiv(offset, constant(self._parts)), -(-reach // self._parts)
             # a whole panel further on it would be out of the first one again; on its way there it takes the place of this panel's
             # lines, which come from the second one
             level = 2
-        for line in lines_in_turn(builder, builder.add(place, offset), reach):
-            prefetch(builder, line, level)
+        for place in places:
+            for line in lines_in_turn(builder, builder.add(place, offset), reach):
+                prefetch(builder, line, level)
 
     def _at(self, vector: int, offset: Any, element_bytes: int) -> Any:
-        """Address of a vector of elements at a byte offset of the panel."""
+        """Address of a vector of elements at a byte offset of its panel."""
+        panel, vector = divmod(vector, self.each)
         within = constant((self.first + vector) * LANES * element_bytes)
-        return self.builder.add(self.panel, self.builder.add(offset, within))
+        return self.builder.add(self.panels[panel], self.builder.add(offset, within))
 
     def _scale(self, vector: int, offset: Any) -> Any:
         half = load(self.builder, self._at(vector, offset, 2), ir.VectorType(F16, LANES), 2 * LANES)
         return self.builder.fpext(half, VECTOR)
 
     def _words(self, offset: Any) -> list[Any]:
-        """The words that lie at an offset of the panel."""
+        """The words that lie at an offset of the panels."""
         kind, size = WORDS_OF[self.form.name], self.form.word_bytes
         return [load(self.builder, self._at(vector, offset, size), kind, size * LANES) for vector in range(self.vectors)]
 
