@@ -142,7 +142,7 @@ fast again as one (ADR 0004). On AMD's Zen 4 two and four take 1.2 to 1.6 of one
 
 IN_PAIRS = LANES == 8 and TARGET[0].startswith(_AMD)
 """Whether one row is multiplied with two panels at once, far apart. A core of AMD's Zen 3 reads one stream of memory at 13 GB/s,
-two at 18 and more: a forward of one row took 0.66 to 0.80 of the time (ADR 0004). Zen 4 and Zen 5 are as fast with one.
+two at 18 and more: a forward of one row takes three quarters of the time (ADR 0004). Zen 4 and Zen 5 are as fast with one.
 """
 
 VECTOR = ir.VectorType(F32, LANES)
