@@ -157,7 +157,8 @@ def _device() -> torch.device:
 
 
 def packs_weights(name: str) -> bool:
-    """Whether a model can be held in packed weights here, as far as its configuration says. Raises ModelError."""
+    """Whether a model can be held in packed weights here, as far as its configuration says. Raises ModelError where it cannot be
+    read."""
     if torch.cuda.is_available() or not runs_here():
         return False
     checkpoint = inspected(resolve(name))

@@ -18,7 +18,8 @@ def text_config(config: Any, headed: bool) -> Any:
     """The configuration of what reads text. config: transformers' own of a model that also sees. headed: whether its files hold a
     head, which then is none of the embedding's: by default the whole model says that it has none, whatever its text says.
 
-    Nor does the whole model cap logits, as a Gemma that only reads would."""
+    A model that also sees caps no logits, as a Gemma that only reads would.
+    """
     text = config.get_text_config()
     text.tie_word_embeddings = bool(config.tie_word_embeddings) and not headed
     text.final_logit_softcapping = None
