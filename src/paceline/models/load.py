@@ -157,15 +157,14 @@ def _device() -> torch.device:
 
 
 def packs_weights(name: str) -> bool:
-    """Whether a model can be held in packed weights here, as far as its configuration says. Raises ModelError where it cannot be
-    read."""
+    """Whether a model can be held in packed weights here, as far as its configuration says."""
     if torch.cuda.is_available() or not runs_here():
         return False
-    checkpoint = inspected(resolve(name))
-    config = stated(checkpoint.config) or _configuration(checkpoint)
     try:
+        checkpoint = inspected(resolve(name))
+        config = stated(checkpoint.config) or _configuration(checkpoint)
         form_of(config.get_text_config())
-    # whatever fails there, fails where it is loaded in packed weights
+    # it is not there, cannot be read or is of another form: what is wrong is said when it is loaded
     except Exception:
         return False
     return not _is_quantised(checkpoint)
