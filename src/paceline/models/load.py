@@ -156,12 +156,12 @@ def _device() -> torch.device:
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
-def packs_weights(name: str) -> bool:
+def packs_weights(name: str | Path) -> bool:
     """Whether a model can be held in packed weights here, as far as its configuration says."""
     if torch.cuda.is_available() or not runs_here():
         return False
     try:
-        checkpoint = inspected(resolve(name))
+        checkpoint = inspected(resolve(str(name)))
         config = stated(checkpoint.config) or _configuration(checkpoint)
         form_of(config.get_text_config())
     # it is not there, cannot be read or is of another form: what is wrong is said when it is loaded
