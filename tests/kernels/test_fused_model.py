@@ -246,10 +246,10 @@ def test_a_drafted_token_that_is_no_number_harms_none_before_it(tmp_path: Path) 
 
 def test_keys_that_outgrew_their_values_are_attended_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where memory ended between the two, as a pool of pages grew."""
-    folder, reference = checkpoint(tmp_path, "llama")
-    model, owner = road(folder), sequence(0, [at % 90 for at in range(8 * paged.PAGE + 40)])
-    cache, enlarged, counts = pages.PagedCache(8, paged.PAGE, grows=True), pages._enlarged, list[int]()
-    score(model, cache, [missing(cache, owner, upto=8 * paged.PAGE)])
+    folder, reference = checkpoint(tmp_path, "llama", max_position_embeddings=256)
+    model, owner = road(folder), sequence(0, [at % 90 for at in range(2 * paged.PAGE + 20)])
+    cache, enlarged, counts = pages.PagedCache(2, paged.PAGE, grows=True), pages._enlarged, list[int]()
+    score(model, cache, [missing(cache, owner, upto=2 * paged.PAGE)])
     cache.commit([Verdict()])
 
     def ends_at_the_second(store: torch.Tensor, count: int) -> torch.Tensor:
