@@ -33,11 +33,11 @@ SIGHT: dict[str, Any] = {
 def made(kind: str) -> Any:
     torch.manual_seed(1)
     if kind == "gemma3":
-        # caps that the whole model does not heed
-        heedless = {"final_logit_softcapping": 0.1}
         text = {**SIZES, "sliding_window": 4, "layer_types": ["sliding_attention", "full_attention"], "query_pre_attn_scalar": 24}
+        # which the whole model does not heed
+        text["final_logit_softcapping"] = 0.1
         config = Gemma3Config(
-            text_config={**text, **heedless}, vision_config={**SIGHT, "model_type": "siglip_vision_model"}, mm_tokens_per_image=4
+            text_config=text, vision_config={**SIGHT, "model_type": "siglip_vision_model"}, mm_tokens_per_image=4
         )
         return Gemma3ForConditionalGeneration(config).eval()
     sight = {**SIGHT, "model_type": "pixtral"}

@@ -283,22 +283,27 @@ def _check_scaled(checkpoint: Checkpoint) -> None:
     scaled = sorted(kind for kind in kinds if kind.startswith("F8_") or kind in _WHOLE)
     if not scaled or _is_quantised(checkpoint):
         return
-    stated = checkpoint.config.get("quantization_config")
-    method = stated.get("quant_method") if isinstance(stated, dict) else None
+    method = _quantisation(checkpoint).get("quant_method")
     unknown, unsaid = f"quantised by '{method}', which is not known here", "and its config.json does not say how to scale them"
     raise ModelError(f"'{checkpoint.path}' holds weights of the type {scaled[0]}, {unknown if method else unsaid}")
 
 
+def _quantisation(checkpoint: Checkpoint) -> dict[str, Any]:
+    """What a checkpoint says of how it is quantised; nothing where it is not."""
+    said = checkpoint.config.get("quantization_config")
+    return said if isinstance(said, dict) else {}
+
+
 def _is_quantised(checkpoint: Checkpoint) -> bool:
     """Whether a checkpoint states a method of quantisation, and transformers knows it."""
-    stated = checkpoint.config.get("quantization_config")
-    if not isinstance(stated, dict):
+    said = _quantisation(checkpoint)
+    if not said:
         return False
     from transformers.quantizers.auto import AutoHfQuantizer
 
     try:
         with quiet():
-            return AutoHfQuantizer.supports_quant_method(stated)
+            return AutoHfQuantizer.supports_quant_method(said)
     # it states none, or no name for one
     except (ValueError, TypeError):
         return False
