@@ -164,7 +164,7 @@ class Body:
         # cache's values, whose panels have room for more, its part of those that are there
         whole = panel_bytes if form.scale_bytes else builder.mul(self.words_in(inputs), constant(form.bytes_together))
         share = builder.udiv(builder.mul(whole, constant(first)), constant(VECTORS))
-        self._next = None if vectors == VECTORS else builder.add(builder.add(panels[0], panel_bytes), share)
+        self._next = None if vectors == VECTORS else [builder.add(builder.add(panel, panel_bytes), share) for panel in panels]
         self._parts = parts or VECTORS // vectors
         # a turn takes as many words as have a line to fetch on each page: less to count, and less to find out where
         self._unrolled = max(self._parts * PAGES * LINE // form.bytes_together, 1)
@@ -363,7 +363,7 @@ class Body:
             offset = builder.add(begin, builder.udiv(builder.add(passed, walked), constant(self._parts)))
             reach = -(-reach // self._parts)
         elif self._next is not None:
-            places, offset, reach = [self._next], builder.udiv(offset, constant(self._parts)), -(-reach // self._parts)
+            places, offset, reach = self._next, builder.udiv(offset, constant(self._parts)), -(-reach // self._parts)
             # a whole panel further on it would be out of the first one again; on its way there it takes the place of this panel's
             # lines, which come from the second one
             level = 2
