@@ -22,7 +22,7 @@ from paceline.drafters.ngram import NgramDrafter
 from paceline.engine import measure
 from paceline.engine.engine import Engine
 from paceline.engine.llm import LLM
-from paceline.learning import prices
+from paceline.learning import step_time
 from paceline.models.native import NativeModel
 from paceline.params import SamplingParams
 from paceline.policies import adaptive
@@ -69,7 +69,7 @@ class Simulation:
         self._target: object = None
         # what is measured here holds nowhere else
         patch.setenv("XDG_CACHE_HOME", str(cache))
-        for module in (clock, measure, prices, adaptive):
+        for module in (clock, measure, step_time, adaptive):
             patch.setattr(module, "perf_counter", self._now)
         self._takes(NativeModel, "score", self._forward_ms)
         self._takes(ModelDrafter, "propose", lambda _, trees, *rest: speeds.draft_ms(max(tree.deepest for tree in trees)))

@@ -29,8 +29,8 @@ def test_nothing_is_known_of_requests_that_ended() -> None:
         while engine.has_work:
             engine.step()
     engine.forget()
-    learnt, accounts = policy.acceptance, policy._accounts._accounts
-    told = (learnt._requests, learnt._open, *policy.costs.read.values(), *accounts.values())
+    learnt, values = policy.acceptance, policy._lookup_values._values
+    told = (learnt._requests, learnt._open, *policy.costs.read.values(), *values.values())
     assert policy.costs.read, "drafters were asked"
     assert not any(told)
     scheduler = engine.scheduler
@@ -39,10 +39,10 @@ def test_nothing_is_known_of_requests_that_ended() -> None:
 
 def test_a_policy_forgets_whom_it_visited() -> None:
     policy, one = AdaptivePolicy(), Sequence(3, (1, 2), SamplingParams(), 0)
-    policy._visits.visit("model", one, 1, tried=False)
-    assert policy._visits._visits
+    policy._draft_history.record("model", one, 1, tried=False)
+    assert policy._draft_history._last_drafts
     policy.release(one.key)
-    assert not policy._visits._visits
+    assert not policy._draft_history._last_drafts
 
 
 def test_what_was_accepted_counts_though_a_stop_cuts_it(monkeypatch: pytest.MonkeyPatch) -> None:

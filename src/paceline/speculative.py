@@ -22,7 +22,7 @@ from paceline.kernels.compiled import available
 from paceline.kernels.usual import CHOICES
 from paceline.learning.acceptance import expected_tokens
 from paceline.learning.costs import Timings
-from paceline.learning.depths import Where
+from paceline.learning.depth_acceptance import DraftContext
 from paceline.models.base import LanguageModel
 from paceline.policies.base import Policy
 from paceline.sequence import Sequence
@@ -88,7 +88,7 @@ class Speculative:
         self.on_request = on_request
         self.target, self.drafter, self.verifier, self.policy = target, drafter, verifier, policy
         self.cache: KVCache = target.new_cache()
-        self.costs, self.acceptance, self.depths = policy.costs, policy.acceptance, policy.depths
+        self.costs, self.acceptance, self.depth_acceptance = policy.costs, policy.acceptance, policy.depth_acceptance
         self.forwards = 0
         self._chains, self._reads_chain = target.branching < Branching.TREE, verifier.reads_chain
         if not target.returns_early:
@@ -154,7 +154,7 @@ class Speculative:
         named = any(sequence.drafters is not None for sequence in sequences)
         # one that may draft nothing is not decided on: it would be judged by drafts that nobody made
         roomy = [at for at, item in enumerate(drafting) if item.room.some]
-        if not roomy or (not named and self.policy.rests(sequences)):
+        if not roomy or (not named and self.policy.skips_drafting(sequences)):
             return drafts, asked_s
         for part in self.drafter.parts:
             served = self._served(part, sequences, named)
@@ -250,7 +250,7 @@ class Speculative:
         """
         if len(draft.tree) == 1 or draft.tree.kind.drawn:
             return True
-        brought = self.depths.brought(part.name, budget.levels, Where.of(sequence.generated_tokens, True))
+        brought = self.depth_acceptance.brought(part.name, budget.levels, DraftContext.of(sequence.generated_tokens, True))
         if 1.0 + sum(accumulate(brought, mul)) < expected_tokens(draft.tree):
             return False
         draft.tree = DraftTree.root(sequence.root)
@@ -306,8 +306,8 @@ class Speculative:
             self.acceptance.observe(sequence.key, proposed, verdict.tokens)
             # who names its drafters has drafts that nothing ends before: they say little of those of others
             if part.costly and sequence.drafters is None:
-                where = Where.of(sequence.generated_tokens - len(verdict.tokens), before > 0)
-                self.depths.observe(part.name, granted, proposed, verdict.tokens, where)
+                where = DraftContext.of(sequence.generated_tokens - len(verdict.tokens), before > 0)
+                self.depth_acceptance.observe(part.name, granted, proposed, verdict.tokens, where)
 
     def release(self, key: int) -> None:
         """Drop all state of a sequence: it ended, or it was preempted and will be computed again."""

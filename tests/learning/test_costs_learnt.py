@@ -11,7 +11,7 @@ from fakes import ChainDrafter, TableModel, coupled
 from paceline.budget import Budget
 from paceline.engine.scheduler import Limits
 from paceline.learning.costs import Costs
-from paceline.learning.depths import Where
+from paceline.learning.depth_acceptance import DraftContext
 from paceline.learning.forward_curve import ForwardCurve
 from paceline.params import SamplingParams
 from paceline.sequence import Sequence
@@ -165,7 +165,7 @@ def test_levels_for_which_a_request_has_no_nodes_are_none_that_fail() -> None:
     while text.finish_reason is None:
         engine.step()
     assert text.speculation.tau > 2.5
-    assert min(engine.speculative.depths.brought("model", 6, Where.ALONE)) > 0.9
+    assert min(engine.speculative.depth_acceptance.brought("model", 6, DraftContext.ALONE)) > 0.9
 
 
 def test_what_is_drafted_because_it_is_named_says_nothing_of_what_is_decided() -> None:
@@ -175,7 +175,7 @@ def test_what_is_drafted_because_it_is_named_says_nothing_of_what_is_decided() -
     while text.finish_reason is None:
         engine.step()
     assert text.speculation.tau > 2.5
-    assert set(engine.speculative.depths.brought("model", 6, Where.ALONE)) == {0.6}
+    assert set(engine.speculative.depth_acceptance.brought("model", 6, DraftContext.ALONE)) == {0.6}
 
 
 class Clock:

@@ -12,10 +12,10 @@ from fakes import TableModel
 from known_costs import LOOKUP, MODEL, adaptive_with
 from paceline.budget import NOTHING, Budget, Part
 from paceline.engine.scheduler import Limits
+from paceline.learning.calibration import _Record
 from paceline.learning.costs import Timings
-from paceline.learning.depths import Where
-from paceline.learning.expectation import _Record
-from paceline.learning.prices import CLEARLY
+from paceline.learning.depth_acceptance import DraftContext
+from paceline.learning.step_time import CLEARLY
 from paceline.params import SamplingParams
 from paceline.policies import bass, confidence
 from paceline.policies.base import Policy
@@ -37,7 +37,7 @@ def sequence(key: int = 0) -> Sequence:
 def teach(policy: Policy, key: int, drafted: DraftTree, emitted: list[int], granted: int = 0) -> None:
     """What a step tells of a draft. granted: the levels it might have had; left out, those it has."""
     policy.acceptance.observe(key, drafted, emitted)
-    policy.depths.observe(drafted.sources[1], granted or drafted.deepest, drafted, emitted, Where.ALONE)
+    policy.depth_acceptance.observe(drafted.sources[1], granted or drafted.deepest, drafted, emitted, DraftContext.ALONE)
 
 
 def run(policy: Policy, part: Part, rate: float, steps: int, key: int = 0) -> list[int]:
@@ -149,7 +149,7 @@ def test_a_pause_is_a_share_of_a_sequence_s_time_however_many_tokens_a_step_brin
             emitted = tuple(range(10, 10 + tokens))
             tree = DraftTree.chain(3, emitted[:-1], "other") if tokens > 1 else DraftTree.root(3)
             policy.observe([sequence()], [tree], [Verdict(tuple(range(1, tokens)), emitted, tokens - 1)], STEP)
-        pauses.append(policy._accounts._pause(0.6, 0.03))
+        pauses.append(policy._lookup_values._pause(0.6, 0.03))
     assert pauses[0] == pytest.approx(20, abs=1)
     # of a step's time, which a few rows make longer
     assert 14 <= pauses[1] <= 20
@@ -157,21 +157,21 @@ def test_a_pause_is_a_share_of_a_sequence_s_time_however_many_tokens_a_step_brin
 
 def test_what_another_drafter_proposed_is_not_charged_to_a_look_up() -> None:
     policy = adaptive_with({1: 1.0, 8: 4.0})
-    policy._prices.more_s = 0.5
+    policy._step_time.draft_overhead_s = 0.5
     policy.budgets(LOOKUP, [sequence()], [DraftTree.root(3)])
-    before = policy._accounts._accounts["ngram"][0].gain_s
+    before = policy._lookup_values._values["ngram"][0].gain_s
     policy.observe([sequence()], [DraftTree.chain(3, [5, 5], "model")], [Verdict((), (7,), 0)], STEP)
-    assert 0.0 < policy._accounts._accounts["ngram"][0].gain_s < before
+    assert 0.0 < policy._lookup_values._values["ngram"][0].gain_s < before
 
 
 def test_a_drafter_that_promised_too_much_must_be_surer_to_go_on() -> None:
     """Of a whole draft, not of each of its levels."""
     least = []
-    for truth in (1.0, 0.5):
+    for factor in (1.0, 0.5):
         policy = adaptive_with({1: 1.0, 8: 1.5}, 0.05)
         for _ in range(30):
             teach(policy, 1, DraftTree.chain(3, [5] * 6, "model"), [5] * 6 + [7])
-        policy._expectation._truths["model"] = truth
+        policy._calibration._factors["model"] = factor
         (budget,) = policy.budgets(MODEL, [sequence(1)], [DraftTree.root(3)])
         assert budget.stopping is not None
         assert budget.stopping.odds == policy.acceptance.odds(1, "model")
@@ -187,7 +187,7 @@ def test_what_a_drafter_has_read_of_a_shared_beginning_it_need_not_read_again() 
     policy.budgets(MODEL, [source], [DraftTree.root(4)])
     policy.costs.reading["model"] = 1.0
     # what was decided while reading cost nothing stands no more
-    policy._decisions.clear()
+    policy._decision_caches.clear()
     policy.fork(0, 1, 1990)
     policy.release(0)
     assert policy._search.reading_s(MODEL, sharing) == pytest.approx(10.0)
@@ -241,7 +241,7 @@ def test_a_look_up_answers_for_the_draft_that_is_not_made_because_of_it() -> Non
             policy.budgets(LOOKUP, [sequence()], [DraftTree.root(3)])
             assert policy.budgets(MODEL, [sequence()], [found])[0] == NOTHING
             policy.observe([sequence()], [found], [Verdict((1, 2, 3, 4, 5, 6), (5,) * 6 + (7,), 6)], STEP)
-        gains[brings] = policy._accounts._usual["ngram"] / policy._accounts.token_s
+        gains[brings] = policy._lookup_values._usual["ngram"] / policy._lookup_values.token_s
     assert 0.0 < gains[3] < gains[0] - 0.5, gains
 
 
@@ -303,15 +303,15 @@ def test_a_step_that_was_never_drafted_in_is_not_taken_to_be_cheaper_than_one_wi
     # calm steps are learnt from one in eight
     for _ in range(1600):
         policy.begin(1, 1)
-        if not policy.rests([sequence()]):
+        if not policy.skips_drafting([sequence()]):
             policy.budgets(LOOKUP, [sequence()], [DraftTree.root(3)])
         policy.observe([sequence()], [DraftTree.root(3)], [Verdict((), (7,), 0)], slow)
-    assert policy._prices.step_s(1, True) == policy._prices.step_s(1, False) > 1.3
+    assert policy._step_time.step_s(1, True) == policy._step_time.step_s(1, False) > 1.3
     for _ in range(200):
         policy.begin(1, 1)
         tree = DraftTree.chain(3, [5], "model")
         policy.observe([sequence()], [tree], [Verdict((), (7,), 0)], Timings(0.0, 1.0, 0.7, 0.0))
-    assert policy._prices.step_s(1, True) > 1.6 > policy._prices.step_s(1, False), "what it takes is learnt by drafting"
+    assert policy._step_time.step_s(1, True) > 1.6 > policy._step_time.step_s(1, False), "what it takes is learnt by drafting"
 
 
 def test_in_calm_steps_drafts_are_thought_about_in_one_of_eight_and_for_whoever_is_new() -> None:
@@ -319,9 +319,9 @@ def test_in_calm_steps_drafts_are_thought_about_in_one_of_eight_and_for_whoever_
 
     def thinks(key: int) -> bool:
         policy.begin(1, 1)
-        rests = policy.rests([sequence(key)])
+        skips = policy.skips_drafting([sequence(key)])
         policy.observe([sequence(key)], [DraftTree.root(3)], [Verdict((), (7,), 0)], STEP)
-        return not rests
+        return not skips
 
     assert [thinks(0) for _ in range(40)].count(True) == pytest.approx(40 / 8 + 3, abs=1)
     # in the middle of eight
@@ -341,7 +341,7 @@ class Cold:
         """Whether anybody was asked."""
         policy, one, tree = self.policy, sequence(), DraftTree.root(3)
         policy.begin(1, 1)
-        (budget,) = [NOTHING] if policy.rests([one]) else policy.budgets(LOOKUP, [one], [tree])
+        (budget,) = [NOTHING] if policy.skips_drafting([one]) else policy.budgets(LOOKUP, [one], [tree])
         self.since = 0 if budget.some else self.since + 1
         if budget.some:
             drafted = DraftTree.chain(3, [5] * self.tokens, "ngram")
@@ -356,7 +356,7 @@ class Cold:
 def test_drafts_that_pay_only_against_steps_among_drafts_are_given_up() -> None:
     """A step with one brings two tokens in 2.35 seconds, one without brings one in 1.05; but between drafts, in 2.3."""
     machine = Cold(tokens=2)
-    machine.policy._prices.other_s = 0.26
+    machine.policy._step_time.overhead_s = 0.26
     for _ in range(40):
         teach(machine.policy, 0, DraftTree.chain(3, [5, 5], "ngram"), [5, 7])
     asked = [machine.step() for _ in range(6000)]
@@ -372,24 +372,24 @@ def test_drafts_that_pay_all_the_same_go_on_but_for_a_few_calm_steps() -> None:
 
 def test_what_was_promised_too_much_is_forgiven_in_a_rest_too() -> None:
     machine = Cold(tokens=2)
-    rests, expectation = machine.policy._rests, machine.policy._expectation
-    while not rests._left:
+    pauses, calibration = machine.policy._draft_pauses, machine.policy._calibration
+    while not pauses._left:
         machine.step()
-    expectation._records["model"] = _Record(4.0, 40.0)
-    steps = rests._left + 40
+    calibration._records["model"] = _Record(4.0, 40.0)
+    steps = pauses._left + 40
     for _ in range(steps):
         machine.step()
-    assert expectation._records["model"].expected == pytest.approx(40.0 * 0.995**steps, rel=0.1)
+    assert calibration._records["model"].expected == pytest.approx(40.0 * 0.995**steps, rel=0.1)
 
 
 @pytest.mark.parametrize(("behind_s", "looked_at"), [(0.1, 1), (0.8, 0)])
 def test_what_is_looked_at_must_be_worth_what_follows_it(behind_s: float, looked_at: int) -> None:
     """To judge it, to move its keys and to learn from it; a row costs little, and whoever made the draft was paid before."""
     policy = adaptive_with({1: 1.0, 2: 1.02, 8: 1.1})
-    policy._prices._behind_s, policy._prices.more_s = [0.02, 0.02], 0.2
+    policy._step_time._behind_s, policy._step_time.draft_overhead_s = [0.02, 0.02], 0.2
     for _ in range(50):
-        policy._prices.saw_behind(0.1, False, 1)
-        policy._prices.saw_behind(behind_s, True, 1)
+        policy._step_time.saw_behind(0.1, False, 1)
+        policy._step_time.saw_behind(behind_s, True, 1)
     policy.begin(1, 1)
     (tree,) = policy.trimmed([sequence()], [DraftTree.chain(3, [5], "ngram", confidences=[0.3])])
     assert len(tree) - 1 == looked_at
@@ -398,11 +398,11 @@ def test_what_is_looked_at_must_be_worth_what_follows_it(behind_s: float, looked
 def test_what_was_thought_to_follow_drafts_is_forgotten_where_none_is_looked_at() -> None:
     """A machine that was disturbed for a while must not keep drafts from being looked at for good."""
     policy, looked_at = adaptive_with({1: 1.0, 2: 1.02, 8: 1.1}), list[bool]()
-    policy._prices._behind_s, policy._prices.more_s = [0.02, 0.6], 0.58
+    policy._step_time._behind_s, policy._step_time.draft_overhead_s = [0.02, 0.6], 0.58
     for _ in range(1500):
         one, tree = sequence(), DraftTree.root(3)
         policy.begin(1, 1)
-        (budget,) = [NOTHING] if policy.rests([one]) else policy.budgets(LOOKUP, [one], [tree])
+        (budget,) = [NOTHING] if policy.skips_drafting([one]) else policy.budgets(LOOKUP, [one], [tree])
         if budget.some:
             found = DraftTree.chain(3, [5], "ngram", confidences=[0.6])
             (tree,) = policy.trimmed([one], [policy.acceptance.rated(0, found)])
@@ -423,7 +423,7 @@ def halves_drafted_in(policy: Policy, key: int, since: int) -> tuple[list[int], 
         for _ in range(40):
             one, tree = sequence(key), DraftTree.root(3)
             policy.begin(1, 1)
-            (budget,) = [NOTHING] if policy.rests([one]) else policy.budgets(LOOKUP, [one], [tree])
+            (budget,) = [NOTHING] if policy.skips_drafting([one]) else policy.budgets(LOOKUP, [one], [tree])
             since = 0 if budget.some else since + 1
             if budget.some:
                 found = DraftTree.chain(3, [5] * tokens, "ngram", confidences=[held] * tokens)
@@ -441,7 +441,7 @@ def halves_drafted_in(policy: Policy, key: int, since: int) -> tuple[list[int], 
 def test_drafts_are_compared_with_what_steps_without_any_take_among_each_other() -> None:
     """Over whole answers drafts win; while they bring two tokens in 2.3 seconds, where one takes 1.05, they lose."""
     policy, since, seen = adaptive_with({1: 1.0, 8: 1.05}), 0, []
-    policy._prices.other_s, policy._prices._behind_s = 0.26, [0.26, 0.26]
+    policy._step_time.overhead_s, policy._step_time._behind_s = 0.26, [0.26, 0.26]
     for key in range(12):
         drafted, since = halves_drafted_in(policy, key, since)
         seen.append(drafted)
@@ -452,40 +452,40 @@ def test_drafts_are_compared_with_what_steps_without_any_take_among_each_other()
 
 def test_a_rest_is_one_of_batches_of_that_size() -> None:
     machine = Cold(tokens=2)
-    while not machine.policy._rests._left:
+    while not machine.policy._draft_pauses._left:
         machine.step()
     machine.policy.begin(8, 8)
-    assert not machine.policy.rests([sequence(key) for key in range(8)])
+    assert not machine.policy.skips_drafting([sequence(key) for key in range(8)])
     machine.policy.begin(1, 1)
-    assert machine.policy.rests([sequence()])
+    assert machine.policy.skips_drafting([sequence()])
 
 
 def test_a_rest_passes_whatever_is_decoded_between_its_steps() -> None:
     """Batches of another size, and what they teach, are no part of it."""
     machine = Cold(tokens=2)
-    while not machine.policy._rests._left:
+    while not machine.policy._draft_pauses._left:
         machine.step()
-    policy, left, others = machine.policy, machine.policy._rests._left, [sequence(key) for key in range(8)]
+    policy, left, others = machine.policy, machine.policy._draft_pauses._left, [sequence(key) for key in range(8)]
     for step in range(1, left):
         machine.step()
         if step % 3 == 0:
             policy.begin(8, 8)
-            policy.rests(others)
+            policy.skips_drafting(others)
             policy.observe(others, [DraftTree.root(3)] * 8, [Verdict((), (7,))] * 8, STEP)
-    assert policy._rests_at[1]._left == 1
+    assert policy._draft_pauses_at[1]._left == 1
     machine.step()
-    assert not policy._rests_at[1].now
+    assert not policy._draft_pauses_at[1].active
 
 
 def test_a_machine_that_becomes_faster_in_a_rest_is_followed() -> None:
     """Else drafts would be held to cost what they no longer do."""
     machine = Cold(tokens=2)
-    while not machine.policy._rests._left:
+    while not machine.policy._draft_pauses._left:
         machine.step()
     policy, learnt = machine.policy, 0
     for _ in range(40):
         policy.begin(1, 1)
-        assert policy.rests([sequence()])
+        assert policy.skips_drafting([sequence()])
         learnt += policy.learns
         policy.observe([sequence()], [DraftTree.root(3)], [Verdict((), (7,))], STEP)
     assert learnt == pytest.approx(40 / 4, abs=1)
@@ -493,16 +493,16 @@ def test_a_machine_that_becomes_faster_in_a_rest_is_followed() -> None:
 
 def test_a_step_that_only_reads_prompts_teaches_nothing_and_takes_no_lesson() -> None:
     policy = adaptive_with({1: 1.0, 8: 1.05})
-    policy._lessons.apart = policy._lessons._next = 2
-    lessons = []
+    policy._learning_interval.mean_steps = policy._learning_interval._next = 2
+    learnt_from = []
     for _ in range(20):
         policy.begin(16, 0)
         assert not policy.learns
         policy.observe([], [], [], STEP)
         policy.begin(1, 1)
-        lessons.append(policy.learns)
+        learnt_from.append(policy.learns)
         policy.observe([sequence()], [DraftTree.root(3)], [Verdict((), (7,))], STEP)
-    assert sum(lessons) >= 10
+    assert sum(learnt_from) >= 10
 
 
 def test_who_brings_what_to_draft_from_is_asked_at_once_in_a_crowd() -> None:
@@ -511,9 +511,9 @@ def test_who_brings_what_to_draft_from_is_asked_at_once_in_a_crowd() -> None:
 
     def thinks(batch: list[Sequence]) -> bool:
         policy.begin(len(batch), len(batch))
-        rests = policy.rests(batch)
+        skips = policy.skips_drafting(batch)
         policy.observe(batch, [DraftTree.root(3)] * len(batch), [Verdict((), (7,))] * len(batch), STEP)
-        return not rests
+        return not skips
 
     for other, thought in ((sequence(16), False), (bringing, True)):
         while thinks(crowd):
@@ -523,33 +523,33 @@ def test_who_brings_what_to_draft_from_is_asked_at_once_in_a_crowd() -> None:
 
 def test_who_brings_what_to_draft_from_is_asked_in_a_rest_as_long_as_that_is_worth_it() -> None:
     machine = Cold(tokens=2)
-    while not machine.policy._rests._left:
+    while not machine.policy._draft_pauses._left:
         machine.step()
     policy = machine.policy
     bringing = Sequence(7, (1, 2, 3), SamplingParams(), 0, reference=(4, 5))
     policy.begin(1, 1)
-    assert policy.rests([sequence()])
-    assert not policy.rests([sequence(), bringing])
+    assert policy.skips_drafting([sequence()])
+    assert not policy.skips_drafting([sequence(), bringing])
     policy.budgets(LOOKUP, [bringing], [DraftTree.root(3)])
-    assert not policy.rests([bringing])
-    policy._accounts._accounts["ngram"][7].wakes = policy._steps + 9
-    assert policy.rests([bringing])
+    assert not policy.skips_drafting([bringing])
+    policy._lookup_values._values["ngram"][7].next_asked = policy._steps + 9
+    assert policy.skips_drafting([bringing])
 
 
 def test_beside_one_that_names_its_drafters_a_step_is_no_rest_and_is_learnt_from() -> None:
     """Then it is not asked whether anybody rests, and the others draft."""
     machine = Cold(tokens=2)
-    while not machine.policy._rests.now:
+    while not machine.policy._draft_pauses.active:
         machine.step()
     policy, one = machine.policy, sequence()
-    before, booked = {**vars(policy._rests)}, policy._accounts._accounts["ngram"][0].booked
+    before, updated = {**vars(policy._draft_pauses)}, policy._lookup_values._values["ngram"][0].updated
     for _ in range(20):
         policy.begin(1, 1)
         policy.budgets(LOOKUP, [one], [DraftTree.root(3)])
         drafted = DraftTree.chain(3, [5, 5], "ngram", confidences=[0.9, 0.9])
         policy.observe([one], [drafted], [Verdict((1, 2), (5, 5, 7), 2)], Timings(1e-6, 1.0, 0.05, 0.0, 1e-6))
-    assert vars(policy._rests) == before, "and a rest goes on where it was"
-    assert policy._accounts._accounts["ngram"][0].booked > booked + 15
+    assert vars(policy._draft_pauses) == before, "and a rest goes on where it was"
+    assert policy._lookup_values._values["ngram"][0].updated > updated + 15
 
 
 def test_trials_that_the_target_does_not_look_at_cost_all_of_their_time() -> None:
@@ -598,7 +598,7 @@ def test_what_a_token_is_worth_in_a_crowd_is_not_what_it_is_worth_alone() -> Non
             policy.begin(batch, batch)
             ones = [sequence(key) for key in range(batch)]
             policy.observe(ones, [DraftTree.root(3)] * batch, [Verdict((), (7,), 0)] * batch, STEP)
-            worth.append(policy._prices.token_s)
+            worth.append(policy._step_time.token_s)
     assert worth[199] < 0.3 * worth[99]
     assert worth[200] == pytest.approx(worth[99], rel=0.05)
 
@@ -609,7 +609,7 @@ def test_a_row_is_never_worth_less_than_nothing() -> None:
     for _ in range(200):
         policy.begin(40, 1)
         policy.observe([sequence()], [DraftTree.root(3)], [Verdict((), (7,), 0)], STEP)
-    assert policy._prices.token_s >= 0.0
+    assert policy._step_time.token_s >= 0.0
 
 
 @pytest.mark.parametrize(
@@ -701,7 +701,7 @@ def test_where_every_step_reads_a_prompt_a_token_saves_its_row_and_no_step() -> 
 
     assert kept(reading=20) == 3
     assert kept(reading=1) == 1
-    assert policy._prices.token_s == pytest.approx(row_s, rel=0.1)
+    assert policy._step_time.token_s == pytest.approx(row_s, rel=0.1)
     assert kept(reading=20) == 3, "and back"
 
 
@@ -712,11 +712,11 @@ def test_what_one_drafter_promises_in_vain_is_not_made_good_by_another() -> None
     for _ in range(60):
         policy.observe([sequence()], [boastful], [Verdict((), (7,), 0)], STEP)
         policy.observe([sequence()], [modest], [Verdict((1, 2), (5, 5, 7), 2)], STEP)
-    expectation = policy._expectation
-    assert expectation.truth("ngram") < 0.2
-    assert expectation.truth("suffix") == expectation.truth("never seen") == 1.0
+    calibration = policy._calibration
+    assert calibration.factor("ngram") < 0.2
+    assert calibration.factor("suffix") == calibration.factor("never seen") == 1.0
     both = DraftTree((3, 5, 6), (-1, 0, 1), sources=("", "ngram", "suffix"), confidences=(1.0, 0.9, 0.9))
-    assert expectation.chances(both)[2] == expectation.chances(both)[1] < 0.2, "no node is likelier than its parent"
+    assert calibration.chances(both)[2] == calibration.chances(both)[1] < 0.2, "no node is likelier than its parent"
     policy.budgets(LOOKUP, [sequence()], [DraftTree.root(3)])
     assert len(policy.trimmed([sequence()], [boastful])[0]) == 1
     assert len(policy.trimmed([sequence()], [modest])[0]) > 1
@@ -726,7 +726,7 @@ def test_what_a_stop_cut_says_nothing_of_drafts() -> None:
     policy = adaptive_with({1: 1.0, 8: 1.2})
     tree = DraftTree.chain(3, [5, 5, 5], "ngram", confidences=[0.9] * 3)
     policy.observe([sequence()], [tree], [Verdict((1,), (5,), 3, "stop")], STEP)
-    assert policy._expectation.truth("ngram") == 1.0
+    assert policy._calibration.factor("ngram") == 1.0
 
 
 def test_what_a_token_saves_is_what_it_takes_in_this_batch() -> None:
@@ -740,7 +740,7 @@ def test_what_a_token_saves_is_what_it_takes_in_this_batch() -> None:
             policy.begin(batch, batch)
             policy.budgets(LOOKUP, sequences, [DraftTree.root(3)] * batch)
             policy.observe(sequences, [tree] * batch, [Verdict((), (7,), 0)] * batch, STEP)
-        return policy._accounts._accounts["ngram"][batch - 1].gain_s
+        return policy._lookup_values._values["ngram"][batch - 1].gain_s
 
     assert brought(1) > 0.0 > brought(8)
 
@@ -755,26 +755,26 @@ def test_look_ups_answer_for_what_drafts_take_beside_them() -> None:
             policy.budgets(LOOKUP, [sequence()], [DraftTree.root(3)])
             timings = Timings(0.0, 1.0, 0.01 + beside_s * (step % 2), 0.0)
             policy.observe([sequence()], [drafted], [Verdict((), (7,), 0)], timings)
-    assert cheap._accounts._usual["ngram"] > 0.0 > dear._accounts._usual["ngram"]
+    assert cheap._lookup_values._usual["ngram"] > 0.0 > dear._lookup_values._usual["ngram"]
 
 
 def test_what_was_not_asked_because_of_several_look_ups_is_charged_to_each_by_its_nodes() -> None:
     tree = DraftTree(
         (3, 5, 6, 7, 8), (-1, 0, 1, 2, 0), sources=("", *["suffix"] * 3, "ngram"), confidences=(1.0, 0.9, 0.9, 0.9, 0.1)
     )
-    accounts = adaptive_with({1: 1.0, 8: 1.0})._accounts
-    accounts.token_s = 1.0
+    lookup_values = adaptive_with({1: 1.0, 8: 1.0})._lookup_values
+    lookup_values.token_s = 1.0
     parts = [Part(name, Budget(6, 6)) for name in ("suffix", "ngram")]
     gains = []
     for forgone_s in (0.0, 1.0):
         for part in parts:
-            accounts._costs.measured(part.name, 6, 1, 1e-6)
-            accounts._accounts.pop(part.name, None)
-            accounts.budgets(part, [sequence()], 0, True)
-        accounts.book([sequence()], [tree], {}, {0: forgone_s}, lambda: 0.0, 10)
-        accounts.forget_asked()
+            lookup_values._costs.measured(part.name, 6, 1, 1e-6)
+            lookup_values._values.pop(part.name, None)
+            lookup_values.budgets(part, [sequence()], 0, True)
+        lookup_values.update([sequence()], [tree], {}, {0: forgone_s}, lambda: 0.0, 10)
+        lookup_values.forget_asked()
         # a first account counts for half
-        gains.append([accounts._accounts[part.name][0].gain_s for part in parts])
+        gains.append([lookup_values._values[part.name][0].gain_s for part in parts])
     lost = [2 * (before - after) for before, after in zip(*gains, strict=True)]
     assert lost == pytest.approx([0.75, 0.25], rel=0.01)
 
@@ -824,7 +824,7 @@ def test_probes_cost_what_rows_cost() -> None:
         )
         policy.budgets(LOOKUP, [sequence()], [DraftTree.root(3)])
         policy.observe([sequence()], [tree], [Verdict((), (7,), 0)], STEP)
-        gains.append(policy._accounts._accounts["ngram"][0].gain_s)
+        gains.append(policy._lookup_values._values["ngram"][0].gain_s)
     assert gains[1] < 0.0 < gains[0]
 
 

@@ -22,8 +22,8 @@ from stepping import NeverEnds
 def policy_of(apart: int, row_s: float) -> adaptive.AdaptivePolicy:
     """Where one step in so many is learnt from, and a further row costs so much."""
     policy = adaptive_with({1: 1.0, 8: 1.0 + 7 * row_s}, 0.5)
-    policy._lessons.apart = policy._lessons._next = apart
-    policy._lessons.learnt = lambda seconds, step_s: None
+    policy._learning_interval.mean_steps = policy._learning_interval._next = apart
+    policy._learning_interval.learnt = lambda seconds, step_s: None
     return policy
 
 
@@ -38,7 +38,7 @@ def run(policy: adaptive.AdaptivePolicy, part: Part, right: int, steps: int, bes
         tree, asked = DraftTree.root(3), False
         policy.begin(1, 1)
         emitted = [7]
-        if not policy.rests([one]):
+        if not policy.skips_drafting([one]):
             (budget,) = policy.budgets(part, [one], [tree])
             asked = budget.some
             if asked and right >= 0:
@@ -77,13 +77,13 @@ def test_steps_without_drafts_are_timed_as_often() -> None:
     for apart in (1, 4):
         policy = policy_of(apart, 0.01)
         run(policy, LOOKUP, 6, 100)
-        assert policy._rests._asked == pytest.approx(100, abs=4), "so many steps with drafts are counted"
+        assert policy._draft_pauses._asked == pytest.approx(100, abs=4), "so many steps with drafts are counted"
 
 
 def test_what_learning_takes_is_not_charged_to_steps_that_are_not_learnt_from() -> None:
     policy = policy_of(4, 0.01)
     run(policy, LOOKUP, 6, 400)
-    assert policy._prices._shares * policy._prices._behind_s[True] == pytest.approx(0.02 + 0.04 / 4, abs=0.004)
+    assert policy._step_time._shares * policy._step_time._behind_s[True] == pytest.approx(0.02 + 0.04 / 4, abs=0.004)
 
 
 def test_what_is_not_learnt_from_is_drafted_and_judged_all_the_same() -> None:

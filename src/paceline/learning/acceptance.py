@@ -14,7 +14,7 @@ from itertools import islice
 
 import numpy as np
 
-from paceline.learning.share import Share
+from paceline.learning.decayed_rate import DecayedRate
 from paceline.stopping import CLASSES, DEEPEST, LIKELIEST, class_of, shifted
 from paceline.tree import DraftTree
 
@@ -47,7 +47,7 @@ class Acceptance:
     """Probabilities that drafted tokens come true. Requests are known by their key until they are released."""
 
     def __init__(self) -> None:
-        self._rates: dict[str, list[list[Share | None]]] = {}
+        self._rates: dict[str, list[list[DecayedRate | None]]] = {}
         """Source -> by level and class of confidence; None where no token was judged yet."""
         self._chances: dict[str, np.ndarray] = {}
         """Source -> the same rates as a table, for drafters that end by them."""
@@ -114,7 +114,7 @@ class Acceptance:
             level, place = (depth if depth < DEEPEST else DEEPEST) - 1, class_of(held)
             rate = rates[level][place]
             if rate is None:
-                rate = rates[level][place] = Share(_PRIOR * _word(held), _PRIOR, _MEMORY)
+                rate = rates[level][place] = DecayedRate(_PRIOR * _word(held), _PRIOR, _MEMORY)
             expected += rate.rate
             hits += hit
             rate.see(hit)
@@ -136,7 +136,7 @@ class Acceptance:
         for known in [place for place in self._requests if place[0] == key]:
             del self._requests[known]
 
-    def _rates_of(self, source: str) -> list[list[Share | None]]:
+    def _rates_of(self, source: str) -> list[list[DecayedRate | None]]:
         rates = self._rates.get(source)
         if rates is None:
             rates = self._rates[source] = [[None] * CLASSES for _ in range(DEEPEST)]

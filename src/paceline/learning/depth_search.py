@@ -14,12 +14,12 @@ from operator import mul
 
 from paceline.budget import Part
 from paceline.learning.acceptance import Acceptance
+from paceline.learning.calibration import Calibration
 from paceline.learning.costs import Costs
-from paceline.learning.decision import NOBODY, Decision
-from paceline.learning.depths import Depths, Where
-from paceline.learning.expectation import Expectation
-from paceline.learning.prices import CLEARLY, Prices
-from paceline.learning.visits import Visits
+from paceline.learning.decision_cache import NOBODY, Decision
+from paceline.learning.depth_acceptance import DepthAcceptance, DraftContext
+from paceline.learning.draft_history import DraftHistory
+from paceline.learning.step_time import CLEARLY, StepTime
 from paceline.sequence import Sequence
 from paceline.stopping import LIKELIEST, shifted
 from paceline.tree import DraftTree
@@ -33,10 +33,16 @@ class DepthSearch:
     """Over what the policy that owns these has learnt."""
 
     def __init__(
-        self, costs: Costs, acceptance: Acceptance, depths: Depths, expectation: Expectation, prices: Prices, visits: Visits
+        self,
+        costs: Costs,
+        acceptance: Acceptance,
+        depth_acceptance: DepthAcceptance,
+        calibration: Calibration,
+        step_time: StepTime,
+        draft_history: DraftHistory,
     ) -> None:
-        self._costs, self._acceptance, self._depths = costs, acceptance, depths
-        self._expectation, self._prices, self._visits = expectation, prices, visits
+        self._costs, self._acceptance, self._depth_acceptance = costs, acceptance, depth_acceptance
+        self._calibration, self._step_time, self._draft_history = calibration, step_time, draft_history
 
     def decided(self, part: Part, sequences: Many[Sequence], trees: Many[DraftTree]) -> Decision:
         """The decision on one costly drafter. trees: what the target would look at of what look-ups found."""
@@ -47,15 +53,15 @@ class DepthSearch:
             # where it ends is decided token by token; of levels that are never granted nothing would be learnt again
             depth = part.budget.depth
         count, wide, where = len(chosen), len(chosen) * part.width, _where(sequences, trees)
-        forwards_s = self._costs.curve.span(self._prices.rows(trees), depth * wide)[::wide]
-        rows_s, worth_s = [after - before for before, after in pairwise(forwards_s)], self._prices.token_s
+        forwards_s = self._costs.curve.span(self._step_time.rows(trees), depth * wide)[::wide]
+        rows_s, worth_s = [after - before for before, after in pairwise(forwards_s)], self._step_time.token_s
         drafts_s = [self._costs.draft_s(part.name, level, count) for level in (1, depth)]
-        level_s, right = (drafts_s[1] - drafts_s[0]) / max(depth - 1, 1), self._depths.right(part.name, depth, where)
-        worth_all_s = count * worth_s * self._expectation.truth(part.name)
+        level_s, right = (drafts_s[1] - drafts_s[0]) / max(depth - 1, 1), self._depth_acceptance.right(part.name, depth, where)
+        worth_all_s = count * worth_s * self._calibration.factor(part.name)
         least = [(row_s + level_s) / (worth_all_s * chance) for row_s, chance in zip(rows_s[1:], right[1:], strict=True)]
-        first_s = rows_s[0] + self._prices.drafting_s
+        first_s = rows_s[0] + self._step_time.drafting_s
         pays = CLEARLY * first_s / worth_s, sum(rows_s) / depth / worth_s
-        drafted = self._depths.drafted(part.name, depth, where)
+        drafted = self._depth_acceptance.drafted(part.name, depth, where)
         return Decision(depth, chosen, least, self._draft_s(part, drafted, count), pays, sum(drafted))
 
     def best(self, part: Part, sequences: Many[Sequence], trees: Many[DraftTree]) -> tuple[int, Many[int]]:
@@ -63,22 +69,24 @@ class DepthSearch:
 
         trees: what the target would look at of what look-ups found.
         """
-        rows = self._prices.rows(trees)
+        rows = self._step_time.rows(trees)
         before = [self._levels(tree, part.budget.depth) for tree in trees]
         # what the trees so far are expected to emit, the target's own token of every sequence included
         # and of those that nobody asks about, whose time this is too
-        tokens, truth = max(self._prices.batch, len(trees)) + sum(map(sum, before)), self._expectation.truth(part.name)
-        drafted = self._depths.drafted(part.name, part.budget.depth, _where(sequences, trees))
+        tokens, factor = max(self._step_time.batch, len(trees)) + sum(map(sum, before)), self._calibration.factor(part.name)
+        drafted = self._depth_acceptance.drafted(part.name, part.budget.depth, _where(sequences, trees))
         gains = [
-            list(accumulate(map(_more, [truth * chance for chance in self.chain(sequence, part, tree)], levels)))
+            list(accumulate(map(_more, [factor * chance for chance in self.chain(sequence, part, tree)], levels)))
             for sequence, tree, levels in zip(sequences, trees, before, strict=True)
         ]
-        readings = [self.reading_s(part, sequence) / self._visits.drafts_left(part.name, sequence) for sequence in sequences]
-        worth, clearly = self._prices.worth(_CLEARLY_COSTLY)
-        best, depth, chosen = clearly * worth(tokens, self._prices.step_s(rows, any(len(tree) > 1 for tree in trees))), 0, ()
+        readings = [
+            self.reading_s(part, sequence) / self._draft_history.drafts_left(part.name, sequence) for sequence in sequences
+        ]
+        worth, clearly = self._step_time.worth(_CLEARLY_COSTLY)
+        best, depth, chosen = clearly * worth(tokens, self._step_time.step_s(rows, any(len(tree) > 1 for tree in trees))), 0, ()
         # by sequences drafted for: rows that the levels so far add if all are drafted, and what the step is expected to take
         forwards_s = self._costs.curve.span(rows, len(gains) * part.budget.depth * part.width)
-        undrafted = (0, self._prices.step_s(rows, True))
+        undrafted = (0, self._step_time.step_s(rows, True))
         steps: dict[int, tuple[int, float]] = {}
         falling, everyone, unfound = -inf, list(range(len(gains))), sum([len(tree) == 1 for tree in trees])
         for level in range(1, part.budget.depth + 1):
@@ -112,27 +120,29 @@ class DepthSearch:
 
     def reading_s(self, part: Part, sequence: Sequence) -> float:
         """Seconds in which this drafter reads what it lacks of a text, before it can draft."""
-        return self._visits.lacking(part.name, sequence) * self._costs.reading.get(part.name, 0.0)
+        return self._draft_history.lacking(part.name, sequence) * self._costs.reading.get(part.name, 0.0)
 
     def chain(self, sequence: Sequence, part: Part, tree: DraftTree) -> list[float]:
         """Per depth, how likely a token of this drafter comes true with all before it. tree: what look-ups found."""
         odds = self._acceptance.odds_before(sequence.key, part.name)
-        brought = self._depths.brought(part.name, part.budget.depth, Where.of(sequence.generated_tokens, len(tree) > 1))
+        brought = self._depth_acceptance.brought(
+            part.name, part.budget.depth, DraftContext.of(sequence.generated_tokens, len(tree) > 1)
+        )
         return list(accumulate([min(shifted(chance, odds), LIKELIEST) for chance in brought], mul))
 
     def _levels(self, tree: DraftTree, depth: int) -> list[float]:
         """Per depth from 1 on, the probability that some node of that depth comes true."""
         levels = [0.0] * depth
         if len(tree) > 1:
-            for chance, level in zip(self._expectation.chances(tree), tree.depth, strict=False):
+            for chance, level in zip(self._calibration.chances(tree), tree.depth, strict=False):
                 if 0 < level <= depth:
                     levels[level - 1] += chance
         return levels
 
 
-def _where(sequences: Many[Sequence], trees: Many[DraftTree]) -> Where:
+def _where(sequences: Many[Sequence], trees: Many[DraftTree]) -> DraftContext:
     """Where a draft for one sequence is made, and where most are in a batch."""
-    return Where.of(sequences[0].generated_tokens, len(trees[0]) > 1) if len(sequences) == 1 else Where.ALONE
+    return DraftContext.of(sequences[0].generated_tokens, len(trees[0]) > 1) if len(sequences) == 1 else DraftContext.ALONE
 
 
 def _more(chance: float, known: float) -> float:

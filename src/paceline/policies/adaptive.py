@@ -1,14 +1,14 @@
 """Adaptive: drafts whatever makes most tokens a second on this machine, down to nothing at all.
 
 Two things are known: what a forward of so many rows and a draft of so many levels take here (`learning/costs`), and how likely a
-drafted token is to come true, by drafter, depth, confidence and request (`learning/acceptance`, `learning/depths`). Five
-decisions follow, each per step:
+drafted token is to come true, by drafter, depth, confidence and request (`learning/acceptance`,
+`learning/depth_acceptance`). Five decisions follow, each per step:
 
 - *Is any drafter asked at all?* Now and then some steps go without drafts, and are timed against those before. Where tokens came
-  faster that way, no drafter is asked for a while (`learning/rests`); the other decisions too compare with the time that such
-  steps take.
-- *Is a look-up worth its time?* Each request keeps account, in seconds, of what look-ups brought (`learning/accounts`), beyond
-  what a costly drafter would have brought that was not asked because of them.
+  faster that way, no drafter is asked for a while (`learning/draft_pauses`); the other decisions too compare with the time that
+  such steps take.
+- *Is a look-up worth its time?* Each request tracks, in seconds, what look-ups saved (`learning/lookup_value`), beyond what a
+  costly drafter would have saved that was not asked because of them.
 - *Is a costly drafter asked, and for whom?* For the set of sequences with the most expected tokens per second at whatever depth,
   counting the levels that the target would look at anyway because look-ups proposed them. A drafter that is never worth it is
   tried now and then. One whose drafts end where they are told to may go as deep as it can, any other to that depth.
@@ -32,18 +32,18 @@ from time import perf_counter
 from pydantic import BaseModel
 
 from paceline.budget import NOTHING, Budget, Part
-from paceline.learning.accounts import Accounts
+from paceline.learning.calibration import Calibration
 from paceline.learning.costs import Timings
-from paceline.learning.decision import ALONE, NOBODY, Decision, Decisions, situation_of
+from paceline.learning.decision_cache import ALONE, NOBODY, Decision, DecisionCache, situation_of
 from paceline.learning.depth_search import DepthSearch
 from paceline.learning.draft_curve import bucket
-from paceline.learning.expectation import Expectation
-from paceline.learning.glances import Glances
-from paceline.learning.lessons import Lessons
-from paceline.learning.prices import CLEARLY, Prices
-from paceline.learning.rests import Rests
-from paceline.learning.tryouts import Tryouts
-from paceline.learning.visits import Visits
+from paceline.learning.draft_history import DraftHistory
+from paceline.learning.draft_pauses import DraftPauses
+from paceline.learning.exploration import Exploration
+from paceline.learning.learning_interval import LearningInterval
+from paceline.learning.lookup_value import LookupValues
+from paceline.learning.reconsideration import Reconsideration
+from paceline.learning.step_time import CLEARLY, StepTime
 from paceline.policies.base import Policy
 from paceline.sequence import Sequence
 from paceline.step import Verdict
@@ -51,6 +51,7 @@ from paceline.stopping import Stopping
 from paceline.tree import DraftTree
 
 _TRIED_LEVELS = 2
+"""Depth of a trial (`exploration`), in levels."""
 
 
 class Options(BaseModel):
@@ -63,82 +64,85 @@ class AdaptivePolicy(Policy):
 
     def __init__(self) -> None:
         super().__init__()
-        self._accounts, self._visits, self._prices = Accounts(self.costs), Visits(), Prices(self.costs)
-        self._expectation = Expectation()
-        self._search = DepthSearch(self.costs, self.acceptance, self.depths, self._expectation, self._prices, self._visits)
-        self._decisions = defaultdict[str, Decisions](Decisions)
+        self._lookup_values, self._draft_history, self._step_time = LookupValues(self.costs), DraftHistory(), StepTime(self.costs)
+        self._calibration = Calibration()
+        self._search = DepthSearch(
+            self.costs, self.acceptance, self.depth_acceptance, self._calibration, self._step_time, self._draft_history
+        )
+        self._decision_caches = defaultdict[str, DecisionCache](DecisionCache)
         self._pays: tuple[float, float] | None = None
-        """How likely the first node of a chain, and any further one, must come true to be worth its row, if a chain is all that
-        is drafted in this step."""
-        self._tryouts = Tryouts()
+        """Probabilities from which the first node of a chain, and any further one, is worth its row, where a chain is all that is
+        drafted in this step."""
+        self._exploration = Exploration()
         self._steps = self._expected = 0
-        """Steps so far, and those of them until it was last seen what came of what was expected."""
+        """Steps so far, and their number when the calibration was last updated."""
         self._deepened: dict[int, list[float]] = {}
-        """Request -> per depth, how likely the draft of this step that a costly drafter was asked for comes true; noted where
-        a look-up found something."""
+        """Request -> acceptance probabilities per depth of what a costly drafter was asked for in this step although a look-up
+        had found something."""
         self._forgone_s: dict[int, float] = {}
-        """Request -> seconds that a costly drafter would have brought which was not asked because of what look-ups found."""
+        """Request -> seconds that a costly drafter would have saved which was not asked because of what look-ups found."""
         self._learning_s = [0.0, 0.0]
-        """Seconds that it takes to observe a step without drafts, and one with some, as the last of them took."""
+        """Seconds that learning from a step took last, for a plain step and for one with drafts."""
         self._drafted_s = 0.0
-        """Seconds that the drafts of this step are expected to take."""
-        self._rests_at = defaultdict[int, Rests](Rests)
-        """By size of the batch: what loses in a crowd may win alone."""
-        self._rests, self._glances, self._lessons = self._rests_at[1], Glances(), Lessons()
-        self._rested = False
-        """Whether this step is one of a rest."""
+        """Expected seconds of the costly drafters in this step."""
+        self._draft_pauses_at = defaultdict[int, DraftPauses](DraftPauses)
+        """By batch size, as drafts may lose in a large batch and win for a single sequence."""
+        self._draft_pauses = self._draft_pauses_at[1]
+        self._reconsideration, self._learning_interval = Reconsideration(), LearningInterval()
+        self._paused = False
+        """Whether no drafter is asked in this step because of `_draft_pauses`."""
         self._step_s = 0.0
-        """Seconds of the last step outside rests that was learnt from."""
+        """Seconds of the last step outside pauses that was learnt from."""
 
     def begin(self, rows: int, sequences: int) -> None:
         # where the step before failed, nobody has seen what came of it
         self._forget_step()
-        self._prices.begin(rows, sequences)
-        self._rests, self._rested = self._rests_at[bucket(sequences)], False
-        self._glances.begin()
+        self._step_time.begin(rows, sequences)
+        self._draft_pauses, self._paused = self._draft_pauses_at[bucket(sequences)], False
+        self._reconsideration.begin()
         # where only prompts are read there is nothing to learn
-        self.learns = sequences > 0 and self._lessons.begin()
+        self.learns = sequences > 0 and self._learning_interval.begin()
 
-    def rests(self, sequences: Many[Sequence]) -> bool:
+    def skips_drafting(self, sequences: Many[Sequence]) -> bool:
         # what a request brings itself was not there when drafts lost
-        awake, now = self._accounts.awake, self._steps
+        awake, now = self._lookup_values.awake, self._steps
         if any(one.reference and awake(one.key, now) for one in sequences):
             return False
-        self._rested = self._rests.now
-        resting = self._rested or self._glances.rests(max([sequence.key for sequence in sequences]), len(sequences))
-        if resting:
+        self._paused = self._draft_pauses.active
+        skips = self._paused or self._reconsideration.skips(max([sequence.key for sequence in sequences]), len(sequences))
+        if skips:
             # a machine that becomes faster or slower meanwhile is followed in a long rest too
-            due = self._rests.timing or self._lessons.overdue if self._rested else self._glances.telling
-            self.learns = self._lessons.rest(due)
-        return resting
+            due = self._draft_pauses.timing or self._learning_interval.overdue if self._paused else self._reconsideration.observed
+            self.learns = self._learning_interval.skip(due)
+        return skips
 
     def budgets(self, part: Part, sequences: Many[Sequence], trees: Many[DraftTree]) -> list[Budget]:
         if part.costly:
             return self._deep(part, sequences, trees)
-        return self._accounts.budgets(part, sequences, self._steps, self.learns)
+        return self._lookup_values.budgets(part, sequences, self._steps, self.learns)
 
     def _deep(self, part: Part, sequences: Many[Sequence], trees: Many[DraftTree]) -> list[Budget]:
         """Budgets for the depth, and the sequences, with the most expected tokens per second."""
-        decisions = self._decisions[part.name]
+        cache = self._decision_caches[part.name]
         situation, decision = ALONE, NOBODY
         alone = len(sequences) == 1
         # how an answer begins is another matter than how it goes on, but most of a batch goes on
         begins = alone and not sequences[0].generated_tokens
-        if not decisions.resting(sequences, self._steps) or begins:
-            lacking = self._visits.lacking(part.name, sequences[0]) if alone else 0
-            situation = situation_of(trees, self._prices.fed - self._prices.batch, lacking, begins)
+        if not cache.declined(sequences, self._steps) or begins:
+            lacking = self._draft_history.lacking(part.name, sequences[0]) if alone else 0
+            situation = situation_of(trees, self._step_time.fed - self._step_time.batch, lacking, begins)
             unfound = [] if alone or not situation.found else [at for at, tree in enumerate(trees) if len(tree) == 1]
-            decision = decisions.standing(sequences, situation, unfound)
+            decision = cache.get(sequences, situation, unfound)
             if decision is None:
                 decision = self._search.decided(part, sequences, self.trimmed(sequences, trees) if situation.found else trees)
-                decisions.take(decision, sequences, situation, unfound, self._lessons.apart)
+                cache.put(decision, sequences, situation, unfound, self._learning_interval.mean_steps)
         depth, chosen = decision.depth, decision.chosen
         if not chosen:
-            if self.learns and self._tryouts.may_be_due(part.name):
+            if self.learns and self._exploration.may_be_due(part.name):
                 depth, chosen = self._tried(part, sequences)
             if not chosen:
-                if situation.found and self._accounts.asked:
-                    self._forgo(part, sequences, trees, decisions.latest(sequences, situation._replace(found=0)))
+                if situation.found and self._lookup_values.asked:
+                    self._forgo(part, sequences, trees, cache.latest(sequences, situation._replace(found=0)))
                 return [NOTHING] * len(sequences)
         granted = [NOTHING] * len(sequences)
         chances = self.acceptance.chances(part.name)
@@ -146,10 +150,10 @@ class AdaptivePolicy(Policy):
             key = sequences[at].key
             stopping = Stopping(chances, self.acceptance.odds(key, part.name), decision.least)
             granted[at] = Budget(depth * part.width, depth, stopping=stopping)
-            self._visits.visit(part.name, sequences[at], self._steps, tried=not decision.chosen)
-            if self._accounts.asked and len(trees[at]) > 1:
+            self._draft_history.record(part.name, sequences[at], self._steps, tried=not decision.chosen)
+            if self._lookup_values.asked and len(trees[at]) > 1:
                 self._deepened[key] = self._search.chain(sequences[at], part, trees[at])[:depth]
-        self._pays = decision.pays if self._prices.batch == 1 and not situation.found else None
+        self._pays = decision.pays if self._step_time.batch == 1 and not situation.found else None
         # a trial is no decision, and goes to its depth
         self._drafted_s += decision.draft_s or self.costs.draft_s(part.name, depth, len(chosen))
         return granted
@@ -158,9 +162,9 @@ class AdaptivePolicy(Policy):
         """Note what a costly drafter would have been worth that nobody asks because of what look-ups found. alone: what was
         decided last where they found nothing."""
         for at in alone.chosen:
-            chain, rows = self._search.chain(sequences[at], part, trees[at])[: alone.depth], self._prices.fed
+            chain, rows = self._search.chain(sequences[at], part, trees[at])[: alone.depth], self._step_time.fed
             rows_s = self.costs.curve(rows + round(alone.drafted * part.width)) - self.costs.curve(rows)
-            worth_s = self._accounts.token_s * self._expectation.truth(part.name) * sum(chain)
+            worth_s = self._lookup_values.token_s * self._calibration.factor(part.name) * sum(chain)
             self._forgone_s[sequences[at].key] = max(worth_s - rows_s - alone.draft_s / len(alone.chosen), 0.0)
 
     def _tried(self, part: Part, sequences: Many[Sequence]) -> tuple[int, Many[int]]:
@@ -169,11 +173,11 @@ class AdaptivePolicy(Policy):
         Of those that there is time for a request that was never tried goes first, then the one tried longest ago.
         """
         depth = min(_TRIED_LEVELS, part.budget.depth)
-        least_s = self.costs.draft_s(part.name, depth, 1) + self._prices.drafting_s
+        least_s = self.costs.draft_s(part.name, depth, 1) + self._step_time.drafting_s
         places = {sequence.key: at for at, sequence in enumerate(sequences)}
-        waited = sorted(sequences, key=lambda sequence: self._visits.last(part.name, sequence))
+        waited = sorted(sequences, key=lambda sequence: self._draft_history.last(part.name, sequence))
         costs_s = {sequence.key: self._search.reading_s(part, sequence) + least_s for sequence in waited}
-        tried = self._tryouts.begin(part.name, costs_s, least_s)
+        tried = self._exploration.begin(part.name, costs_s, least_s)
         return (0, ()) if tried is None else (depth, (places[tried],))
 
     def trimmed(self, sequences: Many[Sequence], trees: Many[DraftTree]) -> list[DraftTree]:
@@ -184,7 +188,7 @@ class AdaptivePolicy(Policy):
         for at, (sequence, tree) in enumerate(zip(sequences, trees, strict=True)):
             # that a text ends is said by the row before, and needs none of its own
             ends, tokens = sequence.stop_ids, tree.tokens
-            chances = enumerate(self._expectation.chances(tree))
+            chances = enumerate(self._calibration.chances(tree))
             nodes += [(chance, -node, at) for node, chance in chances if node and tokens[node] not in ends]
         nodes.sort(reverse=True)
         count = self._worthwhile([chance for chance, _, _ in nodes], sum([tree.probes for tree in trees]))
@@ -200,21 +204,21 @@ class AdaptivePolicy(Policy):
 
     def _worthwhile(self, chances: Many[float], probes: int) -> int:
         """How many nodes to look at of those that come true so likely, the likeliest first."""
-        rows = max(self._prices.fed, self._prices.batch) + probes
+        rows = max(self._step_time.fed, self._step_time.batch) + probes
         forwards = self.costs.curve.span(rows, len(chances))
-        worth, clearly = self._prices.worth(CLEARLY)
-        fixed_s = self._prices.step_s(rows, True) - forwards[0] + self._drafted_s
-        tokens = accumulate(chances, initial=float(self._prices.batch))
+        worth, clearly = self._step_time.worth(CLEARLY)
+        fixed_s = self._step_time.step_s(rows, True) - forwards[0] + self._drafted_s
+        tokens = accumulate(chances, initial=float(self._step_time.batch))
         steps_s = [forward_s + fixed_s for forward_s in forwards]
         # what is looked at is also judged, moved and learnt from
-        steps_s[0] -= self._prices.kept_s
+        steps_s[0] -= self._step_time.kept_s
         values = list(map(worth, tokens, steps_s))
         values[0] *= clearly
         return values.index(max(values))
 
     def _paying(self, chain: DraftTree, ends: frozenset[int]) -> int:
         """How many nodes of a chain to look at."""
-        chances = self._expectation.chances(chain)
+        chances = self._calibration.chances(chain)
         # that a text ends is said by the row before
         paying = len(chain) - 1 - (chain.tokens[-1] in ends)
         if not self._pays or chances[1] < self._pays[0]:
@@ -224,7 +228,7 @@ class AdaptivePolicy(Policy):
         return paying
 
     def predicted(self, tree: DraftTree) -> float:
-        return sum(self._expectation.chances(tree))
+        return sum(self._calibration.chances(tree))
 
     def observe(self, sequences: Many[Sequence], trees: Many[DraftTree], verdicts: Many[Verdict], timings: Timings) -> None:
         if not trees:
@@ -232,77 +236,81 @@ class AdaptivePolicy(Policy):
         self._steps += 1
         for sequence, verdict in zip(sequences, verdicts, strict=True):
             if verdict.finish is not None:
-                self._visits.ended(sequence)
-        asked, glances = bool(timings.asked_s), self._glances
-        if not self._rested:
-            glances.saw(asked)
+                self._draft_history.ended(sequence)
+        asked, reconsideration = bool(timings.asked_s), self._reconsideration
+        if not self._paused:
+            reconsideration.saw(asked)
         # beside one that names its drafters a rest is none
-        timed = self._rested == self._rests.now and self._rests.passed(asked, self._prices.reads)
+        timed = self._paused == self._draft_pauses.active and self._draft_pauses.passed(asked, self._step_time.reads)
         if not self.learns:
-            self._lessons.passed(timings.commit_s)
+            self._learning_interval.passed(timings.commit_s)
             self._end_step(sequences, trees)
             return
         began, tokens = perf_counter(), sum([len(verdict.tokens) for verdict in verdicts]) or len(verdicts)
-        commit_s, steps = self._lessons.mean(timings.commit_s), self._lessons.steps
+        commit_s, steps = self._learning_interval.mean(timings.commit_s), self._learning_interval.steps
         # a step that was not thought about has no drafts, and is like those since the last that was learnt from
-        thought = not (self._rested or glances.resting)
+        thought = not (self._paused or reconsideration.skipping)
         alike = 1 if thought else steps
         drafted = thought and any(len(tree) > 1 for tree in trees)
         if timed:
-            seconds = timings.draft_s + timings.forward_s + timings.verify_s + commit_s + self._prices.between_s
+            seconds = timings.draft_s + timings.forward_s + timings.verify_s + commit_s + self._step_time.between_s
             if thought:
                 # to learn from it takes time too, which a rest spares
-                seconds += self._learning_s[drafted] / self._lessons.apart
-            if timed_s := self._rests.saw(seconds, tokens, alike):
-                self._prices.saw_calm(timed_s)
-            if self._rests.due:
-                self._rests.begin(self.costs.forward_s(self._prices.batch, self._prices.batch) / self._prices.batch)
-        behind_s = timings.verify_s + commit_s + self._learning_s[drafted] / self._lessons.apart
-        self._prices.saw_behind(behind_s, drafted, alike)
-        if self._rested or (glances.resting and not glances.last):
-            self._tryouts.all_s += self._step_s * steps
-            self._prices.ended()
+                seconds += self._learning_s[drafted] / self._learning_interval.mean_steps
+            if timed_s := self._draft_pauses.saw(seconds, tokens, alike):
+                self._step_time.saw_calm(timed_s)
+            if self._draft_pauses.due:
+                self._draft_pauses.begin(
+                    self.costs.forward_s(self._step_time.batch, self._step_time.batch) / self._step_time.batch
+                )
+        behind_s = timings.verify_s + commit_s + self._learning_s[drafted] / self._learning_interval.mean_steps
+        self._step_time.saw_behind(behind_s, drafted, alike)
+        if self._paused or (reconsideration.skipping and not reconsideration.last):
+            self._exploration.all_s += self._step_s * steps
+            self._step_time.ended()
             return
-        self._expectation.observe(trees, verdicts, self._steps - self._expected)
+        self._calibration.observe(trees, verdicts, self._steps - self._expected)
         self._expected = self._steps
         other = timings.draft_s - timings.asked_s + behind_s
         rows = sum(map(len, trees))
-        self._prices.saw_beside(other, drafted, glances.resting)
-        self._step_s = step_s = timings.asked_s + self.costs.forward_s(rows, len(trees)) + other + self._prices.between_s
-        self._tryouts.all_s += step_s * steps
-        self._prices.saw(step_s, tokens)
-        if self._accounts.asked:
-            self._accounts.token_s, self._accounts.step_s = self._prices.token_s, self._prices.sequence_s
-        if trial := self._tryouts.begun:
+        self._step_time.saw_beside(other, drafted, reconsideration.skipping)
+        self._step_s = step_s = timings.asked_s + self.costs.forward_s(rows, len(trees)) + other + self._step_time.between_s
+        self._exploration.all_s += step_s * steps
+        self._step_time.saw(step_s, tokens)
+        if self._lookup_values.asked:
+            self._lookup_values.token_s, self._lookup_values.step_s = self._step_time.token_s, self._step_time.sequence_s
+        if trial := self._exploration.begun:
             for sequence, tree, verdict in zip(sequences, trees, verdicts, strict=True):
                 if sequence.key == trial.key:
-                    self._tryouts.end(self._gain_s(trial.part, tree, verdict, rows))
+                    self._exploration.end(self._gain_s(trial.part, tree, verdict, rows))
         self._learning_s[drafted] = learning_s = self._end_step(sequences, trees) - began
-        self._lessons.learnt(learning_s, step_s)
+        self._learning_interval.learnt(learning_s, step_s)
 
     def _end_step(self, sequences: Many[Sequence], trees: Many[DraftTree]) -> float:
         """Account for what was asked in this step, and forget it; when that is over."""
-        self._accounts.book(sequences, trees, self._deepened, self._forgone_s, self._prices.unrest_s, self._steps)
+        self._lookup_values.update(
+            sequences, trees, self._deepened, self._forgone_s, self._step_time.total_drafting_s, self._steps
+        )
         self._forget_step()
-        return self._prices.ended()
+        return self._step_time.ended()
 
     def _gain_s(self, part: str, tree: DraftTree, verdict: Verdict, rows: int) -> float:
         """Seconds that one drafter's nodes in a tree were worth, less those of their rows. rows: of the step."""
         brought = sum([tree.sources[node] == part for node in verdict.path])
         rows_s = self.costs.curve(rows) - self.costs.curve(rows - tree.sources.count(part))
-        return brought * self._prices.token_s - rows_s
+        return brought * self._step_time.token_s - rows_s
 
     def _forget_step(self) -> None:
-        self._accounts.forget_asked()
+        self._lookup_values.forget_asked()
         self._deepened, self._forgone_s = {}, {}
-        self._drafted_s, self._tryouts.begun, self._pays = 0.0, None, None
+        self._drafted_s, self._exploration.begun, self._pays = 0.0, None, None
 
     def fork(self, key: int, new_key: int, length: int) -> None:
-        self._visits.fork(key, new_key, length)
+        self._draft_history.fork(key, new_key, length)
 
     def release(self, key: int) -> None:
-        self._accounts.release(key)
-        self._visits.release(key)
+        self._lookup_values.release(key)
+        self._draft_history.release(key)
 
 
 def build(options: Options) -> AdaptivePolicy:

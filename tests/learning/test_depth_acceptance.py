@@ -1,4 +1,4 @@
-"""Depths: what becomes of the levels that costly drafters are granted."""
+"""DepthAcceptance: how likely the levels that costly drafters are granted are drafted and accepted."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from random import Random
 
 import pytest
 
-from paceline.learning.depths import Depths, Where
+from paceline.learning.depth_acceptance import DepthAcceptance, DraftContext
 from paceline.tree import DraftTree
 
-ALONE = Where.ALONE
+ALONE = DraftContext.ALONE
 
 
 def chain(tokens: list[int]) -> DraftTree:
@@ -17,7 +17,7 @@ def chain(tokens: list[int]) -> DraftTree:
 
 
 def test_what_was_never_granted_is_taken_to_go_on_as_it_went() -> None:
-    learnt = Depths()
+    learnt = DepthAcceptance()
     assert learnt.brought("a", 4, ALONE) == learnt.right("a", 4, ALONE) == [learnt.right("a", 1, ALONE)[0]] * 4
     assert learnt.drafted("a", 3, ALONE) == pytest.approx([1.0, 0.6, 0.36])
     for _ in range(100):
@@ -28,7 +28,7 @@ def test_what_was_never_granted_is_taken_to_go_on_as_it_went() -> None:
 
 def test_levels_that_were_not_drafted_bring_nothing_but_were_not_wrong() -> None:
     """Drafts of one level out of two go on for a second one, and what goes on comes true three times in four."""
-    learnt, stream = Depths(), Random(3)
+    learnt, stream = DepthAcceptance(), Random(3)
     for _ in range(2000):
         if stream.random() < 0.5:
             learnt.observe("a", 2, chain([1, 2]), [1, 2 if stream.random() < 0.75 else 5], ALONE)
@@ -40,7 +40,7 @@ def test_levels_that_were_not_drafted_bring_nothing_but_were_not_wrong() -> None
 
 
 def test_nothing_is_learnt_of_levels_whose_parent_was_wrong_or_whose_text_has_ended() -> None:
-    learnt = Depths()
+    learnt = DepthAcceptance()
     before = learnt.right("a", 4, ALONE)
     for _ in range(50):
         learnt.observe("a", 4, chain([1, 2, 3, 4]), [5], ALONE)
@@ -51,7 +51,7 @@ def test_nothing_is_learnt_of_levels_whose_parent_was_wrong_or_whose_text_has_en
 
 
 def test_a_level_of_a_tree_is_right_if_any_of_its_nodes_is() -> None:
-    learnt = Depths()
+    learnt = DepthAcceptance()
     tree = DraftTree((9, 1, 2, 3), (-1, 0, 0, 1), sources=("", "a", "a", "a"))
     for _ in range(100):
         learnt.observe("a", 2, tree, [2, 3], ALONE)
@@ -60,11 +60,17 @@ def test_a_level_of_a_tree_is_right_if_any_of_its_nodes_is() -> None:
 
 
 def test_how_an_answer_begins_and_what_look_ups_find_is_another_matter() -> None:
-    learnt = Depths()
+    learnt = DepthAcceptance()
     for _ in range(100):
-        learnt.observe("a", 1, chain([1]), [1], Where.BEGINNING)
-    assert learnt.right("a", 1, Where.ALONE) == learnt.right("a", 1, Where.BEGINNING), "what is not known is like what is"
+        learnt.observe("a", 1, chain([1]), [1], DraftContext.BEGINNING)
+    assert learnt.right("a", 1, DraftContext.ALONE) == learnt.right("a", 1, DraftContext.BEGINNING), (
+        "what is not known is like what is"
+    )
     for _ in range(100):
-        learnt.observe("a", 1, chain([1]), [5], Where.ALONE)
-    assert learnt.right("a", 1, Where.BEGINNING)[0] > 0.9 > 0.1 > learnt.right("a", 1, Where.ALONE)[0]
-    assert [Where.of(0, True), Where.of(3, True), Where.of(3, False)] == [Where.BEGINNING, Where.BESIDE, Where.ALONE]
+        learnt.observe("a", 1, chain([1]), [5], DraftContext.ALONE)
+    assert learnt.right("a", 1, DraftContext.BEGINNING)[0] > 0.9 > 0.1 > learnt.right("a", 1, DraftContext.ALONE)[0]
+    assert [DraftContext.of(0, True), DraftContext.of(3, True), DraftContext.of(3, False)] == [
+        DraftContext.BEGINNING,
+        DraftContext.BESIDE,
+        DraftContext.ALONE,
+    ]

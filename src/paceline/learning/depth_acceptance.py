@@ -1,10 +1,10 @@
-"""Depths: what becomes of the levels that costly drafters are granted, learnt by drafter and depth.
+"""DepthAcceptance: per costly drafter and depth, the probability that a granted level is drafted, and that it is then accepted.
 
-Known before a draft is made, whatever its confidence will be: how likely a level is drafted, and how likely it then comes true. A
-level that is not drafted because the draft ended before it (`stopping`) brings nothing and costs nothing, and counts as that.
+These are known before a draft is made, whatever its confidences will be. A level that is not drafted because the draft ended
+before it (`stopping`) adds no token and costs no time, and counts as not accepted.
 
-Where a draft is made matters: how an answer begins is easily guessed, and so is what a look-up finds; what it does not find is
-what is hard to guess.
+The rates depend on where a draft is made: the beginning of an answer is easily guessed, and so is what a lookup finds; where a
+lookup finds nothing the text is hard to guess.
 """
 
 from __future__ import annotations
@@ -15,48 +15,49 @@ from enum import StrEnum
 from itertools import accumulate
 from typing import NamedTuple
 
-from paceline.learning.share import Share
+from paceline.learning.decayed_rate import DecayedRate
 from paceline.stopping import DEEPEST
 from paceline.tree import DraftTree
 
 _FIRST = 0.6
-"""How likely a token of a drafter is that was never seen at work."""
+"""Acceptance rate that is assumed of a drafter before it was observed."""
 _PRIOR = 4.0
-"""How many observations that counts for."""
+"""How many observations the prior counts for."""
 _MEMORY = 80.0
-"""Observations remembered before older ones fade: they are to follow from one kind of request to the next."""
+"""Observations after which older ones decay: rates must follow from one kind of request to the next."""
 _COUNTED_TOGETHER = 16
-"""Drafts that are counted at once, at most."""
+"""Drafts that are collected before they are counted, at most."""
 
 
-class Where(StrEnum):
-    """Where a draft is made."""
+class DraftContext(StrEnum):
+    """Where in the text a draft is made."""
 
     BEGINNING = "beginning"
     """Before the first token of an answer."""
     BESIDE = "beside"
-    """Beside what a look-up found."""
+    """Within the answer, where a lookup found something."""
     ALONE = "alone"
+    """Within the answer, where no lookup found anything."""
 
     @classmethod
-    def of(cls, generated_tokens: int, found: bool) -> Where:
-        """generated_tokens: of the answer so far. found: whether a look-up found something."""
+    def of(cls, generated_tokens: int, found: bool) -> DraftContext:
+        """The context of a draft after so many tokens of the answer. found: whether a lookup found something."""
         return (cls.BESIDE if found else cls.ALONE) if generated_tokens else cls.BEGINNING
 
 
 @dataclass(slots=True)
 class _Level:
-    """Of all that were granted: drafted. Of those whose parent came true: brought, which is drafted and right. Of those drafted
-    whose parent came true: right."""
+    """Rates of one depth. drafted: of all granted levels, those that were drafted. brought: of those whose parent was accepted,
+    those that were drafted and accepted. right: of those drafted whose parent was accepted, those accepted."""
 
-    drafted: Share
-    brought: Share
-    right: Share
+    drafted: DecayedRate
+    brought: DecayedRate
+    right: DecayedRate
 
 
 class _Draft(NamedTuple):
-    """What came of one draft, in levels: those that were granted and drafted, those that came true, those of which the text says
-    whether they did, and of these those that were drafted."""
+    """The outcome of one draft, in levels: granted, drafted, accepted; told, those of which the text shows whether a drafted
+    token would have been accepted; judged, those of them that were drafted."""
 
     granted: int
     drafted: int
@@ -67,51 +68,51 @@ class _Draft(NamedTuple):
 
 @dataclass(slots=True)
 class _Place:
-    """What is known of one drafter at one place: its levels, and the drafts that they do not count yet."""
+    """One drafter in one context: the rates of its levels, and drafts that are not counted in them yet."""
 
     levels: list[_Level] = field(default_factory=list)
     fresh: list[_Draft] = field(default_factory=list)
 
 
 class _Rates(NamedTuple):
-    """By level."""
+    """The rates of `_Level`, one per depth from 1 on."""
 
     drafted: list[float]
     brought: list[float]
     right: list[float]
 
 
-class Depths:
-    """By costly drafter and by where it drafts; a level that was never granted is taken to go on as those before it went, and a
-    place where nothing ever was to be like the others."""
+class DepthAcceptance:
+    """Rates by drafter and context. A depth that was never granted is assumed to be like the one before it, and a context that
+    was never observed like the others."""
 
     def __init__(self) -> None:
-        self._places: dict[str, dict[Where, _Place]] = {}
-        self._known: dict[str, dict[Where, _Rates]] = {}
-        """Part -> place -> its rates, until it is seen at work again."""
+        self._places: dict[str, dict[DraftContext, _Place]] = {}
+        self._known: dict[str, dict[DraftContext, _Rates]] = {}
+        """Drafter -> context -> its rates, until its next draft is observed."""
 
-    def brought(self, part: str, depth: int, where: Where) -> list[float]:
-        """Per depth, how likely a granted level is drafted and right once those before it were."""
+    def brought(self, part: str, depth: int, where: DraftContext) -> list[float]:
+        """Per depth up to `depth`, the probability that a granted level is drafted and accepted, given that its parent was."""
         return _to(depth, self._rates(part, where).brought)
 
-    def right(self, part: str, depth: int, where: Where) -> list[float]:
-        """Per depth, how likely a drafted level is right once those before it were."""
+    def right(self, part: str, depth: int, where: DraftContext) -> list[float]:
+        """Per depth up to `depth`, the probability that a drafted level is accepted, given that its parent was."""
         return _to(depth, self._rates(part, where).right)
 
-    def drafted(self, part: str, depth: int, where: Where) -> list[float]:
-        """Per depth, how likely a granted level is drafted."""
+    def drafted(self, part: str, depth: int, where: DraftContext) -> list[float]:
+        """Per depth up to `depth`, the probability that a granted level is drafted."""
         shares = self._rates(part, where).drafted[:depth]
         for chance in self.brought(part, depth, where)[len(shares) :]:
-            # a draft goes on about as often as it comes true
+            # a draft continues about as often as it is accepted
             shares.append(shares[-1] * chance if shares else 1.0)
         return shares
 
-    def _rates(self, part: str, where: Where) -> _Rates:
+    def _rates(self, part: str, where: DraftContext) -> _Rates:
         known = self._known.get(part, {}).get(where)
         if known is None:
             places = self._places.get(part, {})
-            # how an answer begins says the least of the others
-            counted = (self._counted(part, place) for place in (where, *reversed(Where)) if place in places)
+            # the beginning of an answer says the least about the other contexts
+            counted = (self._counted(part, place) for place in (where, *reversed(DraftContext)) if place in places)
             levels = next(filter(None, counted), [])
             known = _Rates(
                 [level.drafted.rate for level in levels],
@@ -121,20 +122,20 @@ class Depths:
             self._known.setdefault(part, {})[where] = known
         return known
 
-    def observe(self, part: str, granted: int, tree: DraftTree, emitted: Many[int], where: Where) -> None:
-        """See what came of one draft that might have had `granted` levels. emitted: what followed its root."""
+    def observe(self, part: str, granted: int, tree: DraftTree, emitted: Many[int], where: DraftContext) -> None:
+        """Observe one draft that was granted so many levels. emitted: the tokens that followed its root."""
         places = self._places.setdefault(part, {})
         place = places.get(where) or places.setdefault(where, _Place())
         granted, drafted, right = min(granted, DEEPEST), tree.deepest, _right(tree, emitted)
         told = min(right + 1, len(emitted), granted)
-        # decisions stand for several steps: to count all of their drafts at once takes a fraction of the time
+        # decisions hold for several steps: counting their drafts together takes a fraction of the time
         place.fresh.append(_Draft(granted, min(drafted, granted), min(right, granted), told, min(told, drafted)))
         if len(place.fresh) >= _COUNTED_TOGETHER:
             self._counted(part, where)
         self._known.pop(part, None)
 
-    def _counted(self, part: str, where: Where) -> list[_Level]:
-        """The levels of a place, all its drafts counted."""
+    def _counted(self, part: str, where: DraftContext) -> list[_Level]:
+        """The levels of a context, with all drafts counted."""
         place = self._places[part][where]
         if not place.fresh:
             return place.levels
@@ -143,7 +144,7 @@ class Depths:
         if len(place.levels) < deepest:
             known = zip(*(rates(part, deepest, where) for rates in (self.drafted, self.brought, self.right)), strict=True)
             for rates in list(known)[len(place.levels) :]:
-                place.levels.append(_Level(*(Share(_PRIOR * rate, _PRIOR, _MEMORY) for rate in rates)))
+                place.levels.append(_Level(*(DecayedRate(_PRIOR * rate, _PRIOR, _MEMORY) for rate in rates)))
         granted, drafted, right, told, judged = (_at_least(lengths, deepest) for lengths in zip(*fresh, strict=True))
         for level, trials, there, hits, parents, looked_at in zip(
             place.levels, granted, drafted, right, told, judged, strict=False
@@ -156,12 +157,12 @@ class Depths:
 
 
 def _to(depth: int, rates: list[float]) -> list[float]:
-    """Rates of so many levels: the last one, where there are fewer."""
+    """The rates of the first `depth` levels; the last rate is repeated where there are fewer."""
     return rates[:depth] + [rates[-1] if rates else _FIRST] * (depth - len(rates))
 
 
 def _at_least(lengths: Many[int], deepest: int) -> list[int]:
-    """How many of some lengths are 1 or more, 2 or more, and so on."""
+    """For each length from 1 to `deepest`, how many of `lengths` are at least that."""
     counts = [0] * (deepest + 1)
     for length in lengths:
         counts[length] += 1
@@ -169,7 +170,7 @@ def _at_least(lengths: Many[int], deepest: int) -> list[int]:
 
 
 def _right(tree: DraftTree, emitted: Many[int]) -> int:
-    """How many levels of a tree came true."""
+    """How many levels of a tree were accepted."""
     if tree.is_chain:
         right = 0
         for drafted, token in zip(tree.tokens[1 : tree.candidates], emitted, strict=False):

@@ -1,12 +1,12 @@
-"""What look-ups are asked for."""
+"""LookupValue: in which steps lookups are asked, and what for."""
 
 from __future__ import annotations
 
 import pytest
 
 from paceline.budget import Budget, Part
-from paceline.learning.accounts import Accounts
 from paceline.learning.costs import Costs
+from paceline.learning.lookup_value import LookupValues
 from paceline.tree import DraftTree
 from stepping import sequence
 
@@ -17,39 +17,39 @@ FOUND = Part("found", Budget(6, 6))
 def test_in_a_crowd_a_look_up_is_asked_for_its_share(crowd: int, nodes: int, depth: int) -> None:
     """A node that a crowd finds costs the host its time, and of several hundred a device looks at few."""
     part = Part("found", Budget(32, 12, floor=0.25))
-    granted = Accounts(Costs()).budgets(part, [sequence(key, range(5)) for key in range(crowd)], 0, True)
+    granted = LookupValues(Costs()).budgets(part, [sequence(key, range(5)) for key in range(crowd)], 0, True)
     assert granted == [Budget(nodes, depth, floor=0.25)] * crowd
 
 
-def accounts_of(ask_s: float) -> Accounts:
+def lookup_values_of(ask_s: float) -> LookupValues:
     """Where asking a look-up takes so many seconds, a token one, and a row next to nothing."""
     costs = Costs()
     for rows, seconds in ((1, 1.0), (8, 1.001)):
         costs.curve.put(rows, seconds)
     for depth in range(1, 7):
         costs.measured("found", depth, 1, ask_s)
-    accounts = Accounts(costs)
-    accounts.token_s = accounts.step_s = 1.0
-    return accounts
+    lookup_values = LookupValues(costs)
+    lookup_values.token_s = lookup_values.step_s = 1.0
+    return lookup_values
 
 
-def first_asked(accounts: Accounts, key: int, finds: bool, now: int) -> int:
+def first_asked(lookup_values: LookupValues, key: int, finds: bool, now: int) -> int:
     """Steps from the beginning of a request until it is asked, of 40; it ends there."""
     one, tree = sequence(key, range(5)), DraftTree.root(4)
     for waited in range(40):
-        accounts.forget_asked()
-        if accounts.budgets(FOUND, [one], now + waited, True)[0].some:
+        lookup_values.forget_asked()
+        if lookup_values.budgets(FOUND, [one], now + waited, True)[0].some:
             found = DraftTree.chain(4, [5], "found", confidences=[0.9]) if finds else tree
-            accounts.book([one], [found], {}, {}, lambda: 0.0, now + waited + 1)
-            accounts.release(key)
+            lookup_values.update([one], [found], {}, {}, lambda: 0.0, now + waited + 1)
+            lookup_values.release(key)
             return waited
-    accounts.release(key)
+    lookup_values.release(key)
     return 40
 
 
 def test_the_more_requests_in_a_row_it_brings_nothing_the_later_it_is_asked_for_another() -> None:
-    accounts = accounts_of(0.2)
-    waited = [first_asked(accounts, key, False, 100 * key) for key in range(200)]
+    lookup_values = lookup_values_of(0.2)
+    waited = [first_asked(lookup_values, key, False, 100 * key) for key in range(200)]
     assert waited[0] == 0
     assert sum(one == 0 for one in waited[16:]) == pytest.approx(184 / 8, abs=1), "some begin with it all the same"
     later = [one for one in waited if one]
@@ -58,20 +58,20 @@ def test_the_more_requests_in_a_row_it_brings_nothing_the_later_it_is_asked_for_
     assert later[-1] >= 39
     # a find comes by those that begin with it
     for key in range(200, 232):
-        first_asked(accounts, key, True, 100 * key)
-    assert [first_asked(accounts, key, True, 100 * key) for key in range(232, 240)] == [0] * 8
+        first_asked(lookup_values, key, True, 100 * key)
+    assert [first_asked(lookup_values, key, True, 100 * key) for key in range(232, 240)] == [0] * 8
 
 
 def test_a_look_up_that_pays_anyway_is_accounted_for_where_a_step_is_learnt_from() -> None:
-    accounts, one, now = accounts_of(0.3), sequence(1, range(5)), 0
+    lookup_values, one, now = lookup_values_of(0.3), sequence(1, range(5)), 0
     found, nothing = DraftTree.chain(4, [5], "found", confidences=[0.9]), DraftTree.root(4)
 
     def asked(tree: DraftTree, learns: bool) -> bool:
         nonlocal now
-        accounts.forget_asked()
-        some = accounts.budgets(FOUND, [one], now, learns)[0].some
+        lookup_values.forget_asked()
+        some = lookup_values.budgets(FOUND, [one], now, learns)[0].some
         now += 1
-        accounts.book([one], [tree], {}, {}, lambda: 0.0, now)
+        lookup_values.update([one], [tree], {}, {}, lambda: 0.0, now)
         return some
 
     for _ in range(20):
@@ -82,16 +82,16 @@ def test_a_look_up_that_pays_anyway_is_accounted_for_where_a_step_is_learnt_from
 
 
 def test_a_request_with_a_reference_is_awake_as_long_as_what_drafts_from_it_is() -> None:
-    accounts, one = accounts_of(0.2), sequence(1, range(5))
+    lookup_values, one = lookup_values_of(0.2), sequence(1, range(5))
     refers = Part("refers", Budget(6, 6), refers=True)
     for depth in range(1, 7):
-        accounts._costs.measured("refers", depth, 1, 0.2)
-    assert accounts.awake(1, 0), "nobody has asked yet"
-    accounts.budgets(FOUND, [one], 0, True)
-    assert accounts.awake(1, 0)
-    accounts._accounts["found"][1].wakes = 100
-    assert not accounts.awake(1, 0)
-    accounts.budgets(refers, [one], 0, True)
-    assert accounts.awake(1, 0)
-    accounts._accounts["found"][1].wakes, accounts._accounts["refers"][1].wakes = 0, 100
-    assert not accounts.awake(1, 0), "another look-up is not what it came for"
+        lookup_values._costs.measured("refers", depth, 1, 0.2)
+    assert lookup_values.awake(1, 0), "nobody has asked yet"
+    lookup_values.budgets(FOUND, [one], 0, True)
+    assert lookup_values.awake(1, 0)
+    lookup_values._values["found"][1].next_asked = 100
+    assert not lookup_values.awake(1, 0)
+    lookup_values.budgets(refers, [one], 0, True)
+    assert lookup_values.awake(1, 0)
+    lookup_values._values["found"][1].next_asked, lookup_values._values["refers"][1].next_asked = 0, 100
+    assert not lookup_values.awake(1, 0), "another look-up is not what it came for"

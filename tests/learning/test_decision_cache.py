@@ -1,4 +1,4 @@
-"""Decisions stand for a while: how long, and what ends them."""
+"""DecisionCache: for how many steps a decision is kept, and what ends it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from paceline.learning.decision import ALONE, NOBODY, Decision, Decisions, Situation, situation_of
+from paceline.learning.decision_cache import ALONE, NOBODY, Decision, DecisionCache, Situation, situation_of
 from paceline.params import SamplingParams
 from paceline.sequence import Sequence
 from paceline.tree import DraftTree
@@ -19,22 +19,22 @@ def batch(*keys: int) -> list[Sequence]:
     return [Sequence(key, (1, 2, 3), SamplingParams(), 0) for key in keys]
 
 
-def taken(decision: Decision, sequences: list[Sequence], situation: Situation = ALONE) -> Decisions:
-    decisions = Decisions()
-    decisions.take(decision, sequences, situation)
-    return decisions
+def taken(decision: Decision, sequences: list[Sequence], situation: Situation = ALONE) -> DecisionCache:
+    cache = DecisionCache()
+    cache.put(decision, sequences, situation)
+    return cache
 
 
-def standing(decisions: Decisions, sequences: list[Sequence], situation: Situation) -> Decision | None:
+def standing(cache: DecisionCache, sequences: list[Sequence], situation: Situation) -> Decision | None:
     """What stands in one more step."""
-    resting = decisions.resting(sequences, decisions.now + 1)
-    return NOBODY if resting and not situation.begins else decisions.standing(sequences, situation)
+    declined = cache.declined(sequences, cache.now + 1)
+    return NOBODY if declined and not situation.begins else cache.get(sequences, situation)
 
 
-def stood(decisions: Decisions, sequences: list[Sequence], situation: Situation = ALONE) -> int:
+def stood(cache: DecisionCache, sequences: list[Sequence], situation: Situation = ALONE) -> int:
     """Steps for which what is decided stands, if nothing changes."""
     steps = 0
-    while steps < 100 and standing(decisions, sequences, situation):
+    while steps < 100 and standing(cache, sequences, situation):
         steps += 1
     return steps
 
@@ -52,32 +52,32 @@ SOMETHING = situation([NOTHING_FOUND, chain(0.5)], 0)
 
 
 def test_that_nobody_asks_stands_longer_each_time() -> None:
-    decisions, lengths = Decisions(), []
+    cache, lengths = DecisionCache(), []
     for _ in range(30):
-        decisions.take(NOBODY, batch(1), ALONE)
-        lengths.append(stood(decisions, batch(1)))
+        cache.put(NOBODY, batch(1), ALONE)
+        lengths.append(stood(cache, batch(1)))
     assert lengths[:3] == [1, 2, 4]
     assert lengths[-1] == lengths[-2] == 32
 
 
 def test_steps_in_which_nobody_thought_about_drafts_count_as_well() -> None:
-    decisions = taken(FIRST, batch(1))
-    decisions.resting(batch(1), 15)
-    assert decisions.standing(batch(1), ALONE) == FIRST
-    decisions.resting(batch(1), 19)
-    assert decisions.standing(batch(1), ALONE) is None
+    cache = taken(FIRST, batch(1))
+    cache.declined(batch(1), 15)
+    assert cache.get(batch(1), ALONE) == FIRST
+    cache.declined(batch(1), 19)
+    assert cache.get(batch(1), ALONE) is None
 
 
 def test_a_draft_is_granted_again_for_a_few_steps_and_for_more_where_it_is_decided_again() -> None:
-    decisions = taken(FIRST, batch(1, 2))
-    assert stood(decisions, batch(1, 2)) == 15
+    cache = taken(FIRST, batch(1, 2))
+    assert stood(cache, batch(1, 2)) == 15
     for steps in (30, 60, 60):
-        decisions.take(FIRST, batch(1, 2), ALONE)
-        assert stood(decisions, batch(1, 2)) == steps
-    decisions.take(Decision(3, (0,)), batch(1, 2), ALONE)
-    assert stood(decisions, batch(1, 2)) == 15, "another depth is another draft"
-    decisions.take(NOBODY, batch(1, 2), ALONE)
-    assert stood(decisions, batch(1, 2)) == 1, "and rests begin anew"
+        cache.put(FIRST, batch(1, 2), ALONE)
+        assert stood(cache, batch(1, 2)) == steps
+    cache.put(Decision(3, (0,)), batch(1, 2), ALONE)
+    assert stood(cache, batch(1, 2)) == 15, "another depth is another draft"
+    cache.put(NOBODY, batch(1, 2), ALONE)
+    assert stood(cache, batch(1, 2)) == 1, "and rests begin anew"
 
 
 @pytest.mark.parametrize("now", [(1, 3), (1,), (1, 2, 3)])
@@ -99,7 +99,7 @@ def test_whoever_comes_is_granted_what_was_granted_to_all_before() -> None:
 
 def test_that_nobody_asks_stands_for_a_batch_of_about_that_size() -> None:
     for size, stands in [(16, True), (20, True), (13, True), (12, False), (4, False)]:
-        decision = taken(NOBODY, batch(*range(16))).standing(batch(*range(100, 100 + size)), ALONE)
+        decision = taken(NOBODY, batch(*range(16))).get(batch(*range(100, 100 + size)), ALONE)
         assert (decision is not None) is stands
 
 
@@ -123,48 +123,48 @@ def test_what_a_drafter_lacks_is_told_once_it_is_more_than_a_few_steps_bring() -
 
 
 def test_each_situation_has_a_decision_of_its_own() -> None:
-    decisions = taken(FIRST, batch(1))
-    decisions.take(Decision(2, (0,)), batch(1), SHORT)
-    decisions.take(NOBODY, batch(1), LONG)
-    told = [standing(decisions, batch(1), situation) for situation in (ALONE, SHORT, LONG)]
+    cache = taken(FIRST, batch(1))
+    cache.put(Decision(2, (0,)), batch(1), SHORT)
+    cache.put(NOBODY, batch(1), LONG)
+    told = [standing(cache, batch(1), situation) for situation in (ALONE, SHORT, LONG)]
     assert [decision and decision.depth for decision in told] == [4, 2, 0]
     assert standing(taken(FIRST, batch(1)), batch(1), SHORT) is None, "the deep draft may not be wanted beside it"
 
 
 def test_beside_what_is_found_in_a_batch_a_draft_for_some_is_thought_over_each_time() -> None:
-    decisions = Decisions()
-    decisions.take(FIRST, batch(1, 2, 3), SOMETHING, unfound=[0, 1])
-    decisions.resting(batch(1, 2, 3), 1)
+    cache = DecisionCache()
+    cache.put(FIRST, batch(1, 2, 3), SOMETHING, unfound=[0, 1])
+    cache.declined(batch(1, 2, 3), 1)
     for unfound in ([0, 1], [0], []):
-        assert decisions.standing(batch(1, 2, 3), SOMETHING, unfound) is None
+        assert cache.get(batch(1, 2, 3), SOMETHING, unfound) is None
     assert standing(taken(NOBODY, batch(1, 2), SOMETHING), batch(1, 2), SOMETHING) == NOBODY
 
 
 def test_one_for_those_without_a_find_is_granted_to_whoever_is_without_one() -> None:
-    decisions, three = Decisions(), batch(1, 2, 3)
+    cache, three = DecisionCache(), batch(1, 2, 3)
     for steps in (4, 8, 16, 16):
-        decisions.take(Decision(4, (2, 0)), three, SOMETHING, unfound=[0, 2])
-        decisions.resting(three, decisions.now + steps)
-        assert decisions.standing(three, SOMETHING, [1]) == Decision(4, [1])
-        assert decisions.standing(batch(4, 2, 3), SOMETHING, [0, 1]) == Decision(4, [0, 1]), "whoever they are"
-        assert decisions.standing(three, SOMETHING, []) is None, "they may all have found something"
-        assert decisions.standing(batch(1, 2), SOMETHING, [1]) is None
-        decisions.resting(three, decisions.now + 1)
-        assert decisions.standing(three, SOMETHING, [1]) is None
+        cache.put(Decision(4, (2, 0)), three, SOMETHING, unfound=[0, 2])
+        cache.declined(three, cache.now + steps)
+        assert cache.get(three, SOMETHING, [1]) == Decision(4, [1])
+        assert cache.get(batch(4, 2, 3), SOMETHING, [0, 1]) == Decision(4, [0, 1]), "whoever they are"
+        assert cache.get(three, SOMETHING, []) is None, "they may all have found something"
+        assert cache.get(batch(1, 2), SOMETHING, [1]) is None
+        cache.declined(three, cache.now + 1)
+        assert cache.get(three, SOMETHING, [1]) is None
 
 
 def test_one_for_all_is_granted_whatever_is_found() -> None:
     everyone = Decision(4, (0, 1, 2))
-    decisions = taken(everyone, batch(1, 2, 3), SOMETHING)
-    assert decisions.standing(batch(1, 2, 3), SOMETHING, [1]) == everyone
-    assert stood(decisions, batch(1, 2, 3), SOMETHING) == 4
+    cache = taken(everyone, batch(1, 2, 3), SOMETHING)
+    assert cache.get(batch(1, 2, 3), SOMETHING, [1]) == everyone
+    assert stood(cache, batch(1, 2, 3), SOMETHING) == 4
 
 
 def test_what_is_granted_stands_longer_where_less_is_learnt_and_that_nobody_asks_does_not() -> None:
     for decision, steps in ((FIRST, 60), (NOBODY, 1)):
-        decisions = Decisions()
-        decisions.take(decision, batch(1), ALONE, apart=4)
-        assert stood(decisions, batch(1)) == steps
+        cache = DecisionCache()
+        cache.put(decision, batch(1), ALONE, apart=4)
+        assert stood(cache, batch(1)) == steps
 
 
 def test_that_nobody_asks_stands_beside_more_and_not_beside_less() -> None:
@@ -190,10 +190,10 @@ def test_that_nobody_asks_stands_with_more_to_read_first_and_not_with_less() -> 
 @pytest.mark.parametrize("decision", [NOBODY, FIRST])
 def test_what_is_decided_beside_a_prompt_stands_beside_prompts_of_other_requests(decision: Decision) -> None:
     prompt, longer = situation([NOTHING_FOUND], 200), situation([NOTHING_FOUND], 300)
-    decisions = taken(decision, batch(1), prompt)
-    assert standing(decisions, batch(1), ALONE) is None
-    assert standing(decisions, batch(2), longer) is None
-    assert standing(decisions, batch(2), prompt) == decision
+    cache = taken(decision, batch(1), prompt)
+    assert standing(cache, batch(1), ALONE) is None
+    assert standing(cache, batch(2), longer) is None
+    assert standing(cache, batch(2), prompt) == decision
     assert standing(taken(FIRST, batch(1)), batch(1), prompt) is None
 
 

@@ -1,4 +1,4 @@
-"""Share: how often something was so, of late."""
+"""DecayedRate: a rate of hits per trial that forgets older trials."""
 
 from __future__ import annotations
 
@@ -6,14 +6,15 @@ from dataclasses import dataclass
 
 
 @dataclass(slots=True)
-class Share:
-    """Hits and trials, those that were only believed among them. memory: trials remembered before older ones fade."""
+class DecayedRate:
+    """hits, trials: counts, pseudo-counts of a prior included. memory: number of trials from which on both are halved."""
 
     hits: float
     trials: float
     memory: float
 
     def see(self, hits: int, trials: int = 1) -> None:
+        """Add hits and trials, and halve both until the memory holds them."""
         self.hits += hits
         self.trials += trials
         while self.trials > self.memory:
@@ -21,4 +22,5 @@ class Share:
 
     @property
     def rate(self) -> float:
+        """Hits per trial, from 0 to 1."""
         return self.hits / self.trials

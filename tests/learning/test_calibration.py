@@ -1,11 +1,11 @@
-"""Expectation: nodes are held as likely as their drafters kept of late, and none likelier than its parent."""
+"""Calibration: nodes are held as likely as their drafters kept of late, and none likelier than its parent."""
 
 from __future__ import annotations
 
 import pytest
 from hypothesis import given, strategies as st
 
-from paceline.learning.expectation import Expectation
+from paceline.learning.calibration import Calibration
 from paceline.tree import DraftTree
 
 SHARES = st.sampled_from([1.0, 0.9, 0.5, 0.01])
@@ -13,8 +13,8 @@ SHARES = st.sampled_from([1.0, 0.9, 0.5, 0.01])
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.floats(0, 1), st.booleans()), max_size=8), SHARES, SHARES)
 def test_of_one_drafter_and_of_two_it_is_the_same_rule(nodes: list[tuple[int, float, bool]], one: float, two: float) -> None:
-    expectation, kept = Expectation(), {"one": one, "two": two}
-    expectation._truths = kept
+    calibration, kept = Calibration(), {"one": one, "two": two}
+    calibration._factors = kept
     for sources in (["one"] * len(nodes), ["two" if other else "one" for _, _, other in nodes]):
         tree = DraftTree(
             tuple(range(len(nodes) + 1)),
@@ -25,4 +25,4 @@ def test_of_one_drafter_and_of_two_it_is_the_same_rule(nodes: list[tuple[int, fl
         wanted = [1.0]
         for node in range(1, len(tree)):
             wanted.append(min(tree.chances[node] * kept[tree.sources[node]], wanted[tree.parents[node]]))
-        assert list(expectation.chances(tree)) == pytest.approx(wanted, rel=1e-15)
+        assert list(calibration.chances(tree)) == pytest.approx(wanted, rel=1e-15)

@@ -1,0 +1,68 @@
+"""Reconsideration: in which steps drafts are considered while nobody is asked for any."""
+
+from __future__ import annotations
+
+from paceline.learning.reconsideration import Reconsideration
+
+
+def thinks(reconsideration: Reconsideration, newest: int = 0, asked: bool = False, requests: int = 1) -> bool:
+    """Whether drafts are thought about in one more step, in which somebody is asked if so and `asked`."""
+    reconsideration.begin()
+    skips = reconsideration.skips(newest, requests)
+    reconsideration.saw(asked and not skips)
+    return not skips
+
+
+def test_while_somebody_is_asked_drafts_are_thought_about_in_every_step() -> None:
+    reconsideration = Reconsideration()
+    assert all(thinks(reconsideration, asked=True) for _ in range(20))
+
+
+def test_once_nobody_is_they_are_in_one_of_eight() -> None:
+    reconsideration = Reconsideration()
+    assert [thinks(reconsideration) for _ in range(20)] == [True] * 3 + [step % 8 == 0 for step in range(1, 18)]
+    while not thinks(reconsideration, asked=True):
+        pass
+    assert thinks(reconsideration), "and in all again when somebody is asked"
+
+
+def test_another_request_is_thought_about_at_once() -> None:
+    reconsideration = Reconsideration()
+    while thinks(reconsideration):
+        pass
+    assert [thinks(reconsideration, newest=1), thinks(reconsideration, newest=1)] == [True, False]
+
+
+def test_in_a_crowd_one_other_request_waits_for_some_more_or_for_its_turn() -> None:
+    """With short answers hardly a step goes by in which none begins."""
+    reconsideration = Reconsideration()
+    while thinks(reconsideration, requests=16):
+        pass
+    thought = [thinks(reconsideration, newest, requests=16) for newest in range(1, 21)]
+    assert [step for step, one in enumerate(thought, 1) if one] == [5, 10, 15, 20]
+    assert [thinks(reconsideration, 21, requests=16) for _ in range(16)] == [False] * 7 + [True] + [False] * 7 + [True]
+
+
+def test_what_is_calm_is_learnt_from_before_drafts_are_thought_about_again() -> None:
+    reconsideration = Reconsideration()
+    while thinks(reconsideration):
+        pass
+    told = [(reconsideration.observed, reconsideration.last)]
+    while not thinks(reconsideration):
+        told.append((reconsideration.observed, reconsideration.last))
+    assert told == [(False, False), (False, False), (True, False), *[(False, False)] * 3, (True, True)]
+
+
+def test_one_that_came_before_another_is_another_all_the_same() -> None:
+    reconsideration = Reconsideration()
+    while thinks(reconsideration, newest=7):
+        pass
+    assert thinks(reconsideration, newest=3)
+
+
+def test_a_step_in_which_it_was_not_asked_is_no_rest() -> None:
+    reconsideration = Reconsideration()
+    while thinks(reconsideration):
+        pass
+    reconsideration.begin()
+    assert not reconsideration.skipping
