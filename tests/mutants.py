@@ -16,7 +16,7 @@ import fakes
 from paceline import noise, sampling
 from paceline.cache import base as cache_base, dense, slabs
 from paceline.engine.stops import StopChecker
-from paceline.kernels.choices import walks
+from paceline.kernels.choices import tree_walk
 from paceline.models.grammar_constraint import GrammarConstraint
 from paceline.params import SamplingParams
 from paceline.sampling import Context
@@ -240,7 +240,7 @@ def compiled_code_knows_nothing_of_min_tokens(patch: pytest.MonkeyPatch) -> None
 
 @mutant("grammar")
 def compiled_code_chooses_where_a_grammar_has_a_say(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(walks, "is_compiled", lambda sequence, logits: True)
+    patch.setattr(tree_walk, "is_compiled", lambda sequence, logits: True)
 
 
 @mutant("equality")

@@ -15,8 +15,8 @@ from paceline.drafters.base import Surroundings
 from paceline.engine.engine import Engine
 from paceline.engine.llm import LLM
 from paceline.engine.scheduler import Limits
-from paceline.kernels.choices.tellings import told as told_of_all
-from paceline.logprobs import told
+from paceline.kernels.choices.logprobs import token_logprobs as compiled_token_logprobs
+from paceline.logprobs import token_logprobs
 from paceline.models.probe import Identity, probed
 from paceline.params import SamplingParams
 from paceline.policies.fixed import FixedPolicy
@@ -81,16 +81,18 @@ def test_nothing_is_told_unasked(llm: LLM) -> None:
 
 
 def test_told_counts_ties_by_id() -> None:
-    one = told(np.array([0.0, 2.0, 2.0, -1.0], np.float32), 2, 4)
+    one = token_logprobs(np.array([0.0, 2.0, 2.0, -1.0], np.float32), 2, 4)
     total = math.log(2 * math.exp(2) + 1 + math.exp(-1))
     assert one.rank == 1
     assert one.logprob == pytest.approx(2 - total)
     assert [token for token, _ in one.top] == [1, 2, 0, 3]
-    assert told(np.zeros(3, np.float32), 0, 0).top == ()
+    assert token_logprobs(np.zeros(3, np.float32), 0, 0).top == ()
 
 
 @pytest.mark.parametrize(
-    "tells", [told, lambda row, token, count: told_of_all(row[None], [token], count)[0]], ids=["numpy", "compiled"]
+    "tells",
+    [token_logprobs, lambda row, token, count: compiled_token_logprobs(row[None], [token], count)[0]],
+    ids=["numpy", "compiled"],
 )
 def test_of_many_equals_the_first_are_told(tells: Any) -> None:
     row = np.zeros(1000, np.float32)

@@ -10,8 +10,8 @@ from hypothesis import given, settings, strategies as st
 
 from paceline.budget import Budget
 from paceline.drafters.ngram import NgramDrafter, Options
-from paceline.kernels.lookups import Call, Lookup
-from paceline.kernels.ngrams.occurrences import AGREED, BEFORE, INDEX, LEADS, Occurrences, indexed
+from paceline.kernels.compiled_call import Call, CompiledFunction
+from paceline.kernels.ngrams.index import AGREED, BEFORE, INDEX, LEADS, NgramIndex, indexed
 from paceline.params import SamplingParams
 from paceline.sequence import Sequence
 from paceline.tree import DraftTree
@@ -19,9 +19,9 @@ from paceline.tree import DraftTree
 settings.register_profile("still", derandomize=True, deadline=None, max_examples=150, database=None)
 settings.load_profile("still")
 
-SLOT_OF = Lookup("ngrams.index.slot_of", text="int32[:]", table="int32[:]", length="int64", end="int64")
-VOTED = Lookup(
-    "ngrams.voting.voted",
+SLOT_OF = CompiledFunction("ngrams.index_kernel.slot_of", text="int32[:]", table="int32[:]", length="int64", end="int64")
+VOTED = CompiledFunction(
+    "ngrams.continuations_kernel.collect_votes",
     text="int32[:]",
     size="int64",
     **{name: INDEX[name] for name in ("lengths", "tables", "ends")},
@@ -82,7 +82,7 @@ def majority(tokens: list[int], ends: list[int]) -> tuple[int, int]:
     return place, lead
 
 
-def votes(text: Occurrences) -> list[tuple[int, int]]:
+def votes(text: NgramIndex) -> list[tuple[int, int]]:
     """(length, end) of the places that vote."""
     weights, matches, ends = np.zeros(LOOKED_AT + 1), *np.zeros((2, LOOKED_AT + 1), np.int64)
     seen = np.empty((len(text.lengths) * LOOKED_AT, 2), np.int64)
@@ -91,12 +91,12 @@ def votes(text: Occurrences) -> list[tuple[int, int]]:
     return list(zip(matches[:count].tolist(), ends[:count].tolist(), strict=True))
 
 
-def last(text: Occurrences) -> list[set[int]]:
+def last(text: NgramIndex) -> list[set[int]]:
     """Per length, the last ends of all n-grams."""
     return [{int(end) for end in table if end} for table in text.tables]
 
 
-def held(text: Occurrences) -> list[object]:
+def held(text: NgramIndex) -> list[object]:
     """All that is held of the tokens that something follows."""
     known = max(text.size - 1, 0)
     return [text.text[:known].tolist(), last(text), text.ends[:, :, : known + 1].tolist()]
@@ -228,7 +228,7 @@ def test_a_majority_is_found_in_any_order() -> None:
     for _ in range(50):
         said = [5] * 30 + [draw.randrange(6, 12) for _ in range(29)]
         draw.shuffle(said)
-        text = Occurrences(1, 3)
+        text = NgramIndex(1, 3)
         tokens = [token for other, follower in enumerate(said) for token in (100 + other, 1, 2, 3, follower)] + [1, 2, 3]
         text.grow(tokens)
         for row, n in enumerate(text.lengths):

@@ -7,7 +7,7 @@ from time import perf_counter
 
 import torch
 
-from paceline.kernels.choices.walks import walked
+from paceline.kernels.choices.tree_walk import walked
 from paceline.noise import gumbel, noised_best
 from paceline.params import SamplingParams
 from paceline.sampling import Context, choose

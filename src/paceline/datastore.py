@@ -65,7 +65,7 @@ class Datastore:
         header = _header(folder)
         tokens, suffixes = _mapped(folder / TOKENS, header.tokens), _mapped(folder / SUFFIXES, header.suffixes)
         looked_at = np.unique(np.linspace(0, header.suffixes - 1, _LOOKED_AT).astype(np.int64))
-        if tokens[-1] != array.BORDER or not array.IN_ORDER(tokens, suffixes, looked_at):
+        if tokens[-1] != array.BORDER or not array.IS_SORTED(tokens, suffixes, looked_at):
             raise SpecError(f"the datastore in '{folder}' is damaged: its suffixes are not in order; build it anew")
         return cls(header, tokens, suffixes)
 
@@ -170,7 +170,7 @@ class _Corpus:
         lacking = int(piece.max(initial=-1)) + 2 - len(self.starts)
         if lacking > 0:
             self.starts = np.pad(self.starts, (0, lacking))
-        array.COUNTED(piece, self.starts)
+        array.COUNT_TOKENS(piece, self.starts)
         # `tofile` does not say why it failed
         self._out.write(piece.tobytes())
 
@@ -211,11 +211,11 @@ def _sorted(source: Path, target: Path, corpus: _Corpus, report: Report) -> None
     suffixes = int(corpus.starts[-1])
     _reserve(target, suffixes * _WORD.itemsize)
     order = np.asarray(np.memmap(target, _WORD, "r+", shape=(suffixes,)))
-    ready([array.DEALT, array.SORTED_BETWEEN])
+    ready([array.BUCKET_SUFFIXES, array.SORT_RANGE])
     places = corpus.starts.copy()
     for first in range(0, len(tokens), _PIECE_TOKENS):
-        array.DEALT(tokens[first : first + _PIECE_TOKENS], first, places, order)
-    call = array.SORTED_BETWEEN.call(tokens=tokens, order=order, waiting=np.empty((array.WAITING, 3), np.int64))
+        array.BUCKET_SUFFIXES(tokens[first : first + _PIECE_TOKENS], first, places, order)
+    call = array.SORT_RANGE.call(tokens=tokens, order=order, waiting=np.empty((array.WAITING, 3), np.int64))
     reported = 0
     for low, high in zip(corpus.starts, corpus.starts[1:], strict=False):
         call.record.low, call.record.high = low, high

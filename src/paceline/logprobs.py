@@ -22,8 +22,8 @@ class TokenLogprobs:
     top: tuple[tuple[int, float], ...] = ()
 
 
-def told(row: np.ndarray, token: int, count: int) -> TokenLogprobs:
-    """What one row of logits, float32 [V], says of a token and of the `count` likeliest ones."""
+def token_logprobs(row: np.ndarray, token: int, count: int) -> TokenLogprobs:
+    """The log-probability and rank of one token, and the `count` likeliest tokens, from one row of logits. row: float32 [V]."""
     best = float(row.max())
     total = best + math.log(float(np.exp(row - best, dtype=np.float64).sum()))
     value = row[token]

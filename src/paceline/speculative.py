@@ -17,9 +17,9 @@ from paceline.clock import now
 from paceline.drafters.base import Drafter
 from paceline.drafters.merge import left_beside
 from paceline.frozen import frozen
-from paceline.kernels.choices.tellings import told
+from paceline.kernels.choices.logprobs import token_logprobs
 from paceline.kernels.compiled import available
-from paceline.kernels.usual import CHOICES
+from paceline.kernels.precompiled import CHOICES
 from paceline.learning.acceptance import expected_tokens
 from paceline.learning.costs import Timings
 from paceline.learning.depth_acceptance import DraftContext
@@ -352,7 +352,7 @@ def _tell(sequence: Sequence, logits: torch.Tensor, verdict: Verdict) -> None:
     """Note the log-probabilities of emitted tokens, each by the node that chose it. logits: float32 [N, V]."""
     count, tokens = sequence.params.logprobs, verdict.tokens
     if count is not None and tokens:
-        sequence.logprobs += told(logits[[0, *verdict.path][: len(tokens)]].cpu().numpy(), tokens, count)
+        sequence.logprobs += token_logprobs(logits[[0, *verdict.path][: len(tokens)]].cpu().numpy(), tokens, count)
 
 
 def _tell_prompt(segment: Segment, logits: torch.Tensor) -> None:
@@ -363,4 +363,4 @@ def _tell_prompt(segment: Segment, logits: torch.Tensor) -> None:
     tokens = sequence.prompt[known : segment.start + 1 + len(logits)]
     if begin >= 0 and tokens:
         rows = logits[begin : begin + len(tokens)].cpu().numpy()
-        sequence.prompt_logprobs += told(rows, tokens, sequence.params.prompt_logprobs or 0)
+        sequence.prompt_logprobs += token_logprobs(rows, tokens, sequence.params.prompt_logprobs or 0)

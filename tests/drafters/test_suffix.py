@@ -10,7 +10,7 @@ from paceline import LLM
 from paceline.bench.builtin import built_in
 from paceline.budget import Budget
 from paceline.drafters.suffix import Options, SuffixDrafter
-from paceline.kernels.lookups import Call
+from paceline.kernels.compiled_call import Call
 from paceline.kernels.suffixes.automaton import BORDER, LONGEST_MATCH, Bounds, Continuation, SuffixAutomaton
 from paceline.models.base import Scores
 from paceline.models.embedded import embedded_models
@@ -109,7 +109,7 @@ def test_whoever_is_interrupted_while_tokens_are_added_goes_on_from_there(monkey
 
     def interrupt(self: Call) -> int:
         found = call(self)
-        if self._lookup.name == "suffixes.states.extended":
+        if self._compiled.name == "suffixes.automaton_kernel.extend":
             interrupted.append(self)
             raise KeyboardInterrupt
         return found

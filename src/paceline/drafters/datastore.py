@@ -25,7 +25,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from paceline.budget import Budget
 from paceline.datastore import Datastore
 from paceline.drafters.base import Drafter, Surroundings
-from paceline.kernels.suffixes.array import DRAFTED, LONGEST_MATCH, SORTED_TO
+from paceline.kernels.suffixes.array import DRAFT, LONGEST_MATCH, SORTED_TO
 from paceline.machine import expanded
 from paceline.noise import told_apart
 from paceline.sequence import Sequence
@@ -75,7 +75,7 @@ class DatastoreDrafter(Drafter):
             "places": np.empty((2, size), np.int64),
         }
         # before anything is timed
-        self._call = DRAFTED.call(
+        self._call = DRAFT.call(
             tokens=datastore.tokens, order=datastore.suffixes, shortest=options.shortest, hits=options.hits, end=end,
             vocab_size=vocab_size, draft=self._draft, held=self._held, **self._scratch,
         )  # fmt: skip

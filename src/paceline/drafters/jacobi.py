@@ -27,7 +27,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from paceline.budget import Budget
 from paceline.drafters.base import StatefulDrafter, Surroundings, likeliest
 from paceline.draws import chance
-from paceline.kernels.choices.walks import chosen
+from paceline.kernels.choices.tree_walk import chosen
 from paceline.models.base import Scores
 from paceline.sampling import Context, LogitsError
 from paceline.sequence import Sequence

@@ -28,8 +28,8 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from paceline.budget import Budget
 from paceline.drafters.base import StatefulDrafter, Surroundings
 from paceline.kernels.compiled import ready
-from paceline.kernels.ngrams.occurrences import Occurrences
-from paceline.kernels.ngrams.votes import KERNELS, LookUp
+from paceline.kernels.ngrams.continuations import KERNELS, ContinuationLookup
+from paceline.kernels.ngrams.index import NgramIndex
 from paceline.sequence import Sequence
 from paceline.tree import DraftTree, Proposal
 
@@ -53,7 +53,7 @@ class Options(BaseModel):
         return self
 
 
-class NgramDrafter(StatefulDrafter[Occurrences]):
+class NgramDrafter(StatefulDrafter[NgramIndex]):
     name = "ngram"
     kinds = frozenset({Proposal.POINT})
 
@@ -63,7 +63,7 @@ class NgramDrafter(StatefulDrafter[Occurrences]):
         self.budget = Budget(nodes=options.nodes, depth=min(options.depth, options.nodes))
         # before anything is timed
         ready(KERNELS)
-        self._look_up = LookUp(options.nodes)
+        self._look_up = ContinuationLookup(options.nodes)
 
     def _one(self, sequence: Sequence, budget: Budget) -> DraftTree:
         budget, key = budget.within(self.budget), sequence.key
@@ -73,10 +73,10 @@ class NgramDrafter(StatefulDrafter[Occurrences]):
         self._states[key] = text
         return DraftTree.grown(self.name, *found or ([sequence.root], [-1], [1.0]))
 
-    def _begun(self, sequence: Sequence) -> Occurrences:
-        return Occurrences(self.options.min, self.options.max)
+    def _begun(self, sequence: Sequence) -> NgramIndex:
+        return NgramIndex(self.options.min, self.options.max)
 
-    def _cut(self, state: Occurrences, length: int) -> bool:
+    def _cut(self, state: NgramIndex, length: int) -> bool:
         state.truncate(length)
         return True
 

@@ -27,7 +27,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from paceline.budget import Budget
 from paceline.drafters.base import Drafter, Surroundings
 from paceline.kernels.compiled import ready
-from paceline.kernels.successors.successors import NOTED, NOTHING, Successors
+from paceline.kernels.successors.successors import NOTHING, RECORD_TOP_K, Successors
 from paceline.models.base import Scores
 from paceline.sequence import Sequence
 from paceline.step import Verdict
@@ -92,7 +92,7 @@ class RecycleDrafter(Drafter):
         """Steps since it was asked for a draft."""
         self._tables: OrderedDict[str, _Table] = OrderedDict()
         # before anything is timed
-        ready((NOTED,))
+        ready((RECORD_TOP_K,))
 
     def _begin(self) -> None:
         """Take every rank to come true as often as usual."""

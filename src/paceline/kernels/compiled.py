@@ -33,7 +33,7 @@ from paceline.whole_file import put_whole
 _HERE = Path(__file__).parent
 _FILES = (
     *(file for name in ("native", "choices", "ngrams", "suffixes", "successors") for file in sorted((_HERE / name).glob("*.py"))),
-    *(_HERE / f"{name}.py" for name in ("compiled", "compiler", "lookups")),
+    *(_HERE / f"{name}.py" for name in ("compiled", "compiler", "compiled_call")),
     *(_HERE.parent / f"{name}.py" for name in ("noise", "stopping")),
 )
 SOURCES = sha256(b"".join(file.read_bytes() for file in _FILES)).hexdigest()[:16]
@@ -60,8 +60,8 @@ class Kernel:
         return f"paceline.{self.name}{'.' if self.of else ''}{self.of}"
 
     @property
-    def told(self) -> dict[str, Any]:
-        """What a compiler has to know."""
+    def description(self) -> dict[str, Any]:
+        """What a compiler process is sent: the arguments to construct this kernel again."""
         return {"name": self.name, "of": self.of, "words": self.words}
 
     @property
@@ -123,7 +123,7 @@ def _compiled(kernels: list[Kernel]) -> dict[Kernel, bytes]:
         with raised(), TemporaryDirectory(prefix="paceline-kernels-", ignore_cleanup_errors=True) as own:
             found, kept = {}, True
             try:
-                Compilers(SOURCES, Path(own), environment).compile([(kernel.symbol, kernel.told) for kernel in kernels])
+                Compilers(SOURCES, Path(own), environment).compile([(kernel.symbol, kernel.description) for kernel in kernels])
             finally:
                 # whoever is interrupted keeps what is there by then
                 for kernel in kernels:
@@ -159,7 +159,7 @@ def _compiler() -> tuple[str, ...]:
 
 def _stamp(kernel: Kernel, code: bytes) -> bytes:
     """What says that code is whole, and of these sources."""
-    return sha256(repr((SOURCES, _MACHINE, _compiler(), kernel.told)).encode() + code).digest()
+    return sha256(repr((SOURCES, _MACHINE, _compiler(), kernel.description)).encode() + code).digest()
 
 
 def _read(kernel: Kernel, places: Iterable[Path]) -> bytes:

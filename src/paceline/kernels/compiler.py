@@ -19,8 +19,8 @@ from typing import Any
 import llvmlite.binding as llvm
 
 from paceline.kernels.compiled import SOURCES, Kernel, write
+from paceline.kernels.compiled_call import CompiledFunction, axes
 from paceline.kernels.compilers import DONE, READY
-from paceline.kernels.lookups import Lookup, axes
 from paceline.kernels.native.vectors import NUMBA_VARIABLES, TARGET
 
 os.environ |= NUMBA_VARIABLES
@@ -99,7 +99,7 @@ def run_nothing() -> None:
 
 
 def _types(kernel: Kernel) -> list[Any]:
-    if not isinstance(kernel, Lookup):
+    if not isinstance(kernel, CompiledFunction):
         return [types.int64] * kernel.words
     kinds = []
     for kind in kernel.arguments.values():
@@ -112,8 +112,8 @@ def _entry(kernel: Kernel, name: str, arguments: tuple[Any, ...], returned: Any)
     """The function that is called from outside, in LLVM's language. Numba's own takes where to put what it returns, where to put
     an error, and the arguments, arrays in parts; it returns 0 if all went well.
     """
-    if isinstance(kernel, Lookup):
-        return _entry_of_lookup(kernel, name, arguments, returned)
+    if isinstance(kernel, CompiledFunction):
+        return _entry_of_compiled_function(kernel, name, arguments, returned)
     words = [f"i64 %a{at}" for at in range(kernel.words)]
     return f"""
         declare i32 @"{name}"(ptr, ptr, {", ".join(["i64"] * kernel.words)})
@@ -130,7 +130,7 @@ def _never_called() -> str:
     return f"define void @{_NEVER_CALLED}(ptr %it) {{ unreachable }}"
 
 
-def _entry_of_lookup(kernel: Lookup, name: str, arguments: tuple[Any, ...], returned: Any) -> str:
+def _entry_of_compiled_function(kernel: CompiledFunction, name: str, arguments: tuple[Any, ...], returned: Any) -> str:
     if returned not in (types.int64, types.none):
         raise TypeError(f"it returns {returned}, and not int64 or nothing")
     lines: list[str] = []
@@ -192,7 +192,7 @@ def main() -> None:
     answer(READY)
     for line in sys.stdin:
         asked = json.loads(line)
-        kernel = Lookup(asked["name"], **asked["arguments"]) if "arguments" in asked else Kernel(**asked)
+        kernel = CompiledFunction(asked["name"], **asked["arguments"]) if "arguments" in asked else Kernel(**asked)
         try:
             write(kernel, object_code(kernel), own)
             answer(DONE)

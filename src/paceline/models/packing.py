@@ -16,7 +16,7 @@ from paceline.kernels.native.formats import FORMATS, Format
 from paceline.kernels.native.needs import highest_tile, laid_as, panels_together
 from paceline.kernels.native.packed import PLAIN, Packed, Rows, pack
 from paceline.kernels.native.vectors import PANEL
-from paceline.kernels.usual import USUAL
+from paceline.kernels.precompiled import PRECOMPILED
 from paceline.models.alternating import Alternating
 from paceline.models.base import weights_name
 from paceline.models.forms import Form, Unsuited
@@ -46,7 +46,7 @@ class Weights:
         self.format = format or self._source.matrix_kind
         self._format = FORMATS[self.format]
         held = {self.format, *([_ROUTERS] if form.experts else [])}
-        ready([*USUAL, *map(product, {*held, self.kv_format}), *map(packer, held)])
+        ready([*PRECOMPILED, *map(product, {*held, self.kv_format}), *map(packer, held)])
         layers, norms, matrices, experts = len(form.layers), [], [], []
         self._threads = usable()
         # torch's own threads would keep the cores from those that pack, and from whatever else runs

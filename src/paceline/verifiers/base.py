@@ -18,8 +18,8 @@ import numpy as np
 import torch
 
 from paceline.draws import drawn, happens
-from paceline.kernels.choices.distributions import SPREAD, distribution
-from paceline.kernels.choices.walks import chosen, walked
+from paceline.kernels.choices.distributions import DISTRIBUTION, distribution
+from paceline.kernels.choices.tree_walk import chosen, walked
 from paceline.kernels.compiled import Kernel
 from paceline.kernels.device import give_up, served
 from paceline.sampling import Context, LogitsError, checked, largest, largest_of_each
@@ -84,7 +84,7 @@ class NodeByNode(Verifier):
     """
 
     exactness = dict.fromkeys(Proposal, Exactness.LAW)
-    kernels = (SPREAD,)
+    kernels = (DISTRIBUTION,)
 
     def __call__(self, sequences: Many[Sequence], trees: Many[DraftTree], logits: Many[torch.Tensor]) -> list[Verdict]:
         return greedy_or(self.walked, sequences, trees, logits)
@@ -150,7 +150,7 @@ class LongestPath(Verifier):
 
     exactness: Mapping[Proposal, Exactness] = {}
     prefers = (Proposal.POINT,)
-    kernels = (SPREAD,)
+    kernels = (DISTRIBUTION,)
 
     def __call__(self, sequences: Many[Sequence], trees: Many[DraftTree], logits: Many[torch.Tensor]) -> list[Verdict]:
         return [_judged(self.longest, *one) for one in _on_host(list(zip(sequences, trees, logits, strict=True)))]

@@ -23,7 +23,7 @@ import torch
 from pydantic import BaseModel
 
 from paceline.draws import drawn, happens
-from paceline.kernels.choices.distributions import SPREAD, distribution
+from paceline.kernels.choices.distributions import DISTRIBUTION, distribution
 from paceline.sampling import Context
 from paceline.sequence import Sequence
 from paceline.step import Verdict
@@ -77,7 +77,7 @@ class Block(Verifier):
     reads_chain = True
     exactness = dict.fromkeys(Proposal, Exactness.LAW)
     prefers = (Proposal.IID, Proposal.POINT)
-    kernels = (SPREAD,)
+    kernels = (DISTRIBUTION,)
 
     def __call__(self, sequences: Many[Sequence], trees: Many[DraftTree], logits: Many[torch.Tensor]) -> list[Verdict]:
         return greedy_or(_verified, sequences, trees, logits)

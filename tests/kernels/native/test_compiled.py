@@ -18,10 +18,10 @@ from typer.testing import CliRunner
 from paceline.cli.app import app
 from paceline.kernels import cache_folder, compiled, compiler, compilers
 from paceline.kernels.compiled import Kernel, ready
+from paceline.kernels.compiled_call import CompiledFunction
 from paceline.kernels.compilers import CompileError
-from paceline.kernels.lookups import Lookup
 from paceline.kernels.native.entries import IDLE, LEAD, WORK
-from paceline.kernels.ngrams.votes import KERNELS
+from paceline.kernels.ngrams.continuations import KERNELS
 from paceline.machine import most_threads
 
 SAID = "compiling kernels for this processor"
@@ -36,12 +36,12 @@ def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     cache_folder.folders.cache_clear()
 
 
-def defined(monkeypatch: pytest.MonkeyPatch, function: Callable[..., Any], **arguments: str) -> Lookup:
+def defined(monkeypatch: pytest.MonkeyPatch, function: Callable[..., Any], **arguments: str) -> CompiledFunction:
     """A lookup of a function, compiled in this process."""
     module = ModuleType("paceline.kernels.of_a_test")
     module.it = function  # pyright: ignore[reportAttributeAccessIssue]
     monkeypatch.setitem(sys.modules, module.__name__, module)
-    lookup = Lookup("of_a_test.it", **arguments)
+    lookup = CompiledFunction("of_a_test.it", **arguments)
     compiled.write(lookup, compiler.object_code(lookup), cache_folder.folders()[0])
     return lookup
 
@@ -84,12 +84,12 @@ def test_a_compiler_makes_no_code_for_itself() -> None:
     ran = run(
         "from numba.core.codegen import JitEngine\n"
         "from paceline.kernels.compiler import object_code, run_nothing\n"
-        "from paceline.kernels.choices.walks import FOLLOWED\n"
+        "from paceline.kernels.choices.tree_walk import WALK_TREES\n"
         "made = []\n"
         "for name in ('finalize_object', 'get_function_address'):\n"
         "    setattr(JitEngine, name, lambda *given: made.append(given))\n"
         "run_nothing()\n"
-        "print(len(object_code(FOLLOWED)) > 1000, made)"
+        "print(len(object_code(WALK_TREES)) > 1000, made)"
     )
     assert (ran.returncode, ran.stdout.split()) == (0, ["True", "[]"]), ran.stderr
 
@@ -191,7 +191,9 @@ def test_the_current_folder_and_the_settings_of_numba_have_no_say(
 def test_what_waits_is_let_go_when_one_fails(kept: Path) -> None:
     waited = compilers.Compilers(compiled.SOURCES, kept, dict(os.environ))
     with pytest.raises(CompileError, match="kernel nap cannot be compiled"):
-        waited.compile([("nap", Kernel("native.pool.nap").told)] * 2 + [("step", Kernel("native.decoder.step").told)] * 20)
+        waited.compile(
+            [("nap", Kernel("native.pool.nap").description)] * 2 + [("step", Kernel("native.decoder.step").description)] * 20
+        )
     assert all(process.poll() is not None for process in waited._processes)
     assert not [*kept.glob("*step*")]
 
@@ -244,7 +246,7 @@ def test_arrays_and_numbers_arrive_as_they_are(kept: Path, monkeypatch: pytest.M
 
 @pytest.mark.parametrize("table", [np.zeros((2, 2)), np.zeros(2, np.int32), np.zeros((2, 4), np.int32)[:, ::2]])
 def test_an_array_of_another_kind_is_refused(table: np.ndarray) -> None:
-    (grown,) = (kernel for kernel in KERNELS if isinstance(kernel, Lookup) and kernel.name.endswith("filled"))
+    (grown,) = (kernel for kernel in KERNELS if isinstance(kernel, CompiledFunction) and kernel.name.endswith("rehash"))
     with pytest.raises(TypeError, match=r"ngrams\.index\.filled takes for 'tables' int32\[:,:\] in rows, not .* of shape"):
         grown.call(tables=table)
 

@@ -1,4 +1,4 @@
-"""Distributions: what rows of logits stand for after every transform, for rules that keep the law and for drafts they judge."""
+"""Distributions: sampling probabilities of rows of logits after every transform, for verifiers that compare target and draft."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ import numpy as np
 import torch
 
 from paceline.kernels.choices.shapes import shape_of
-from paceline.kernels.choices.walks import is_choosable
+from paceline.kernels.choices.tree_walk import is_choosable
 from paceline.kernels.compiled import Kernel, available
 from paceline.kernels.native.layout import MOST_KEPT
 from paceline.sampling import Context, narrowed, probabilities, shaped
 
-SPREAD = Kernel("choices.spreading.spread", words=9)
+DISTRIBUTION = Kernel("choices.distributions_kernel.distribution", words=9)
 _NONE = array("q")
 
 
 def distribution(logits: torch.Tensor, context: Context) -> np.ndarray:
-    """float64 [V]: the distribution of the token that a row chooses, that of `sampling.probabilities`, which is asked where
-    compiled code does not tell.
+    """The sampling distribution of one row, float64 [V], as `sampling.probabilities`, which is called where compiled code finds
+    none.
 
-    logits: float32 [V]. Raises LogitsError where they hold no numbers.
+    logits: float32 [V]. Raises LogitsError where it has no distribution.
     """
     sequence = context.sequence
     params, shapes = sequence.params, sequence.shapes_logits
-    if params.temperature > 0.0 and is_choosable(sequence, logits[None]) and available(SPREAD):
+    if params.temperature > 0.0 and is_choosable(sequence, logits[None]) and available(DISTRIBUTION):
         if shapes and params.grammar is not None:
             logits, shapes = shaped(logits, context), False
         count, copies = len(logits), len(logits) if shapes else 0
@@ -34,7 +34,7 @@ def distribution(logits: torch.Tensor, context: Context) -> np.ndarray:
         copy, probs = torch.empty(copies, dtype=torch.float32), torch.empty(count, dtype=torch.float64)
         held = array("i", bytes(4 * MOST_KEPT)) if params.top_k or params.top_p < 1.0 else _NONE
         shape_at, path_at, numbers_at, held_at = [one.buffer_info()[0] for one in (shape, path, numbers, held)]
-        SPREAD.function(
+        DISTRIBUTION.function(
             logits.data_ptr(), count, shape_at if shapes else 0, path_at, len(path), copy.data_ptr(), numbers_at, held_at,
             probs.data_ptr(),
         )  # fmt: skip

@@ -12,10 +12,10 @@ DRAFT = Kernel("native.drafting.draft")
 """One thread's part of a draft: (thread, address of a DRAFT record)."""
 IDLE, WORK, LEAD = (Kernel(f"native.pool.{part}") for part in ("idle", "work", "lead"))
 """Of a pool of threads: idling for so many turns, what a worker does without end, and what is done by the one who calls."""
-READ = Kernel("native.reading.read")
-"""One thread's part of reading memory: (thread, address of a READING record)."""
-TOGETHER = Kernel("native.together.together")
-"""One thread's part of what several are worth: (thread, address of a TOGETHER record)."""
+READ = Kernel("native.bench_reading.read")
+"""One thread's part of measuring memory bandwidth: (thread, address of a READING record)."""
+TOGETHER = Kernel("native.bench_together.together")
+"""One thread's part of measuring parallel scaling: (thread, address of a TOGETHER record)."""
 PRODUCT_WORDS = 10
 
 

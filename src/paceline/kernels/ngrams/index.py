@@ -1,94 +1,139 @@
-"""Index: the tables of `occurrences`, grown by a token and cut back by one.
+"""NgramIndex: for every n-gram of one growing text, its latest occurrence, the chain of earlier ones, and the most frequent next
+token.
 
-An n-gram is found by hash and compared with the text itself: a place in the text stands for it.
-
-Source: of what most ends are followed by, the majority vote of Boyer and Moore, MJRTY: A Fast Majority Vote Algorithm (1991).
+It is extended token by token, so a step costs what it adds, and can be truncated again, for it keeps the tokens.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
-from paceline.kernels.native.memory import helper
-from paceline.kernels.ngrams.occurrences import AGREED, BEFORE, LEADS
+from paceline.kernels.compiled_call import Call, CompiledFunction
+
+BEFORE, AGREED, LEADS = 0, 1, 2
+"""Rows of `ends`, per end of an occurrence: the end of the previous occurrence, 0 for none; of all occurrences up to here, the
+latest end that the majority token follows; by how many occurrences that majority leads."""
+_AT_ONCE = 1024
+"""Tokens indexed at once before the size of the tables is checked: they grow with distinct n-grams, not with the text."""
+
+_TABLES = {"lengths": "int64[:]", "tables": "int32[:,:]"}
+INDEX = {"text": "int32[:]", **_TABLES, "ends": "int32[:,:,:]", "counts": "int64[:]"}
+"""Arrays of `NgramIndex`, the first arguments of its compiled functions."""
+_EXTEND = CompiledFunction("ngrams.index_kernel.extend", **INDEX, known="int64", size="int64")
+_TRUNCATE = CompiledFunction("ngrams.index_kernel.truncate", **INDEX, known="int64", kept="int64")
+_REHASH = CompiledFunction("ngrams.index_kernel.rehash", text="int32[:]", **_TABLES, known="int64")
+KERNELS = (_EXTEND, _TRUNCATE, _REHASH)
 
 
-@helper
-def _home(text, length, end, slots):
-    """Where the n-gram that ends at `end` belongs in a table."""
-    mixed = np.uint64(0xCBF29CE484222325)
-    for at in range(end - length, end):
-        mixed = (mixed ^ np.uint64(text[at] + 1)) * np.uint64(0x9E3779B97F4A7C15)
-        mixed ^= mixed >> np.uint64(29)
-    return np.int64(mixed & np.uint64(slots - 1))
+class NgramIndex:
+    """An index over the n-grams of one text that have a next token.
+
+    shortest, longest: bounds of n; `lengths`, int64, are the values of n that are indexed. text: int32 [room], of which `size`
+    tokens are valid. tables: int32 [lengths, slots], hash tables of latest ends. ends: int32 [lengths, 3, room], per end what
+    BEFORE, AGREED and LEADS name; column 0 stands for no end. counts: int64 [lengths], entries per table. calls: prepared calls
+    with these arrays, dropped when one is replaced.
+    """
+
+    def __init__(self, shortest: int, longest: int) -> None:
+        self.lengths = np.array(indexed(shortest, longest), np.int64)
+        self.size = 0
+        self.text = np.zeros(256, np.int32)
+        self.tables = np.zeros((len(self.lengths), 512), np.int32)
+        self.ends = np.zeros((len(self.lengths), 3, 256), np.int32)
+        self.counts = np.zeros(len(self.lengths), np.int64)
+        self.calls: dict[Any, Call] = {}
+
+    @property
+    def arrays(self) -> dict[str, np.ndarray]:
+        """The arrays that `INDEX` names."""
+        return {name: getattr(self, name) for name in INDEX}
+
+    def grow(self, tokens: list[int]) -> None:
+        """Index what is new in a text that begins with this one."""
+        if self.size < len(tokens):
+            known = self.written(tokens)
+            self._grow(known, len(tokens))
+
+    def written(self, tokens: list[int]) -> int:
+        """Copy what is new of a text, and index all of it but a last piece of up to `_AT_ONCE` tokens.
+
+        Returns `known`; the caller has `index_kernel.extend` index what is behind it, and then sets `size`.
+        """
+        while True:
+            known = max(self.size - 1, 0)
+            size = min(len(tokens), known + _AT_ONCE)
+            self._reserve(size)
+            self.text[known:size] = tokens[known:size]
+            if size == len(tokens):
+                return known
+            self._grow(known, size)
+
+    def _grow(self, known: int, size: int) -> None:
+        call = self.calls.get(_EXTEND)
+        if call is None:
+            call = self.calls[_EXTEND] = _EXTEND.call(**self.arrays)
+        call.record.known, call.record.size = known, size
+        call()
+        self.size = size
+
+    def _reserve(self, size: int) -> None:
+        """Make room for so many tokens."""
+        if size > len(self.text):
+            room = max(size, 2 * len(self.text))
+            # calls hold addresses; the text, whose length is checked above, comes last: after an interrupt this begins anew
+            self.calls.clear()
+            self.ends = _longer(self.ends, max(room, self.ends.shape[-1]))
+            self.text = _longer(self.text, room)
+        if 2 * size <= self.tables.shape[1]:
+            # there are never more n-grams than tokens
+            return
+        most = max(self.counts.tolist()) + size - max(self.size - 1, 0)
+        if 2 * most > self.tables.shape[1]:
+            self.calls.clear()
+            tables = np.zeros((len(self.lengths), 1 << (2 * most - 1).bit_length()), np.int32)
+            _REHASH(self.text, self.lengths, tables, max(self.size - 1, 0))
+            self.tables = tables
+
+    def truncate(self, size: int) -> None:
+        """Forget all tokens behind the first `size`, and the n-grams that only they complete or follow."""
+        if size < self.size:
+            known, kept = max(self.size - 1, 0), max(size - 1, 0)
+            _TRUNCATE(*self.arrays.values(), known, kept)
+            self.size = size
+
+    def copy(self) -> NgramIndex:
+        """An independent copy, without prepared calls."""
+        other = NgramIndex(int(self.lengths[0]), int(self.lengths[-1]))
+        room = max(self.size, len(other.text))
+        other.size, other.text, other.tables = self.size, self.text[:room].copy(), self.tables.copy()
+        other.ends, other.counts = self.ends[..., :room].copy(), self.counts.copy()
+        return other
+
+    @property
+    def held_bytes(self) -> int:
+        """Size of the arrays in bytes."""
+        return self.text.nbytes + self.tables.nbytes + self.ends.nbytes
 
 
-@helper
-def slot_of(text, table, length, end):
-    """Where in a table the last end of the n-gram is that ends at `end`, or would go. table: int32 [slots], 0 where empty."""
-    slot = _home(text, length, end, len(table))
-    while table[slot]:
-        other, same = table[slot], True
-        for back in range(1, length + 1):
-            if text[other - back] != text[end - back]:
-                same = False
-                break
-        if same:
-            return slot
-        slot = (slot + 1) & (len(table) - 1)
-    return slot
+def _longer(rows: Any, room: int) -> Any:
+    """A copy whose last axis has length `room`, filled up with zeros."""
+    longer = np.zeros((*rows.shape[:-1], room), rows.dtype)
+    longer[..., : rows.shape[-1]] = rows
+    return longer
 
 
-@helper
-def grown(text, lengths, tables, ends, counts, known, size):
-    """Take in the ends behind `known` up to the one that the last of `size` tokens follows."""
-    for place in range(len(lengths)):
-        n, table, held = lengths[place], tables[place], ends[place]
-        for end in range(known + 1, min(n, size)):
-            held[BEFORE, end] = held[AGREED, end] = held[LEADS, end] = 0
-        for end in range(max(known + 1, n), size):
-            slot = slot_of(text, table, n, end)
-            earlier = table[slot]
-            counts[place] += earlier == 0
-            table[slot] = end
-            agreed, lead = end, held[LEADS, earlier]
-            # a majority stands until those who disagree have used up its lead
-            if lead and text[held[AGREED, earlier]] != text[end]:
-                agreed, lead = held[AGREED, earlier], lead - 2
-            held[BEFORE, end], held[AGREED, end], held[LEADS, end] = earlier, agreed, lead + 1
+_EVERY = 3
+"""Every n up to this is indexed."""
 
 
-@helper
-def _emptied(text, table, length, slot):
-    """Empty a slot, and move up what had to make way for it."""
-    mask, other = len(table) - 1, slot
-    while True:
-        other = (other + 1) & mask
-        if not table[other]:
-            break
-        home = _home(text, length, table[other], len(table))
-        if ((other - home) & mask) >= ((other - slot) & mask):
-            table[slot] = table[other]
-            slot = other
-    table[slot] = 0
+def indexed(shortest: int, longest: int) -> tuple[int, ...]:
+    """The values of n that are indexed from `shortest` to `longest`: each up to 3, then doubling, and the longest.
 
-
-@helper
-def cut(text, lengths, tables, ends, counts, known, kept):
-    """Forget all ends behind `kept`."""
-    for place in range(len(lengths)):
-        for end in range(known, max(kept, lengths[place] - 1), -1):
-            slot = slot_of(text, tables[place], lengths[place], end)
-            if ends[place, BEFORE, end]:
-                tables[place, slot] = ends[place, BEFORE, end]
-            else:
-                _emptied(text, tables[place], lengths[place], slot)
-                counts[place] -= 1
-
-
-@helper
-def filled(text, lengths, tables, known):
-    """Enter the last end of every n-gram into empty tables."""
-    for place in range(len(lengths)):
-        for end in range(lengths[place], known + 1):
-            tables[place, slot_of(text, tables[place], lengths[place], end)] = end
+    The exact length of a match is read off the text, so these only have to tell a long match from many short ones.
+    """
+    found = [shortest]
+    while found[-1] < longest:
+        found.append(min(found[-1] + 1 if found[-1] < _EVERY else 2 * found[-1], longest))
+    return tuple(found)

@@ -1,4 +1,4 @@
-"""Successors: of every row of logits the few largest, noted behind the token whose row it is."""
+"""Successors: a table of the likeliest next tokens per token, filled from all logits that are computed anyway."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import torch
 from paceline.kernels.compiled import Kernel
 
 NOTHING = -1
-"""In place of a token: nothing is known there yet."""
-NOTED = Kernel("successors.largest.noted", words=9)
+"""In place of a token: no logits were recorded yet."""
+RECORD_TOP_K = Kernel("successors.top_k_kernel.record_top_k", words=9)
 
 
 class Successors:
-    """tokens: int32 [R, k], what follows each of R tokens, the likeliest first. shares: float32 [R, k], of the likelihood of all
-    k that each of them had. rows: R at first. count: k."""
+    """tokens: int32 [R, k], per row of the table the likeliest next tokens, in falling order. shares: float32 [R, k], their
+    probabilities, normalised over these k tokens. rows: R at first. count: k."""
 
     def __init__(self, rows: int, count: int) -> None:
         self._count, self._scratch = count, np.empty((3, count), np.int64)
@@ -25,34 +25,37 @@ class Successors:
 
     def _hold(self, tokens: np.ndarray, shares: np.ndarray) -> None:
         self.tokens, self.shares = tokens, shares
-        # asking an array for its address takes longer than a call
+        # reading the address of an array takes longer than a call
         self._held_at = tokens.ctypes.data, shares.ctypes.data, self._count, self._scratch.ctypes.data
 
     def grow(self, rows: int) -> None:
-        """Have room for so many rows."""
+        """Make room for so many rows of the table."""
         lacking = rows - len(self.tokens)
         if lacking > 0:
             more = ((0, max(lacking, len(self.tokens))), (0, 0))
             self._hold(np.pad(self.tokens, more, constant_values=NOTHING), np.pad(self.shares, more))
 
     def note(self, logits: torch.Tensor, rows: Many[int]) -> None:
-        """Note the largest of every row of logits, of equal ones the first first, at these rows of the table; of equal rows the
-        later one counts, one with no number among its largest never. logits: float32 [n, V], with V at least k."""
+        """Record the k largest of every row of logits, of equal ones the first first, in these rows of the table.
+
+        Of logits for the same row of the table the last count; those with NaN or an infinity among their largest are left out.
+        logits: [n, V], with V at least k. rows: n row numbers.
+        """
         if len(logits) != len(rows):
             raise ValueError(f"{len(rows)} tokens and {len(logits)} rows of logits")
         if logits.device.type != "cpu":
             self._note_from_device(logits, np.array(rows))
             return
-        # nothing of its work by torch, whose threads would spin on the cores that the next forward needs
+        # not by torch, whose threads would spin on the cores that the next forward pass needs
         logits = logits.float() if logits.stride(1) == 1 else logits.float().contiguous()
         places = array("q", rows)
-        NOTED.function(
+        RECORD_TOP_K.function(
             logits.data_ptr(), 4 * logits.stride(0), logits.shape[1], places.buffer_info()[0], len(places), *self._held_at
         )
 
     def _note_from_device(self, logits: torch.Tensor, rows: np.ndarray) -> None:
         found, where = logits.float().topk(self._count)
-        # to wait for the device once is enough
+        # one transfer, so that the device is waited for once
         both = torch.stack((found.view(torch.int32), where.int())).cpu().numpy()
         values, places = both[0].view(np.float32), both[1]
         sure = np.isfinite(values[:, [0, -1]]).all(1)

@@ -1,7 +1,7 @@
-"""Sorted suffixes of a text that is done: built in place, searched by halving, and read as what follows a match.
+"""Suffix array of a finished text: compiled functions that build it in place, search it, and draft what follows a match.
 
-Suffixes are compared by their first `SORTED_TO` tokens and then by place, for nobody looks further: a match and the continuation
-behind it are shorter. That bounds the work on texts that repeat themselves, and needs no memory beside the order itself.
+Suffixes are compared by their first `SORTED_TO` tokens and then by position, as a match and the continuation behind it are never
+longer. That bounds the work on repetitive texts, and needs no memory besides the array itself.
 
 Source: Manber and Myers, Suffix arrays (1993); drafting from what follows all hits: He et al., REST (arXiv:2311.08252),
 section 3.
@@ -9,26 +9,28 @@ section 3.
 
 from __future__ import annotations
 
-from paceline.kernels.lookups import Lookup
+from paceline.kernels.compiled_call import CompiledFunction
 
 BORDER = -1
-"""Ends every document; a match never holds it, and nothing behind it is read."""
+"""Ends every document; it is never part of a match, and nothing behind it is read."""
 SORTED_TO = 32
 """Tokens by which suffixes are compared."""
 LONGEST_MATCH = 16
 """Tokens of the longest match that is looked for."""
 ENOUGH = 16
-"""Occurrences from which on a match needs no shorter one beside it."""
+"""Occurrences from which on no shorter match is mixed in."""
 WAITING = 128
-"""Parts that wait while others are sorted, at most: scratch of `SORTED_BETWEEN`."""
+"""Ranges on the stack of `SORT_RANGE`, at most."""
 
 _TEXT = {"tokens": "int32[:]", "order": "int32[:]"}
-COUNTED = Lookup("suffixes.order.counted", tokens="int32[:]", starts="int64[:]")
-DEALT = Lookup("suffixes.order.dealt", tokens="int32[:]", first="int64", places="int64[:]", order="int32[:]")
-SORTED_BETWEEN = Lookup("suffixes.order.sorted_between", **_TEXT, low="int64", high="int64", waiting="int64[:,:]")
-IN_ORDER = Lookup("suffixes.order.in_order", **_TEXT, looked_at="int64[:]")
-DRAFTED = Lookup(
-    "suffixes.order.drafted",
+COUNT_TOKENS = CompiledFunction("suffixes.array_kernel.count_tokens", tokens="int32[:]", starts="int64[:]")
+BUCKET_SUFFIXES = CompiledFunction(
+    "suffixes.array_kernel.bucket_suffixes", tokens="int32[:]", first="int64", places="int64[:]", order="int32[:]"
+)
+SORT_RANGE = CompiledFunction("suffixes.array_kernel.sort_range", **_TEXT, low="int64", high="int64", waiting="int64[:,:]")
+IS_SORTED = CompiledFunction("suffixes.array_kernel.is_sorted", **_TEXT, looked_at="int64[:]")
+DRAFT = CompiledFunction(
+    "suffixes.array_kernel.draft_tree",
     **_TEXT,
     text="int64[:]",
     **dict.fromkeys(("shortest", "hits", "nodes", "depth"), "int64"),

@@ -1,7 +1,8 @@
-"""SuffixAutomaton: every string of a growing text, how often it occurs, and what follows it, in a few words per token.
+"""SuffixAutomaton: all substrings of a growing text, how often each occurs and what follows it, in a few words of memory per
+token.
 
-A state stands for all strings that end at the same places. States and edges are rows of two arrays, edges are found by hash; a
-token costs O(1) amortised, and one walk along suffix links that counts the strings up to `COUNTED` tokens it ends.
+A state stands for all substrings that end at the same positions. States and edges are rows of two arrays, and edges are found by
+hash. A token costs O(1) amortised, plus one walk along suffix links that counts the substrings of up to `COUNTED` tokens it ends.
 
 Source: Blumer et al., The smallest automaton recognizing the subwords of a text (1985); occurrence counts for drafting: Oliaro
 et al., SuffixDecoding (arXiv:2411.04975), section 3; the automaton for drafting: Hu et al., SAM Decoding (arXiv:2411.10666).
@@ -15,24 +16,24 @@ from typing import Any
 
 import numpy as np
 
-from paceline.kernels.lookups import Call, Lookup
+from paceline.kernels.compiled_call import Call, CompiledFunction
 
 LONGEST_MATCH = 32
-"""Longest suffix of a text that is looked up: a draft behind it stays within what is counted."""
+"""Longest suffix that is looked up, in tokens: substrings of a draft behind it are still counted."""
 BORDER = -1
-"""Stands between two texts; it is counted as what follows, and never drafted."""
+"""Separates texts; counted as a continuation, but never drafted."""
 _MOST_OPEN = 512
-"""Candidates of one draft that wait to be taken."""
+"""Candidates of a draft at a time, at most."""
 _ADDED = 64
-"""Tokens that are added at once without an array of their own."""
+"""Up to so many tokens are appended through a buffer that is kept."""
 STATES, EDGES, _LAST = 0, 1, 2
-"""Places of `marks` that say how many there are, and which state stands for the whole text."""
+"""Indices of `marks`: the number of states, the number of edges, and the state of the whole text."""
 
 _AUTOMATON = {"states": "int32[:,:]", "edges": "int32[:,:]", "table": "int32[:]", "marks": "int64[:]"}
-_EXTENDED = Lookup("suffixes.states.extended", **_AUTOMATON, tokens="int64[:]", count="int64")
-_FILLED = Lookup("suffixes.states.filled", edges="int32[:,:]", table="int32[:]", count="int64")
-_DRAFTED = Lookup(
-    "suffixes.states.drafted",
+_EXTEND = CompiledFunction("suffixes.automaton_kernel.extend", **_AUTOMATON, tokens="int64[:]", count="int64")
+_REHASH = CompiledFunction("suffixes.automaton_kernel.rehash", edges="int32[:,:]", table="int32[:]", count="int64")
+_DRAFT = CompiledFunction(
+    "suffixes.automaton_kernel.draft_tree",
     **_AUTOMATON,
     context="int64[:]",
     **dict.fromkeys(("count", "nodes", "depth"), "int64"),
@@ -44,15 +45,15 @@ _DRAFTED = Lookup(
     found="int64[:]",
     score="float64[:]",
 )
-KERNELS = (_DRAFTED, _EXTENDED, _FILLED)
+KERNELS = (_DRAFT, _EXTEND, _REHASH)
 
 
 @dataclass(frozen=True)
 class Continuation:
-    """What may follow a text, best first. tokens, parents: per node; parent 0 is the text's end, k the k-th node.
+    """A draft tree of what may follow a text, best first. tokens, parents: per node; parent 0 is the text's end, k the k-th node.
 
-    shares: how likely each token is once its parent is right. score: tokens expected to come true. match: tokens of the suffix it
-    was found by.
+    shares: probability of each token given its parent. score: expected accepted tokens. match: length in tokens of the suffix
+    that was matched.
     """
 
     tokens: list[int]
@@ -67,9 +68,9 @@ NOTHING = Continuation([], [], [], 0.0, 0)
 
 @dataclass(frozen=True)
 class Bounds:
-    """How far a draft goes. nodes, depth: at most so many, and fewer behind a short match: factor * match + offset nodes.
+    """Size of a draft. nodes, depth: at most so many; behind a short match, at most factor * match + offset nodes.
 
-    floor: no path less likely than this.
+    floor: least probability of a path.
     """
 
     nodes: int
@@ -80,9 +81,9 @@ class Bounds:
 
 
 class SuffixAutomaton:
-    """Grows by `extend`; what follows the end of its own text, or of another, is found by `draft`.
+    """`extend` appends to its text; `draft` finds what followed earlier occurrences of the end of that text, or of another.
 
-    Arrays are int32 and double as they fill: 100 to 260 bytes per token. Raises nothing for any token id >= -1.
+    Arrays are int32 and double as they fill: 100 to 260 bytes per token. Token ids may be any >= -1.
     """
 
     def __init__(self) -> None:
@@ -99,26 +100,26 @@ class SuffixAutomaton:
 
     @property
     def tokens(self) -> int:
-        """Of the text, borders among them: those that its last state ends behind, even if adding them was interrupted."""
+        """Tokens of the text, borders included; after an interrupted `extend`, those that were appended."""
         return int(self._states[self._marks[_LAST], 0])
 
     def extend(self, tokens: Many[int]) -> None:
-        """Add to the end of the text; BORDER begins another text."""
+        """Append tokens; BORDER begins another text."""
         if not tokens:
             return
         self._reserve(self.tokens + len(tokens))
         if len(tokens) > len(self._added):
-            _EXTENDED(*self._arrays, np.array(tokens, np.int64), len(tokens))
+            _EXTEND(*self._arrays, np.array(tokens, np.int64), len(tokens))
         else:
             call = self._extended
             if call is None:
-                call = self._extended = _EXTENDED.call(**self._named, tokens=self._added)
+                call = self._extended = _EXTEND.call(**self._named, tokens=self._added)
             self._added[: len(tokens)] = tokens
             call.record.count = len(tokens)
             call()
 
     def _reserve(self, tokens: int) -> None:
-        """Make room: a text of n tokens has at most 2 n states and 3 n edges."""
+        """Make room for a text of so many tokens: n tokens have at most 2 n states and 3 n edges."""
         if 2 * tokens + 1 <= len(self._states) and 3 * tokens <= len(self._edges):
             return
         states, edges, table = self._states, self._edges, self._table
@@ -127,13 +128,14 @@ class SuffixAutomaton:
         if 3 * tokens > len(edges):
             edges = _longer(edges, 3 * tokens)
             table = np.zeros(1 << (2 * len(edges) - 1).bit_length(), np.int32)
-            _FILLED(edges, table, self._marks[EDGES])
-        # together, and no call holds the addresses of those before: whoever is interrupted has all of them, or none
+            _REHASH(edges, table, self._marks[EDGES])
+        # all at once, and no prepared call keeps old addresses: an interrupt finds all of the new arrays in place, or none
         self._extended = self._drafted = None
         self._states, self._edges, self._table = states, edges, table
 
     def draft(self, bounds: Bounds, context: Many[int] | None = None) -> Continuation:
-        """What follows the longest suffixes of `context`, or of the text itself where they stood before."""
+        """Draft what followed earlier occurrences of the longest suffixes of `context`, or of the text itself; NOTHING where
+        there are none."""
         call = self._drafted
         if call is None or bounds.nodes > self._room:
             call = self._prepared(max(bounds.nodes, self._room))
@@ -154,12 +156,12 @@ class SuffixAutomaton:
         return Continuation(tokens, parents, self._held[side, :taken].tolist(), float(self._score[0]), match)
 
     def _prepared(self, nodes: int) -> Call:
-        """The call of a draft of up to so many nodes, and what it fills in."""
+        """A prepared call for drafts of up to so many nodes, with its buffers."""
         self._room = nodes
         self._context, self._found, self._score = np.zeros(LONGEST_MATCH, np.int64), np.zeros(2, np.int64), np.zeros(1)
         self._draft, self._held = np.zeros((2, nodes, 2), np.int64), np.zeros((2, nodes))
         opened, chances = np.empty((_MOST_OPEN, 5), np.int64), np.empty((_MOST_OPEN, 2))
-        self._drafted = _DRAFTED.call(
+        self._drafted = _DRAFT.call(
             **self._named, context=self._context, opened=opened, chances=chances, draft=self._draft, held=self._held,
             found=self._found, score=self._score,
         )  # fmt: skip
@@ -175,11 +177,12 @@ class SuffixAutomaton:
 
     @property
     def held_bytes(self) -> int:
+        """Size of the arrays in bytes."""
         return self._states.nbytes + self._edges.nbytes + self._table.nbytes + self._marks.nbytes
 
 
 def _longer(rows: Any, needed: int) -> Any:
-    # a prompt is added at once, and then token by token: with room for itself alone all of it would be copied behind the first
+    # a prompt is appended at once, then single tokens: without spare room the first of them would copy everything
     longer = np.zeros((max(needed + needed // 4, 2 * len(rows)), rows.shape[1]), rows.dtype)
     longer[: len(rows)] = rows
     return longer

@@ -1,7 +1,7 @@
-"""Lookups: compiled functions of arrays and numbers, and how Python calls them.
+"""Compiled call: compiled functions that take numpy arrays and numbers, and the calling convention for them.
 
-What one is called with stands in a record: of an array its address and its shape. A record may be kept, so that a call that comes
-with every step sets only what has changed.
+The arguments of a call are laid out in a record, an array as its address and its shape. A record may be kept, so that a call that
+is made in every step sets only what has changed.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ _KINDS = {"int64": ctypes.c_int64, "float64": ctypes.c_double}
 _RETURNED = "returned"
 
 
-class Lookup(Kernel):
-    """A compiled function of arrays and numbers that returns a whole number, or nothing, for which 0 stands.
+class CompiledFunction(Kernel):
+    """A compiled function of arrays and numbers that returns an integer; 0 where its definition returns nothing.
 
-    arguments: by name "int64" or "float64", or an array that lies in memory row by row, as "int32[:]" or "float64[:,:]". Arrays
-    are checked; what is done to them is the definition's own business: no place in one is.
+    arguments: name -> type: "int64", "float64", or a C-contiguous array as "int32[:]" or "float64[:,:]". The dtype and shape of
+    arrays are checked when they are given, indices into them never.
     """
 
     def __init__(self, name: str, **arguments: str) -> None:
@@ -33,23 +33,23 @@ class Lookup(Kernel):
             for name, kind in arguments.items()
             if axes(kind)
         }
-        """Of arguments that are arrays, what they hold and the fields of their shape: every new text asks for them."""
+        """Array argument -> its dtype and the record's fields of its shape."""
 
     @property
-    def told(self) -> dict[str, Any]:
-        return super().told | {"arguments": self.arguments}
+    def description(self) -> dict[str, Any]:
+        return super().description | {"arguments": self.arguments}
 
     def __call__(self, *values: Any) -> int:
-        """Call it once. values: in the order of the arguments."""
+        """Call it once. values: in the order of `arguments`."""
         return self.call(**dict(zip(self.arguments, values, strict=True)))()
 
     def call(self, **values: Any) -> Call:
-        """A call whose arguments are kept. values: those that are known already."""
+        """A prepared call, whose arguments are kept. values: those that are known already."""
         return Call(self, values)
 
     @cached_property
     def record(self) -> type[ctypes.Structure]:
-        """What a call's arguments are laid out as, every field of 8 bytes: what is returned, and the arguments."""
+        """Layout of a call in fields of 8 bytes: the returned value, then the arguments."""
         fields: list[tuple[str, Any]] = [(_RETURNED, ctypes.c_int64)]
         for name, kind in self.arguments.items():
             fields.append((name, _KINDS.get(kind, ctypes.c_int64)))
@@ -59,31 +59,33 @@ class Lookup(Kernel):
 
     @cached_property
     def function(self) -> Any:
-        """int32(address of a record), 0 if all went well. Other threads run while it does."""
+        """int32(address of a record): 0 for success. Other Python threads run meanwhile."""
         return ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_int64)(self.address)
 
 
 class Call:
-    """Arguments of a lookup. Numbers are fields of `record`, to be set in place. Arrays are kept alive until others are given."""
+    """A prepared call of a CompiledFunction. Numbers are fields of `record`, to be set in place. Arrays are kept alive until
+    replaced."""
 
-    def __init__(self, lookup: Lookup, values: dict[str, Any]) -> None:
-        self._lookup, self._function = lookup, lookup.function
-        self.record: Any = lookup.record()
+    def __init__(self, compiled: CompiledFunction, values: dict[str, Any]) -> None:
+        self._compiled, self._function = compiled, compiled.function
+        self.record: Any = compiled.record()
         self._address = ctypes.addressof(self.record)
         self._arrays: dict[str, np.ndarray] = {}
         self.give(**values)
 
     def give(self, **values: Any) -> None:
-        """Set arguments. Raises TypeError where an array is not of the kind that was compiled for."""
+        """Set arguments. Raises TypeError for an array of another dtype, number of axes or memory layout than was compiled
+        for."""
         for name, value in values.items():
-            kind = self._lookup.arguments[name]
+            kind = self._compiled.arguments[name]
             if kind in _KINDS:
                 setattr(self.record, name, value)
                 continue
-            dtype, sizes = self._lookup.arrays[name]
+            dtype, sizes = self._compiled.arrays[name]
             if value.dtype != dtype or value.ndim != len(sizes) or not value.flags.c_contiguous:
                 raise TypeError(
-                    f"{self._lookup.name} takes for '{name}' {kind} in rows, not {value.dtype} of shape {value.shape}"
+                    f"{self._compiled.name} takes for '{name}' {kind} in rows, not {value.dtype} of shape {value.shape}"
                 )
             self._arrays[name] = value
             setattr(self.record, name, value.ctypes.data)
@@ -91,21 +93,21 @@ class Call:
                 setattr(self.record, field, size)
 
     def again(self, **values: Any) -> Call:
-        """Another call with the same arguments but for these: it takes long to ask an array for its address."""
+        """A copy of this call with some arguments replaced: reading the addresses of all arrays again would take long."""
         other: Call = object.__new__(Call)
-        other._lookup, other._function, other._arrays = self._lookup, self._function, dict(self._arrays)
+        other._compiled, other._function, other._arrays = self._compiled, self._function, dict(self._arrays)
         other.record = type(self.record).from_buffer_copy(self.record)
         other._address = ctypes.addressof(other.record)
         other.give(**values)
         return other
 
     def __call__(self) -> int:
-        """What is returned. Raises RuntimeError where the definition raises anything."""
+        """Run it and return its value. Raises RuntimeError where the definition raises anything."""
         if self._function(self._address):
-            raise RuntimeError(f"{self._lookup.name} failed")
+            raise RuntimeError(f"{self._compiled.name} failed")
         return self.record.returned
 
 
 def axes(kind: str) -> int:
-    """Of an argument: 0 for a number."""
+    """Number of axes of an argument of this type, 0 for a number."""
     return kind.count(":")

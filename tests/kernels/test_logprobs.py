@@ -1,13 +1,13 @@
-"""Tellings: compiled code tells of a token what numpy tells."""
+"""Log-probabilities of tokens: compiled code finds what numpy finds."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from paceline.kernels.choices import tellings
-from paceline.kernels.choices.tellings import told
-from paceline.logprobs import told as told_by_numpy
+from paceline.kernels.choices import logprobs
+from paceline.kernels.choices.logprobs import token_logprobs
+from paceline.logprobs import token_logprobs as numpy_token_logprobs
 
 
 def rows_of(count: int, size: int, spread: float, seed: int = 0) -> np.ndarray:
@@ -24,8 +24,8 @@ def test_it_tells_what_numpy_tells(size: int, spread: float, count: int) -> None
     # of equal ones numpy keeps any, compiled code the first
     rows[4] = np.round(rows[4]) + 0.0
     tokens = np.random.default_rng(1).integers(0, size, 21).tolist()
-    for at, (row, token, found) in enumerate(zip(rows, tokens, told(rows, tokens, count), strict=True)):
-        wanted = told_by_numpy(row, token, count)
+    for at, (row, token, found) in enumerate(zip(rows, tokens, token_logprobs(rows, tokens, count), strict=True)):
+        wanted = numpy_token_logprobs(row, token, count)
         assert (found.token, found.rank) == (token, wanted.rank)
         expected = np.argsort(-row, kind="stable")[:count].tolist() if at == 4 else [one for one, _ in wanted.top]
         assert [one for one, _ in found.top] == expected
@@ -35,7 +35,7 @@ def test_it_tells_what_numpy_tells(size: int, spread: float, count: int) -> None
 
 def test_a_row_tells_the_same_whatever_stands_beside_it() -> None:
     rows = rows_of(40, 500, 3.0)
-    assert told(rows, [7] * 40, 5) == [one for row in rows for one in told(row[None], [7], 5)]
+    assert token_logprobs(rows, [7] * 40, 5) == [one for row in rows for one in token_logprobs(row[None], [7], 5)]
 
 
 @pytest.mark.parametrize("odd", [np.nan, np.inf])
@@ -43,12 +43,14 @@ def test_what_is_no_number_is_left_to_numpy(odd: float) -> None:
     rows = rows_of(2, 30, 1.0)
     rows[0, 4] = odd
     with np.errstate(invalid="ignore"):
-        found, expected = told(rows, [3, 3], 2), told_by_numpy(rows[0], 3, 2)
+        found, expected = token_logprobs(rows, [3, 3], 2), numpy_token_logprobs(rows[0], 3, 2)
     assert repr(found[0]) == repr(expected)
     assert np.isfinite(found[1].logprob)
 
 
 def test_without_compiled_code_numpy_tells(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tellings, "available", lambda *kernels: False)
+    monkeypatch.setattr(logprobs, "available", lambda *kernels: False)
     rows = rows_of(3, 30, 1.0)
-    assert told(rows, [1, 2, 3], 4) == [told_by_numpy(row, token, 4) for row, token in zip(rows, [1, 2, 3], strict=True)]
+    assert token_logprobs(rows, [1, 2, 3], 4) == [
+        numpy_token_logprobs(row, token, 4) for row, token in zip(rows, [1, 2, 3], strict=True)
+    ]

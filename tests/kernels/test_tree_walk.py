@@ -1,4 +1,4 @@
-"""Walks: compiled code chooses along trees what `sampling.choose` chooses, or says that it is in doubt."""
+"""Tree walk: compiled code chooses along trees what `sampling.choose` chooses, or says that it is in doubt."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import torch
 from hypothesis import given, settings, strategies as st
 
 from paceline import noise
-from paceline.kernels.choices import walks
-from paceline.kernels.choices.walks import chosen, is_compiled, walked
+from paceline.kernels.choices import tree_walk
+from paceline.kernels.choices.tree_walk import chosen, is_compiled, walked
 from paceline.kernels.native.layout import MOST_KEPT
 from paceline.params import SamplingParams
 from paceline.sampling import Context, LogitsError, choose
@@ -157,7 +157,7 @@ def test_who_is_in_doubt_goes_the_long_way(seed: int, monkeypatch: pytest.Monkey
 def test_without_compiled_code_the_long_way_tells(monkeypatch: pytest.MonkeyPatch) -> None:
     sequences, trees, logits = forest(6, 50, 2)
     expected = follow_choices(sequences, trees, logits)
-    monkeypatch.setattr(walks, "available", lambda *kernels: False)
+    monkeypatch.setattr(tree_walk, "available", lambda *kernels: False)
     assert follow_choices(sequences, trees, logits) == expected
 
 
@@ -198,7 +198,7 @@ def test_single_rows_are_chosen_from_as_the_long_way_does(
     temperature: float, refused: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if refused:
-        monkeypatch.setattr(walks, "available", lambda *kernels: False)
+        monkeypatch.setattr(tree_walk, "available", lambda *kernels: False)
     rows = torch.randn(5, 200, generator=torch.Generator().manual_seed(3)) * 3
     # what penalties meet in a context is what would else be chosen
     rows[:, :5] += torch.tensor([14.0, 12.0, 11.0, 10.0, 9.0])

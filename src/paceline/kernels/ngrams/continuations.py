@@ -1,21 +1,21 @@
-"""Votes: which places of a text say what its end is followed by, and the tree of what they make likely; looked up in one call.
+"""Continuations: what followed earlier occurrences of a text's last tokens, as a draft tree, in one compiled call.
 
-What a vote weighs, and when a draft ends, is said in `drafters/ngram.py`.
+How votes are weighted, and where a draft ends, is described in `drafters/ngram.py`.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from paceline.kernels.lookups import Lookup
-from paceline.kernels.ngrams.occurrences import INDEX, KERNELS as TABLE_KERNELS, Occurrences
+from paceline.kernels.compiled_call import CompiledFunction
+from paceline.kernels.ngrams.index import INDEX, KERNELS as INDEX_KERNELS, NgramIndex
 
 LOOKED_AT = 6
-"""Places that vote, and places looked at per match length: bounds the work on a text that says one thing over and over."""
+"""Occurrences that vote, and occurrences looked at per match length: bounds the work on repetitive text."""
 _VOTES = LOOKED_AT + 1
 _MOST_LENGTHS = 32
-_CONTINUED = Lookup(
-    "ngrams.voting.continued",
+_DRAFT = CompiledFunction(
+    "ngrams.continuations_kernel.draft_tree",
     **INDEX,
     **dict.fromkeys(("known", "size", "nodes", "depth"), "int64"),
     floor="float64",
@@ -30,19 +30,19 @@ _CONTINUED = Lookup(
     **dict.fromkeys(("tokens", "masks"), "int64[:]"),
     sums="float64[:]",
 )
-KERNELS = (_CONTINUED, *TABLE_KERNELS)
+KERNELS = (_DRAFT, *INDEX_KERNELS)
 
 
-class LookUp:
-    """nodes: of the largest tree, besides the root.
+class ContinuationLookup:
+    """Drafts trees of up to `nodes` nodes besides the root.
 
-    What is written to is kept, and all is one call: on a small model a look-up in vain takes as long as a row saves.
+    Buffers are kept and everything is one call: on a small model, a lookup in vain takes as long as a row saves.
     """
 
     def __init__(self, nodes: int) -> None:
         most = (nodes + 1) * _VOTES
         self._draft, self._held = np.empty((nodes + 1, 2), np.int64), np.empty(nodes + 1)
-        self._call = _CONTINUED.call(
+        self._call = _DRAFT.call(
             draft=self._draft,
             held=self._held,
             seen=np.empty((_MOST_LENGTHS * LOOKED_AT, 2), np.int64),
@@ -55,12 +55,12 @@ class LookUp:
         )
 
     def __call__(
-        self, text: Occurrences, tokens: list[int], nodes: int, depth: int, floor: float, paths: int
+        self, text: NgramIndex, tokens: list[int], nodes: int, depth: int, floor: float, paths: int
     ) -> tuple[list[int], list[int], list[float]] | None:
-        """What may follow a text, which is taken in as far as it is new: tokens, parents and confidences of a tree's nodes, its
-        root, the last token, first; None for nothing.
+        """Index what is new of a text and draft what may follow it: token ids, parents and confidences of a tree's nodes, the
+        root, which is the last token of the text, first. None where nothing is found.
 
-        nodes, depth, paths: at most so many, besides the root. floor: nothing behind a token that is less likely.
+        nodes, depth, paths: at most so many, the root not counted. floor: nodes with a lower confidence get no children.
         """
         known, size = text.written(tokens), len(tokens)
         call = text.calls.get(self)

@@ -1,4 +1,4 @@
-"""Reading: plain loads of eight streams of memory, exclusive or; nothing reads a machine's memory faster."""
+"""Kernel for `bench/reading`: memory bandwidth, by plain loads of eight streams and exclusive or; nothing reads memory faster."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _STREAMS, _BYTES = 8, 8
 
 
 def read(thread, address):
-    """One thread's part. address: of a READING record."""
+    """One thread's part of the measurement. address: of a READING record (`layout`)."""
     record = carray(pointer(address), 1, READING)
     words = record[0].words
     memory = carray(pointer(record[0].memory + thread * _BYTES * _STREAMS * words), _STREAMS * words, np.int64)

@@ -1,4 +1,4 @@
-"""Walks: down the trees of a step as far as the target's own choices lead, in one call; and what it chooses at single rows."""
+"""Tree walk: verifies the draft trees of a step by the target's own choices, in one compiled call; and chooses at single rows."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from paceline.sampling import Context, choose, shaped
 from paceline.sequence import Sequence
 from paceline.tree import DraftTree
 
-FOLLOWED = Kernel("choices.walking.followed", words=7)
+WALK_TREES = Kernel("choices.tree_walk_kernel.walk_trees", words=7)
 Walk = tuple[tuple[int, ...], tuple[int, ...]]
-"""The nodes that are accepted, and the tokens chosen: at the root, and at each of them."""
+"""Accepted nodes, from the root down; and the tokens chosen at the root and at each of them, one more than nodes."""
 _ROOT, _NO_PARENT, _NOTHING = (0,), (-1,), -1
 
 
 def is_compiled(sequence: Sequence, logits: torch.Tensor) -> bool:
-    """Whether compiled code can walk for a sequence: where logits lie in memory row by row, and no grammar has a say.
-
-    logits: [N, V].
-    """
+    """Whether compiled code can walk the tree of a sequence: `is_choosable`, and without a grammar. logits: [N, V]."""
     return sequence.params.grammar is None and is_choosable(sequence, logits)
 
 
 def is_choosable(sequence: Sequence, logits: torch.Tensor) -> bool:
-    """The same, with whatever a grammar leaves."""
+    """Whether compiled code can choose tokens for a sequence, at rows in which its grammar, if any, is applied already.
+
+    The logits, [N, V], must be float32 in host memory with contiguous rows, and top-k at most MOST_KEPT or without effect.
+    """
     params = sequence.params
     return (
         logits.is_cpu
@@ -42,31 +42,31 @@ def is_choosable(sequence: Sequence, logits: torch.Tensor) -> bool:
 
 
 def walked(sequences: Many[Sequence], trees: Many[DraftTree], logits: Many[torch.Tensor]) -> list[Walk | None]:
-    """One walk per sequence; None where the long way must tell: what is not `is_compiled`, and where compiled code is in doubt or
-    finds no number, or where there is none.
+    """One walk per sequence. None where the caller must choose in another way: where `is_compiled` is false, a choice is too
+    close for compiled code to be sure of, a row holds NaN, or no kernel can be compiled.
 
-    logits: per sequence [N, V], those of its tree's candidates first.
+    logits: per sequence float32 [N, V], the rows of its tree's candidates first.
     """
-    told, begins = _Told(), list[int | None]()
+    inputs, begins = _WalkInputs(), list[int | None]()
     for sequence, tree, rows in zip(sequences, trees, logits, strict=True):
         if not is_compiled(sequence, rows):
             begins.append(None)
             continue
         count = tree.candidates
-        begins.append(told.add(sequence, len(sequence.tokens), rows, tree.tokens[:count], tree.parents[:count]))
-    chosen, accepted = told.followed()
+        begins.append(inputs.add(sequence, len(sequence.tokens), rows, tree.tokens[:count], tree.parents[:count]))
+    chosen, accepted = inputs.run()
     return [None if begin is None else _walk(chosen, accepted, begin) for begin in begins]
 
 
 def chosen(logits: torch.Tensor, contexts: Many[Context]) -> list[int]:
-    """As `sampling.choose`, which is asked where compiled code does not choose."""
-    told, roots, rows = _Told(), range(len(contexts)), list[torch.Tensor]()
+    """One token per row, as `sampling.choose`, which is called where compiled code does not choose. logits: [N, V]."""
+    inputs, roots, rows = _WalkInputs(), range(len(contexts)), list[torch.Tensor]()
     own = [at for at in roots if is_choosable(contexts[at].sequence, logits)]
     for at in own:
-        # a context's ancestors are no walk of this call's, so compiled code does not know them
+        # a context's ancestors are not part of this call's trees, so compiled code does not know them
         rows.append(shaped(logits[at], contexts[at])[None])
-        told.add(contexts[at].sequence, contexts[at].position, rows[-1], _ROOT, _NO_PARENT, shapes=False)
-    tokens = dict(zip(own, told.followed()[0], strict=True))
+        inputs.add(contexts[at].sequence, contexts[at].position, rows[-1], _ROOT, _NO_PARENT, shapes=False)
+    tokens = dict(zip(own, inputs.run()[0], strict=True))
     left = [at for at in roots if tokens.get(at, _NOTHING) < 0]
     if len(left) == len(contexts):
         return choose(logits, contexts)
@@ -75,8 +75,8 @@ def chosen(logits: torch.Tensor, contexts: Many[Context]) -> list[int]:
     return [tokens[at] for at in roots]
 
 
-class _Told:
-    """What compiled code is told: a tree for each of several sequences."""
+class _WalkInputs:
+    """The arguments of `walk_trees`: a tree for each of several sequences."""
 
     def __init__(self) -> None:
         self._sequences, self._numbers = list[int](), list[float]()
@@ -94,8 +94,11 @@ class _Told:
         *,
         shapes: bool = True,
     ) -> int:
-        """Where the tree's nodes begin. position: of what its root chooses. rows: float32 [N, V], kept by the caller. shapes:
-        whether they are still to be shaped."""
+        """Add a tree. Returns the index of its root among the nodes of all trees.
+
+        position: of the token that is chosen at the root. rows: float32 [N, V], kept alive by the caller. shapes: whether biases
+        and penalties are still to be applied to them.
+        """
         params, begin = sequence.params, len(self._tokens)
         self._tokens += tokens
         self._parents += parents
@@ -114,25 +117,25 @@ class _Told:
         self._copied = max(self._copied, vocabulary)
         return self._shapes[-1].buffer_info()[0]
 
-    def followed(self) -> tuple[array[int], array[int]]:
-        """Per node, in the order of each walk: the token that was chosen, and the node that was accepted with it. Where no code
-        can be had nothing is chosen."""
+    def run(self) -> tuple[array[int], array[int]]:
+        """Walk all trees. Returns int64 [size] twice, in the order of each walk from its root on: the tokens chosen, and the
+        nodes accepted with them, 0 where a walk ends. Where there is no compiled code, all tokens are -1."""
         size = len(self._tokens)
-        if not size or not available(FOLLOWED):
+        if not size or not available(WALK_TREES):
             return array("q", [_NOTHING]) * size, array("q", [0]) * size
         nodes = array("q", self._tokens + 3 * self._parents)
         arrays = array("q", self._sequences), array("d", self._numbers), nodes, array("i", bytes(4 * self._held))
         sequences_at, numbers_at, nodes_at, held_at = [one.buffer_info()[0] for one in arrays]
         copy = torch.empty(self._copied, dtype=torch.float32)
-        # what is called with is each call's own, for several threads may walk at a time
-        FOLLOWED.function(
+        # all arguments belong to this call, as several threads may walk at a time
+        WALK_TREES.function(
             len(self._numbers) // NUMBERS, sequences_at, numbers_at, size, nodes_at, held_at, copy.data_ptr()
         )  # fmt: skip
         return nodes[CHOSEN * size : (CHOSEN + 1) * size], nodes[ACCEPTED * size :]
 
 
 def _walk(chosen: array[int], accepted: array[int], begin: int) -> Walk | None:
-    """The walk that is noted from a place on."""
+    """The walk whose root is at `begin`; None where a token on it could not be chosen."""
     end = begin
     while accepted[end]:
         end += 1

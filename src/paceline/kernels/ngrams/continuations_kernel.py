@@ -1,6 +1,7 @@
-"""Votes: which places of a text say what its end is followed by, and the tree of what they make likely.
+"""Numba definitions for `continuations`: earlier occurrences of a text's last tokens vote on the next ones, which become a draft
+tree.
 
-What a vote weighs, and when a draft ends, is said in `drafters/ngram.py`.
+How votes are weighted, and where a draft ends, is described in `drafters/ngram.py`.
 """
 
 from __future__ import annotations
@@ -10,26 +11,26 @@ from itertools import accumulate
 import numpy as np
 
 from paceline.kernels.native.memory import helper
-from paceline.kernels.ngrams.index import grown, slot_of
-from paceline.kernels.ngrams.occurrences import AGREED, BEFORE, LEADS
-from paceline.kernels.ngrams.votes import LOOKED_AT
+from paceline.kernels.ngrams.continuations import LOOKED_AT
+from paceline.kernels.ngrams.index import AGREED, BEFORE, LEADS
+from paceline.kernels.ngrams.index_kernel import extend, slot_of
 
 _LIKELY = np.array((0.0, 0.3, 0.55, 0.68, 0.75, 0.8, 0.86, 0.88, 0.92, 0.93, 0.94, 0.95, 0.98))
-"""By length of the match, how often the next token was what followed it, measured over texts of the embedded model."""
+"""By match length in tokens, how often the token after the match was the next one, measured on texts of the embedded model."""
 LONGEST = len(_LIKELY) - 1
 _LENGTH_COUNTS = np.array([3.0 ** min(length, 8) for length in range(LONGEST + 1)])
-"""What a vote weighs by the length of its match."""
+"""Weight of a vote by the length of its match."""
 _AGE_COUNTS = np.array([0.85**rank for rank in range(LOOKED_AT)])
-"""What a vote weighs by how many places stand before it."""
+"""Weight of a vote by its rank among the votes."""
 _LEAD_COUNTS = np.array(list(accumulate(_AGE_COUNTS, initial=0.0)))
-"""What the vote of a majority weighs by how many places it leads: as many places that are looked at."""
+"""Weight of the majority's vote by the number of occurrences it leads by: that of as many votes."""
 _WORTH = 0.08
-"""A node is drafted if it comes true, its ancestors included, at least so often; about what a row costs beside a forward."""
+"""Least probability of a node, its ancestors included; about what a row costs relative to a forward pass."""
 
 
 @helper
-def _matched(text, size, end, known):
-    """How many tokens before `end` are the last ones of the text, up to the most that make a difference; `known` of them are."""
+def _match_length(text, size, end, known):
+    """How many tokens before `end` equal the last ones of the text, at most LONGEST. known: how many are known to."""
     length, longest = min(known, LONGEST), min(LONGEST, end)
     while length < longest and text[end - length - 1] == text[size - length - 1]:
         length += 1
@@ -37,12 +38,12 @@ def _matched(text, size, end, known):
 
 
 @helper
-def voted(text, size, lengths, tables, ends, seen, weights, matches, places):
-    """Fill in the votes, how many there are is returned: the places where the longest matches ended, the latest first, then those
-    of shorter ones; at last where most agree.
+def collect_votes(text, size, lengths, tables, ends, seen, weights, matches, places):
+    """Write the votes and return their number: the ends of the longest matches, the latest first, then of shorter ones; and last,
+    where there are many, the end of an occurrence with the majority's next token.
 
-    seen: int64 [lengths * LOOKED_AT, 2], scratch. weights: float64 [votes]. matches, places: int64 [votes], lengths of the
-    matches and where they ended.
+    Index arrays: as in `index.NgramIndex`. seen: int64 [lengths * LOOKED_AT, 2], scratch. weights: float64 [votes]. matches,
+    places: int64 [votes], lengths of the matches and their ends.
     """
     count, agreed, lead, agreed_length = 0, 0, 0, 0
     for row in range(len(lengths) - 1, -1, -1):
@@ -57,7 +58,7 @@ def voted(text, size, lengths, tables, ends, seen, weights, matches, places):
             for other in range(count):
                 known = known or seen[other, 1] == end
             if not known:
-                seen[count, 0], seen[count, 1] = _matched(text, size, end, n), end
+                seen[count, 0], seen[count, 1] = _match_length(text, size, end, n), end
                 count += 1
             end = ends[row, BEFORE, end]
         if looked_at == LOOKED_AT:
@@ -81,18 +82,19 @@ def voted(text, size, lengths, tables, ends, seen, weights, matches, places):
 
 
 @helper
-def _drafted(
+def _grow_tree(
     text, size, lengths, tables, ends, nodes, depth, floor, paths, draft, held, seen, weights, matches, places, leaf, waiting,
     chances, tokens, masks, sums,
 ):  # fmt: skip
-    """Fill `draft` with what the votes make likely, the likeliest node first; how many nodes.
+    """Write the draft tree, best first, and return its number of nodes, the root included.
 
-    draft: int64 [nodes + 1, 2], token and parent, the root at 0. held: float64 [nodes + 1], how likely each holds once its parent
-    does. leaf: int64 [nodes + 1], whether nothing was drafted behind a node. waiting, chances: int64 [most, 4] and float64
-    [most, 2], tokens that wait: parent, depth, token, which votes say so; the chance of the path, and that of the token.
-    tokens, masks, sums: [votes], what several votes say of one node.
+    nodes, depth, paths: at most so many nodes, levels and leaves. floor: nodes with a lower confidence get no children. draft:
+    int64 [nodes + 1, 2], token and parent, the root at 0. held: float64 [nodes + 1], confidence of a node given its parent.
+    Scratch: leaf: int64 [nodes + 1], whether a node has no children; waiting: int64 [most, 4], candidates as parent, depth,
+    token, bit mask of votes; chances: float64 [most, 2], probability of a candidate's path and of its token; tokens, masks: int64
+    [votes] and sums: float64 [votes], candidates at one node.
     """
-    votes = voted(text, size, lengths, tables, ends, seen, weights, matches, places)
+    votes = collect_votes(text, size, lengths, tables, ends, seen, weights, matches, places)
     draft[0, 0], draft[0, 1], held[0] = text[size - 1], -1, 1.0
     if not votes:
         return 1
@@ -101,7 +103,7 @@ def _drafted(
     taken, left, node, level, chance, said = 1, 0, 0, 0, 1.0, (1 << votes) - 1
     while True:
         if level < depth and held[node] >= floor:
-            # read on behind the end of the text as if it repeated itself from the place on
+            # behind the end of the text, go on as if it repeated itself from the match on
             split, total, first = 0, 0.0, -1
             for vote in range(votes):
                 if not said >> vote & 1:
@@ -124,7 +126,7 @@ def _drafted(
                     waiting[left, 2], waiting[left, 3] = tokens[one], masks[one]
                     chances[left, 0], chances[left, 1] = chance * confidence, confidence
                     left += 1
-        # the likeliest that may still be added, the first of equal ones; what cannot be any more is dropped when it is met
+        # the likeliest candidate that may still be added, the first of equals; others are dropped when they are met
         best_at = -1
         while left:
             best_at = 0
@@ -133,13 +135,13 @@ def _drafted(
                     best_at = one
             if paths > 1 or leaf[waiting[best_at, 0]]:
                 break
-            left = _dropped(waiting, chances, best_at, left)
+            left = _remove(waiting, chances, best_at, left)
             best_at = -1
         if best_at < 0 or taken > nodes:
             return taken
         parent, level, token, said = waiting[best_at, 0], waiting[best_at, 1], waiting[best_at, 2], waiting[best_at, 3]
         chance, held[taken] = chances[best_at, 0], chances[best_at, 1]
-        left = _dropped(waiting, chances, best_at, left)
+        left = _remove(waiting, chances, best_at, left)
         paths -= 1 - leaf[parent]
         leaf[parent], node = 0, taken
         draft[taken, 0], draft[taken, 1] = token, parent
@@ -147,8 +149,8 @@ def _drafted(
 
 
 @helper
-def _dropped(waiting, chances, place, left):
-    """Take one out, and leave the others in order; how many are left."""
+def _remove(waiting, chances, place, left):
+    """Remove one candidate and keep the order of the others. Returns how many are left."""
     for one in range(place, left - 1):
         for column in range(4):
             waiting[one, column] = waiting[one + 1, column]
@@ -156,13 +158,14 @@ def _dropped(waiting, chances, place, left):
     return left - 1
 
 
-def continued(
+def draft_tree(
     text, lengths, tables, ends, counts, known, size, nodes, depth, floor, paths, draft, held, seen, weights, matches, places,
     leaf, waiting, chances, tokens, masks, sums,
 ):  # fmt: skip
-    """As `_drafted`, once the tokens behind `known` are taken in."""
-    grown(text, lengths, tables, ends, counts, known, size)
-    return _drafted(
+    """Index the tokens behind `known`, and then draft. Returns the number of nodes, the root included; arguments: as in
+    `_grow_tree`."""
+    extend(text, lengths, tables, ends, counts, known, size)
+    return _grow_tree(
         text, size, lengths, tables, ends, nodes, depth, floor, paths, draft, held, seen, weights, matches, places, leaf,
         waiting, chances, tokens, masks, sums,
     )  # fmt: skip

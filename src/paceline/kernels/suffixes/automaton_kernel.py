@@ -1,4 +1,4 @@
-"""States: the suffix automaton of `automaton`, grown by a token, walked along, and read as what follows a match.
+"""Numba definitions for `automaton`: extend the suffix automaton of a text, match against it, and draft what follows a match.
 
 Source: Blumer et al., The smallest automaton recognizing the subwords of a text (1985); occurrence counts for drafting: Oliaro
 et al., SuffixDecoding (arXiv:2411.04975), section 3.
@@ -12,11 +12,11 @@ from paceline.kernels.native.memory import helper
 from paceline.kernels.suffixes.automaton import BORDER, EDGES, LONGEST_MATCH, STATES
 
 COUNTED = 64
-"""Longest strings whose occurrences are counted."""
+"""Longest substrings, in tokens, whose occurrences are counted."""
 _DOUBT = 1.0
-"""Continuations never seen that count beside those seen behind a match of one token; of a longer one in proportion fewer."""
+"""Pseudo-count of unseen continuations behind a match of one token; inversely proportional to the length of longer ones."""
 
-# columns of states, of edges, and places of `marks` beside STATES and EDGES
+# columns of states and of edges, and indices of `marks` besides STATES and EDGES
 _LENGTH, _LINK, _COUNT, _FIRST = 0, 1, 2, 3
 _SOURCE, _TOKEN, _TARGET, _NEXT = 0, 1, 2, 3
 _LAST, _ACTIVE, _ACTIVE_LENGTH = 2, 3, 4
@@ -24,7 +24,7 @@ _LAST, _ACTIVE, _ACTIVE_LENGTH = 2, 3, 4
 
 @helper
 def _slot(edges, table, state, token):
-    """Where in the table the edge of a state with a token is, or would go."""
+    """Hash slot of the edge from a state with a token: its own, or the empty one where it would go."""
     mask = len(table) - 1
     mixed = np.uint64(state) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(token + 1) * np.uint64(0xC2B2AE3D27D4EB4F)
     slot = np.int64((mixed ^ (mixed >> np.uint64(29))) & np.uint64(mask))
@@ -37,13 +37,14 @@ def _slot(edges, table, state, token):
 
 
 @helper
-def _edge(edges, table, state, token):
-    """The edge, or -1."""
+def _find_edge(edges, table, state, token):
+    """Index of the edge from a state with a token, or -1."""
     return table[_slot(edges, table, state, token)] - 1
 
 
 @helper
 def _connect(states, edges, table, marks, state, token, target):
+    """Add an edge."""
     slot = _slot(edges, table, state, token)
     edge = marks[EDGES]
     marks[EDGES] = edge + 1
@@ -54,7 +55,8 @@ def _connect(states, edges, table, marks, state, token, target):
 
 
 @helper
-def _state(states, marks, length, link, count):
+def _new_state(states, marks, length, link, count):
+    """Add a state and return its index. length: of its longest string. link: its suffix link. count: its occurrences."""
     state = marks[STATES]
     marks[STATES] = state + 1
     states[state, _LENGTH], states[state, _LINK], states[state, _COUNT], states[state, _FIRST] = length, link, count, -1
@@ -62,8 +64,8 @@ def _state(states, marks, length, link, count):
 
 
 @helper
-def _within(states, state, length):
-    """The state of the suffix of so many tokens of a state's strings."""
+def _suffix_state(states, state, length):
+    """The state of the suffix of `length` tokens of the strings of `state`."""
     while state and states[states[state, _LINK], _LENGTH] >= length:
         state = states[state, _LINK]
     return state
@@ -71,12 +73,12 @@ def _within(states, state, length):
 
 @helper
 def _append(states, edges, table, marks, token):
-    """Blumer's online construction, and the counts."""
+    """Add one token to the text: Blumer's online construction, and occurrence counts of substrings up to COUNTED tokens."""
     last = marks[_LAST]
-    new = _state(states, marks, states[last, _LENGTH] + 1, 0, 0)
+    new = _new_state(states, marks, states[last, _LENGTH] + 1, 0, 0)
     state, edge = last, np.int64(-1)
     while state >= 0:
-        edge = _edge(edges, table, state, token)
+        edge = _find_edge(edges, table, state, token)
         if edge >= 0:
             break
         _connect(states, edges, table, marks, state, token, new)
@@ -87,68 +89,70 @@ def _append(states, edges, table, marks, token):
         if states[old, _LENGTH] == length:
             states[new, _LINK] = old
         else:
-            copy = _state(states, marks, length, states[old, _LINK], states[old, _COUNT])
+            copy = _new_state(states, marks, length, states[old, _LINK], states[old, _COUNT])
             out = states[old, _FIRST]
             while out >= 0:
                 _connect(states, edges, table, marks, copy, edges[out, _TOKEN], edges[out, _TARGET])
                 out = edges[out, _NEXT]
             while state >= 0:
-                edge = _edge(edges, table, state, token)
+                edge = _find_edge(edges, table, state, token)
                 if edge < 0 or edges[edge, _TARGET] != old:
                     break
                 edges[edge, _TARGET] = copy
                 state = states[state, _LINK]
             states[old, _LINK] = states[new, _LINK] = copy
     marks[_LAST] = new
-    active = _within(states, marks[_ACTIVE], marks[_ACTIVE_LENGTH])
-    active = edges[_edge(edges, table, active, token), _TARGET]
+    active = _suffix_state(states, marks[_ACTIVE], marks[_ACTIVE_LENGTH])
+    active = edges[_find_edge(edges, table, active, token), _TARGET]
     length = min(marks[_ACTIVE_LENGTH] + 1, COUNTED)
-    active = _within(states, active, length)
+    active = _suffix_state(states, active, length)
     marks[_ACTIVE], marks[_ACTIVE_LENGTH] = active, length
     while active:
         states[active, _COUNT] += 1
         active = states[active, _LINK]
 
 
-def extended(states, edges, table, marks, tokens, count):
-    """Add the first `count` of these tokens to the end of the text. tokens: int64 [most]."""
+def extend(states, edges, table, marks, tokens, count):
+    """Append the first `count` of these tokens to the text. tokens: int64 [at least count]."""
     for place in range(count):
         _append(states, edges, table, marks, tokens[place])
 
 
-def filled(edges, table, count):
-    """Enter all edges into an empty table."""
+def rehash(edges, table, count):
+    """Fill an empty hash table with the first `count` edges."""
     for edge in range(count):
         table[_slot(edges, table, edges[edge, _SOURCE], edges[edge, _TOKEN])] = edge + 1
 
 
 @helper
-def _matched(states, edges, table, tokens, count):
-    """The state and length of the longest suffix of `count` tokens in the text, at most LONGEST_MATCH tokens."""
+def _match(states, edges, table, tokens, count):
+    """State and length of the longest suffix of the first `count` tokens that occurs in the text, at most LONGEST_MATCH tokens
+    long."""
     state, length = np.int64(0), np.int64(0)
     for place in range(count):
         token = tokens[place]
-        edge = _edge(edges, table, state, token)
+        edge = _find_edge(edges, table, state, token)
         while edge < 0 and state:
             state = np.int64(states[state, _LINK])
             length = np.int64(states[state, _LENGTH])
-            edge = _edge(edges, table, state, token)
+            edge = _find_edge(edges, table, state, token)
         if edge >= 0:
             length = min(length + 1, LONGEST_MATCH)
-            state = np.int64(_within(states, edges[edge, _TARGET], length))
+            state = np.int64(_suffix_state(states, edges[edge, _TARGET], length))
     return state, length
 
 
 @helper
-def _ended(states, marks):
-    """The same for the text's own end."""
+def _match_own_end(states, marks):
+    """State and length of the longest suffix of the text itself that occurred before, at most LONGEST_MATCH tokens long."""
     length = min(marks[_ACTIVE_LENGTH], LONGEST_MATCH)
-    return np.int64(_within(states, marks[_ACTIVE], length)), np.int64(length)
+    return np.int64(_suffix_state(states, marks[_ACTIVE], length)), np.int64(length)
 
 
 @helper
-def _followed(states, state, length):
-    """The longest suffix that something follows: what a text ends with may stand nowhere else."""
+def _with_continuation(states, state, length):
+    """State and length of the longest suffix of a match that is followed by any token: the end of the text may occur nowhere
+    else."""
     while state and states[state, _FIRST] < 0:
         state = np.int64(states[state, _LINK])
         length = np.int64(states[state, _LENGTH])
@@ -156,25 +160,27 @@ def _followed(states, state, length):
 
 
 @helper
-def _grown(states, edges, state, length, nodes, depth, floor, opened, chances, draft, held):
-    """Fill `draft` and `held` with the likeliest continuations of a state; how many, and the sum of their probabilities.
+def _best_first(states, edges, state, length, nodes, depth, floor, opened, chances, draft, held):
+    """Write the likeliest continuations of a match, best first. Returns their number and the sum of their path probabilities.
 
-    Best first: of all tokens that could be added behind what was taken, the one on the likeliest path is next.
-    opened: int64 [most, 5], a token that waits: state, length, token, parent, level. chances: float64 [most, 2]: path, share.
+    state, length: of the match. nodes, depth, floor: at most so many nodes and levels, no path less likely. draft: int64 [nodes,
+    2], token and parent. held: float64 [nodes], probability given the parent. opened: int64 [most, 5], candidates as state,
+    length, token, parent, level; chances: float64 [most, 2], probability of a candidate's path and of its token; both are
+    scratch.
     """
     taken, waiting, score = 0, 0, 0.0
     path, level = 1.0, 0
     while True:
-        state, length = _followed(states, state, length)
+        state, length = _with_continuation(states, state, length)
         if state and level < depth:
             total = _DOUBT / length
             edge = states[state, _FIRST]
             while edge >= 0:
-                total += states[_within(states, edges[edge, _TARGET], length + 1), _COUNT]
+                total += states[_suffix_state(states, edges[edge, _TARGET], length + 1), _COUNT]
                 edge = edges[edge, _NEXT]
             edge = states[state, _FIRST]
             while edge >= 0 and waiting < len(opened):
-                child = _within(states, edges[edge, _TARGET], length + 1)
+                child = _suffix_state(states, edges[edge, _TARGET], length + 1)
                 share = states[child, _COUNT] / total
                 if path * share >= floor and edges[edge, _TOKEN] != BORDER:
                     opened[waiting, 0], opened[waiting, 1], opened[waiting, 2] = child, length + 1, edges[edge, _TOKEN]
@@ -199,29 +205,33 @@ def _grown(states, edges, state, length, nodes, depth, floor, opened, chances, d
         chances[best, 0], chances[best, 1] = chances[waiting, 0], chances[waiting, 1]
 
 
-def drafted(
+def draft_tree(
     states, edges, table, marks, context, count, nodes, depth, factor, offset, floor, opened, chances, draft, held, found, score
 ):
-    """Of all suffixes of a match, the draft with the most expected tokens, the longer match where two are equal; how many nodes.
+    """Of the drafts behind all suffixes of the longest match, write the one with the most expected tokens, of equals the one with
+    the longer match. Returns its number of nodes.
 
-    context: int64 [most], whose first `count` tokens are matched; the text's own end where it is negative. draft: int64
-    [2, nodes, 2], token and parent; held: float64 [2, nodes]. found: int64 [2], the side of both that holds the draft, and the
-    length of its match. score: float64 [1], its expected tokens.
+    context: int64 [most], whose first `count` tokens are matched; a negative count stands for the text's own end. nodes, depth,
+    factor, offset, floor: as in `automaton.Bounds`. draft: int64 [2, nodes, 2], token and parent; held: float64 [2, nodes],
+    probability given the parent; both have two halves to alternate between. found: int64 [2], the half that holds the draft, and
+    the length of its match in tokens. score: float64 [1], its expected tokens.
     """
     if count < 0:
-        state, length = _ended(states, marks)
+        state, length = _match_own_end(states, marks)
     else:
-        state, length = _matched(states, edges, table, context, count)
+        state, length = _match(states, edges, table, context, count)
     side, best = 0, 0
     found[1], score[0] = 0, 0.0
-    state, length = _followed(states, state, length)
+    state, length = _with_continuation(states, state, length)
     while state:
         room = min(nodes, np.int64(factor * length + offset))
-        # shorter matches may draft no more, and no node is worth more than one token
+        # shorter matches may not draft more nodes, and no node is worth more than one token
         if room <= score[0]:
             break
         other = 1 - side
-        taken, expected = _grown(states, edges, state, length, room, depth, floor, opened, chances, draft[other], held[other])
+        taken, expected = _best_first(
+            states, edges, state, length, room, depth, floor, opened, chances, draft[other], held[other]
+        )
         if expected > score[0]:
             side, best = other, taken
             found[1], score[0] = length, expected

@@ -1,4 +1,4 @@
-"""Together: what several threads are worth at once: each multiplies for itself, and all of them meet."""
+"""Kernel for `bench/together`: parallel scaling, as every thread multiplies for itself, and then all meet at barriers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from paceline.kernels.native.vectors import PANEL
 
 
 def together(thread, address):
-    """One thread's part. address: of a TOGETHER record."""
+    """One thread's part of the measurement. address: of a TOGETHER record (`layout`)."""
     one = carray(pointer(address), 1, TOGETHER)[0]
     stride = 4 * one.panels * PANEL
     outputs = one.outputs + thread * one.rows * stride

@@ -1,7 +1,7 @@
-"""Order: the suffixes of `array`, dealt by their first token, sorted where they lie, searched by halving, and counted.
+"""Numba definitions for `array`: build the suffix array of a text, search it for a match, and draft from what follows.
 
 Source: Manber and Myers, Suffix arrays (1993); the sort is Bentley and Sedgewick's multikey quicksort (1997), and Williams'
-heapsort (1964) for what agrees as far as suffixes are compared.
+heapsort (1964) for suffixes that agree in all tokens that are compared.
 """
 
 from __future__ import annotations
@@ -12,20 +12,21 @@ from paceline.kernels.native.memory import helper
 from paceline.kernels.suffixes.array import BORDER, ENOUGH, SORTED_TO
 
 _FEW = 16
-"""Suffixes that are sorted by insertion."""
+"""Up to so many suffixes are sorted by insertion."""
 
 
-def counted(tokens, starts):
-    """Add to starts[token + 1] how often each token of a piece occurs. starts: int64 [V + 1]."""
+def count_tokens(tokens, starts):
+    """Add to starts[token + 1] how often each token occurs in a piece of the text. tokens: int32. starts: int64 [V + 1]."""
     for token in tokens:
         if token != BORDER:
             starts[token + 1] += 1
 
 
-def dealt(tokens, first, places, order):
-    """Write where each suffix of a piece begins to the place of its first token. first: where the piece begins in the text.
+def bucket_suffixes(tokens, first, places, order):
+    """Put the suffixes that begin in a piece of the text into the bucket of their first token, as positions in the text.
 
-    places: int64 [V + 1], where the next suffix of each token goes. order: int32.
+    tokens: int32, the piece. first: its position. places: int64 [V + 1], per token where its next suffix goes, advanced here.
+    order: int32, the suffix array.
     """
     for at in range(len(tokens)):
         token = tokens[at]
@@ -35,8 +36,8 @@ def dealt(tokens, first, places, order):
 
 
 @helper
-def _before(tokens, one, other, depth):
-    """Whether a suffix comes before another that agrees with it in `depth` tokens."""
+def _precedes(tokens, one, other, depth):
+    """Whether suffix `one` sorts before `other`, where the first `depth` tokens of both are the same."""
     while depth < SORTED_TO:
         left, right = tokens[one + depth], tokens[other + depth]
         if left != right:
@@ -47,32 +48,33 @@ def _before(tokens, one, other, depth):
     return one < other
 
 
-def in_order(tokens, order, looked_at):
-    """1 if the suffixes at these places are suffixes, and stand behind those before them, else 0. Looks at no others."""
+def is_sorted(tokens, order, looked_at):
+    """1 if order[place] is a valid suffix that sorts behind order[place - 1] for all places `looked_at`, else 0."""
     for place in looked_at:
         at, before = np.int64(order[place]), np.int64(order[max(place - 1, 0)])
         for suffix in (at, before):
             if suffix < 0 or suffix >= len(tokens) or tokens[suffix] == BORDER:
                 return 0
-        if place and not _before(tokens, before, at, 0):
+        if place and not _precedes(tokens, before, at, 0):
             return 0
     return 1
 
 
 @helper
-def _inserted(tokens, order, low, high, depth):
+def _insertion_sort(tokens, order, low, high, depth):
+    """Sort order[low:high], whose suffixes share `depth` tokens."""
     for at in range(low + 1, high):
         suffix = order[at]
         place = at
-        while place > low and _before(tokens, suffix, order[place - 1], depth):
+        while place > low and _precedes(tokens, suffix, order[place - 1], depth):
             order[place] = order[place - 1]
             place -= 1
         order[place] = suffix
 
 
 @helper
-def _sunk(order, low, place, count):
-    """Let the suffix at low + place sink below all greater ones of a heap of `count`."""
+def _sift_down(order, low, place, count):
+    """Restore the max-heap order[low:low + count] below its element `place`."""
     suffix = order[low + place]
     while 2 * place + 1 < count:
         child = 2 * place + 1
@@ -86,24 +88,26 @@ def _sunk(order, low, place, count):
 
 
 @helper
-def _by_place(order, low, high):
-    """Sort order[low:high] as numbers."""
+def _heap_sort(order, low, high):
+    """Sort order[low:high] by position in the text."""
     count = high - low
     for place in range(count // 2 - 1, -1, -1):
-        _sunk(order, low, place, count)
+        _sift_down(order, low, place, count)
     for last in range(count - 1, 0, -1):
         order[low], order[low + last] = order[low + last], order[low]
-        _sunk(order, low, 0, last)
+        _sift_down(order, low, 0, last)
 
 
 @helper
-def _middle(one, two, three):
+def _median(one, two, three):
+    """The median of three numbers."""
     return max(min(one, two), min(max(one, two), three))
 
 
 @helper
-def _waits(waiting, first, count, low, high, depth):
-    """Note that a part is still to be sorted; of those since `first` the smallest is the last."""
+def _push_range(waiting, first, count, low, high, depth):
+    """Push the range order[low:high] onto the stack, keeping entries from `first` on sorted by size, the smallest on top. Returns
+    the size of the stack."""
     if high - low < 2:
         return count
     place = count
@@ -115,22 +119,24 @@ def _waits(waiting, first, count, low, high, depth):
     return count + 1
 
 
-def sorted_between(tokens, order, low, high, waiting):
-    """Sort order[low:high], whose suffixes share their first token. tokens: int32, ends with a border. order: int32. waiting:
-    int64 [WAITING, 3], scratch."""
-    # the smallest of three parts goes on first, so that what waits stays within twice the logarithm of the suffixes
+def sort_range(tokens, order, low, high, waiting):
+    """Sort order[low:high], whose suffixes share their first token, by multikey quicksort.
+
+    tokens: int32, the text, which ends with BORDER. order: int32. waiting: int64 [WAITING, 3], scratch for the stack of ranges.
+    """
+    # the smallest of three ranges is sorted first, so that the stack stays within twice the logarithm of the suffixes
     waiting[0, 0], waiting[0, 1], waiting[0, 2] = low, high, 1
     count = 1
     while count:
         count -= 1
         low, high, depth = waiting[count, 0], waiting[count, 1], waiting[count, 2]
         if depth == SORTED_TO:
-            _by_place(order, low, high)
+            _heap_sort(order, low, high)
             continue
         if high - low <= _FEW:
-            _inserted(tokens, order, low, high, depth)
+            _insertion_sort(tokens, order, low, high, depth)
             continue
-        pivot = _middle(tokens[order[low] + depth], tokens[order[(low + high) // 2] + depth], tokens[order[high - 1] + depth])
+        pivot = _median(tokens[order[low] + depth], tokens[order[(low + high) // 2] + depth], tokens[order[high - 1] + depth])
         less, at, more = low, low, high
         while at < more:
             token = tokens[order[at] + depth]
@@ -144,14 +150,15 @@ def sorted_between(tokens, order, low, high, waiting):
             else:
                 at += 1
         first = count
-        count = _waits(waiting, first, count, low, less, depth)
-        count = _waits(waiting, first, count, less, more, SORTED_TO if pivot == BORDER else depth + 1)
-        count = _waits(waiting, first, count, more, high, depth)
+        count = _push_range(waiting, first, count, low, less, depth)
+        count = _push_range(waiting, first, count, less, more, SORTED_TO if pivot == BORDER else depth + 1)
+        count = _push_range(waiting, first, count, more, high, depth)
 
 
 @helper
-def _compared(tokens, at, text, start):
-    """-1, 0 or 1: the suffix comes before text[start:], begins with it, or comes after. What points nowhere comes before."""
+def _compare(tokens, at, text, start):
+    """Compare the suffix at `at` with text[start:]: -1 if it sorts before, 0 if it begins with it, 1 if it sorts after. Positions
+    outside the text sort before."""
     if at < 0:
         return -1
     for place in range(start, len(text)):
@@ -164,11 +171,12 @@ def _compared(tokens, at, text, start):
 
 
 @helper
-def _first(tokens, order, text, start, low, high, past):
-    """The first suffix from `low` that does not come before text[start:]; with `past`, that comes after all that begin so."""
+def _lower_bound(tokens, order, text, start, low, high, past):
+    """Binary search in order[low:high] for the first suffix that does not sort before text[start:] (past = 0), or that sorts
+    after all which begin with it (past = 1)."""
     while low < high:
         middle = (low + high) // 2
-        if _compared(tokens, np.int64(order[middle]), text, start) < past:
+        if _compare(tokens, np.int64(order[middle]), text, start) < past:
             low = middle + 1
         else:
             high = middle
@@ -176,33 +184,36 @@ def _first(tokens, order, text, start, low, high, past):
 
 
 @helper
-def _longest(tokens, order, text, shortest, longest, enough):
-    """The longest suffix of `text` with `enough` occurrences: its length, and the first and last but one of them; else 0.
+def _longest_match(tokens, order, text, shortest, longest, enough):
+    """The longest suffix of `text` with at least `enough` occurrences: its length and their range [low, high) in `order`; or
+    zeros.
 
-    Where a suffix of the text occurs its own suffixes do too, and no less often: so lengths are halved as well.
+    A suffix occurs at least as often as any longer one, so the length, from `shortest` to `longest`, is found by binary search
+    too.
     """
     length, low, high = 0, 0, 0
     while shortest <= longest:
         tried = (shortest + longest) // 2
         start = len(text) - tried
-        found = _first(tokens, order, text, start, 0, len(order), 0)
+        found = _lower_bound(tokens, order, text, start, 0, len(order), 0)
         last = found + enough - 1
-        if last < len(order) and _compared(tokens, np.int64(order[last]), text, start) == 0:
+        if last < len(order) and _compare(tokens, np.int64(order[last]), text, start) == 0:
             length, low = tried, found
             shortest = tried + 1
         else:
             longest = tried - 1
     if length:
-        high = _first(tokens, order, text, len(text) - length, low, len(order), 1)
+        high = _lower_bound(tokens, order, text, len(text) - length, low, len(order), 1)
     return length, low, high
 
 
 @helper
-def _counted(tokens, order, low, high, length, hits, weight, depth, end, vocab_size, trie, sums, path, size):
-    """Count what follows up to `hits` of the suffixes from `low` to `high`, evenly chosen; how many nodes the trie has then.
+def _count_continuations(tokens, order, low, high, length, hits, weight, depth, end, vocab_size, trie, sums, path, size):
+    """Add the continuations of up to `hits` evenly spaced occurrences in order[low:high] to a trie. Returns its number of nodes.
 
-    trie: int32 [most, 4], token, parent, first child and next sibling per node; node 0 is the match. sums: float64 [most], how
-    much was counted, `weight` in all. path: int64 [depth + 1], scratch. size: nodes that are there already.
+    length: of the match. weight: total weight of these occurrences. depth: of the trie. end: token that ends a text, or -1. trie:
+    int32 [most, 4], token, parent, first child and next sibling per node; node 0 is the match. sums: float64 [most], weight per
+    node. path: int64 [depth + 1], scratch. size: nodes that are there already.
     """
     for level in range(depth + 1):
         path[level] = 0
@@ -217,7 +228,7 @@ def _counted(tokens, order, low, high, length, hits, weight, depth, end, vocab_s
             token = end if over else token
             if token < 0 or token >= vocab_size:
                 break
-            # sorted suffixes share beginnings with their neighbours
+            # neighbours in the suffix array share prefixes
             child = path[level]
             if not child or trie[child, 0] != token or trie[child, 1] != node:
                 child = np.int64(trie[node, 2])
@@ -236,40 +247,43 @@ def _counted(tokens, order, low, high, length, hits, weight, depth, end, vocab_s
     return size
 
 
-def drafted(
+def draft_tree(
     tokens, order, text, shortest, hits, nodes, depth, floor, end, vocab_size, trie, sums, path, chances, places, draft, held
 ):
-    """What followed the end of `text`, int64, as a tree, the likeliest first: how many nodes.
+    """Write a draft tree of what followed the occurrences of the end of `text`, best first. Returns its number of nodes.
 
-    The longest match speaks for itself where it occurs `ENOUGH` times; else the longest that does has a say, the more the fewer
-    occurrences there are. shortest: match. hits: occurrences that are looked at. nodes, depth, floor: bounds of the tree; no path
-    in it is less likely than `floor`. end: the token that ends a text, or -1. draft: int64 [nodes, 2], token and parent, where
-    parent 0 is the text's end and k the k-th node. held: float64 [nodes], how likely a token is once its parent is right.
-    trie, sums: room for 1 + 2 * hits * depth nodes, as in `_counted`. path: int64 [depth + 1]. chances, places: float64 and int64
-    [2, as many nodes].
+    The longest match counts alone where it occurs at least `ENOUGH` times. Else the longest one that does is mixed in, with the
+    more weight the fewer occurrences the longest has.
+
+    tokens, order: int32, the indexed text and its suffix array. text: int64. shortest: least length of a match in tokens. hits:
+    occurrences that are counted, at most. nodes, depth, floor: at most so many nodes and levels, no path less likely. end: token
+    that ends a text, or -1. draft: int64 [nodes, 2], token and parent; parent 0 is the text's end, k the k-th node. held: float64
+    [nodes], probability given the parent. Scratch: trie, sums, path: as in `_count_continuations`, for 1 + 2 * hits * depth
+    nodes; chances, places: float64 and int64 [2, as many nodes].
     """
-    length, low, high = _longest(tokens, order, text, shortest, len(text), 1)
+    length, low, high = _longest_match(tokens, order, text, shortest, len(text), 1)
     if not length:
         return 0
     found = high - low
     other, other_low, other_high = 0, 0, 0
     if found < ENOUGH:
-        other, other_low, other_high = _longest(tokens, order, text, shortest, length - 1, ENOUGH)
+        other, other_low, other_high = _longest_match(tokens, order, text, shortest, length - 1, ENOUGH)
     weight = found / (found + ENOUGH) if other else 1.0
-    # what was never seen counts as a fraction of an occurrence
+    # unseen continuations count as a fraction of an occurrence
     seen = 1.0 if other else found / (found + 1.0 / length)
     trie[0, 0], trie[0, 1], trie[0, 2], trie[0, 3], sums[0] = -1, -1, 0, 0, 0.0
-    size = _counted(tokens, order, low, high, length, hits, weight, depth, end, vocab_size, trie, sums, path, 1)
+    size = _count_continuations(tokens, order, low, high, length, hits, weight, depth, end, vocab_size, trie, sums, path, 1)
     if other:
-        size = _counted(
+        size = _count_continuations(
             tokens, order, other_low, other_high, other, hits, 1 - weight, depth, end, vocab_size, trie, sums, path, size
         )
-    return _chosen(trie, sums, size, seen, nodes, floor, chances[0], chances[1], places[0], places[1], draft, held)
+    return _choose_nodes(trie, sums, size, seen, nodes, floor, chances[0], chances[1], places[0], places[1], draft, held)
 
 
 @helper
-def _chosen(trie, sums, size, seen, nodes, floor, paths, shares, likely, places, draft, held):
-    """Fill `draft` and `held` with the likeliest nodes of a trie; how many. paths, shares, likely, places: [size], scratch."""
+def _choose_nodes(trie, sums, size, seen, nodes, floor, paths, shares, likely, places, draft, held):
+    """Write the likeliest nodes of a trie to `draft` and `held`. Returns how many. paths, shares, likely, places: [size],
+    scratch."""
     paths[0], places[0], count = 1.0, 0, 0
     for node in range(1, size):
         parent = trie[node, 1]
@@ -280,7 +294,7 @@ def _chosen(trie, sums, size, seen, nodes, floor, paths, shares, likely, places,
             count += 1
     taken = 0
     while taken < nodes and count:
-        # the first of equals: a parent stands before its children, and is no less likely
+        # the first of equals: a parent comes before its children, and is no less likely
         best = 0
         for one in range(1, count):
             if paths[likely[one]] > paths[likely[best]]:

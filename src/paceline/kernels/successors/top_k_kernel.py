@@ -1,4 +1,4 @@
-"""Largest: the few largest of every row of logits, in one walk over it, and how they are noted (`successors`)."""
+"""Numba definitions for `successors`: the k largest of a row of logits in one pass over it, and a table of them per token."""
 
 from __future__ import annotations
 
@@ -11,12 +11,16 @@ from paceline.kernels.native.best import put_in_order
 from paceline.kernels.native.memory import carray, floats, helper, pointer
 
 _BLOCK = 64
-"""Numbers of which only the largest is compared with what is held; hardly any block of a large vocabulary has one to take."""
+"""Logits per block: only its largest is compared with the k found so far, as hardly any block of a large vocabulary has one of
+them."""
 
 
 @helper
-def largest_of(row, keys, places):
-    """The largest of a row in falling order, of equal ones the first first. row: bits of float32; keys: as many as are wanted."""
+def top_k(row, keys, places):
+    """Write the indices of the largest numbers of a row to `places`, in falling order, of equal ones the first first.
+
+    row: int32, the bits of float32 numbers. keys: int32 [k], scratch, whose length is how many are wanted. places: int64 [k].
+    """
     held, count = 0, len(keys)
     for begin in range(0, len(row), _BLOCK):
         end = min(begin + _BLOCK, len(row))
@@ -33,13 +37,13 @@ def largest_of(row, keys, places):
             put_in_order(keys, places, held, key, at)
 
 
-def noted(logits, row_bytes, size, rows, number, tokens, shares, count, scratch):
-    """Note the `count` largest of every row of logits behind the token whose row it is; of equal tokens the later row counts, one
-    with no number among its largest never. All but the numbers are addresses.
+def record_top_k(logits, row_bytes, size, rows, number, tokens, shares, count, scratch):
+    """Write the `count` likeliest tokens of every row of logits, and their probabilities, to rows of a table.
 
-    logits: float32 [number, size], `row_bytes` from one row to the next; size at least count. rows: int64 [number], where in the
-    tables. tokens: int32 [R, count], the likeliest first. shares: float32 [R, count], of the likelihood of all of them that each
-    has. scratch: int64 [3, count].
+    Of logits for the same row of the table the last count; those with NaN or an infinity among their largest are left out. All
+    but row_bytes, size, number and count are addresses. logits: float32 [number, size], `row_bytes` from one row to the next;
+    size is at least count. rows: int64 [number], rows of the table. tokens: int32 [R, count], the likeliest first. shares:
+    float32 [R, count], probabilities normalised over these `count` tokens. scratch: int64 [3, count].
     """
     where = carray(pointer(rows), number, np.int64)
     places = carray(pointer(scratch), count, np.int64)
@@ -48,7 +52,7 @@ def noted(logits, row_bytes, size, rows, number, tokens, shares, count, scratch)
     for at in range(number):
         line = logits + at * row_bytes
         row = floats(line)
-        largest_of(carray(pointer(line), size, np.int32), keys, places)
+        top_k(carray(pointer(line), size, np.int32), keys, places)
         first = np.float64(row[places[0]])
         if not (np.isfinite(first) and np.isfinite(row[places[count - 1]])):
             continue

@@ -1,0 +1,21 @@
+"""Precompiled: the kernels that nearly every run needs, which a new machine compiles together at the start; the slowest to
+compile first.
+
+Embedded drafts are held in int8.
+"""
+
+from __future__ import annotations
+
+from paceline.kernels.choices.logprobs import TOKEN_LOGPROBS
+from paceline.kernels.choices.tree_walk import WALK_TREES
+from paceline.kernels.compiled import Kernel
+from paceline.kernels.native.entries import DRAFT, IDLE, LEAD, STEP, WORK, packer, product
+from paceline.kernels.ngrams import continuations
+from paceline.kernels.successors.successors import RECORD_TOP_K
+
+CHOICES: tuple[Kernel, ...] = (WALK_TREES, TOKEN_LOGPROBS)
+"""Kernels that any target on a CPU needs, whatever its backend."""
+PRECOMPILED: tuple[Kernel, ...] = (
+    *(STEP, DRAFT, *CHOICES, product("int8"), packer("int8")),
+    *(*continuations.KERNELS, RECORD_TOP_K, IDLE, WORK, LEAD),
+)
