@@ -64,8 +64,7 @@ class CompiledFunction(Kernel):
 
 
 class Call:
-    """A prepared call of a CompiledFunction. Numbers are fields of `record`, to be set in place. Arrays are kept alive until
-    replaced."""
+    """A prepared call of a CompiledFunction. Numbers are fields of `record`, to be set in place. Arrays are kept alive."""
 
     def __init__(self, compiled: CompiledFunction, values: dict[str, Any]) -> None:
         self._compiled, self._function = compiled, compiled.function
@@ -75,8 +74,7 @@ class Call:
         self.give(**values)
 
     def give(self, **values: Any) -> None:
-        """Set arguments. Raises TypeError for an array of another dtype, number of axes or memory layout than was compiled
-        for."""
+        """Set arguments. Raises TypeError for an array whose dtype, number of axes or memory layout was not compiled for."""
         for name, value in values.items():
             kind = self._compiled.arguments[name]
             if kind in _KINDS:

@@ -1,5 +1,4 @@
-"""Precompiled: the kernels that nearly every run needs, which a new machine compiles together at the start; the slowest to
-compile first.
+"""Precompiled: the kernels that nearly every run needs, compiled together on a new machine, the slowest to compile first.
 
 Embedded drafts are held in int8.
 """

@@ -76,7 +76,7 @@ class Acceptance:
         return record.odds(_DOUBT) if record is not None else 1.0
 
     def odds_before(self, key: int, source: str) -> float:
-        """The same of a draft that is not made yet."""
+        """As `odds`, for a draft that is not made yet: differences between requests count only with more evidence."""
         record = self._requests.get((key, source))
         return record.odds(_DOUBT_BEFORE) if record is not None else 1.0
 

@@ -86,7 +86,7 @@ class Costs:
             self.drafts.setdefault(part, DraftCurve()).see(depth, len(lengths), seconds)
 
     def looked_up(self, part: str, depth: int, lengths: Mapping[int, int], seconds: float) -> None:
-        """The same of a look-up, which is asked for one request after another."""
+        """See what a look-up took for these requests, which it is asked for one after another. Arguments: as in `drafted`."""
         each_s = seconds / len(lengths)
         if self._has_read(part, lengths):
             self.drafts.setdefault(part, DraftCurve()).see(depth, 1, each_s)

@@ -44,8 +44,7 @@ _SOMETHING = -1
 
 class Situation(NamedTuple):
     """Classes of what a draft depends on. found: of what lookups found, 0 for nothing. read: of prompt tokens in the step, 0 for
-    none. lacking: of tokens that the drafter has to read first, 0 for next to none. begins: whether the draft begins an
-    answer."""
+    none. lacking: of tokens that the drafter has to read first, 0 for next to none. begins: whether it begins an answer."""
 
     found: int = 0
     read: int = 0
@@ -85,8 +84,7 @@ class Decision:
 
     depth: in levels, 0 for none. chosen: indices in the batch of the sequences that are drafted for. least: per level, the path
     probability below which a draft ends (`stopping`). draft_s: expected seconds of the drafter. pays: for a chain of a single
-    sequence, the probabilities from which its first node, and any further one, is worth its row. drafted: expected levels of a
-    draft.
+    sequence, the probabilities from which its first node, and any further one, is worth its row. drafted: expected levels.
     """
 
     depth: int = 0

@@ -9,8 +9,7 @@ from paceline.frozen import frozen
 from paceline.sequence import Sequence
 
 _USUAL_LENGTH, _FEWEST_LEFT, _TOKENS_APART = 64.0, 4.0, 2.0
-"""In tokens: length of an answer while none has ended, the fewest assumed to be left of one, distance from one draft to the
-next."""
+"""In tokens: length of an answer while none has ended, the fewest assumed to be left of one, distance between two drafts."""
 _SMOOTH = 0.1
 """Weight of the latest observation in the moving averages."""
 

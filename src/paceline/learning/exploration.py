@@ -10,8 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 _SHARE = 0.005
-"""Share of all time that trials may lose. Drafters that are tried share it equally, or the dearer of two would never get its
-turn."""
+"""Share of all time that trials may lose. Drafters that are tried share it equally, or the dearer would never get its turn."""
 _SAVED = 4
 """Trials for which time is saved up at most, however long none was needed and however much earlier ones gained."""
 _ASKED_AGAIN = 0.25

@@ -18,8 +18,7 @@ from paceline.learning.draft_curve import bucket
 from paceline.tree import DraftTree
 
 _OTHER_S = 2e-5
-"""Initial overhead of a step in seconds, its forward pass and drafters not counted, per share: one share per sequence, and those
-of `_STEP_ITSELF`."""
+"""Initial overhead of a step in seconds per share, forward pass and drafters not counted. A sequence is one share (`_shares`)."""
 _STEP_ITSELF = 4
 """Shares of the overhead that a step has whatever its sequences."""
 CLEARLY = 1.04
@@ -29,8 +28,7 @@ _IDLE_S = 2e-3
 _SMOOTH = 0.1
 """Weight of the latest step in the moving averages."""
 _REGAIN = 0.01
-"""Weight of a plain step among steps with drafts where it raises the overhead of plain steps: in a run of plain steps it would
-take less."""
+"""Weight of a plain step among steps with drafts where it raises the overhead of plain steps: in a run of them it takes less."""
 _CALM = 0.5
 """Weight of a run of plain steps that was timed: that is rare, and takes a few steps at a time."""
 
@@ -161,8 +159,7 @@ class StepTime:
             self._calm_at[size] += _SMOOTH * (1.0 - self._calm_at[size])
 
     def saw_behind(self, seconds: float, drafted: bool, steps: int) -> None:
-        """Observe the seconds that followed the forward pass. drafted: whether the step had drafts. steps: how many it stands
-        for."""
+        """Observe the seconds after the forward pass. drafted: whether the step had drafts. steps: how many it stands for."""
         if self._reads_one:
             return
         known_s = self._behind_s[drafted]

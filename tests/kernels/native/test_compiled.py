@@ -37,13 +37,13 @@ def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def defined(monkeypatch: pytest.MonkeyPatch, function: Callable[..., Any], **arguments: str) -> CompiledFunction:
-    """A lookup of a function, compiled in this process."""
+    """A function, compiled in this process."""
     module = ModuleType("paceline.kernels.of_a_test")
     module.it = function  # pyright: ignore[reportAttributeAccessIssue]
     monkeypatch.setitem(sys.modules, module.__name__, module)
-    lookup = CompiledFunction("of_a_test.it", **arguments)
-    compiled.write(lookup, compiler.object_code(lookup), cache_folder.folders()[0])
-    return lookup
+    made = CompiledFunction("of_a_test.it", **arguments)
+    compiled.write(made, compiler.object_code(made), cache_folder.folders()[0])
+    return made
 
 
 def run(code: str) -> subprocess.CompletedProcess[str]:
@@ -233,11 +233,11 @@ def test_arrays_and_numbers_arrive_as_they_are(kept: Path, monkeypatch: pytest.M
         return whole + table[1, 0] * 10 + table.shape[1] * 100 + len(table) * 1000 + cube.size * 10000
 
     kinds = {"whole": "int64", "table": "int32[:,:]", "fraction": "float64", "cube": "float64[:,:,:]", "out": "float64[:]"}
-    lookup = defined(monkeypatch, it, **kinds)
+    function = defined(monkeypatch, it, **kinds)
     table, cube, out = np.array([[1, 2, 3], [4, 5, 6]], np.int32), np.arange(24.0).reshape(2, 3, 4), np.zeros(2)
-    assert lookup(7, table, 0.25, cube, out) == 7 + 40 + 300 + 2000 + 240000
+    assert function(7, table, 0.25, cube, out) == 7 + 40 + 300 + 2000 + 240000
     assert out.tolist() == [0.25, 23.0]
-    call = lookup.call(table=table, cube=cube, out=out, fraction=0.5)
+    call = function.call(table=table, cube=cube, out=out, fraction=0.5)
     call.record.whole = -7
     assert call() == -7 + 40 + 300 + 2000 + 240000
     call.give(table=np.full((3, 1), 2, np.int32))
@@ -246,9 +246,9 @@ def test_arrays_and_numbers_arrive_as_they_are(kept: Path, monkeypatch: pytest.M
 
 @pytest.mark.parametrize("table", [np.zeros((2, 2)), np.zeros(2, np.int32), np.zeros((2, 4), np.int32)[:, ::2]])
 def test_an_array_of_another_kind_is_refused(table: np.ndarray) -> None:
-    (grown,) = (kernel for kernel in KERNELS if isinstance(kernel, CompiledFunction) and kernel.name.endswith("rehash"))
-    with pytest.raises(TypeError, match=r"ngrams\.index\.filled takes for 'tables' int32\[:,:\] in rows, not .* of shape"):
-        grown.call(tables=table)
+    (rehash,) = (kernel for kernel in KERNELS if isinstance(kernel, CompiledFunction) and kernel.name.endswith("rehash"))
+    with pytest.raises(TypeError, match=r"ngrams\.index_kernel\.rehash takes for 'tables' int32\[:,:\] in rows, not .* of shape"):
+        rehash.call(tables=table)
 
 
 def test_what_a_definition_raises_is_no_answer(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -257,10 +257,10 @@ def test_what_a_definition_raises_is_no_answer(kept: Path, monkeypatch: pytest.M
             raise ValueError("too many")
         return count
 
-    lookup = defined(monkeypatch, it, count="int64")
-    assert lookup(3) == 3
+    function = defined(monkeypatch, it, count="int64")
+    assert function(3) == 3
     with pytest.raises(RuntimeError, match=r"of_a_test\.it failed"):
-        lookup(4)
+        function(4)
 
 
 def test_kernels_are_read_wherever_they_lie_and_written_where_that_is_possible(

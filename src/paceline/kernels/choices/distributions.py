@@ -18,8 +18,7 @@ _NONE = array("q")
 
 
 def distribution(logits: torch.Tensor, context: Context) -> np.ndarray:
-    """The sampling distribution of one row, float64 [V], as `sampling.probabilities`, which is called where compiled code finds
-    none.
+    """The sampling distribution of one row, float64 [V], as `sampling.probabilities`, which it calls where compiled code fails.
 
     logits: float32 [V]. Raises LogitsError where it has no distribution.
     """

@@ -1,4 +1,4 @@
-"""Numba definition for `distributions`: the sampling distribution of one row of logits, after temperature, top-k, top-p and
+"""Numba definition for `distributions`: the sampling distribution of one row of logits, after temperature, top-k, top-p,
 min-p."""
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ TEMPERATURE, TOP_P, LOG_MIN_P, TOP_K, FOUND, NUMBERS = range(6)
 """Indices of `numbers`, float64: parameters of the distribution; and FOUND, which is set to 1 where it was computed."""
 _f = np.float32
 _SHIFTER = 6755399441055744.0
-"""1.5 * 2^52: adding it to a number of smaller magnitude rounds that to an integer, which the lowest bits of the sum then
-hold."""
+"""1.5 * 2^52: adding it to a smaller number rounds that to an integer, which the lowest bits of the sum then hold."""
 _LEAST_POWER = -700.0
 """Tokens less likely than the likeliest by a factor below e to this power get probability 0; half a float64's range."""
 

@@ -1,5 +1,4 @@
-"""Numba definition for `logprobs`: per row of logits, the log-normalizer, the rank of one token, and the likeliest tokens in
-order."""
+"""Numba definition for `logprobs`: per row of logits, the log-normalizer, the rank of one token, and the likeliest tokens."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Numba definition for `tree_walk`: walks from the root of a draft tree to the child that carries the token chosen at it, and
-on."""
+"""Numba definition for `tree_walk`: from the root of a draft tree on, choose a token and go to the child that carries it."""
 
 from __future__ import annotations
 
@@ -13,8 +12,7 @@ from paceline.kernels.native.shaping import copied, shaped
 
 @helper
 def _child(tokens, parents, begin, end, parent, token):
-    """The first child of `parent` that carries `token`, as an index in its tree; 0 for none. begin, end: the tree's nodes in the
-    arrays."""
+    """The first child of `parent` with this token, as an index in its tree, 0 for none. begin, end: of the tree in the arrays."""
     for at in range(begin + parent + 1, end):
         if parents[at] == parent and tokens[at] == token:
             return at - begin

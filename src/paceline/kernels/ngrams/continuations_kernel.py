@@ -1,5 +1,4 @@
-"""Numba definitions for `continuations`: earlier occurrences of a text's last tokens vote on the next ones, which become a draft
-tree.
+"""Numba definitions for `continuations`: earlier occurrences of a text's last tokens vote on the next ones, as a draft tree.
 
 How votes are weighted, and where a draft ends, is described in `drafters/ngram.py`.
 """
@@ -162,7 +161,7 @@ def draft_tree(
     text, lengths, tables, ends, counts, known, size, nodes, depth, floor, paths, draft, held, seen, weights, matches, places,
     leaf, waiting, chances, tokens, masks, sums,
 ):  # fmt: skip
-    """Index the tokens behind `known`, and then draft. Returns the number of nodes, the root included; arguments: as in
+    """Index the tokens behind `known`, and then draft. Returns the number of nodes, the root included. Arguments as in
     `_grow_tree`."""
     extend(text, lengths, tables, ends, counts, known, size)
     return _grow_tree(

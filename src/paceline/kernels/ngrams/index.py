@@ -1,5 +1,5 @@
-"""NgramIndex: for every n-gram of one growing text, its latest occurrence, the chain of earlier ones, and the most frequent next
-token.
+"""NgramIndex: for every n-gram of a growing text, its latest occurrence, the chain of earlier ones, and the majority of next
+tokens.
 
 It is extended token by token, so a step costs what it adds, and can be truncated again, for it keeps the tokens.
 """

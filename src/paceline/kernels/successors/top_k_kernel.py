@@ -11,7 +11,7 @@ from paceline.kernels.native.best import put_in_order
 from paceline.kernels.native.memory import carray, floats, helper, pointer
 
 _BLOCK = 64
-"""Logits per block: only its largest is compared with the k found so far, as hardly any block of a large vocabulary has one of
+"""Logits per block: its largest is compared with the k found so far, as hardly any block of a large vocabulary has one of
 them."""
 
 

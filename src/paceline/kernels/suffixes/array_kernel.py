@@ -185,11 +185,10 @@ def _lower_bound(tokens, order, text, start, low, high, past):
 
 @helper
 def _longest_match(tokens, order, text, shortest, longest, enough):
-    """The longest suffix of `text` with at least `enough` occurrences: its length and their range [low, high) in `order`; or
-    zeros.
+    """The longest suffix of `text` with at least `enough` occurrences: its length and their range [low, high) in `order`.
 
-    A suffix occurs at least as often as any longer one, so the length, from `shortest` to `longest`, is found by binary search
-    too.
+    A suffix occurs at least as often as any longer one, so the length, from `shortest` to `longest`, is found by binary
+    search too. All three are 0 where there is none.
     """
     length, low, high = 0, 0, 0
     while shortest <= longest:
@@ -282,8 +281,8 @@ def draft_tree(
 
 @helper
 def _choose_nodes(trie, sums, size, seen, nodes, floor, paths, shares, likely, places, draft, held):
-    """Write the likeliest nodes of a trie to `draft` and `held`. Returns how many. paths, shares, likely, places: [size],
-    scratch."""
+    """Write the likeliest nodes of a trie to `draft` and `held`. Returns how many. Scratch: paths, shares, likely, places:
+    [size]."""
     paths[0], places[0], count = 1.0, 0, 0
     for node in range(1, size):
         parent = trie[node, 1]

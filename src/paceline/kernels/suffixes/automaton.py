@@ -1,5 +1,4 @@
-"""SuffixAutomaton: all substrings of a growing text, how often each occurs and what follows it, in a few words of memory per
-token.
+"""SuffixAutomaton: all substrings of a growing text, how often each occurs and what follows it, in a few words per token.
 
 A state stands for all substrings that end at the same positions. States and edges are rows of two arrays, and edges are found by
 hash. A token costs O(1) amortised, plus one walk along suffix links that counts the substrings of up to `COUNTED` tokens it ends.

@@ -126,8 +126,7 @@ def rehash(edges, table, count):
 
 @helper
 def _match(states, edges, table, tokens, count):
-    """State and length of the longest suffix of the first `count` tokens that occurs in the text, at most LONGEST_MATCH tokens
-    long."""
+    """State and length of the longest suffix of the first `count` tokens that occurs in the text, at most LONGEST_MATCH."""
     state, length = np.int64(0), np.int64(0)
     for place in range(count):
         token = tokens[place]
@@ -144,15 +143,14 @@ def _match(states, edges, table, tokens, count):
 
 @helper
 def _match_own_end(states, marks):
-    """State and length of the longest suffix of the text itself that occurred before, at most LONGEST_MATCH tokens long."""
+    """State and length of the longest suffix of the text itself that is indexed, at most LONGEST_MATCH."""
     length = min(marks[_ACTIVE_LENGTH], LONGEST_MATCH)
     return np.int64(_suffix_state(states, marks[_ACTIVE], length)), np.int64(length)
 
 
 @helper
 def _with_continuation(states, state, length):
-    """State and length of the longest suffix of a match that is followed by any token: the end of the text may occur nowhere
-    else."""
+    """State and length of the longest suffix of a match that any token follows: the end of a text may occur nowhere else."""
     while state and states[state, _FIRST] < 0:
         state = np.int64(states[state, _LINK])
         length = np.int64(states[state, _LENGTH])
