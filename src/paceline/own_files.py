@@ -133,7 +133,7 @@ _DECLARED: Mapping[type, Mapping[str, _Check]] = {
         ),
         "prefers": (lambda kinds: isinstance(kinds, tuple) and _all(Proposal, kinds), "a tuple of Proposal"),
     },
-    Policy: {"name": _NAME, **dict.fromkeys(("costs", "acceptance", "depths"), (lambda made: made is not None, _MADE))},
+    Policy: {"name": _NAME, **dict.fromkeys(("costs", "acceptance", "depth_acceptance"), (lambda made: made is not None, _MADE))},
 }
 """What a drafter, a rule and a policy say of themselves."""
 
