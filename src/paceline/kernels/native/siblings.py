@@ -28,7 +28,9 @@ def _paired(line, count, temperature, best, least, key, held, values, tokens, se
     tokens[1] = best
     if first != best:
         return 2
-    size = largest_noised(line, count, temperature, key, 2, least, 0.0, held, values, tokens, seeds)
+    # no literal: Numba would compile the function, and what it calls, once more for it
+    two = np.int64(2)
+    size = largest_noised(line, count, temperature, key, two, least, np.float64(0.0), held, values, tokens, seeds)
     tokens[1] = tokens[0] if tokens[0] != best else tokens[1]
     tokens[0] = first
     return size
