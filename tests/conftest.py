@@ -44,14 +44,14 @@ def ctrl_c_is_heard() -> Iterator[None]:
 @pytest.fixture(autouse=True, scope="session")
 def every_tree_is_looked_over() -> Iterator[None]:
     """Trees that are made of trees, or grown by a drafter, skip what the constructor checks; in tests they do not."""
-    unseen = DraftTree._sound
+    unseen = DraftTree.unchecked
 
     def sound(**fields: Any) -> DraftTree:
         DraftTree(**{one.name: fields[one.name] for one in dataclasses.fields(DraftTree)})
         return unseen(**fields)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(DraftTree, "_sound", staticmethod(sound))
+        patch.setattr(DraftTree, "unchecked", staticmethod(sound))
         yield
 
 

@@ -25,6 +25,7 @@ from paceline.sampling import Context, probabilities, target_scores
 from paceline.sequence import Sequence
 from paceline.tree import DraftTree, Proposal
 from paceline.trials import Group, Trials, recorded
+from paceline.union import union
 from paceline.verifiers import base, block
 from paceline.verifiers.base import NodeByNode, Verifier
 
@@ -133,7 +134,7 @@ def blocks(
     """constraint: makes one that has read nothing."""
     sequence, found = _sequence(params, constraint), Blocks()
     drafts: dict[int, tuple[float, DraftTree]] = {}
-    for weight, tree in every(lambda dice: reduce(DraftTree.merged, [source.tree(sequence, dice) for source in sources])):
+    for weight, tree in every(lambda dice: reduce(union, [source.tree(sequence, dice) for source in sources])):
         same = hash((tree.tokens, tree.parents, tree.sources))
         drafts[same] = (drafts.get(same, (0.0, tree))[0] + weight, tree)
     assert abs(sum(weight for weight, _ in drafts.values()) - 1) < 1e-12

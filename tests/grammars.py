@@ -44,7 +44,7 @@ class Rule:
         mask = self._follows((*self._read, *ancestors))
         return mask if mask.any() else np.ones_like(mask)
 
-    def told(self, tokens: tuple[int, ...]) -> int:
+    def checked(self, tokens: tuple[int, ...]) -> int:
         return len(tokens)
 
     def forced(self, count: int) -> tuple[int, ...]:
@@ -142,7 +142,7 @@ def speechless() -> Iterator[None]:
     looked_up, asked = GrammarConstraint._looked_up, count()
 
     def nothing(self: GrammarConstraint, ancestors: tuple[int, ...]) -> Any:
-        return _Place(self._everything, told=False) if ancestors and next(asked) % 3 == 0 else looked_up(self, ancestors)
+        return _Place(self._everything, checked=False) if ancestors and next(asked) % 3 == 0 else looked_up(self, ancestors)
 
     def asked_again(self: GrammarConstraint, ancestors: tuple[int, ...]) -> Any:
         # no other matcher would say more

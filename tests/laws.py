@@ -20,13 +20,14 @@ from fakes import FakeTokenizer, TableModel
 from paceline import noise, sampling
 from paceline.budget import Budget
 from paceline.drafters.base import Drafter
+from paceline.drafting import Work
 from paceline.engine.stops import StopChecker
 from paceline.params import SamplingParams
 from paceline.policies.base import Policy
 from paceline.policies.fixed import FixedPolicy
 from paceline.sampling import Context
 from paceline.sequence import Sequence
-from paceline.speculative import Speculative, Work
+from paceline.speculative import Speculative
 from paceline.verifiers.base import Verifier
 from paceline.verifiers.match import Match
 

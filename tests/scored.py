@@ -13,6 +13,7 @@ from paceline.params import SamplingParams
 from paceline.sequence import Sequence
 from paceline.step import Verdict
 from paceline.tree import DraftTree
+from paceline.union import union
 from paceline.verifiers.match import Match
 from stepping import missing, score
 
@@ -44,7 +45,7 @@ class Run:
     def step(self, budget: Budget | None = None, beside: DraftTree | None = None, room: int = 999) -> Taken:
         owner = self.owner
         proposed = self.drafter.propose([owner], [budget or self.drafter.budget])[0]
-        seen = (beside or DraftTree.root(owner.root)).merged(proposed).first(room)
+        seen = union(beside or DraftTree.root(owner.root), proposed).first(room)
         scores = score(self.model, self.cache, [missing(self.cache, owner, seen)])
         verdict = Match()([owner], [seen], [scores.logits[: seen.candidates]])[0]
         self.cache.commit([verdict])

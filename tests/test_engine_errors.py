@@ -43,7 +43,7 @@ class FaultyModel(TableModel):
             sequence = segment.sequence
             if sequence.prompt[0] == BAD and len(sequence.tokens) >= self.after:
                 scores.logits[row : row + segment.nodes] = torch.nan
-            row += segment.nodes + segment.told_rows
+            row += segment.nodes + segment.prompt_rows
         return scores
 
 

@@ -12,6 +12,7 @@ import torch
 from paceline.budget import Budget
 from paceline.compose import build_drafter
 from paceline.drafters.base import Surroundings
+from paceline.drafting import Work
 from paceline.engine.engine import Engine
 from paceline.engine.llm import LLM
 from paceline.engine.scheduler import Limits
@@ -21,7 +22,7 @@ from paceline.models.probe import Identity, probed
 from paceline.params import SamplingParams
 from paceline.policies.fixed import FixedPolicy
 from paceline.sequence import Sequence
-from paceline.speculative import Speculative, Work
+from paceline.speculative import Speculative
 from paceline.verifiers.match import Match
 from stepping import NeverEnds
 from tiny import tiny_model

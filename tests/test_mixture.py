@@ -11,10 +11,11 @@ from fakes import ChainDrafter, TableModel, WrongDrafter, coupled
 from paceline.budget import Budget, Part
 from paceline.cache.base import Branching
 from paceline.drafters.merge import MergedDrafter
+from paceline.drafting import Work
 from paceline.params import SamplingParams
 from paceline.policies.fixed import FixedPolicy
 from paceline.sequence import Sequence
-from paceline.speculative import Speculative, Work
+from paceline.speculative import Speculative
 from paceline.tree import DraftTree, Proposal
 from paceline.verifiers.base import Verifier
 from paceline.verifiers.block import Block

@@ -7,9 +7,9 @@ from collections import Counter
 from hypothesis import given, strategies as st
 
 from paceline.budget import NOTHING
+from paceline.drafting import Work
 from paceline.params import SamplingParams
 from paceline.sequence import Sequence, Speculation
-from paceline.speculative import Work
 
 
 @given(st.lists(st.tuples(st.integers(1, 9), st.integers(0, 9)), max_size=30))

@@ -10,6 +10,7 @@ from hypothesis import given, settings, strategies as st
 
 from paceline.budget import Budget
 from paceline.tree import DraftTree, Proposal
+from paceline.union import union
 
 settings.register_profile("still", derandomize=True, deadline=None, max_examples=150, database=None)
 settings.load_profile("still")
@@ -139,12 +140,12 @@ def test_the_first_chain_takes_the_first_child_at_every_node(tree: DraftTree) ->
 
 @given(trees(source="left"), trees(source="right"))
 def test_a_merger_holds_the_first_tree_and_then_what_the_second_adds(left: DraftTree, right: DraftTree) -> None:
-    merged = left.merged(right)
+    both = union(left, right)
     ours, theirs = words(left), words(right)
-    assert words(merged)[: len(left)] == ours
-    assert len(words(merged)) == len({*ours, *theirs})
-    assert set(words(merged)) == {*ours, *theirs}
-    for word, source in zip(words(merged)[1:], merged.sources[1:], strict=True):
+    assert words(both)[: len(left)] == ours
+    assert len(words(both)) == len({*ours, *theirs})
+    assert set(words(both)) == {*ours, *theirs}
+    for word, source in zip(words(both)[1:], both.sources[1:], strict=True):
         assert source == ("left" if word in ours else "right")
 
 
@@ -152,8 +153,8 @@ def test_what_one_drafter_holds_for_likely_leaves_the_rest_to_another_that_disag
     """Each was judged on its own; together they would count for more than certain. Which of them came first does not matter."""
     sure = DraftTree((7, 1, 2), (-1, 0, 0), sources=("", "a", "a"), confidences=(1.0, 0.7, 0.2))
     other = DraftTree((7, 3, 4, 2), (-1, 0, 1, 0), sources=("", "b", "b", "b"), confidences=(1.0, 0.5, 0.9, 0.1))
-    for merged in (sure.merged(other), other.merged(sure)):
-        held = {word: merged.confidences[node] for node, word in enumerate(words(merged))}
+    for both in (union(sure, other), union(other, sure)):
+        held = {word: both.confidences[node] for node, word in enumerate(words(both))}
         assert held[(1,)] == 0.7, "the likeliest is as likely as it was"
         assert held[(3,)] == pytest.approx(0.5 * (1 - 0.7))
         assert held[(3, 4)] == 0.9, "nothing else was said of what follows it"
@@ -164,12 +165,12 @@ def test_a_token_that_both_hold_stands_against_nobody_who_knew_how_likely_it_is(
     knows = DraftTree((7, 1, 2), (-1, 0, 0), sources=("", "a", "a"), confidences=(1.0, 0.9, 0.08))
     for further in ((), (5,)):
         agrees = DraftTree.chain(7, (1, *further), "b").rated((1.0, 0.5, *[0.6] * len(further)))
-        for merged in (knows.merged(agrees), agrees.merged(knows)):
-            held = {word: merged.confidences[node] for node, word in enumerate(words(merged))}
+        for both in (union(knows, agrees), union(agrees, knows)):
+            held = {word: both.confidences[node] for node, word in enumerate(words(both))}
             assert (held[(1,)], held[(2,)]) == (0.9, 0.08), "it was judged beside that token"
     surer = DraftTree.chain(7, (1,), "b").rated((1.0, 0.98))
-    for merged in (knows.merged(surer), surer.merged(knows)):
-        held = {word: merged.confidences[node] for node, word in enumerate(words(merged))}
+    for both in (union(knows, surer), union(surer, knows)):
+        held = {word: both.confidences[node] for node, word in enumerate(words(both))}
         assert held[(2,)] == pytest.approx(0.08 * (1 - (0.98 - 0.9))), "what is likelier than it knew leaves less"
 
 
@@ -178,41 +179,41 @@ def test_a_merger_claims_no_drawn_proposal_that_it_cannot_show(left: DraftTree, 
     for kind, other in product(Proposal, Proposal):
         ours = DraftTree(left.tokens, left.parents, kind, left.proposals, left.sources)
         theirs = DraftTree(right.tokens, right.parents, other, right.proposals, right.sources)
-        merged = ours.merged(theirs)
+        both = union(ours, theirs)
         if min(len(left), len(right)) == 1:
-            assert merged is (ours if len(right) == 1 else theirs)
+            assert both is (ours if len(right) == 1 else theirs)
         elif kind is other and (kind.drawn or kind is Proposal.COUPLED):
-            assert merged.kind is kind
+            assert both.kind is kind
         else:
-            assert merged.kind is Proposal.POINT
-            assert not merged.proposals
+            assert both.kind is Proposal.POINT
+            assert not both.proposals
 
 
 def test_draws_of_two_sources_stand_side_by_side_each_with_its_own_distribution() -> None:
     left, right = torch.zeros(4), torch.ones(4)
     one = DraftTree((7, 1, 2), (-1, 0, 1), Proposal.IID, {(0, "a"): left, (1, "a"): left}, ("", "a", "a"))
     two = DraftTree((7, 1, 3), (-1, 0, 1), Proposal.IID, {(0, "b"): right, (1, "b"): right}, ("", "b", "b"))
-    merged = one.merged(two)
-    assert words(merged) == [(), (1,), (1, 2), (1,), (1, 3)]
-    assert {place: row is left for place, row in merged.proposals.items()} == {
+    both = union(one, two)
+    assert words(both) == [(), (1,), (1, 2), (1,), (1, 3)]
+    assert {place: row is left for place, row in both.proposals.items()} == {
         (0, "a"): True, (1, "a"): True, (0, "b"): False, (3, "b"): False,
     }  # fmt: skip
 
 
 def test_mergers_of_unlike_draws_hold_every_token_once() -> None:
     twins = DraftTree((7, 1, 1), (-1, 0, 0), Proposal.IID, sources=("", "a", "a"))
-    assert words(twins.merged(DraftTree.chain(7, (2,), "b"))) == [(), (1,), (2,)]
+    assert words(union(twins, DraftTree.chain(7, (2,), "b"))) == [(), (1,), (2,)]
 
 
 def test_probes_ride_behind_all_candidates_and_are_nobodys_children() -> None:
     window = DraftTree((7, 1, 4, 5), (-1, 0, 0, 2), sources=("", "w", "w", "w"), probes=2)
-    merged = window.merged(DraftTree.chain(7, (1, 2), "c"))
-    assert merged.tokens == (7, 1, 2, 4, 5)
-    assert merged.parents == (-1, 0, 1, 0, 3)
-    assert (merged.candidates, merged.deepest) == (3, 2)
-    assert merged.children == ({1: 1}, {2: 2}, {})
-    assert merged.first_chain().tokens == (7, 1, 2)
-    assert merged.first(3).probes == 1
+    both = union(window, DraftTree.chain(7, (1, 2), "c"))
+    assert both.tokens == (7, 1, 2, 4, 5)
+    assert both.parents == (-1, 0, 1, 0, 3)
+    assert (both.candidates, both.deepest) == (3, 2)
+    assert both.children == ({1: 1}, {2: 2}, {})
+    assert both.first_chain().tokens == (7, 1, 2)
+    assert both.first(3).probes == 1
     with pytest.raises(ValueError, match="root"):
         DraftTree((7,), (-1,), probes=1)
 
@@ -276,4 +277,4 @@ def test_sources_are_one_per_node() -> None:
 
 def test_trees_of_different_roots_cannot_be_merged() -> None:
     with pytest.raises(ValueError, match="roots"):
-        DraftTree.root(1).merged(DraftTree.root(2))
+        union(DraftTree.root(1), DraftTree.root(2))

@@ -23,11 +23,11 @@ from laws import PROMPT, bulk, drawn, obeys
 from mutants import altered, mutant, replaced
 from paceline import draws, trials
 from paceline.compose import build_verifier
+from paceline.drafting import Drafting
 from paceline.kernels.choices import distributions
 from paceline.params import Grammar, SamplingParams
 from paceline.sampling import Context
 from paceline.sequence import Sequence
-from paceline.speculative import Speculative
 from paceline.step import Verdict
 from paceline.tree import DraftTree, Proposal
 from paceline.trials import Group, Trials
@@ -360,8 +360,8 @@ def a_token_behind_the_first_stretch_is_sought_from_the_beginning(patch: pytest.
 
 @mutant("dice")
 def drawn_trees_are_trimmed_as_looked_up_ones_are(patch: pytest.MonkeyPatch) -> None:
-    honest = Speculative._drafted
-    patch.setattr(Speculative, "_drafted", altered(honest, "and not draft.tree.kind.drawn and", "and"))
+    honest = Drafting._trim
+    patch.setattr(Drafting, "_trim", altered(honest, "and not draft.tree.kind.drawn and", "and"))
 
 
 @mutant("dice")

@@ -28,13 +28,14 @@ from paceline.budget import Budget
 from paceline.cache.base import KVCache
 from paceline.constraint import Ahead
 from paceline.drafters.base import Drafter
+from paceline.drafting import Work
 from paceline.growth import Growth
 from paceline.models.base import LanguageModel, Scores
 from paceline.policies.base import Policy
 from paceline.ranking import chosen_shares
 from paceline.sampling import Context, LogitsError, target_scores
 from paceline.sequence import Sequence
-from paceline.speculative import Speculative, Work
+from paceline.speculative import Speculative
 from paceline.step import Step, Verdict
 from paceline.tree import DraftTree, Proposal
 from paceline.verifiers.base import Verifier, judged

@@ -19,7 +19,7 @@ class Constraint(Protocol):
     """The state of one sequence's grammar. It has read the generated tokens that were committed, and no others.
 
     What it says of a draft depends on the committed tokens and the draft's alone, not on what else was asked, but for where it
-    cannot say it now: `told`.
+    cannot say it now: `checked`.
     """
 
     def allowed(self, ancestors: tuple[int, ...]) -> np.ndarray:
@@ -31,7 +31,7 @@ class Constraint(Protocol):
         """
         ...
 
-    def told(self, tokens: tuple[int, ...]) -> int:
+    def checked(self, tokens: tuple[int, ...]) -> int:
         """How many of these tokens, chosen one behind the other, were chosen where `allowed` said what may be; none of the others
         is to be committed. `allowed(())` always says it."""
         ...
@@ -67,8 +67,8 @@ class Ahead:
     def allowed(self, ancestors: tuple[int, ...]) -> np.ndarray:
         return self._constraint.allowed((*self._read, *ancestors))
 
-    def told(self, tokens: tuple[int, ...]) -> int:
-        return max(self._constraint.told((*self._read, *tokens)) - len(self._read), 0)
+    def checked(self, tokens: tuple[int, ...]) -> int:
+        return max(self._constraint.checked((*self._read, *tokens)) - len(self._read), 0)
 
     def forced(self, count: int) -> tuple[int, ...]:
         return () if self._read else self._constraint.forced(count)

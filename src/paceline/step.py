@@ -21,15 +21,15 @@ from paceline.tree import DraftTree
 class Feed:
     """Committed tokens to feed for one sequence: `tokens` go to the cache slots from `start` on.
 
-    tree: what hangs below the last of them, or None where the chain stops short of the root (a prefill chunk). told: whether
-    the logits of the committed tokens are wanted too, as log-probabilities of a prompt need them.
+    tree: what hangs below the last of them, or None where the chain stops short of the root (a prefill chunk). prompt_logits:
+    whether the logits of the committed tokens are wanted too, as log-probabilities of a prompt need them.
     """
 
     sequence: Sequence
     start: int
     tokens: tuple[int, ...]
     tree: DraftTree | None = None
-    told: bool = False
+    prompt_logits: bool = False
 
 
 @frozen
@@ -45,7 +45,7 @@ class Segment:
     start: int
     chain: int
     tree: DraftTree | None
-    told: bool = False
+    prompt_logits: bool = False
 
     @property
     def rows(self) -> int:
@@ -71,9 +71,9 @@ class Segment:
         return len(self.tree.tokens) if self.tree is not None else 0
 
     @property
-    def told_rows(self) -> int:
+    def prompt_rows(self) -> int:
         """Rows of committed tokens, from the first on, whose logits are wanted as well; the root's is not among them."""
-        return self.chain - (self.tree is not None) if self.told else 0
+        return self.chain - (self.tree is not None) if self.prompt_logits else 0
 
     @property
     def row_positions(self) -> tuple[int, ...]:
@@ -130,7 +130,7 @@ class Step:
         for feed in feeds:
             if not feed.tokens:
                 raise ValueError("every sequence of a step feeds at least one token")
-            segments.append(Segment(feed.sequence, len(tokens), feed.start, len(feed.tokens), feed.tree, feed.told))
+            segments.append(Segment(feed.sequence, len(tokens), feed.start, len(feed.tokens), feed.tree, feed.prompt_logits))
             tokens += feed.tokens
             if feed.tree is not None:
                 if feed.tree.tokens[0] != feed.tokens[-1]:
@@ -146,15 +146,15 @@ class Step:
     @property
     def wanted_rows(self) -> tuple[int, ...]:
         """The W rows whose logits are computed: segment by segment those of the trees, in node order (root first), and behind
-        all of them, again by segment, those of committed tokens that are to be told."""
+        all of them, again by segment, those of committed tokens whose logits are wanted."""
         rows: list[int] = []
         for segment in self.segments:
             if (tree := segment.tree) is not None:
                 root = segment.low + segment.chain - 1
                 rows += range(root, root + len(tree.tokens))
         for segment in self.segments:
-            if segment.told:
-                rows += range(segment.low, segment.low + segment.told_rows)
+            if segment.prompt_logits:
+                rows += range(segment.low, segment.low + segment.prompt_rows)
         return tuple(rows)
 
     @property

@@ -17,7 +17,6 @@ from typing import Any
 import torch
 
 from paceline.budget import Budget
-from paceline.union import Union
 
 
 class Proposal(Enum):
@@ -107,7 +106,7 @@ class DraftTree:
         size = len(tokens)
         if confidences and len(confidences) != size:
             raise ValueError("a draft tree has as many confidences as nodes")
-        return cls._sound(
+        return cls.unchecked(
             tokens=(root, *tokens),
             parents=tuple(range(-1, size)),
             kind=kind,
@@ -138,7 +137,7 @@ class DraftTree:
         size, parents = len(tokens), tuple(parents)
         # most of what look-ups find is one
         chain = parents == tuple(range(-1, size - 1))
-        return cls._sound(
+        return cls.unchecked(
             tokens=tuple(tokens),
             parents=parents,
             kind=kind,
@@ -290,7 +289,7 @@ class DraftTree:
         names = ("tokens", "parents", "sources", "confidences", "depth", "chances")
         cut = {name: getattr(self, name)[: nodes + 1] for name in names}
         source = self.only_source if nodes else None
-        return self._sound(**cut, kind=self.kind, proposals={}, probes=0, is_chain=True, only_source=source)
+        return self.unchecked(**cut, kind=self.kind, proposals={}, probes=0, is_chain=True, only_source=source)
 
     def likeliest(self, nodes: int) -> DraftTree:
         """The `nodes` nodes besides the root that come true soonest, candidates before probes; of a drawn tree the first ones,
@@ -308,7 +307,7 @@ class DraftTree:
             if self.parents[node] in place:
                 place[node] = len(place)
         kept = list(place)
-        return self._sound(
+        return self.unchecked(
             tokens=tuple([self.tokens[node] for node in kept]),
             parents=tuple([place.get(self.parents[node], -1) for node in kept]),
             kind=self.kind,
@@ -325,18 +324,18 @@ class DraftTree:
         if self.is_chain and not self.probes:
             # asked for in a moment
             known["chances"] = tuple(accumulate(known["confidences"][1:], mul, initial=1.0))
-        return self._sound(**known)
+        return self.unchecked(**known)
 
     def undrawn(self) -> DraftTree:
         """The same tokens, whatever they were drawn from: each a point mass."""
-        return self._sound(**{**self.__dict__, "kind": Proposal.POINT, "proposals": {}}) if self.kind.drawn else self
+        return self.unchecked(**{**self.__dict__, "kind": Proposal.POINT, "proposals": {}}) if self.kind.drawn else self
 
     def shown(self) -> DraftTree:
         """The same tree without what it was drawn from: all that there is to show of it, and V times smaller."""
-        return self._sound(**{**self.__dict__, "proposals": {}})
+        return self.unchecked(**{**self.__dict__, "proposals": {}})
 
     @classmethod
-    def _sound(cls, **fields: Any) -> DraftTree:
+    def unchecked(cls, **fields: Any) -> DraftTree:
         """A tree made of trees: known to be one, it is not looked over again. Steps make several, and each look takes 10 us."""
         tree = object.__new__(cls)
         tree.__dict__.update(fields)
@@ -355,43 +354,6 @@ class DraftTree:
     def first_chain(self) -> DraftTree:
         """That path alone: what a model that cannot branch can verify of this tree."""
         return self.only(self.first_path())
-
-    def merged(self, other: DraftTree) -> DraftTree:
-        """This tree with the nodes of `other` that it lacks, the probes of both at the end.
-
-        Both trees share the root. The union of two COUPLED trees is COUPLED; that of two trees drawn in the same way by
-        different sources is drawn in that way, equal tokens side by side, each with its own proposal; any other is POINT and
-        shows no proposals: what was drawn for either tree alone was not drawn for their union, so only rules that need no
-        proposal are exact for it.
-        """
-        if self.tokens[0] != other.tokens[0]:
-            raise ValueError("trees with different roots cannot be merged")
-        if len(other) == 1 or len(self) == 1:
-            return self if len(other) == 1 else other
-        apart = self.kind.drawn and self.kind is other.kind and not {*self.sources[1:]} & {*other.sources[1:]}
-        union = Union(self.tokens[0], apart)
-        places = [union.take(tree, range(1, tree.candidates), {0: 0}) for tree in (self, other)]
-        candidates = len(union.tokens)
-        if not apart:
-            union.weigh(max(places[0].values()) + 1)
-        for tree, place in zip((self, other), places, strict=True):
-            union.take(tree, range(tree.candidates, len(tree)), place, probes=True)
-        both_coupled = self.kind is other.kind is Proposal.COUPLED
-        proposals = {
-            (place[node], source): row
-            for tree, place in zip((self, other), places, strict=True)
-            for (node, source), row in tree.proposals.items()
-            if apart
-        }
-        return self._sound(
-            tokens=tuple(union.tokens),
-            parents=tuple(union.parents),
-            kind=self.kind if apart or both_coupled else Proposal.POINT,
-            proposals=proposals,
-            sources=tuple(union.sources),
-            confidences=tuple(union.confidences),
-            probes=len(union.tokens) - candidates,
-        )
 
 
 _ROOT: dict[str, Any] = {

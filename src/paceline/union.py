@@ -1,25 +1,54 @@
-"""Union: two draft trees while they become one."""
+"""Union: two draft trees of one sequence as one tree.
+
+Source: SpecInfer (arXiv:2305.09781), section 3, merges token trees of several draft models.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Protocol
+
+from paceline.tree import DraftTree, Proposal
 
 
-class Nodes(Protocol):
-    """What a tree says of each of its nodes."""
+def union(one: DraftTree, other: DraftTree) -> DraftTree:
+    """One tree with the nodes of the other that it lacks, the probes of both at the end.
 
-    @property
-    def tokens(self) -> tuple[int, ...]: ...
-    @property
-    def parents(self) -> tuple[int, ...]: ...
-    @property
-    def sources(self) -> tuple[str, ...]: ...
-    @property
-    def confidences(self) -> tuple[float, ...]: ...
+    Both trees share the root. The union of two COUPLED trees is COUPLED; that of two trees drawn in the same way by
+    different sources is drawn in that way, equal tokens side by side, each with its own proposal; any other is POINT and
+    shows no proposals: what was drawn for either tree alone was not drawn for their union, so only rules that need no
+    proposal are exact for it.
+    """
+    if one.tokens[0] != other.tokens[0]:
+        raise ValueError("trees with different roots cannot be merged")
+    if len(other) == 1 or len(one) == 1:
+        return one if len(other) == 1 else other
+    apart = one.kind.drawn and one.kind is other.kind and not {*one.sources[1:]} & {*other.sources[1:]}
+    both = _Union(one.tokens[0], apart)
+    places = [both.take(tree, range(1, tree.candidates), {0: 0}) for tree in (one, other)]
+    candidates = len(both.tokens)
+    if not apart:
+        both.weigh(max(places[0].values()) + 1)
+    for tree, place in zip((one, other), places, strict=True):
+        both.take(tree, range(tree.candidates, len(tree)), place, probes=True)
+    both_coupled = one.kind is other.kind is Proposal.COUPLED
+    proposals = {
+        (place[node], source): row
+        for tree, place in zip((one, other), places, strict=True)
+        for (node, source), row in tree.proposals.items()
+        if apart
+    }
+    return DraftTree.unchecked(
+        tokens=tuple(both.tokens),
+        parents=tuple(both.parents),
+        kind=one.kind if apart or both_coupled else Proposal.POINT,
+        proposals=proposals,
+        sources=tuple(both.sources),
+        confidences=tuple(both.confidences),
+        probes=len(both.tokens) - candidates,
+    )
 
 
-class Union:
+class _Union:
     """Two trees while they become one. apart: equal tokens below one node stay two nodes."""
 
     def __init__(self, root: int, apart: bool) -> None:
@@ -29,8 +58,8 @@ class Union:
         self._words: dict[int, tuple[float, float]] = {}
         """Node that both trees hold -> how likely either says it is."""
 
-    def take(self, tree: Nodes, nodes: Iterable[int], place: dict[int, int], probes: bool = False) -> dict[int, int]:
-        """Add nodes of a tree; where each of its nodes is in the union. What both hold counts as likely as either says."""
+    def take(self, tree: DraftTree, nodes: Iterable[int], place: dict[int, int], probes: bool = False) -> dict[int, int]:
+        """Add nodes of a tree; where each of its nodes is in the both. What both hold counts as likely as either says."""
         for node in nodes:
             parent, token = place[tree.parents[node]], tree.tokens[node]
             at = None if self._apart or probes else self._children.get((parent, token))

@@ -175,7 +175,7 @@ def test_rows_that_are_told_come_in_their_own_order() -> None:
         score(road, cache, [missing(cache, owner, upto=2) for owner in owners])
         cache.commit([Verdict()] * 2)
         feeds = [missing(cache, owner, DraftTree.root(owner.root)) for owner in owners]
-        found.append(score(road, cache, [replace(feed, told=True) for feed in feeds]).logits)
+        found.append(score(road, cache, [replace(feed, prompt_logits=True) for feed in feeds]).logits)
     assert (found[0] - found[1]).abs().max() < TOLERANCE
 
 

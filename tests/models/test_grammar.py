@@ -382,7 +382,7 @@ def test_what_other_answers_have_read_changes_nothing(monkeypatch: pytest.Monkey
         for _ in range(60):
             draft = tuple(stream.choices(fitting, k=3))
             found = [constraint.allowed(draft[:size]) for size in range(4)]
-            told = constraint.told((*draft, outside[0]))
+            told = constraint.checked((*draft, outside[0]))
             assert told
             assert all(mask.all() for mask in found[told : told + 1])
             masks += [*found[:told], *[None] * (4 - told)]
@@ -413,11 +413,11 @@ def test_a_matcher_past_its_limits_is_replaced_once_for_all_answers_and_for_no_d
     monkeypatch.setattr(GrammarConstraint, "_read_off", lambda self, path: None if self._unread is past else read_off(self, path))
     for answer in answers:
         assert answer.allowed(path).all(), "nothing is said of a draft"
-        assert (answer.told(path), answer.told((*path, 5, 6))) == (1, 1)
+        assert (answer.checked(path), answer.checked((*path, 5, 6))) == (1, 1)
     assert not compiled
     for answer in answers:
         assert answer.over(path) is None
-        assert answer.told((*path, 5, 6)) == 3
+        assert answer.checked((*path, 5, 6)) == 3
         assert not answer.allowed(path).all()
         answer.commit(path)
         assert not answer.allowed(()).all()

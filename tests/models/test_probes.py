@@ -25,6 +25,7 @@ from paceline.params import SamplingParams
 from paceline.sequence import Sequence
 from paceline.step import Step, Verdict
 from paceline.tree import DraftTree
+from paceline.union import union
 from stepping import accept, missing, score, sequence
 from tiny import VOCABULARY, tiny_hub, tiny_model
 
@@ -52,7 +53,7 @@ def window(owner: Sequence, options: Options) -> DraftTree:
 
 
 def with_probes(owner: Sequence, options: Options) -> DraftTree:
-    tree = candidates_of(owner.root).merged(window(owner, options))
+    tree = union(candidates_of(owner.root), window(owner, options))
     assert tree.probes == options.window * (options.ngram - 1) - 1
     return tree
 

@@ -7,12 +7,13 @@ import pytest
 from fakes import ChainDrafter, TableModel
 from known_costs import LOOKUP, MODEL, adaptive_with
 from paceline.budget import Budget, Part
+from paceline.drafting import Work
 from paceline.learning.costs import Timings
 from paceline.params import SamplingParams
 from paceline.policies import adaptive
 from paceline.policies.fixed import FixedPolicy
 from paceline.sequence import Sequence
-from paceline.speculative import Speculative, Work
+from paceline.speculative import Speculative
 from paceline.step import Verdict
 from paceline.tree import DraftTree
 from paceline.verifiers.match import Match

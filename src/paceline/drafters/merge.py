@@ -25,6 +25,7 @@ from paceline.noise import told_apart
 from paceline.sequence import Sequence
 from paceline.step import Verdict
 from paceline.tree import DraftTree, Proposal
+from paceline.union import union
 
 
 class MergedDrafter(Drafter):
@@ -48,7 +49,7 @@ class MergedDrafter(Drafter):
         merged = [DraftTree.root(sequence.root) for sequence in sequences]
         for part in self._parts:
             rooms = [left_beside(tree, budget).within(part.budget) for tree, budget in zip(merged, budgets, strict=True)]
-            merged = list(map(DraftTree.merged, merged, part.propose(sequences, rooms)))
+            merged = list(map(union, merged, part.propose(sequences, rooms)))
         return [tree.first(budget.nodes) for tree, budget in zip(merged, budgets, strict=True)]
 
     def observe(self, sequences: Many[Sequence], trees: Many[DraftTree], verdicts: Many[Verdict], scores: Scores) -> None:

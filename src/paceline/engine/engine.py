@@ -11,6 +11,7 @@ import torch
 
 from paceline.cache.pages import OutOfPages
 from paceline.constraint import Constraint, GrammarError
+from paceline.drafting import Work
 from paceline.engine.prefix import Prefixes
 from paceline.engine.scheduler import Limits, Scheduler
 from paceline.engine.stops import StopChecker
@@ -24,7 +25,7 @@ from paceline.params import SamplingParams
 from paceline.sampling import LogitsError
 from paceline.sequence import Sequence
 from paceline.shortage import memory_ended
-from paceline.speculative import Outcome, Speculative, Work
+from paceline.speculative import Outcome, Speculative
 from paceline.step import Verdict
 from paceline.tree import DraftTree
 

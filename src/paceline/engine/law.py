@@ -155,7 +155,7 @@ def _rows(target: LanguageModel, sequence: Sequence, answer: Many[int]) -> Itera
         target.logits_after([(sequence, text[:first])], cache)
     for start in range(first, len(text), size):
         piece = text[start : start + size]
-        step = Step.of([Feed(sequence, start, piece, DraftTree.root(piece[-1]), told=True)])
+        step = Step.of([Feed(sequence, start, piece, DraftTree.root(piece[-1]), prompt_logits=True)])
         cache.stage(step)
         root, *told = target.score(step, cache).logits.cpu()
         cache.commit([Verdict()])

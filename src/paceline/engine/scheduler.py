@@ -14,10 +14,10 @@ from dataclasses import dataclass, replace
 from heapq import merge
 
 from paceline.budget import NOTHING, Budget
+from paceline.drafting import Work
 from paceline.engine.prefix import Prefixes
 from paceline.engine.shares import Shares
 from paceline.sequence import Sequence
-from paceline.speculative import Work
 
 _PATIENCE_STEPS = 256
 """Whoever has waited longer, or was fed nothing for longer, is overdue."""

@@ -50,8 +50,8 @@ class StopChecker:
         by what a grammar says."""
         if sequence.constraint is None and not sequence.params.stop:
             return self._cut_by_tokens(sequence, verdict)
-        if sequence.constraint is not None and (told := sequence.constraint.told(verdict.tokens)) < len(verdict.tokens):
-            verdict = verdict.cut(told, None)
+        if sequence.constraint is not None and (checked := sequence.constraint.checked(verdict.tokens)) < len(verdict.tokens):
+            verdict = verdict.cut(checked, None)
         stream = self._streams[sequence.key]
         for count, token in enumerate(verdict.tokens, 1):
             if token in sequence.stop_ids:

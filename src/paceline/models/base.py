@@ -69,10 +69,10 @@ class Scores:
             return (self.logits,)
         return self.logits[: sum(sizes)].split(sizes) if trees else ()
 
-    def told(self, step: Step) -> list[tuple[Segment, torch.Tensor]]:
-        """The segments whose committed tokens are told, with the logits of those rows: float32 [`told_rows`, V]."""
-        segments = [segment for segment in step.segments if segment.told and segment.told_rows]
-        sizes = [segment.told_rows for segment in segments]
+    def of_prompts(self, step: Step) -> list[tuple[Segment, torch.Tensor]]:
+        """The segments that want the logits of committed tokens, with these: float32 [`prompt_rows`, V]."""
+        segments = [segment for segment in step.segments if segment.prompt_rows]
+        sizes = [segment.prompt_rows for segment in segments]
         return list(zip(segments, self.logits[len(self.logits) - sum(sizes) :].split(sizes), strict=True)) if sizes else []
 
 

@@ -319,7 +319,7 @@ def _off(narrow: FusedModel, wide: FusedModel) -> float:
     found = []
     for model in (narrow, wide):
         text, cache = _text(model, min(_COMPARED, model.context_length)), model.new_cache()
-        step = Step.of([Feed(text, 0, tuple(text.tokens), DraftTree.root(text.root), told=True)])
+        step = Step.of([Feed(text, 0, tuple(text.tokens), DraftTree.root(text.root), prompt_logits=True)])
         cache.stage(step)
         found.append(model.score(step, cache).logits)
     errors = (found[0] - found[1]).square().mean(-1).sqrt() / found[1].std().clamp(min=1e-6)

@@ -14,11 +14,12 @@ from paceline.constraint import GrammarError
 
 @dataclass(frozen=True)
 class _Place:
-    """What is known behind some tokens. allowed: bool [V]. over: as `Constraint.over` has it. told: whether anything is known."""
+    """What is known behind some tokens. allowed: bool [V]. over: as `Constraint.over` has it. checked:
+    whether anything is known."""
 
     allowed: np.ndarray
     over: str | None = None
-    told: bool = True
+    checked: bool = True
 
 
 class GrammarConstraint:
@@ -52,13 +53,13 @@ class GrammarConstraint:
     def allowed(self, ancestors: tuple[int, ...]) -> np.ndarray:
         return self._at(ancestors).allowed
 
-    def told(self, tokens: tuple[int, ...]) -> int:
+    def checked(self, tokens: tuple[int, ...]) -> int:
         places = [self._places.get(tokens[:count]) for count in range(1, len(tokens))]
-        return next((count for count, place in enumerate(places, 1) if place is not None and not place.told), len(tokens))
+        return next((count for count, place in enumerate(places, 1) if place is not None and not place.checked), len(tokens))
 
     def over(self, ancestors: tuple[int, ...]) -> str | None:
         place = self._at(ancestors)
-        if not place.told:
+        if not place.checked:
             place = self._places[ancestors] = self._asked(ancestors)
         return place.over
 
@@ -92,7 +93,7 @@ class GrammarConstraint:
         known = self._ahead is not None and self._ahead[:size] == tokens
         self._ahead = self._ahead[size:] if self._ahead is not None and known else None
         self._read += tokens
-        kept = {path: place for path, place in self._places.items() if path[:size] == tokens and place.told}
+        kept = {path: place for path, place in self._places.items() if path[:size] == tokens and place.checked}
         self._places = {path[size:]: place for path, place in kept.items()}
 
     def _at(self, ancestors: tuple[int, ...]) -> _Place:
@@ -105,7 +106,7 @@ class GrammarConstraint:
         place = self._read_off(ancestors)
         if place is not None:
             return place
-        return _Place(self._everything, told=False) if ancestors else self._asked(ancestors)
+        return _Place(self._everything, checked=False) if ancestors else self._asked(ancestors)
 
     def _asked(self, ancestors: tuple[int, ...]) -> _Place:
         """What others say where this matcher cannot."""

@@ -54,13 +54,13 @@ class OwnStateModel(LanguageModel):
     @torch.inference_mode()
     def score(self, step: Step, cache: KVCache, taps: Iterable[int] = ()) -> Scores:
         wanted = tuple(taps)
-        trees, told = list[Scores](), list[Scores]()
+        trees, prompts = list[Scores](), list[Scores]()
         for segment in step.segments:
             scored = _joined([Scores(piece.logits, piece.taps) for piece in self._score(step, segment, cache, wanted)])
             count = len(scored.logits)
             trees.append(_rows(scored, count - segment.nodes, count))
-            told.append(_rows(scored, 0, segment.told_rows))
-        return _joined(trees + told)
+            prompts.append(_rows(scored, 0, segment.prompt_rows))
+        return _joined(trees + prompts)
 
     @abstractmethod
     def _score(self, step: Step, segment: Segment, cache: Any, taps: Many[int]) -> Iterator[Piece]:
@@ -212,8 +212,8 @@ def _rows(scores: Scores, low: int, high: int) -> Scores:
 
 
 def _scored(segment: Segment) -> int:
-    """How many of a segment's last rows the model is asked for: all of them where committed tokens are told."""
-    return segment.rows if segment.told_rows else segment.nodes
+    """How many of a segment's last rows the model is asked for: all of them where logits of committed tokens are wanted."""
+    return segment.rows if segment.prompt_rows else segment.nodes
 
 
 @torch.inference_mode()
