@@ -30,6 +30,7 @@ LARGE = b"1".rjust(1 << 16)
         ('{"a": 1}'.encode("utf-16"), "not UTF-8"),
         ('{"a": 1}'.encode("utf-16-le"), "NUL"),
         ('{"a": 1}'.encode("utf-32-le"), "NUL"),
+        (b"[" + b'{"a":1},' * 16_384 + b"{}]", "more than 16384 objects"),
         (rb'{"a": "\ud800"}', "surrogate"),
         (rb'{"a": "\ude00\ud83d"}', "surrogate"),
         (rb'{"a": "\ud83d\\\ude00"}', "surrogate"),
@@ -42,7 +43,17 @@ def test_a_body_no_parser_should_see_is_refused(body: bytes, said: str) -> None:
 
 @pytest.mark.parametrize(
     "value",
-    [{}, "[" * 100_000, '\\"[' * 50_000, "\\" * 99_999, {"a": ["]]", '{"', "😀", "\\ud800"]}, [[[]]] * 20_000, "\x00"],
+    [
+        {},
+        "[" * 100_000,
+        '\\"[' * 50_000,
+        "\\" * 99_999,
+        {"a": ["]]", '{"', "😀", "\\ud800"]},
+        [[[]]] * 20_000,
+        [{}] * 16_384,
+        "{" * 20_000,
+        "\x00",
+    ],
 )
 @pytest.mark.parametrize("ascii_only", [True, False])
 def test_a_body_that_only_looks_bad_passes(value: Any, ascii_only: bool) -> None:

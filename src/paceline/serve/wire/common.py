@@ -64,9 +64,9 @@ class Wire(BaseModel):
         for name, reason in cls.unsupported.items():
             if values.get(name) is not None:
                 raise refusal(name, reason)
-        if len(values) > len(cls.model_fields) + len(cls.unsupported):
+        if len(values) > len(cls.__pydantic_fields__) + len(cls.unsupported):
             # some are unknown: one of them is told of, where pydantic makes an error of each
-            known = {field.alias or name for name, field in cls.model_fields.items()} | cls.unsupported.keys()
+            known = {field.alias or name for name, field in cls.__pydantic_fields__.items()} | cls.unsupported.keys()
             stranger = next(name for name in values if name not in known)
             raise PydanticCustomError("unknown", "unknown field '{param}'", {"param": printable(stranger)})
         return {name: value for name, value in values.items() if name not in cls.unsupported} if cls.unsupported else values
