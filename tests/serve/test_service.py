@@ -120,8 +120,9 @@ def test_a_server_that_ends_does_not_wait_for_a_long_step(monkeypatch: pytest.Mo
     told = answer(engine, monkeypatch, 2, 60.0, EngineService.expire_all)
     assert told == [(0, first), (1, first), (0, LATE), (1, LATE)]
     assert engine.expired == 2
-    with pytest.raises(APIError, match="up before it had its turn"):
+    with pytest.raises(APIError, match="shutting down") as refused:
         answer(SlowEngine(None), monkeypatch, 1, 60.0, EngineService.expire_all)
+    assert (refused.value.status, refused.value.code) == (503, "shutting_down")
 
 
 def test_a_server_that_ends_waits_for_a_short_step(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -117,7 +117,8 @@ class Tokenizer:
         something else.
         """
         self.check_chat_template()
-        taken = signature(self.library.apply_chat_template).parameters.keys() & variables.keys()
+        # `messages` is what the library calls the conversation inside
+        taken = {*signature(self.library.apply_chat_template).parameters, "messages"} & variables.keys()
         if taken:
             raise ModelError(f"a variable of a chat template cannot be named '{min(taken)}'")
         try:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable
 
 from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
 from paceline.serve.errors import APIError
@@ -26,10 +28,15 @@ def application(routers: Iterable[APIRouter]) -> FastAPI:
         summary="An OpenAI-compatible server whose drafts never change a word",
         docs_url=None,
         redoc_url=None,
-        openapi_url="/openapi.json",
+        openapi_url=None,
     )
     for router in routers:
         app.include_router(router)
+
+    @app.get("/openapi.json", include_in_schema=False)
+    async def schema() -> Response:
+        # to make it takes a second or two, once, for which no stream should stop
+        return JSONResponse(await asyncio.to_thread(app.openapi))
 
     @app.exception_handler(APIError)
     async def refused(request: Request, error: APIError) -> Response:

@@ -78,7 +78,7 @@ class EngineService(Service):
 
     def check_room(self, choices: int) -> None:
         if self.draining:
-            raise APIError(503, "the server is shutting down", code="shutting_down", retry_after_s=5)
+            raise _shutting_down()
         load, bound = self._engine.load, self._settings.batch + self._settings.queue
         # a request that is larger than the queue waits for an idle server, not for ever
         crowded = load > 0 and load + choices > bound
@@ -142,6 +142,8 @@ class EngineService(Service):
                     alarm.cancel()
                     alarm = loop.call_later(_PARTING_S if self._parting else _GRACE_S, inbox.put_nowait, _Letter())
             if unsaid:
+                if self._parting:
+                    raise _shutting_down()
                 sentence = "the time of this request was up before it had its turn; try again later"
                 raise APIError(503, sentence, code="timed_out", retry_after_s=5)
         finally:
@@ -173,6 +175,10 @@ class _Inbox:
 
     def failed(self, error: APIError) -> None:
         self.inbox.put_nowait(_Letter(self.choice, error=error))
+
+
+def _shutting_down() -> APIError:
+    return APIError(503, "the server is shutting down", code="shutting_down", retry_after_s=5)
 
 
 def _read(letters: Many[_Letter]) -> dict[int, Delta]:
