@@ -373,7 +373,7 @@ def said(*blocks: Any, role: str = "user") -> dict[str, Any]:
         ({"max_tokens": 0}, "'max_tokens'"),
         ({"temperature": 1.5}, "'temperature'"),
         ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, "'thinking' is not supported"),
-        ({"mcp_servers": []}, "'mcp_servers' is not supported"),
+        ({"mcp_servers": [{"name": "x"}]}, "'mcp_servers' is not supported"),
         ({"speed": "fast"}, "'speed' is not supported"),
         ({"container": "c"}, "'container' is not supported"),
         ({"output_config": {"effort": "low"}}, "'output_config.effort' is not supported"),

@@ -31,7 +31,7 @@ def item(**fields: Any) -> dict[str, Any]:
         ({"top_logprobs": 2}, "top_logprobs", "include"),
         ({"max_tokens": 3}, "max_tokens", "max_output_tokens"),
         ({"n": 2}, "n", "one answer"),
-        ({"messages": []}, "messages", "'input'"),
+        ({"messages": [{"role": "user"}]}, "messages", "'input'"),
         ({"tools": [{"type": "web_search"}]}, "tools[0].type", "web_search"),
         ({"tools": [LOOK], "tool_choice": {"type": "mcp"}}, "tool_choice.type", "mcp"),
         ({"tools": [LOOK], "tool_choice": {"type": "function", "name": "no"}}, "tool_choice", "not among"),

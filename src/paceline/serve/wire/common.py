@@ -51,7 +51,8 @@ _BRANCHES = frozenset({"str", "int", "float", "bool", "dict", "list", "none"})
 
 
 class Wire(BaseModel):
-    """Part of a request. `unsupported`: fields of other servers that this one lacks, and why; null is as if they were absent."""
+    """Part of a request. `unsupported`: fields of other servers that this one lacks, and why; with a value that asks for nothing
+    they are as if absent."""
 
     model_config = ConfigDict(extra="forbid", strict=True, hide_input_in_errors=True)
     unsupported: ClassVar[Mapping[str, str]] = {}
@@ -62,7 +63,7 @@ class Wire(BaseModel):
         if not isinstance(values, dict):
             return values
         for name, reason in cls.unsupported.items():
-            if values.get(name) is not None:
+            if not _is_off(name, values.get(name)):
                 raise refusal(name, reason)
         if len(values) > len(cls.__pydantic_fields__) + len(cls.unsupported):
             # some are unknown: one of them is told of, where pydantic makes an error of each
@@ -70,6 +71,17 @@ class Wire(BaseModel):
             stranger = next(name for name in values if name not in known)
             raise PydanticCustomError("unknown", "unknown field '{param}'", {"param": printable(stranger)})
         return {name: value for name, value in values.items() if name not in cls.unsupported} if cls.unsupported else values
+
+
+_OFF: Mapping[str, Any] = {"n": 1, "best_of": 1, "length_penalty": 1.0, "include_reasoning": True, "function_call": "none"}
+"""What asks for nothing of its own: clients that write out all of vLLM's or OpenAI's defaults send these."""
+
+
+def _is_off(name: str, value: Any) -> bool:
+    if value is None or name in _OFF:
+        return value is None or value == _OFF[name]
+    # 0 equals False, and asks for something
+    return value is False or value in ("", [])
 
 
 def refusal(name: str, reason: str) -> PydanticCustomError:
