@@ -8,6 +8,7 @@ import logging
 import socket
 import time
 from collections.abc import AsyncIterator, Iterable
+from contextlib import ExitStack
 from threading import Event
 
 import pytest
@@ -164,3 +165,20 @@ def test_whoever_offers_another_protocol_is_answered_in_this_one(wire: Wire, cap
     with caplog.at_level(logging.WARNING):
         assert wire.told(b"GET /health HTTP/1.1\r\nHost: localhost\r\n" + offer + b"\r\n").startswith(b"HTTP/1.1 200")
     assert not caplog.records
+
+
+def test_a_new_connection_takes_the_place_of_the_one_that_was_idle_longest() -> None:
+    def is_answered(line: socket.socket) -> bool:
+        line.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        answer = b""
+        while not answer.endswith(b"}") and (read := line.recv(1 << 16)):
+            answer += read
+        return answer.startswith(b"HTTP/1.1 200")
+
+    with Wire(guarded(small_app(), Settings()), Settings(), patience_s=5.0, most_connections=4) as wire, ExitStack() as stack:
+        lines = list[socket.socket]()
+        for _ in range(8):
+            lines.append(stack.enter_context(socket.create_connection(("127.0.0.1", wire.port), 5)))
+            assert is_answered(lines[-1])
+        assert [line.recv(1) for line in lines[:5]] == [b""] * 5, "they were closed"
+        assert is_answered(lines[-1])

@@ -17,12 +17,13 @@ from paceline.serve.settings import Settings
 class Wire:
     """patience_s: of the connections, with whoever sends and whoever reads."""
 
-    def __init__(self, app: Any, settings: Settings, patience_s: float) -> None:
+    def __init__(self, app: Any, settings: Settings, patience_s: float, most_connections: int | None = None) -> None:
         class Hasty(Connection):
             pass
 
         Hasty.patience_s = Hasty.reading_s = patience_s
         options = uvicorn_options(settings) | {"port": 0, "http": Hasty, "lifespan": "off"}
+        options |= {"limit_concurrency": most_connections} if most_connections else {}
         self._server = uvicorn.Server(uvicorn.Config(app, **options))
         self._thread = Thread(target=self._server.run, daemon=True)
 

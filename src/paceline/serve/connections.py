@@ -51,14 +51,30 @@ class Connection(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
         self._owing, self._unread = _Alarm(), _Alarm()
+        self._answered_s = 0.0
         super().connection_made(transport)
         self._settle()
+        self._make_room()
+
+    def _make_room(self) -> None:
+        """Close the connection that has lain idle the longest where there are as many as there may be: uvicorn would refuse all
+        others for as long as it is kept."""
+        if self.limit_concurrency is not None and len(self.connections) >= self.limit_concurrency:
+            idle = [one for one in self.connections if isinstance(one, Connection) and one.is_idle]
+            if idle:
+                min(idle, key=lambda one: one._answered_s).transport.close()
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether it was answered, and has asked for nothing since."""
+        return self.cycle is not None and self.cycle.response_complete and not self._owed() and not self.transport.is_closing()
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
         self._settle()
 
     def on_response_complete(self) -> None:
+        self._answered_s = self.loop.time()
         super().on_response_complete()
         self._settle()
 
