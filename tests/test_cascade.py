@@ -94,16 +94,18 @@ def test_what_comes_true_inside_saves_forwards() -> None:
     assert pair._pair.forwards < alone.forwards
 
 
-def test_other_drafts_are_the_models_own() -> None:
+@pytest.mark.parametrize(("kind", "width"), [(Proposal.IID, 2), (Proposal.POINT, 1)])
+def test_other_drafts_are_the_models_own(kind: Proposal, width: int) -> None:
+    """Draws for a verifier that tests them; and the likeliest tokens for one that wants them of a sampled request."""
     alone, pair = models(MixedDrafter)
-    growth = Growth(Proposal.IID, caterpillar(3, 2))
+    growth = Growth(kind, caterpillar(3, width))
     sequence = Sequence(0, (1, 2, 3), PARAMS[1], 9)
     made = [
         model.extend([sequence], [Budget(6, 3)], model.new_cache(), growth=growth, vocab_size=6, source="b")[0]
         for model in (alone, pair)
     ]
     assert made[0].tokens == made[1].tokens
-    assert made[1].kind is Proposal.IID
+    assert made[1].kind is kind
 
 
 def test_greedy_requests_are_drafted_for_ahead_under_any_rule_and_others_beside_them() -> None:

@@ -162,3 +162,11 @@ def test_a_rule_that_reads_a_chain_is_shown_one(temperature: float, size: int) -
     (outcome,) = speculative.step([Work(sequence, 0, 3, Budget(5, 5))], NeverEnds())
     assert outcome.tree is not None
     assert len(outcome.tree) == size
+
+
+def test_a_mixture_declares_whatever_one_of_its_drafters_may_propose_alone() -> None:
+    """Where only one of them finds anything, its tree is verified as it is: what a verifier keeps of it is told beforehand."""
+    model = TableModel(5)
+    found, drawn = Right(model), Right(model)
+    found.kinds, drawn.kinds = frozenset({Proposal.COUPLED}), frozenset({Proposal.IID})
+    assert MergedDrafter([found, drawn]).kinds == {Proposal.POINT, Proposal.COUPLED, Proposal.IID}

@@ -81,7 +81,7 @@ class Cascade(LanguageModel):
         places = [
             place
             for place, sequence in enumerate(sequences)
-            if levels is not None and not (growth.kind.drawn and sequence.params.temperature > 0.0)
+            if levels is not None and (growth.kind is Proposal.COUPLED or sequence.params.temperature == 0.0)
         ]
         drafts = [self._draft(sequences[at], budgets[at], levels or 0, cache) for at in places]
         trees = dict(zip(places, self._ahead(drafts, vocab_size, source), strict=True))

@@ -91,7 +91,9 @@ class Ranking:
 def chosen_shares(row: np.ndarray, tokens: Many[int], noise: tuple[int, int] | None) -> np.ndarray:
     """Shares of tokens in the softmax of what they were chosen by. row: float [V], the scores. noise: seed and position of that
     which was added to them; None for none."""
-    near = np.union1d(np.flatnonzero(row >= row.max() - _FAR), tokens)
+    # noise lifts some of those far below, too: where there are few tokens all of them count, as where they were ranked
+    few = noise is not None and len(row) <= _FEW
+    near = np.arange(len(row)) if few else np.union1d(np.flatnonzero(row >= row.max() - _FAR), tokens)
     chosen_by = row[near].astype(np.float64)
     if noise is not None:
         chosen_by += gumbel(*noise, near)

@@ -5,7 +5,7 @@ are not weighed against one another: every part drafts all it asks for, and the 
 `adaptive` the target looks at the nodes that are worth a row, whoever drafted them.
 
 Source: the union of token trees follows SpecInfer (arXiv:2305.09781), section 3, for any mixture of drafters.
-Proposals: POINT, or what every part is
+Proposals: POINT, and those of its parts
 Taps: those of its parts
 Branching: the most that one of its parts needs
 Trained: no
@@ -34,7 +34,8 @@ class MergedDrafter(Drafter):
     def __init__(self, parts: Many[Drafter]) -> None:
         self._parts = tuple(sorted(_named_apart(parts), key=lambda part: part.costly))
         self.name = "+".join(part.name for part in parts)
-        self.kinds = _kinds([part.kinds for part in parts])
+        # where one of them proposes, the tree is its own; what several propose is a point mass unless all choose in one way
+        self.kinds = frozenset({Proposal.POINT}.union(*[part.kinds for part in parts]))
         self.taps = tuple(sorted({tap for part in parts for tap in part.taps}))
         self.read_texts = told_apart([part.read_texts for part in parts])
         self.budget = Budget(sum(part.budget.nodes for part in parts), max(part.budget.depth for part in parts))
@@ -103,9 +104,3 @@ def _named_apart(parts: Many[Drafter]) -> list[Drafter]:
         if seen[part.name] > 1:
             part.name = f"{part.name} {seen[part.name]}"
     return list(parts)
-
-
-def _kinds(parts: Many[frozenset[Proposal]]) -> frozenset[Proposal]:
-    """What the union may be: drawn where all are drawn in one way, coupled where all are, a point mass in any mixture."""
-    shared = frozenset.intersection(*parts) - {Proposal.POINT}
-    return frozenset({Proposal.POINT, *shared})
