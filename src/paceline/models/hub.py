@@ -54,8 +54,9 @@ class HubModel(FlatModel):
         keep: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
         arguments: dict[str, Any] = {"past_key_values": self._nothing, "use_cache": True}
-        if keep is not None and self._keeps_rows:
-            arguments["logits_to_keep"] = keep
+        if self._keeps_rows:
+            # all rows are named too: where there is no tensor Gemma 4 takes a number, and the mask, for what it slices
+            arguments["logits_to_keep"] = torch.arange(token_ids.shape[1], device=self._device) if keep is None else keep
         token = FORWARD.set(forward)
         try:
             with tapped(decoder_layers(self.model), taps) if taps else nullcontext({}) as captured:

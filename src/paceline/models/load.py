@@ -32,8 +32,10 @@ _NOT_ARCHITECTURE = {
     *("attn_implementation", "_attn_implementation", "_attn_implementation_internal"),
     *("experts_implementation", "_experts_implementation", "_experts_implementation_internal"),
     *("output_attentions", "output_hidden_states", "return_dict", "torchscript", "use_cache"),
+    "transformers_weights",
 }
-"""Entries of config.json that are not the checkpoint's to decide: code to fetch and run, and how a forward is called."""
+"""Entries of config.json that are not the checkpoint's to decide: code to fetch and run, how a forward is called, and which file,
+maybe a pickle, holds the weights."""
 _FP8_FROM = (8, 9)
 """The compute capability from which on Triton reads it."""
 _SUPERSEDED_ROTATIONS = {"su": "longrope"}
@@ -242,6 +244,9 @@ def _weighed(checkpoint: Checkpoint, config: Any, dtype: torch.dtype | None) -> 
         dtype = torch.float32
     try:
         architecture: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+        if getattr(architecture, "config_class", None) is config.sub_configs.get("text_config", object):
+            # of a model that also sees, the language model has a configuration of its own
+            config = config.get_text_config()
         # a number that is quantised takes a bit at least
         most = 8 * checkpoint.size_bytes if "quantization_config" in checkpoint.config else 2 * checkpoint.parameters
         asked = _asked(architecture, config)

@@ -167,6 +167,7 @@ class _Trial:
         self.after = ids[0]
         self._answers: dict[tuple[int, ...], torch.Tensor] = {}
         self._ask(self.chunked)
+        self._ask((*self.chunked, self.after))
         for path, after in (((2, 5), (self.after,)), ((1,), (self.after,)), ((1, 3), ()), ((1, 4), ())):
             self._ask((*self.drafted, *(self.tree.tokens[node] for node in path), *after))
         plain = self._answers[self.chunked]
@@ -213,15 +214,17 @@ class _Trial:
         else:
             # single rows may go astray in half precision, when an expert is chosen by a hair; most of them may not, and the
             # nodes that a lost mask would spoil are more than half
-            crucial = errors[3:-1] if branches else errors
+            crucial = errors[3:-2] if branches else errors
             worst, allowed = float(torch.stack([errors.median(), crucial.median()]).max()), self._rough
         # written so that NaN objects
         return "" if worst <= allowed else f"its logits are off by {worst:.1e} of their spread"
 
     def _wanted(self, tree: DraftTree, path: tuple[int, ...]) -> torch.Tensor:
-        """float32 [1 + N + 1, V]: after the chunked prompt, at every node, and after the accepted path and one token."""
-        last = self._answers[*self.drafted, *(tree.tokens[node] for node in path), self.after]
-        return torch.stack([self._answers[self.chunked], *(self._at(tree, node) for node in range(len(tree))), last])
+        """float32 [1 + N + 2, V]: after the chunked prompt, at every node, and after one more token of that prompt and of the
+        accepted path."""
+        texts = (self.chunked, (*self.drafted, *(tree.tokens[node] for node in path)))
+        last = [self._answers[*text, self.after] for text in texts]
+        return torch.stack([self._answers[self.chunked], *(self._at(tree, node) for node in range(len(tree))), *last])
 
     def _walk(self, candidate: LanguageModel, tree: DraftTree, path: tuple[int, ...]) -> torch.Tensor:
         """The rows of `_wanted`, from the engine's side: three steps of one cache."""
@@ -240,9 +243,13 @@ class _Trial:
         tokens = (*(tree.tokens[node] for node in path), self.after)
         first = self._step(candidate, cache, feeds, [Verdict(), Verdict(path, tokens, len(path))])
         drafted.commit(tokens, ())
-        held = cache.length(drafted.key)
-        feeds = [Feed(drafted, held, tuple(drafted.tokens[held:]), DraftTree.root(drafted.root))]
-        second = self._step(candidate, cache, feeds, [Verdict()])
+        chunked.commit((self.after,), ())
+        # both decode: a step of which every row is wanted
+        feeds = [
+            Feed(text, held, tuple(text.tokens[held:]), DraftTree.root(text.root))
+            for text, held in ((text, cache.length(text.key)) for text in (chunked, drafted))
+        ]
+        second = self._step(candidate, cache, feeds, [Verdict(), Verdict()])
         return torch.cat([first, second])
 
     @staticmethod

@@ -1,0 +1,72 @@
+"""Models through transformers whose configuration or forward is not that of a plain language model, as published ones have them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoConfig, AutoModelForImageTextToText
+
+from models.test_families import largest_error
+from paceline.models.base import LanguageModel
+from paceline.models.load import load_model
+from tiny import tiny_model
+
+SIZES: dict[str, Any] = {
+    "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "head_dim": 8, "vocab_size": 97, "max_position_embeddings": 256, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
+}  # fmt: skip
+SIGHT: dict[str, Any] = {
+    "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 28,
+    "patch_size": 14, "depth": 1, "num_heads": 2, "out_hidden_size": 32, "vision_output_dim": 32, "projector_input_dim": 16,
+    "projector_output_dim": 16,
+}  # fmt: skip
+SEEING: dict[str, dict[str, Any]] = {
+    "qwen3_5": {
+        "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8, "linear_value_head_dim": 8,
+        "layer_types": ["linear_attention", "full_attention"],
+    },
+    "llama4": {
+        "intermediate_size_mlp": 48, "num_local_experts": 2, "attention_chunk_size": 16, "no_rope_layers": [1, 0],
+        "interleave_moe_layer_step": 2, "floor_scale": 16,
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", SEEING)
+def test_text_of_a_model_that_sees_has_a_configuration_of_its_own(tmp_path: Path, kind: str) -> None:
+    torch.manual_seed(1)
+    config = AutoConfig.for_model(kind, text_config={**SIZES, **SEEING[kind]}, vision_config=SIGHT)
+    reference = AutoModelForImageTextToText.from_config(config).float().eval()
+    reference.save_pretrained(tmp_path)
+    assert largest_error(load_model(tmp_path), reference) < 1e-4
+
+
+def test_a_gemma_whose_layers_share_keys_decodes_many_sequences_at_once(tmp_path: Path) -> None:
+    """As in E2B and E4B: there transformers slices by whatever says which rows are wanted."""
+    kinds = ["sliding_attention", "full_attention"] * 2
+    shape = {"layer_types": kinds, "num_hidden_layers": 4, "num_kv_shared_layers": 2, "vocab_size_per_layer_input": 97}
+    reference = tiny_model("gemma4_text", **SIZES | shape)
+    reference.save_pretrained(tmp_path)
+    model = load_model(tmp_path)
+    assert isinstance(model, LanguageModel)
+    assert largest_error(model, reference) < 1e-4
+
+
+@pytest.mark.parametrize("name", ["other.safetensors", "adapter_model.bin"])
+def test_a_configuration_does_not_say_which_file_holds_the_weights(tmp_path: Path, name: str) -> None:
+    """transformers would read it, a pickle too, and no other backend would."""
+    reference = tiny_model("gpt_neox")
+    reference.save_pretrained(tmp_path)
+    others = {key: tensor + 1 for key, tensor in load_file(tmp_path / "model.safetensors").items()}
+    if name.endswith(".bin"):
+        torch.save(others, tmp_path / name)
+    else:
+        save_file(others, tmp_path / name, metadata={"format": "pt"})
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "transformers_weights": name}))
+    assert largest_error(load_model(tmp_path), reference) < 1e-4
