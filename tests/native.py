@@ -1,4 +1,4 @@
-"""The native road in tests: checkpoints of every family whose every tensor matters, and plain decoding to compare with."""
+"""The native backend in tests: checkpoints of every family whose every tensor matters, and plain decoding to compare with."""
 
 from __future__ import annotations
 

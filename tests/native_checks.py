@@ -1,4 +1,4 @@
-"""Checks of the native road that a mutant of it must fail: trees and their caches, families, drafts.
+"""Checks of the native backend that a mutant of it must fail: trees and their caches, families, drafts.
 
 Wanted are transformers' own logits, and the drafts of the long way, so that nothing is compared with a mutant of itself.
 """

@@ -1,4 +1,4 @@
-"""Mutants of the native road: what Python tells compiled code, and what it does with the cache behind it.
+"""Mutants of the native backend: what Python tells compiled code, and what it does with the cache behind it.
 
 Compiled code itself is not patched: it would not see it. Each fault here stays within the memory that was handed over.
 """

@@ -32,7 +32,7 @@ from paceline.step import Step
 @dataclass(frozen=True)
 class Speeds:
     """Milliseconds. forward: by rows, straight lines between. level, read: of a draft model's level, and of each token it reads.
-    draft, look_up: of asking it, and a look-up. row: of judging one. beside: of a step, whatever is drafted. thought, learnt: of
+    draft, look_up: of asking it, and a lookup. row: of judging one. beside: of a step, whatever is drafted. thought, learnt: of
     considering a draft model, and of learning from a step."""
 
     forward: dict[int, float]

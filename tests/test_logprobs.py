@@ -108,7 +108,7 @@ def no_models(path: str) -> Any:
 
 
 @pytest.mark.parametrize("kind", ["llama", "falcon", "bloom", "qwen3_next", "mamba"])
-def test_every_road_tells_prompts(kind: str) -> None:
+def test_every_backend_tells_prompts(kind: str) -> None:
     reference = tiny_model(kind)
     model = probed(tiny_model(kind), Identity(kind, 128, frozenset()))
     prompts = [(5, 9, 31, 7, 7, 40), (30, 31, 30, 31, 30)]

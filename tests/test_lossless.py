@@ -143,7 +143,7 @@ def loaded(path: str, store: str) -> LanguageModel:
 
 
 def prompts() -> list[list[int]]:
-    """Eight prompts of mixed lengths; some repeat themselves, so that look-up drafters have something to find."""
+    """Eight prompts of mixed lengths; some repeat themselves, so that lookup drafters have something to find."""
     noise = torch.Generator().manual_seed(5)
     made = []
     for length in (1, 3, 11, 24, 33, 17, 8, 40):

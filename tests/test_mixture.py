@@ -146,7 +146,7 @@ def test_what_is_drawn_keeps_its_proposals_or_is_not_drawn(rule: Verifier, drawi
         assert outcome.tree.kind is (Proposal.IID if sources[-1] == "drawing" else Proposal.POINT)
         assert len(outcome.tree.proposals) == (2 if sources[-1] == "drawing" else 0)
         assert drawing.asked == asked + (sources[-1] == "drawing")
-    # whatever comes first in a spec, look-ups are asked first
+    # whatever comes first in a spec, lookups are asked first
     assert (sources[0], sources[-1]) == ("found", "drawing")
 
 

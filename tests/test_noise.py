@@ -60,7 +60,7 @@ def test_the_tensor_hash_is_the_hash_in_plain_integers(seed: int, position: int,
 
 @given(st.integers(0, 2**64 - 1), st.integers(0, 2**24))
 def test_arrays_and_tensors_have_the_same_noise(seed: int, position: int) -> None:
-    """Both roads hash alike to the bit; their logarithms may differ in the last one of float64, which float32 hides."""
+    """Both backends hash alike to the bit; their logarithms may differ in the last one of float64, which float32 hides."""
     tokens = np.concatenate([np.arange(99), np.array([2**17, 2**31 - 1])])
     for ids in (tokens, tokens.astype(np.int32)):
         assert noise.hashed(seed, position, ids).dtype == np.int32

@@ -33,11 +33,11 @@ Single = TypeVar("Single", Verifier, Policy)
 
 
 def automatic(model_path: str, draft_path: str = "") -> str:
-    """The spec `auto` stands for: the embedded draft of this target beside n-gram look-up, else token recycling beside it.
+    """The spec `auto` stands for: the embedded draft of this target beside n-gram lookup, else token recycling beside it.
 
     `auto:PATH` names a smaller model of one's own to draft with instead.
     How deep the draft goes, if it is made at all, is for the policy; eight levels are more than a small machine ever asks for.
-    Rows are nearly free on a GPU, so look-ups and recycled trees are larger there: with 32 recycled nodes in place of 8 the
+    Rows are nearly free on a GPU, so lookups and recycled trees are larger there: with 32 recycled nodes in place of 8 the
     embedded model emits a quarter more tokens a step, and files rewritten with edits take an eighth fewer steps. A draft is
     free to be an approximation, so it is held in int8 where its weights can be packed: half as much to read, and hardly another
     token.
@@ -211,7 +211,7 @@ def _check_trees(drafter: Drafter, target: LanguageModel) -> None:
 def _try_taps(drafter: Drafter, target: LanguageModel) -> None:
     """Raise Misfit where a forward of the target cannot bring the hidden states that a drafter needs.
 
-    Every road knows its own layers, so one token is fed and the road asked.
+    Every backend knows its own layers, so one token is fed and the backend asked.
     """
     first = Sequence(0, (0,), SamplingParams(), seed=0)
     step, cache = Step.of([Feed(first, 0, (0,), DraftTree.root(0))]), target.new_cache()

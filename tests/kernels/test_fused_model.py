@@ -39,7 +39,7 @@ pytestmark = pytest.mark.skipif(
 TOLERANCE = 1e-4
 
 
-def road(folder: Path, weights: str | None = None, kv_cache: str | None = None) -> FusedModel:
+def backend(folder: Path, weights: str | None = None, kv_cache: str | None = None) -> FusedModel:
     found = inspected(folder)
     config = _configuration(found)
     return fused_model(found, config, context_length(config), torch.device("cpu"), weights, kv_cache)
@@ -54,14 +54,14 @@ def test_a_family_computes_what_transformers_computes(tmp_path: Path, case: str)
     """Prompts in chunks, trees, a commit that moves keys and the next step of three sequences at once."""
     kind, over = CASES[case]
     folder, reference = checkpoint(tmp_path, kind, **over)
-    assert largest_error(road(folder), reference) < TOLERANCE
+    assert largest_error(backend(folder), reference) < TOLERANCE
 
 
 @pytest.mark.parametrize("kind", sorted(WIDE))
 def test_norms_of_all_heads_together_are_refused(tmp_path: Path, kind: str) -> None:
     folder, _ = checkpoint(tmp_path, kind)
     with pytest.raises(Unsuited, match="all heads of its queries"):
-        road(folder)
+        backend(folder)
 
 
 def drafting(model: FusedModel, budget: Budget, **params: Any) -> list[DraftTree]:
@@ -88,7 +88,7 @@ def test_a_chain_drafted_in_one_call_is_the_one_drafted_level_by_level(
     tmp_path: Path, budget: Budget, temperature: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, _ = checkpoint(tmp_path, "llama")
-    model, waits = road(folder), []
+    model, waits = backend(folder), []
     whole = drafting(model, budget, temperature=temperature)
     monkeypatch.setattr(fused, "is_fused", lambda *_: waits.append(1))
     for one, other in zip(whole, drafting(model, budget, temperature=temperature), strict=True):
@@ -102,7 +102,7 @@ def test_a_chain_drafted_in_one_call_is_the_one_drafted_level_by_level(
 @pytest.mark.parametrize("kind", KV_CACHES)
 def test_narrow_keys_and_values_are_near_the_models_own(tmp_path: Path, kind: str) -> None:
     folder, reference = checkpoint(tmp_path, "qwen2")
-    model, owner = road(folder, kv_cache=kind), sequence(0, range(5, 60))
+    model, owner = backend(folder, kv_cache=kind), sequence(0, range(5, 60))
     got = score(model, cache := model.new_cache(), [missing(cache, owner, DraftTree.root(owner.root))]).logits[-1]
     wanted = alone(reference, owner.tokens)[-1]
     assert 0.0 < (got - wanted).std() / wanted.std() < 0.1
@@ -110,7 +110,7 @@ def test_narrow_keys_and_values_are_near_the_models_own(tmp_path: Path, kind: st
 
 def test_taps_are_the_hidden_states_of_transformers(tmp_path: Path) -> None:
     folder, reference = checkpoint(tmp_path, "llama")
-    model, owner = road(folder), sequence(0, range(5, 12))
+    model, owner = backend(folder), sequence(0, range(5, 12))
     taps = range(reference.config.num_hidden_layers + 1)
     found = score(model, cache := model.new_cache(), [missing(cache, owner, DraftTree.root(owner.root))], taps).taps
     with torch.inference_mode(), tapped(decoder_layers(reference), taps) as wanted:
@@ -121,21 +121,21 @@ def test_taps_are_the_hidden_states_of_transformers(tmp_path: Path) -> None:
         score(model, cache, [missing(cache, owner, DraftTree.root(owner.root))], [99])
 
 
-def test_what_this_road_has_no_words_for_goes_by_another(tmp_path: Path) -> None:
+def test_what_this_backend_has_no_words_for_goes_by_another(tmp_path: Path) -> None:
     folder, _ = checkpoint(tmp_path / "other", "gpt2")
     with pytest.raises(Unsuited, match="'gpt2' is not of the Llama form"):
-        road(folder)
+        backend(folder)
     folder, _ = checkpoint(tmp_path / "own", "llama")
     with pytest.raises(Unsuited, match="for processors only"):
-        road(folder, weights="int8")
-    model = road(folder)
+        backend(folder, weights="int8")
+    model = backend(folder)
     with pytest.raises(ValueError, match="outside of the vocabulary"):
         score(model, cache := model.new_cache(), [missing(cache, sequence(0, [10**6]))])
 
 
 def test_texts_are_tried_within_a_short_context(tmp_path: Path) -> None:
     folder, _ = checkpoint(tmp_path, "llama", max_position_embeddings=32)
-    model = road(folder)
+    model = backend(folder)
     assert all(fused._tried(model, min(rows, model.context_length)).isfinite().all() for rows in (3, 33))
     owner = sequence(0, range(200))
     with pytest.raises(ValueError, match="past the context of 32 tokens"):
@@ -144,7 +144,7 @@ def test_texts_are_tried_within_a_short_context(tmp_path: Path) -> None:
 
 def test_a_long_prompt_attended_to_by_taller_tiles_has_the_same_logits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder, _ = checkpoint(tmp_path, "llama")
-    model, owner, found, heights = road(folder, "fp16"), sequence(0, range(5, 60)), [], []
+    model, owner, found, heights = backend(folder, "fp16"), sequence(0, range(5, 60)), [], []
     # else so few rows are those of a recording
     model._recordable = False
     for most in (fused.RECORDED_ROWS, 16):
@@ -172,18 +172,18 @@ def test_without_memory_for_a_model_that_is_said(
 
     monkeypatch.setattr(fused, "DeviceWeights", full)
     with pytest.raises(ModelError, match=f"^the device has too little memory for '{tmp_path.name}'$"):
-        road(folder)
+        backend(folder)
     assert not caplog.messages
 
 
 def test_narrow_keys_that_spoil_the_logits_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder, _ = checkpoint(tmp_path, "qwen2")
-    assert 0.0 < fused._off(road(folder, kv_cache="int8"), road(folder)) < fused.ROUGH
+    assert 0.0 < fused._off(backend(folder, kv_cache="int8"), backend(folder)) < fused.ROUGH
     for off in (0.7, float("nan")):
         monkeypatch.setattr(fused, "_off", lambda *_, off=off: off)
-        assert road(folder).kv_cache is None
+        assert backend(folder).kv_cache is None
         with pytest.raises(ModelError, match="cannot keep its keys and values as int8 here: its logits are off by"):
-            road(folder, kv_cache="int8")
+            backend(folder, kv_cache="int8")
 
 
 def test_norms_in_float32_leave_a_model_in_its_matrices_precision(tmp_path: Path) -> None:
@@ -192,13 +192,13 @@ def test_norms_in_float32_leave_a_model_in_its_matrices_precision(tmp_path: Path
         name: tensor if "norm" in name else tensor.half() for name, tensor in load_file(folder / "model.safetensors").items()
     }
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    assert road(folder).weights == "fp16"
+    assert backend(folder).weights == "fp16"
 
 
 def test_a_size_of_a_step_that_is_rare_is_served_by_a_larger_recording(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(paged, "_RARE", 2)
     folder, _ = checkpoint(tmp_path, "llama")
-    (model, fresh), owner = (road(folder), road(folder)), sequence(0, range(5, 12))
+    (model, fresh), owner = (backend(folder), backend(folder)), sequence(0, range(5, 12))
     fresh._recordable = False
     cache, apart = model.new_cache(), fresh.new_cache()
     recorded, wanted = [], dict[int, torch.Tensor]()
@@ -216,7 +216,7 @@ def test_so_are_drafts_of_fewer_sequences(tmp_path: Path) -> None:
     folder, _ = checkpoint(tmp_path, "llama")
     drafts = []
     for counts in ((10, 3), (3,)):
-        model = road(folder)
+        model = backend(folder)
         cache, trees = model.new_cache(), list[DraftTree]()
         for count in counts:
             owners = [Sequence(count * 100 + key, (5, 7 + key), SamplingParams(), seed=3) for key in range(count)]
@@ -234,7 +234,7 @@ def test_so_are_drafts_of_fewer_sequences(tmp_path: Path) -> None:
 @pytest.mark.filterwarnings("ignore:invalid value encountered")
 def test_a_drafted_token_that_is_no_number_harms_none_before_it(tmp_path: Path) -> None:
     """In one block of keys they are weighed together, and nothing times no number is none."""
-    model = road(checkpoint(tmp_path, "llama")[0])
+    model = backend(checkpoint(tmp_path, "llama")[0])
     model._held.embedding[9] = torch.nan
     found = []
     for tokens in ([], [9]):
@@ -247,7 +247,7 @@ def test_a_drafted_token_that_is_no_number_harms_none_before_it(tmp_path: Path) 
 def test_keys_that_outgrew_their_values_are_attended_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where memory ended between the two, as a pool of pages grew."""
     folder, reference = checkpoint(tmp_path, "llama", max_position_embeddings=256)
-    model, owner = road(folder), sequence(0, [at % 90 for at in range(2 * paged.PAGE + 20)])
+    model, owner = backend(folder), sequence(0, [at % 90 for at in range(2 * paged.PAGE + 20)])
     cache, enlarged, counts = pages.PagedCache(2, paged.PAGE, grows=True), pages._enlarged, list[int]()
     score(model, cache, [missing(cache, owner, upto=2 * paged.PAGE)])
     cache.commit([Verdict()])

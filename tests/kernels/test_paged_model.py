@@ -48,12 +48,12 @@ def test_every_family_of_the_flat_step_is_what_it_is_alone(kind: str, monkeypatc
     reference = tiny_model(kind)
     model = tiny_model(kind)
     model.set_attn_implementation(NAME)
-    road = PagedModel(model, kind, CONTEXT)
+    backend = PagedModel(model, kind, CONTEXT)
     recorded, replayed = list[int](), Recording.__call__
     monkeypatch.setattr(Recording, "__call__", lambda self: recorded.append(1) or replayed(self))
-    assert largest_error(road, reference) < TOLERANCE
+    assert largest_error(backend, reference) < TOLERANCE
     assert recorded, "the last step, which reads no prompt, went through buffers that stay"
-    assert road.attention_calls == reference.config.num_hidden_layers
+    assert backend.attention_calls == reference.config.num_hidden_layers
 
 
 def test_the_probe_prefers_pages_and_falls_back_to_slabs(
@@ -81,10 +81,10 @@ def test_narrow_keys_and_values_are_near_the_models_own(kind: str) -> None:
     assert isinstance(narrow, PagedModel)
     assert narrow.described == f"tiny (fp32, keys and values {kind})"
     found, kept = list[torch.Tensor](), list[int]()
-    for road in (wide, narrow):
-        cache = road.new_cache()
+    for backend in (wide, narrow):
+        cache = backend.new_cache()
         owner = sequence(0, range(5, 60))
-        found.append(score(road, cache, [missing(cache, owner, DraftTree.root(owner.root))]).logits)
+        found.append(score(backend, cache, [missing(cache, owner, DraftTree.root(owner.root))]).logits)
         kept.append(cache.held_bytes)
     error = (found[0] - found[1]).std() / found[0].std()
     assert 0.0 < error < 0.1
@@ -93,7 +93,7 @@ def test_narrow_keys_and_values_are_near_the_models_own(kind: str) -> None:
 
 @pytest.mark.parametrize("objects", ["", "its logits are off by 4.0e-01 of their spread"])
 def test_narrow_keys_and_values_are_refused_where_they_cannot_be_kept(objects: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """There is no other road for them: one that is not asked for would be another target."""
+    """There is no other backend for them: one that is not asked for would be another target."""
     identity = Identity("tiny", CONTEXT, frozenset(), "int8")
     if objects:
         monkeypatch.setattr(probe._Trial, "objection", lambda *_, rounded=False: objects if rounded else "")
@@ -124,17 +124,17 @@ def test_windows_are_read_from_a_layers_rule() -> None:
             window_of(rule, 128)
 
 
-def road_over(kind: str) -> PagedModel:
+def backend_over(kind: str) -> PagedModel:
     """As the probe leaves it: it has seen a step, and knows how heads share their keys."""
     model = tiny_model(kind)
     model.set_attn_implementation(NAME)
-    road = PagedModel(model, kind, CONTEXT)
-    owner, cache = sequence(0, [1]), road.new_cache()
-    score(road, cache, [missing(cache, owner, DraftTree.root(1))])
-    return road
+    backend = PagedModel(model, kind, CONTEXT)
+    owner, cache = sequence(0, [1]), backend.new_cache()
+    score(backend, cache, [missing(cache, owner, DraftTree.root(1))])
+    return backend
 
 
-def decoded(road: PagedModel, cache: PagedCache, taps: tuple[int, ...] = (), steps: int = 5) -> list[Scores]:
+def decoded(backend: PagedModel, cache: PagedCache, taps: tuple[int, ...] = (), steps: int = 5) -> list[Scores]:
     """Three sequences of unlike length, a draft for each, some of it accepted; the first step reads the prompts."""
     owners = [sequence(key, range(5, 8 + 3 * key)) for key in range(3)]
     found = []
@@ -142,7 +142,7 @@ def decoded(road: PagedModel, cache: PagedCache, taps: tuple[int, ...] = (), ste
         trees = [DraftTree((owner.root, 11, 12, 13, 14), (-1, 0, 0, 1, 2)) for owner in owners]
         trees[turn % 3] = DraftTree.root(owners[turn % 3].root)
         feeds = [missing(cache, owner, tree) for owner, tree in zip(owners, trees, strict=True)]
-        found.append(score(road, cache, feeds, taps))
+        found.append(score(backend, cache, feeds, taps))
         verdicts = [accept(tree, (2, 4) if len(tree) > 1 else (), 20 + turn) for tree in trees]
         cache.commit(verdicts)
         for owner, verdict in zip(owners, verdicts, strict=True):
@@ -152,7 +152,7 @@ def decoded(road: PagedModel, cache: PagedCache, taps: tuple[int, ...] = (), ste
 
 def test_steps_in_buffers_that_stay_are_what_they_are_in_their_own() -> None:
     """Buckets are larger than the steps in them: what pads them must not show, nor what earlier steps left there."""
-    recorded, fresh = road_over("mistral"), road_over("mistral")
+    recorded, fresh = backend_over("mistral"), backend_over("mistral")
     fresh._recordable = False
     cache = recorded.new_cache()
     pairs = list(zip(decoded(recorded, cache, (0, 1, 2)), decoded(fresh, fresh.new_cache(), (0, 1, 2)), strict=True))
@@ -162,65 +162,65 @@ def test_steps_in_buffers_that_stay_are_what_they_are_in_their_own() -> None:
         assert {*ours.taps} == {*theirs.taps} == {0, 1, 2}
         assert all((ours.taps[layer] - theirs.taps[layer]).abs().max() < TOLERANCE for layer in ours.taps)
     # what a later step writes over is nobody's by then
-    again = decoded(road_over("mistral"), PagedCache(64, 64, grows=True))
+    again = decoded(backend_over("mistral"), PagedCache(64, 64, grows=True))
     assert torch.equal(again[1].logits, pairs[1][0].logits)
 
 
 def test_rows_that_are_told_come_in_their_own_order() -> None:
     """All rows are wanted, and those of committed tokens behind those of trees, in a recorded step too."""
-    road, found = road_over("llama"), []
+    backend, found = backend_over("llama"), []
     for recordable in (True, False):
-        cache, road._recordable = road.new_cache(), recordable
+        cache, backend._recordable = backend.new_cache(), recordable
         owners = [sequence(key, range(5, 9 + key)) for key in range(2)]
-        score(road, cache, [missing(cache, owner, upto=2) for owner in owners])
+        score(backend, cache, [missing(cache, owner, upto=2) for owner in owners])
         cache.commit([Verdict()] * 2)
         feeds = [missing(cache, owner, DraftTree.root(owner.root)) for owner in owners]
-        found.append(score(road, cache, [replace(feed, prompt_logits=True) for feed in feeds]).logits)
+        found.append(score(backend, cache, [replace(feed, prompt_logits=True) for feed in feeds]).logits)
     assert (found[0] - found[1]).abs().max() < TOLERANCE
 
 
 def test_a_draft_model_that_lacks_two_tokens_stays_in_its_recording() -> None:
     """Behind a draft that was accepted whole it lacks its last token and the one after: two rows are fed, one is wanted."""
-    road, found = road_over("llama"), []
+    backend, found = backend_over("llama"), []
     for recordable in (True, False):
-        cache, road._recordable = road.new_cache(), recordable
+        cache, backend._recordable = backend.new_cache(), recordable
         owners = [sequence(key, range(5, 9 + key)) for key in range(2)]
-        score(road, cache, [missing(cache, owner, upto=len(owner.tokens) - 2) for owner in owners])
+        score(backend, cache, [missing(cache, owner, upto=len(owner.tokens) - 2) for owner in owners])
         cache.commit([Verdict()] * 2)
-        assert cache not in road._recordings
-        found.append(score(road, cache, [missing(cache, owner, DraftTree.root(owner.root)) for owner in owners], (1,)))
-        assert (cache in road._recordings) == recordable
-    assert found[0].logits.shape == found[1].logits.shape == (2, road.vocab_size)
+        assert cache not in backend._recordings
+        found.append(score(backend, cache, [missing(cache, owner, DraftTree.root(owner.root)) for owner in owners], (1,)))
+        assert (cache in backend._recordings) == recordable
+    assert found[0].logits.shape == found[1].logits.shape == (2, backend.vocab_size)
     assert (found[0].logits - found[1].logits).abs().max() < TOLERANCE
     assert (found[0].taps[1] - found[1].taps[1]).abs().max() < TOLERANCE
 
 
 def test_caches_keep_their_recordings_and_take_them_along() -> None:
     """Two drafters may run one model in turns; what is recorded over a cache that is gone holds no pages."""
-    road = road_over("llama")
-    first, second = road.new_cache(), road.new_cache()
+    backend = backend_over("llama")
+    first, second = backend.new_cache(), backend.new_cache()
     for cache in (first, second):
-        decoded(road, cache, steps=2)
-    made = [*road._recordings[first].held.values()]
+        decoded(backend, cache, steps=2)
+    made = [*backend._recordings[first].held.values()]
     owner = sequence(9, range(5, 9))
     for cache in (first, second):
-        score(road, cache, [missing(cache, owner, DraftTree.root(owner.root))])
-    assert {*map(id, made)} < {*map(id, road._recordings[first].held.values())}
-    assert len(road._recordings) == 2
+        score(backend, cache, [missing(cache, owner, DraftTree.root(owner.root))])
+    assert {*map(id, made)} < {*map(id, backend._recordings[first].held.values())}
+    assert len(backend._recordings) == 2
     del first, cache, made
-    assert [*road._recordings] == [second]
+    assert [*backend._recordings] == [second]
 
 
 def test_what_cannot_be_recorded_runs_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    expected = [scores.logits for scores in decoded(road_over("llama"), PagedCache(64, 64))]
-    road, calls = road_over("llama"), []
+    expected = [scores.logits for scores in decoded(backend_over("llama"), PagedCache(64, 64))]
+    backend, calls = backend_over("llama"), []
 
     def refused(*_: object) -> None:
         calls.append(1)
         raise RuntimeError("operation not permitted when stream is capturing")
 
     monkeypatch.setattr(Recording, "__call__", refused)
-    for scores, logits in zip(decoded(road, road.new_cache()), expected, strict=True):
+    for scores, logits in zip(decoded(backend, backend.new_cache()), expected, strict=True):
         assert (scores.logits - logits).abs().max() < TOLERANCE
     assert len(calls) == 1
 
@@ -228,10 +228,10 @@ def test_what_cannot_be_recorded_runs_as_it_is(monkeypatch: pytest.MonkeyPatch) 
 def test_what_there_is_no_memory_to_record_is_not_tried_at_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(paged, "_REST", 4)
     monkeypatch.setattr(paged, "_LONGEST_REST", 8)
-    road, tried, found, recorded = road_over("llama"), list[int](), list[torch.Tensor](), Recording.__call__
-    cache, owner = road.new_cache(), sequence(0, range(5, 9))
+    backend, tried, found, recorded = backend_over("llama"), list[int](), list[torch.Tensor](), Recording.__call__
+    cache, owner = backend.new_cache(), sequence(0, range(5, 9))
     feeds = [missing(cache, owner, DraftTree.root(owner.root))]
-    wanted = score(road, cache, feeds).logits
+    wanted = score(backend, cache, feeds).logits
 
     def full(*_: object) -> None:
         tried.append(len(found))
@@ -239,18 +239,18 @@ def test_what_there_is_no_memory_to_record_is_not_tried_at_every_step(monkeypatc
 
     monkeypatch.setattr(Recording, "__call__", full)
     for _ in range(30):
-        found.append(score(road, cache, feeds).logits)
+        found.append(score(backend, cache, feeds).logits)
         assert (found[-1] - wanted).abs().max() < TOLERANCE
     assert tried == [0, 5, 14, 23]
     monkeypatch.setattr(Recording, "__call__", recorded)
     for _ in range(2 + 4):
-        score(road, cache, feeds)
-    assert road._recordings[cache].held
+        score(backend, cache, feeds)
+    assert backend._recordings[cache].held
     monkeypatch.setattr(Recording, "__call__", full)
     found.clear()
     tried.clear()
     for _ in range(6):
-        found.append(score(road, cache, feeds).logits)
+        found.append(score(backend, cache, feeds).logits)
     assert tried == [0, 5], "what was recorded since makes up for it"
 
 
@@ -258,17 +258,17 @@ def test_what_there_is_no_memory_to_record_is_not_tried_at_every_step(monkeypatc
 @pytest.mark.filterwarnings("ignore:invalid value encountered")
 def test_a_drafted_token_that_is_no_number_harms_none_before_it() -> None:
     """In one block of keys they are weighed together, and nothing times no number is none."""
-    road, found = road_over("llama"), []
-    road.model.get_input_embeddings().weight[9] = torch.nan
+    backend, found = backend_over("llama"), []
+    backend.model.get_input_embeddings().weight[9] = torch.nan
     for tokens in ([], [9]):
-        owner, cache = sequence(0, [5, 7, 3]), road.new_cache()
-        found.append(score(road, cache, [missing(cache, owner, DraftTree.chain(3, tokens, "one"))]).logits[0])
+        owner, cache = sequence(0, [5, 7, 3]), backend.new_cache()
+        found.append(score(backend, cache, [missing(cache, owner, DraftTree.chain(3, tokens, "one"))]).logits[0])
     assert torch.equal(*found)
     assert found[0].isfinite().all()
 
 
 def test_a_recording_that_was_disturbed_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    road, cache = road_over("llama"), PagedCache(64, 64)
+    backend, cache = backend_over("llama"), PagedCache(64, 64)
     record = Recording.__call__
     told = list[bool]()
 
@@ -280,25 +280,25 @@ def test_a_recording_that_was_disturbed_is_tried_again(monkeypatch: pytest.Monke
     monkeypatch.setattr(Recording, "__call__", disturbed)
     for key in range(5):
         owner = sequence(key, range(5, 9))
-        score(road, cache, [missing(cache, owner, DraftTree.root(owner.root))])
-        told.append(road._recordable)
+        score(backend, cache, [missing(cache, owner, DraftTree.root(owner.root))])
+        told.append(backend._recordable)
     assert told == [True, True, True, False, False]
 
 
 def test_recordings_are_few_and_go_when_pages_move(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(paged, "_RECORDINGS", 2)
     monkeypatch.setattr(PagedModel, "smallest", Extent(1, 1, 1, 1, 1))
-    road, cache = road_over("llama"), PagedCache(1, 4, grows=True)
+    backend, cache = backend_over("llama"), PagedCache(1, 4, grows=True)
     made = []
     for key in range(5):
         owner = sequence(key, range(5, 12 + 8 * key))
         cache.stage(step := Step.of([missing(cache, owner, upto=len(owner.tokens) - 1)]))
-        road.score(step, cache)
+        backend.score(step, cache)
         cache.commit([Verdict()])
         tree = DraftTree.chain(owner.root, range(20, 21 + key), "test")
-        score(road, cache, [missing(cache, owner, tree)])
-        assert road._recordings[cache].moves == cache.moves
-        made.append(len(road._recordings[cache].held))
+        score(backend, cache, [missing(cache, owner, tree)])
+        assert backend._recordings[cache].moves == cache.moves
+        made.append(len(backend._recordings[cache].held))
     assert cache.moves > 1
     assert max(made) == 2
 
@@ -383,16 +383,16 @@ def test_all_nodes_of_a_draft_are_sampled_at_once_where_they_lie(
 
 
 def test_a_pool_grows_with_its_texts() -> None:
-    road = road_over("llama")
+    backend = backend_over("llama")
     cache = PagedCache(1, 4, grows=True)
     rows = []
-    for store in (cache, road.new_cache()):
+    for store in (cache, backend.new_cache()):
         owners = [sequence(key, [5 + key, 6, 7, 8, 9, 10]) for key in range(3)]
         found = []
         for token in range(20, 26):
             trees = [DraftTree.root(owner.root) for owner in owners]
             feeds = [missing(store, owner, tree) for owner, tree in zip(owners, trees, strict=True)]
-            found.append(score(road, store, feeds).logits)
+            found.append(score(backend, store, feeds).logits)
             verdicts = [accept(tree, (), token) for tree in trees]
             store.commit(verdicts)
             for owner in owners:

@@ -1,4 +1,4 @@
-"""Every family through its road: many sequences in one step, drafts and all, equal the plain model run alone."""
+"""Every family through its backend: many sequences in one step, drafts and all, equal the plain model run alone."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ SETTINGS: list[tuple[str, dict[str, Any]]] = [
     ("exaone4", _WINDOWS),
     ("mixtral", {"sliding_window": 3}),
 ]
-"""Words that families of the transformers road publish, set to what is not their default."""
+"""Words that families of the transformers backend publish, set to what is not their default."""
 ADDITIVE = ["falcon", "gptj", "codegen"]
 CHAINS = ["bloom", "mpt", "gpt_neo"]
 REPLAYED = ["qwen3_next", "lfm2", "mamba2"]
@@ -151,15 +151,15 @@ def test_recurrent_families_replay(kind: str) -> None:
 @pytest.mark.parametrize("kind", ["bloom", "qwen3_next"])
 def test_models_that_cannot_branch_say_so(kind: str) -> None:
     reference = tiny_model(kind)
-    road = ReplayModel(reference, kind, 128) if kind == "qwen3_next" else StatefulModel(reference, kind, 128, Branching.CHAIN)
-    cache, owner = road.new_cache(), sequence(0, [5, 6, 7])
+    backend = ReplayModel(reference, kind, 128) if kind == "qwen3_next" else StatefulModel(reference, kind, 128, Branching.CHAIN)
+    cache, owner = backend.new_cache(), sequence(0, [5, 6, 7])
     tree, _ = branching_draft(7)
     with pytest.raises(ValueError, match="first_chain"):
-        score(road, cache, [missing(cache, owner, tree)])
+        score(backend, cache, [missing(cache, owner, tree)])
     chain = tree.first_chain()
     assert chain.tokens == (7, 11, 13)
-    got = score(road, cache, [missing(cache, owner, chain)]).logits
-    assert (got - expected(reference, owner.tokens, chain)).abs().max() < allowed(road)
+    got = score(backend, cache, [missing(cache, owner, chain)]).logits
+    assert (got - expected(reference, owner.tokens, chain)).abs().max() < allowed(backend)
 
 
 @pytest.mark.parametrize("kind", ["llama", "gemma2", "falcon", "bloom", "qwen3_next", "lfm2", "mamba2", "mamba"])

@@ -1,4 +1,4 @@
-"""Every family of the native road computes what transformers computes; every model outside it is taken by the other road."""
+"""Every family of the native backend computes what transformers computes; another backend takes every model outside it."""
 
 from __future__ import annotations
 
@@ -185,7 +185,7 @@ OUTSIDE: dict[str, tuple[str, dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("case", OUTSIDE)
-def test_a_model_outside_goes_by_the_other_road(tmp_path: Path, case: str) -> None:
+def test_a_model_outside_goes_by_the_other_backend(tmp_path: Path, case: str) -> None:
     kind, over, reason = OUTSIDE[case]
     folder, reference = checkpoint(tmp_path, kind, **over)
     model = load_model(folder)
@@ -329,14 +329,14 @@ def test_attention_in_both_directions_is_refused(tmp_path: Path) -> None:
     assert isinstance(loaded_or_sentence(folder), str)
 
 
-def test_layer_types_without_a_meaning_here_go_by_the_other_road(tmp_path: Path) -> None:
+def test_layer_types_without_a_meaning_here_go_by_the_other_backend(tmp_path: Path) -> None:
     folder, _ = checkpoint(tmp_path, "qwen3")
     edit(folder, layer_types=["chunked_attention", "full_attention"])
     with pytest.raises(ModelError):
         load_model(folder, weights="int8")
 
 
-def test_windows_of_no_width_go_by_the_other_road(tmp_path: Path) -> None:
+def test_windows_of_no_width_go_by_the_other_backend(tmp_path: Path) -> None:
     """Where transformers makes no mask for them."""
     folder, _ = checkpoint(tmp_path, "qwen3")
     edit(folder, layer_types=["sliding_attention", "full_attention"], sliding_window=None)
@@ -344,7 +344,7 @@ def test_windows_of_no_width_go_by_the_other_road(tmp_path: Path) -> None:
     assert isinstance(loaded_or_sentence(folder), str)
 
 
-def test_plain_numbers_to_be_quantised_go_by_the_other_road(tmp_path: Path) -> None:
+def test_plain_numbers_to_be_quantised_go_by_the_other_backend(tmp_path: Path) -> None:
     folder, reference = checkpoint(tmp_path)
     edit(folder, quantization_config={"quant_method": "unheard of"})
     assert same(native(folder), reference)
@@ -371,7 +371,7 @@ def same(model: LanguageModel, reference: Any) -> bool:
 
 @pytest.mark.parametrize("name", EXTRA)
 def test_tensors_without_a_place_change_nothing(tmp_path: Path, name: str) -> None:
-    """transformers leaves them aside; a road that read them would be another model."""
+    """transformers leaves them aside; a backend that read them would be another model."""
     folder, reference = checkpoint(tmp_path)
     model = load_model(rewritten(folder, **{name: EXTRA[name]}))
     assert not isinstance(model, NativeModel)
@@ -586,7 +586,7 @@ def test_what_the_machine_lacks_does_not_make_it_another_target(
 def test_rows_that_have_other_bits_together_are_seen_when_a_model_is_loaded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """As from a kernel that was compiled wrongly for some number of rows: the other road takes the model, and says so."""
+    """As from a kernel that was compiled wrongly for some number of rows: the other backend takes the model, and says so."""
     folder, _ = checkpoint(tmp_path)
     honest = NativeModel.score
 

@@ -1,4 +1,4 @@
-"""The probe takes the best road that gives the model's own numbers, and its measure tells a wrong mask from rounding."""
+"""The probe takes the best backend that gives the model's own numbers, and its measure tells a wrong mask from rounding."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from paceline.sequence import Sequence
 from paceline.step import Feed, Segment, Step, Verdict
 from tiny import tiny_model
 
-ROADS: dict[str, tuple[type[LanguageModel], Branching]] = {
+BACKENDS: dict[str, tuple[type[LanguageModel], Branching]] = {
     **dict.fromkeys(
         ("llama", "mistral", "gemma2", "gpt2", "opt", "mixtral", "deepseek_v3", "gpt_oss"), (HubModel, Branching.TREE)
     ),
@@ -34,10 +34,10 @@ def probe(model: Any, context_length: int = 128) -> LanguageModel:
     return probed(model, Identity("tiny", context_length, frozenset({2})))
 
 
-@pytest.mark.parametrize("kind", ROADS)
-def test_every_family_finds_its_road(kind: str) -> None:
+@pytest.mark.parametrize("kind", BACKENDS)
+def test_every_family_finds_its_backend(kind: str) -> None:
     found = probe(tiny_model(kind))
-    assert (type(found), found.branching) == ROADS[kind]
+    assert (type(found), found.branching) == BACKENDS[kind]
     assert found.eos_token_ids == {2}
 
 
@@ -63,9 +63,9 @@ def test_queries_scaled_by_the_length_of_a_text_are_those_of_the_model() -> None
 
 
 @pytest.mark.parametrize("kind", ["llama", "gemma2", "mixtral", "gpt_oss", "falcon", "bloom", "mpt", "lfm2"])
-def test_half_precision_finds_the_same_road(kind: str) -> None:
+def test_half_precision_finds_the_same_backend(kind: str) -> None:
     found = probe(tiny_model(kind).to(torch.bfloat16))
-    assert (type(found), found.branching) == ROADS[kind]
+    assert (type(found), found.branching) == BACKENDS[kind]
 
 
 @pytest.mark.parametrize("context_length", [5, 6, 9, 13])
@@ -81,7 +81,7 @@ def test_a_context_too_short_to_draft_in_is_refused() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_lost_tree_mask_is_noticed(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype) -> None:
-    """The mutant reads every draft as a chain; the probe must leave the flat road."""
+    """The mutant reads every draft as a chain; the probe must leave the flat backend."""
 
     def blind(segment: Segment) -> torch.Tensor:
         return torch.ones(segment.rows, segment.rows, dtype=torch.bool).tril()
@@ -102,7 +102,7 @@ def test_positions_by_slot_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_lost_prefix_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The mutant forgets the cached prompt; the model's own cache, on the next road, does not."""
+    """The mutant forgets the cached prompt; the model's own cache, on the next backend, does not."""
     seen = attention.Forward.mask
 
     def forgetful(forward: attention.Forward, rule: Any, segment: Segment, query: torch.Tensor, heads: int) -> torch.Tensor:

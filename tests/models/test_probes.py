@@ -1,6 +1,6 @@
 """Probes ride along: they see what their place in the tree says, nobody sees them, and no cache keeps them.
 
-Told on every road, with the windows that Lookahead really sends; to a model a probe is a node like any other.
+Told on every backend, with the windows that Lookahead really sends; to a model a probe is a node like any other.
 """
 
 from __future__ import annotations
@@ -104,14 +104,14 @@ WINDOWS = [Options(), Options(window=3, ngram=4), Options(window=1, ngram=3)]
 
 @pytest.mark.parametrize("options", WINDOWS, ids=str)
 @pytest.mark.parametrize("weights", FORMATS)
-def test_on_the_native_road_not_a_bit_moves(tmp_path: Path, weights: str, options: Options) -> None:
+def test_on_the_native_backend_not_a_bit_moves(tmp_path: Path, weights: str, options: Options) -> None:
     model = native(checkpoint(tmp_path, vocab_size=VOCABULARY)[0], weights)
     for count in THREADS:
         with threads(count):
             assert differences(model, options) == [0.0, 0.0, 0.0]
 
 
-ROADS: dict[str, Callable[[], LanguageModel]] = {
+BACKENDS: dict[str, Callable[[], LanguageModel]] = {
     "routed": lambda: tiny_hub("llama"),
     "routed, sliding": lambda: tiny_hub("gemma2"),
     "routed, learned positions": lambda: tiny_hub("gpt2"),
@@ -120,9 +120,9 @@ ROADS: dict[str, Callable[[], LanguageModel]] = {
 
 
 @pytest.mark.parametrize("options", WINDOWS, ids=str)
-@pytest.mark.parametrize("road", ROADS)
-def test_on_the_transformers_road_nothing_moves_but_the_last_bits(road: str, options: Options) -> None:
-    assert max(differences(ROADS[road](), options)) < HUB_TOLERANCE
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_on_the_transformers_backend_nothing_moves_but_the_last_bits(backend: str, options: Options) -> None:
+    assert max(differences(BACKENDS[backend](), options)) < HUB_TOLERANCE
 
 
 def test_the_tests_own_target_sees_probes_as_it_should() -> None:

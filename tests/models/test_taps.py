@@ -19,7 +19,7 @@ PROMPT = [5, 17, 23, 42, 8, 61, 30]
 NORMS = {"llama": "model.norm", "gemma2": "model.norm", "gpt2": "transformer.ln_f", "gpt_neox": "gpt_neox.final_layer_norm"}
 
 
-def road(kind: str, reference: Any) -> LanguageModel:
+def backend(kind: str, reference: Any) -> LanguageModel:
     if kind == "falcon":
         return StatefulModel(reference, kind, 128, Branching.TREE)
     return ReplayModel(reference, kind, 128) if kind == "lfm2" else as_hub(reference)
@@ -34,7 +34,7 @@ def reported(model: Any, tokens: list[int]) -> tuple[torch.Tensor, ...]:
 @pytest.mark.parametrize("kind", ["llama", "gemma2", "mixtral", "deepseek_v3", "gpt2", "gpt_neox", "opt", "falcon", "lfm2"])
 def test_taps_equal_the_reported_hidden_states(kind: str) -> None:
     reference = tiny_model(kind)
-    model, owner = road(kind, reference), sequence(0, PROMPT)
+    model, owner = backend(kind, reference), sequence(0, PROMPT)
     cache = model.new_cache()
     tree = DraftTree.chain(PROMPT[-1], (11, 12), "test")
     taps = score(model, cache, [missing(cache, owner, tree)], taps=(0, 1)).taps

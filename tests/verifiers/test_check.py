@@ -152,7 +152,7 @@ def test_an_answer_is_ranked_in_few_forwards_to_the_same_bits(monkeypatch: pytes
     assert forwards < 6 or not same_bits
 
 
-def test_only_roads_of_our_own_have_the_same_bits(models) -> None:
+def test_only_backends_of_our_own_have_the_same_bits(models) -> None:
     assert LLM(models[0], "none").target.has_same_bits == runs_here()
     assert not tiny_hub().has_same_bits
 

@@ -39,7 +39,7 @@ def gpu_section(record: dict[str, Any], picture: str) -> list[str]:
         f" {record['copy_bytes_per_s'] / 1e12:.2f} TB/s",
         *_missing(record),
         "",
-        "The engine's own road for Llama-form models in the shape of Llama-3-8B, random bf16 weights"
+        "The engine's own backend for Llama-form models in the shape of Llama-3-8B, random bf16 weights"
         f" ({record['weight_bytes'] / 1e9:.1f} GB read by a forward). One row after {first['context']} tokens takes"
         f" {_ms(first)} ms, {first['share_of_roofline']:.2f} of the memory's speed. Whole forwards, recorded as CUDA graphs,"
         " medians; a tree of so many rows, two below each, at batch 1, over one row:",

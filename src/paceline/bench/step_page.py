@@ -40,11 +40,11 @@ def step_section(record: dict[str, Any]) -> list[str]:
         *table(("drafter", "vocabulary", "requests", "sampling", *_PARTS, "total per request"), rows),
         "![where the time of a step beside the model goes](images/step_overhead.png)",
         "",
-        "Microseconds of one look-up after four new tokens, by the length of the text that it looks in; the datastore's is of"
+        "Microseconds of one lookup after four new tokens, by the length of the text that it looks in; the datastore's is of"
         " the text written beside it:",
         "",
         *table(("drafter", *map(str, lengths)), found),
-        "![microseconds of a look-up by the length of the text](images/look_ups.png)",
+        "![microseconds of a lookup by the length of the text](images/look_ups.png)",
         "",
     ]
 

@@ -16,7 +16,7 @@ Proposals: POINT
 Taps: none
 Branching: REPLAY; its trees are cut to their first chain where the target does less than TREE
 Trained: no
-Cost: one compiled call, some ten microseconds; one look-up per length looked up and new token, whatever the context length
+Cost: one compiled call, some ten microseconds; one lookup per length looked up and new token, whatever the context length
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ Proposals: POINT
 Taps: none
 Branching: REPLAY
 Trained: no
-Cost: one comparison per token that came as expected, two look-ups per token that did not, whatever the length of the reference;
+Cost: one comparison per token that came as expected, two lookups per token that did not, whatever the length of the reference;
 inside a cascade the same once more per token, and also for every drafted token that was rejected
 """
 

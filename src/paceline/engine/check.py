@@ -19,7 +19,7 @@ from paceline.sequence import Sequence
 from paceline.verifiers.base import Exactness
 
 NEAR_TIE = 1e-5
-"""On the transformers road the rows of a forward may differ in the last bits by its shape; a smaller gap is such a tie."""
+"""On the transformers backend the rows of a forward may differ in the last bits by its shape; a smaller gap is such a tie."""
 
 
 @dataclass(frozen=True)

@@ -1,1 +1,1 @@
-"""Kernels: products over packed weights, attention, look-ups and choices, compiled for a processor or a GPU."""
+"""Kernels: products over packed weights, attention, lookups and choices, compiled for a processor or a GPU."""

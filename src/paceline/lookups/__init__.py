@@ -1,1 +1,1 @@
-"""Look-ups: what drafters that run no model find their tokens in."""
+"""Lookups: what drafters that run no model find their tokens in."""

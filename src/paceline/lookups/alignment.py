@@ -115,7 +115,7 @@ class Reference:
         return length
 
     def index(self) -> None:
-        """Make now what look-ups will need: of the largest files it takes a second, which no step should."""
+        """Make now what lookups will need: of the largest files it takes a second, which no step should."""
         if len(self.tokens) > _SCANNED:
             for n in _LENGTHS:
                 self._table(n)

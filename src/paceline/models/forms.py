@@ -1,7 +1,7 @@
 """Forms: what a Llama-form checkpoint computes, read from its configuration.
 
 Whatever a configuration asks for beyond what its family (`families.py`) is known for is refused with a reason, and the
-transformers road takes the model.
+transformers backend takes the model.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh
 
 
 class Unsuited(Exception):
-    """The native road cannot run this model; the message says why, for the developer and for `--weights int8`."""
+    """The native backend cannot run this model; the message says why, for the developer and for `--weights int8`."""
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """FusedModel: a Llama-form model on a GPU, nine launches of our own kernels to a layer, over pages.
 
-A third road beside the transformers adapter and the packed weights of processors. Every kernel computes a row from that row
+A third backend beside the transformers adapter and the packed weights of processors. Every kernel computes a row from that row
 alone, in one order, whatever rides beside it: verifying, decoding and reading a prompt in any chunking give the same bits. The
 residual stream and all sums are float32; what meets a matrix, keys and values have the precision of the weights.
 
@@ -63,7 +63,7 @@ class _Staged:
 class FusedModel(OverPages):
     """A row's logits have the same bits in every step that holds it."""
 
-    # a tensor core multiplies sixteen rows at once, however few there are; look-ups draft 32 deep on a GPU
+    # a tensor core multiplies sixteen rows at once, however few there are; lookups draft 32 deep on a GPU
     smallest = SMALLEST._replace(rows=16, depth=32)
     has_same_bits = True
     never_waits = True
@@ -337,8 +337,8 @@ def fused_model(
     weights: str | None = None,
     kv_cache: str | None = None,
 ) -> FusedModel:
-    """The model of a checkpoint on this road. config: transformers' own. Raises Unsuited where it must go by the other one, and
-    ModelError where it cannot go by any.
+    """The model of a checkpoint on this backend. config: transformers' own. Raises Unsuited where it must go by the other one,
+    and ModelError where it cannot go by any.
     """
     if weights not in (None, *DTYPES):
         raise Unsuited("packed weights are for processors only")
@@ -359,7 +359,7 @@ def fused_model(
     # a checkpoint from a stranger may hold anything, and Triton's compiler has no class of error that it could be known by
     except Exception as error:
         if memory_ended(error):
-            # the other road takes no less
+            # the other backend takes no less
             raise ModelError(f"the device has too little memory for '{checkpoint.name}'") from error
         getLogger("paceline").warning("'%s' does not run on the fused kernels: %s", checkpoint.name, sentence(error))
         raise Unsuited(f"it fails with '{sentence(error)}'") from error

@@ -89,7 +89,7 @@ def _fetched(name: str) -> Path:
 def load_model(
     path: str | Path, *, weights: str | None = None, kv_cache: str | None = None, native: bool = True
 ) -> LanguageModel:
-    """Read a checkpoint folder (or anything `resolve` knows) by the best road that gives the model's own numbers.
+    """Read a checkpoint folder (or anything `resolve` knows) by the best backend that gives the model's own numbers.
 
     weights: one of `WEIGHTS`, the format the model is held in, and so what it is; unless given, the precision of the checkpoint,
     but float32 where transformers runs it on a CPU. kv_cache: one of `KV_CACHES`, a narrow format for keys and values on a GPU.
@@ -217,7 +217,7 @@ def _original_lengths(text: Any) -> list[int]:
     # transformers chooses factors, and PhiMoE the scales of any rotation, for all rows of a call by the largest position among
     # them: past it a text would depend on its neighbours, on drafts, and on how its prompt is divided
     switching = [one for one in _rotations(text) if one.get("rope_type") == "longrope" or "long_mscale" in one]
-    # by these chunks Qwen2.5-1M reads on where its rotation ends; transformers knows nothing of them, and neither road does
+    # by these chunks Qwen2.5-1M reads on where its rotation ends; transformers knows nothing of them, and neither backend does
     chunks = getattr(text, "dual_chunk_attention_config", None)
     if isinstance(chunks, dict):
         switching.append(chunks)

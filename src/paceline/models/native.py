@@ -1,9 +1,9 @@
 """NativeModel: a Llama-form model run from packed weights, one compiled call per step.
 
-A second road beside the transformers adapter, behind the same contract. A row's logits have the same bits whatever rides beside
-it and on any number of threads, so that verifying equals decoding in every format, int4 included. Activations are float32, but
-whole numbers where they meet such weights, bfloat16 under `w16a16`, and two bfloat16 each where a matrix unit multiplies
-them under `bf16`; keys and values are float32 where weights are, else float16. Under formats of whole numbers embeddings keep the
+A second backend beside the transformers adapter, behind the same contract. A row's logits have the same bits whatever is computed
+beside it and on any number of threads, so that verifying equals decoding in every format, int4 included. Activations are float32,
+but integers where they meet such weights, bfloat16 under `w16a16`, and two bfloat16 each where a matrix unit multiplies them
+under `bf16`; keys and values are float32 where weights are, else float16. Under formats of whole numbers embeddings keep the
 checkpoint's precision.
 """
 
@@ -218,8 +218,8 @@ def runs_here() -> bool:
 
 
 def native_model(checkpoint: Checkpoint, config: Any, context_length: int, weights: str | None = None) -> NativeModel:
-    """The model of a checkpoint on this road. config: transformers' own. Raises Unsuited where it must go by the other one, and
-    ModelError where it cannot go by any.
+    """The model of a checkpoint on this backend. config: transformers' own. Raises Unsuited where it must go by the other one,
+    and ModelError where it cannot go by any.
     """
     if not runs_here():
         raise Unsuited("compiled kernels need a processor with fused multiply-add, and POSIX threads")
@@ -263,7 +263,7 @@ def _scored(model: NativeModel, cache: PanelCache, tokens: tuple[int, ...], tree
 
 @contextmanager
 def _whatever_fails_unsuited(checkpoint: Checkpoint) -> Iterator[None]:
-    """A checkpoint from a stranger may hold anything: where that makes something fail, the other road says what is wrong."""
+    """A checkpoint from a stranger may hold anything: where that makes something fail, the other backend says what is wrong."""
     try:
         yield
     except (ModelError, Unsuited, CompileError):

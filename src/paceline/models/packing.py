@@ -1,4 +1,4 @@
-"""Weights: a Llama-form checkpoint packed for the native road, tensor by tensor, with the records that compiled code reads."""
+"""Weights: a Llama-form checkpoint packed for the native backend, tensor by tensor, with the records that compiled code reads."""
 
 from __future__ import annotations
 

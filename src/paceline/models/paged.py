@@ -1,7 +1,7 @@
 """Models over pages: keys and values of all sequences lie in one pool, and a layer attends for a whole flat step at once.
 
 Nothing in between waits for the device. `OverPages` records small steps and replays them; `PagedModel` is a transformers model on
-this road, untouched but for its attention.
+this backend, untouched but for its attention.
 """
 
 from __future__ import annotations
@@ -238,7 +238,7 @@ class PagedModel(OverPages, HubModel):  # pyright: ignore[reportIncompatibleMeth
     """model: a causal LM in eval mode, switched to the attention named `attention.NAME` by whoever loads it.
 
     Raises NotImplementedError from `score` where a layer's rule is neither causal nor a sliding window: the probe then takes the
-    dense road.
+    dense backend.
     """
 
     def __init__(self, model: Any, name: str, context_length: int, eos_token_ids: frozenset[int] = frozenset()) -> None:

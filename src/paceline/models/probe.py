@@ -1,9 +1,9 @@
-"""The capability probe: with the loaded model itself, find the best road on which the engine gets the model's own numbers.
+"""The capability probe: with the loaded model itself, find the best backend on which the engine gets the model's own numbers.
 
 A few random tokens are run through a prompt in two chunks, a draft, a commit and the step after it, two sequences at once,
-and every row is compared with what the untouched model says about that text alone. Roads are tried from the best down: trees
+and every row is compared with what the untouched model says about that text alone. Backends are tried from the best down: trees
 in the flat step, on a GPU over pages first, trees by an additive mask, chains, replay, replay token by token. An architecture
-that no road serves is refused by name.
+that no backend serves is refused by name.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _FAILURES = (RuntimeError, TypeError, ValueError, AttributeError, LookupError, N
 
 @dataclass(frozen=True)
 class Identity:
-    """What every road is told about the model."""
+    """What every backend is told about the model."""
 
     name: str
     context_length: int
@@ -52,10 +52,10 @@ class Identity:
 
 
 def probed(model: Any, identity: Identity) -> LanguageModel:
-    """The model behind the engine's contract, on the best road that gives its own numbers.
+    """The model behind the engine's contract, on the best backend that gives its own numbers.
 
-    model: a causal LM in eval mode with its own attention. Raises ModelError where no road does. Narrow keys and values are for
-    pages alone: elsewhere the last bits of a key, and so what it is rounded to, may depend on the rows beside it.
+    model: a causal LM in eval mode with its own attention. Raises ModelError where no backend does. Narrow keys and values are
+    for pages alone: elsewhere the last bits of a key, and so what it is rounded to, may depend on the rows beside it.
     """
     own = model.config._attn_implementation
     try:
@@ -67,9 +67,9 @@ def probed(model: Any, identity: Identity) -> LanguageModel:
     identity = replace(identity, eos_token_ids=known)
     prepack(model)
     reason, over_pages = "", served(model.device)
-    for road in _roads(model, identity):
+    for backend in _backends(model, identity):
         try:
-            candidate = road()
+            candidate = backend()
             reason = trial.objection(candidate)
             if not reason and identity.kv_cache:
                 candidate = _paged(model, identity)
@@ -78,13 +78,13 @@ def probed(model: Any, identity: Identity) -> LanguageModel:
                 unpack_what_is_read(model)
                 return candidate
         except Exception as error:
-            # a road may bring failures of its own: Triton's compiler has no class of error that it could be known by
+            # a backend may bring failures of its own: Triton's compiler has no class of error that it could be known by
             reason = f"it fails with '{sentence(error)}'"
         if identity.kv_cache:
             raise ModelError(f"'{identity.name}' cannot keep its keys and values as {identity.kv_cache} here: {reason}")
         model.set_attn_implementation(own)
         if over_pages:
-            # the next road gives the same text, slower: nobody would know
+            # the next backend gives the same text, slower: nobody would know
             getLogger("paceline").warning("'%s' does not run on the kernels for this device: %s", identity.name, reason)
             over_pages = False
     layers = " and ".join(sorted({_mixer(layer) for layer in decoder_layers(model)}))
@@ -93,11 +93,11 @@ def probed(model: Any, identity: Identity) -> LanguageModel:
     )
 
 
-def _roads(model: Any, identity: Identity) -> Iterator[Callable[[], LanguageModel]]:
+def _backends(model: Any, identity: Identity) -> Iterator[Callable[[], LanguageModel]]:
     common = (model, identity.name, identity.context_length)
     by_length = _by_length(model)
     if served(model.device) and not by_length:
-        # first as it is: what rounded keys leave of the logits cannot tell a road that is right from one nearly so
+        # first as it is: what rounded keys leave of the logits cannot tell a backend that is right from one nearly so
         yield lambda: _paged(model, replace(identity, kv_cache=None))
     if not by_length:
         yield lambda: _flat(model, identity)
@@ -118,9 +118,9 @@ def _paged(model: Any, identity: Identity) -> HubModel:
     from paceline.models.paged import PagedModel
 
     model.set_attn_implementation(NAME)
-    road = PagedModel(model, identity.name, identity.context_length, identity.eos_token_ids)
-    road.kv_cache = identity.kv_cache
-    return road
+    backend = PagedModel(model, identity.name, identity.context_length, identity.eos_token_ids)
+    backend.kv_cache = identity.kv_cache
+    return backend
 
 
 def _free_of_slots(model: Any) -> bool:
@@ -142,7 +142,7 @@ def _by_length(model: Any) -> bool:
 
 
 def _mixer(layer: torch.nn.Module) -> str:
-    """The class of the part of a decoder layer that mixes tokens, which is what fails when a road does."""
+    """The class of the part of a decoder layer that mixes tokens, which is what fails when a backend does."""
     names = [type(part).__name__ for part in layer.children()]
     words = ("attention", "mixer", "mamba", "conv", "delta")
     mixing = [name for name in names if "Norm" not in name and any(word in name.lower() for word in words)]

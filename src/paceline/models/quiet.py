@@ -42,7 +42,7 @@ def quiet() -> Iterator[None]:
 
 @contextmanager
 def _silenced() -> Iterator[None]:
-    # not needed where the native road reads everything itself, and slow to import
+    # not needed where the native backend reads everything itself, and slow to import
     from transformers.utils import logging
 
     level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()

@@ -33,7 +33,7 @@ _WITHOUT_EFFECT = frozenset({
 
 
 class StatedConfig(SimpleNamespace):
-    """As much of a configuration as the native road asks for, under transformers' names."""
+    """As much of a configuration as the native backend asks for, under transformers' names."""
 
     def get_text_config(self) -> StatedConfig:
         return self

@@ -1,4 +1,4 @@
-"""The second road: models that keep their own per-sequence state, scored one sequence at a time.
+"""The second backend: models that keep their own per-sequence state, scored one sequence at a time.
 
 For architectures that do not route attention through `AttentionInterface`, and for hybrids whose recurrent layers cannot be
 laid out flat. `StatefulModel` takes tokens back in place (trees by an additive mask where the family reads one, else

@@ -301,7 +301,7 @@ def test_the_folders_are_the_one_that_is_named_or_beside_the_sources_and_the_use
 
 
 def test_a_model_whose_kernels_cannot_be_compiled_is_not_another_one(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The other road would hold it in another precision, and say other words."""
+    """The other backend would hold it in another precision, and say other words."""
     ran = run(
         "import sys\nfrom paceline import LLM\nsys.executable = '/nothing'\n"
         "try:\n    LLM(draft='none')\nexcept Exception as error:\n    print(type(error).__name__, error)"
