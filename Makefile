@@ -91,7 +91,7 @@ MODEL_DRAFT := --draft '$(SMALLER),depth=5@int8'
 GROWN := --grow 16x768 --tasks e2e,sql --context 320 --max-tokens 64 --draft auto $(MODEL_DRAFT) --limit 4 --repeats 3
 LARGER := --grow 20x1536 --tasks e2e,sql --context 320 --max-tokens 64 --draft auto $(MODEL_DRAFT) --limit 2 --repeats 2
 OTHERS := llama.cpp,ctranslate2,openvino
-# every drafter, and every rule that keeps the text or its law, under one clock
+# every drafter, and every verifier that keeps the text or its distribution, under one clock
 SIDE := --threads 1 --grow 16x768 --weights w16a16 --limit 4
 DRAFTERS := ngram suffix reference recycle lookahead jacobi bigram unigram $(SMALLER),depth=5@int8 $(SMALLER),tree=static@int8 \
 	$(SMALLER),tree=dynamic@int8 $(SMALLER),depth=5,samples=3@int8 ngram+$(SMALLER),depth=5@int8 ngram^$(SMALLER),depth=5@int8 auto

@@ -59,11 +59,11 @@ def page() -> str:
 
 def _overview() -> list[str]:
     """A table of all that drafts, and of all that verifies and decides, each with a link to its entry."""
-    composed, (drafters, rules, policies) = (
+    composed, (drafters, verifiers, policies) = (
         compositions(),
         (described(FAMILIES[f]) for f in ("drafters", "verifiers", "policies")),
     )
-    links = _links([row["name"] for row in (*composed, *drafters, *rules, *policies)])
+    links = _links([row["name"] for row in (*composed, *drafters, *verifiers, *policies)])
     return [
         *("## Overview", ""),
         *table(
@@ -71,8 +71,8 @@ def _overview() -> list[str]:
             [(links[row["name"]], _brief(row), row.get("trained", "")) for row in (*drafters, *composed)],
         ),
         *table(
-            ("rule", "what it accepts", "keeps of plain decoding"),
-            [(links[row["name"]], _brief(row), row["exactness"]) for row in rules],
+            ("verifier", "what it accepts", "keeps of plain decoding"),
+            [(links[row["name"]], _brief(row), row["exactness"]) for row in verifiers],
         ),
         *table(("policy", "how much is drafted"), [(links[row["name"]], _brief(row)) for row in policies]),
     ]

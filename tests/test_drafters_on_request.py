@@ -10,7 +10,7 @@ from paceline.params import SamplingParams
 
 @pytest.fixture
 def llm() -> LLM:
-    return LLM(draft="ngram", beside=["reference:prompt=no", "grammar"], offer=["lookahead", "suffix", "ngram"])
+    return LLM(draft="ngram", extra_drafters=["reference:prompt=no", "grammar"], offer=["lookahead", "suffix", "ngram"])
 
 
 def test_requests_choose_their_drafters(llm: LLM) -> None:

@@ -115,11 +115,11 @@ def test_each_of_several_beside_a_draft_is_a_part() -> None:
     assert [part.name for part in drafter.parts] == ["suffix", "recycle", "ngram"]
 
 
-@pytest.mark.parametrize(("spec", "beside"), [("model:x", ["model:y"]), ("ngram", ["model:x", "model:y"])])
-def test_of_two_of_one_name_none_is_dropped_in_silence(spec: str, beside: list[str]) -> None:
-    with pytest.raises(SpecError, match="'model:y' cannot draft beside: there is another drafter of the name 'model'"):
-        build_drafters(spec, beside, (), surroundings())
-    drafter, _ = build_drafters("ngram+model:x", ["ngram", *map(IfItFits, beside)], (), surroundings())
+@pytest.mark.parametrize(("spec", "extra"), [("model:x", ["model:y"]), ("ngram", ["model:x", "model:y"])])
+def test_of_two_of_one_name_none_is_dropped_in_silence(spec: str, extra: list[str]) -> None:
+    with pytest.raises(SpecError, match="'model:y' cannot be an extra drafter: there is another one of the name 'model'"):
+        build_drafters(spec, extra, (), surroundings())
+    drafter, _ = build_drafters("ngram+model:x", ["ngram", *map(IfItFits, extra)], (), surroundings())
     assert [part.name for part in drafter.parts] == ["ngram", "model"]
 
 

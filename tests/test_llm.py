@@ -169,7 +169,7 @@ def test_a_single_stop_is_a_text() -> None:
 @pytest.mark.parametrize("name", ["batch", "prefill_chunk", "cache_tokens", "shortest_prefix"])
 def test_a_size_that_is_no_whole_number_from_1_is_refused_by_name(folder: Path, name: str, size: Any) -> None:
     if (name, size) == ("prefill_chunk", None):
-        assert LLM(str(folder), "none", prefill_chunk=None).limits.chunk > 0
+        assert LLM(str(folder), "none", prefill_chunk=None).engine.limits.chunk > 0
         return
     with pytest.raises(ValueError, match=name):
         LLM(str(folder), "none", **{name: size})
@@ -184,7 +184,7 @@ def test_a_size_that_is_no_whole_number_from_1_is_refused_by_name(folder: Path, 
             {"draft": "ngram+auto"},
             "'auto' stands alone, or names a smaller model as in 'auto:PATH'; for this model it is 'ngram\\+recycle'",
         ),
-        ({"beside": ("auto",)}, "'auto' stands alone"),
+        ({"extra_drafters": ("auto",)}, "'auto' stands alone"),
         ({"verify": None}, "a spec is a text"),
         ({"verify": ""}, "the verifier is an empty text"),
         ({"policy": 3}, "a spec is a text"),
@@ -485,7 +485,7 @@ def test_what_type_checkers_are_told_of_sampling_is_what_there_is() -> None:
         ({"draft": "ngram+auto", "model": DEFAULT}, "'auto' stands alone"),
         ({"draft": "auto:a,b"}, "'auto' takes no options"),
         ({"draft": "nowhere.py"}, "there is no file 'nowhere.py'"),
-        ({"beside": ["ngam"]}, "there is no drafter 'ngam'"),
+        ({"extra_drafters": ["ngam"]}, "there is no drafter 'ngam'"),
         ({"offer": ["ngram:mx=3"]}, "'ngram' has no option 'mx'"),
         ({"verify": "mach"}, "there is no verifier 'mach'"),
         ({"policy": "fixt"}, "there is no policy 'fixt'"),

@@ -1,4 +1,4 @@
-"""Paceline: a language-model inference engine whose heart is lossless speculative decoding."""
+"""Paceline: an LLM inference engine built around lossless speculative decoding."""
 
 from __future__ import annotations
 

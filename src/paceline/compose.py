@@ -94,7 +94,7 @@ def check_words(draft: str, verify: str, policy: str | None = None, others: Many
     """Raise what building these would raise for what they say alone: names, options and their values. It needs no model, and so
     comes before one is loaded. policy: None for the usual one. others: specs of further drafters. Raises SpecError or
     UnknownMethod."""
-    build_rules(draft, verify, policy)
+    build_verifier_and_policy(draft, verify, policy)
     for spec in (draft, *others):
         _check(parse(spec))
 
@@ -117,11 +117,12 @@ def _check(spec: Spec) -> None:
 
 
 class IfItFits(str):
-    """The spec of a drafter that nobody asked for by name: where it does not fit the target or the rule, it is left out."""
+    """The spec of a drafter that nobody asked for by name: where it does not fit the target or the verifier, it is left out."""
 
 
 class Misfit(SpecError):
-    """What a spec names can be built, but not for this target or under this rule. reason: the sentence without the way out."""
+    """What a spec names can be built, but not for this target or under this verifier. reason: the sentence without the way
+    out."""
 
     def __init__(self, reason: str, way_out: str) -> None:
         super().__init__(f"{reason}: {way_out}")
@@ -138,34 +139,34 @@ def build_drafter(spec: str, surroundings: Surroundings) -> Drafter:
         if target.branching < part.branching:
             raise Misfit(f"'{part.name}' drafts trees, and '{target.name}' can verify only chains", "try 'ngram'")
     if surroundings.amateur and not drafter.amateur:
-        reason = f"this rule contrasts the target with a model that drafts, and '{drafter.name}' is none"
+        reason = f"this verifier contrasts the target with a model that drafts, and '{drafter.name}' is none"
         raise Misfit(reason, "try 'model:PATH'")
     if drafter.taps:
         _try_taps(drafter, target)
     return drafter
 
 
-def build_drafters(spec: str, beside: Many[str], offer: Many[str], surroundings: Surroundings) -> tuple[Drafter, frozenset[str]]:
-    """What `spec` names, what drafts beside it, and what is offered; with it the names of those offered.
+def build_drafters(spec: str, extra: Many[str], offer: Many[str], surroundings: Surroundings) -> tuple[Drafter, frozenset[str]]:
+    """The drafter that `spec` names, together with the extra ones and those offered; and the names of those offered.
 
-    Drafters that the spec names already are not offered again, and of `beside` and `offer` those said with `IfItFits` are left
+    Drafters that the spec names already are not offered again, and of `extra` and `offer` those said with `IfItFits` are left
     out where they do not fit. Trees that were asked for are refused where they would be cut, and one of two drafters of the same
     name. Raises SpecError or UnknownMethod.
     """
     drafter = build_drafter(spec, surroundings)
     _check_trees(drafter, surroundings.target)
-    besides, named = dict[str, Drafter](), {part.name for part in drafter.parts}
-    for said, built in _fitting(beside, surroundings):
+    extras, named = dict[str, Drafter](), {part.name for part in drafter.parts}
+    for said, built in _fitting(extra, surroundings):
         for part in built.parts:
-            if part.name not in named and part.name not in besides:
-                besides[part.name] = part
+            if part.name not in named and part.name not in extras:
+                extras[part.name] = part
             elif _is_another(said, part, spec):
-                raise SpecError(f"'{said}' cannot draft beside: there is another drafter of the name '{part.name}'")
+                raise SpecError(f"'{said}' cannot be an extra drafter: there is another one of the name '{part.name}'")
     offers = _fitting(offer, surroundings)
-    if not besides and not offers:
+    if not extras and not offers:
         return drafter, frozenset()
-    # what drafts beside it knows more, and is asked first
-    parts = besides | {part.name: part for part in drafter.parts}
+    # an extra drafter knows more, and is asked first
+    parts = extras | {part.name: part for part in drafter.parts}
     offered: dict[str, Drafter] = {}
     for said, part in offers:
         if part.name not in parts and part.name not in offered:
@@ -297,9 +298,9 @@ def _cascaded(parts: Many[Spec], surroundings: Surroundings) -> Drafter:
     return outer
 
 
-def build_rules(draft: str, verify: str, policy: str | None = None) -> tuple[Verifier, Policy]:
-    """The rule and the policy of a user's `draft`. policy: None for the usual one. Raises SpecError, this too where the two do
-    not go together, or UnknownMethod."""
+def build_verifier_and_policy(draft: str, verify: str, policy: str | None = None) -> tuple[Verifier, Policy]:
+    """The verifier and the policy of a user's `draft`. policy: None for the usual one. Raises SpecError, this too where the two
+    do not go together, or UnknownMethod."""
     verifier, decides = build_verifier(verify), build_policy(usual_policy(draft) if policy is None else policy)
     if verifier.amateur and decides.name != "fixed":
         raise SpecError(f"'{verifier.name}' needs a draft in every step: leave out the policy '{decides.name}'")
@@ -307,7 +308,7 @@ def build_rules(draft: str, verify: str, policy: str | None = None) -> tuple[Ver
 
 
 def build_verifier(spec: str) -> Verifier:
-    """The rule that a spec string names, e.g. `typical:epsilon=0.1`. Raises SpecError or UnknownMethod."""
+    """The verifier that a spec string names, e.g. `typical:epsilon=0.1`. Raises SpecError or UnknownMethod."""
     return _single(VERIFIERS, spec, Verifier)
 
 

@@ -1,10 +1,10 @@
-"""Errors: what all that are meant for users have in common."""
+"""Errors: the base class of all errors that are meant for users."""
 
 from __future__ import annotations
 
 
 class PacelineError(Exception):
-    """Something that a user can mend; the message is one sentence."""
+    """Base class of the errors that a user can fix; the message is one sentence."""
 
 
 def validators_words(message: str) -> str:

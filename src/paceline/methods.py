@@ -1,7 +1,7 @@
 """What the methods say of themselves, read without building anything: the fields of their modules' docstrings, their options,
 and what their classes declare.
 
-Which kinds of proposals a rule keeps, and how, is its class's to say, so that no text can promise more.
+Which kinds of proposals a verifier keeps, and how, is its class's to say, so that no text can promise more.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def described(registry: Registry) -> list[dict[str, str]]:
     verifier `exactness` and `lossless` as its class has them."""
     modules = {name: row.load() for name, row in registry.items()}
     return [
-        {**_described(name, module.__doc__), **(_promised(_rule(module)) if registry is VERIFIERS else {})}
+        {**_described(name, module.__doc__), **(_promised(_verifier_class(module)) if registry is VERIFIERS else {})}
         for name, module in modules.items()
     ]
 
@@ -66,7 +66,7 @@ def compositions() -> list[dict[str, str]]:
 def composed() -> list[dict[str, Any]]:
     """As `listed` has drafters: of every kind of proposal, for they are put together from any."""
     kinds = [*Proposal]
-    kept = {name: _least(_rule(rule.load()), kinds) for name, rule in VERIFIERS.items()}
+    kept = {name: _least(_verifier_class(verifier.load()), kinds) for name, verifier in VERIFIERS.items()}
     return [{**row, "kinds": [kind.name for kind in kinds], "exactness": kept} for row in compositions()]
 
 
@@ -79,8 +79,8 @@ def approximations() -> list[dict[str, Any]]:
 def listed(family: str) -> list[dict[str, Any]]:
     """The rows of `described`, and what is no sentence.
 
-    Of all, options: the fields of `Option`. Of drafters, kinds: of their proposals; exactness: by rule, "text", "law" or "none",
-    the least that it keeps of them. Of verifiers, kinds: "text" or "law", by the kinds that they keep.
+    Of all, options: the fields of `Option`. Of drafters, kinds: of their proposals; exactness: by verifier, "text", "law" or
+    "none", the least that it keeps of them. Of verifiers, kinds: "text" or "law", by the kinds that they keep.
     """
     registry = FAMILIES[family]
     rows: list[dict[str, Any]] = []
@@ -89,10 +89,10 @@ def listed(family: str) -> list[dict[str, Any]]:
         more: dict[str, Any] = {"options": [vars(option) for option in options(module)]}
         if family == "drafters":
             kinds = [Proposal[name] for name in row["proposals"].split(", ")]
-            kept = {name: _least(_rule(rule.load()), kinds) for name, rule in VERIFIERS.items()}
+            kept = {name: _least(_verifier_class(verifier.load()), kinds) for name, verifier in VERIFIERS.items()}
             more |= {"kinds": [kind.name for kind in kinds], "exactness": kept}
         elif family == "verifiers":
-            more["kinds"] = {kind.name: kept.value for kind, kept in _rule(module).exactness.items()}
+            more["kinds"] = {kind.name: kept.value for kind, kept in _verifier_class(module).exactness.items()}
         rows.append({**row, **more})
     return rows
 
@@ -161,29 +161,29 @@ def _described(name: str, text: str | None) -> dict[str, str]:
     return {"name": name, "summary": " ".join(first.split()), "description": _joined(rest), **fields}
 
 
-def _promised(rule: type[Verifier]) -> dict[str, str]:
+def _promised(verifier: type[Verifier]) -> dict[str, str]:
     """What the class of a verifier declares, in words."""
     parts: list[str] = []
     for kept in Exactness:
-        kinds = [kind.name for kind in Proposal if rule.exactness.get(kind) is kept]
+        kinds = [kind.name for kind in Proposal if verifier.exactness.get(kind) is kept]
         if kinds:
             parts.append(f"{kept.value} for {'every kind of proposal' if len(kinds) == len(Proposal) else ', '.join(kinds)}")
-    if Exactness.LAW in rule.exactness.values():
+    if Exactness.LAW in verifier.exactness.values():
         parts.append("text when greedy")
     if not parts:
-        parts.append("none" if rule.law == Verifier.law else f"none: its own law, {rule.law}")
-    return {"exactness": "; ".join(parts), "lossless": "yes" if rule.exactness else "no"}
+        parts.append("none" if verifier.law == Verifier.law else f"none: its own law, {verifier.law}")
+    return {"exactness": "; ".join(parts), "lossless": "yes" if verifier.exactness else "no"}
 
 
-def _rule(module: ModuleType) -> type[Verifier]:
+def _verifier_class(module: ModuleType) -> type[Verifier]:
     """The verifier that a module defines."""
     classes = [kind for kind in vars(module).values() if isinstance(kind, type) and kind.__module__ == module.__name__]
     return next(kind for kind in classes if issubclass(kind, Verifier))
 
 
-def _least(rule: type[Verifier], kinds: list[Proposal]) -> str:
-    """What a rule keeps of proposals of any of these kinds."""
-    kept = {rule.exactness.get(kind) for kind in kinds}
+def _least(verifier: type[Verifier], kinds: list[Proposal]) -> str:
+    """What a verifier keeps of proposals of any of these kinds."""
+    kept = {verifier.exactness.get(kind) for kind in kinds}
     if None in kept:
         return "none"
     return Exactness.LAW.value if Exactness.LAW in kept else Exactness.TEXT.value

@@ -1,4 +1,4 @@
-"""Own files: drafters, rules and policies of somebody's own, looked over when built and whenever they answer.
+"""Own files: drafters, verifiers and policies of somebody's own, looked over when built and whenever they answer.
 
 Whoever writes a method makes mistakes, and each is to be one sentence that names the file. What a file builds is looked over, and
 then becomes of a class below its own, which calls through and looks at what comes back. Methods of the tables are never watched:
@@ -32,7 +32,7 @@ from paceline.verifiers.base import Exactness, Verifier
 
 
 class OwnFileError(PacelineError):
-    """What a file of somebody's own did wrong when it was asked. file: as its spec names it."""
+    """A user's own drafter, verifier or policy raised an exception or returned something invalid. file: as its spec names it."""
 
     def __init__(self, file: str, mistake: str) -> None:
         super().__init__(f"'{file}': {mistake}")
@@ -135,7 +135,7 @@ _DECLARED: Mapping[type, Mapping[str, _Check]] = {
     },
     Policy: {"name": _NAME, **dict.fromkeys(("costs", "acceptance", "depth_acceptance"), (lambda made: made is not None, _MADE))},
 }
-"""What a drafter, a rule and a policy say of themselves."""
+"""What a drafter, a verifier and a policy say of themselves."""
 
 
 def _all(kind: type, values: Any) -> bool:
@@ -284,7 +284,7 @@ def _listed(numbers: Many[Any]) -> str:
     return "none" if not numbers else ", ".join(map(str, numbers[:8])) + (", ..." if len(numbers) > 8 else "")
 
 
-def _judged(rule: Verifier, arguments: tuple[Any, ...], verdicts: Any) -> str:
+def _judged(verifier: Verifier, arguments: tuple[Any, ...], verdicts: Any) -> str:
     """What is wrong with the verdicts on some trees."""
     sequences, trees, logits = arguments
     return _one_each(Verdict, sequences, verdicts) or _first(_accepted(*one) for one in zip(trees, logits, verdicts, strict=True))

@@ -29,8 +29,8 @@ _NEAR = 0.6
 
 
 class UnknownMethod(PacelineError):
-    """A name that no registry knows, for which the message names the nearest one, or all where none is near; or a file of one's
-    own that cannot be imported or built."""
+    """An unknown drafter, verifier or policy (the message names the nearest, or all), or a user's own file that cannot be
+    imported or built."""
 
 
 def suggestion(name: str, names: Iterable[str]) -> str:

@@ -21,9 +21,9 @@ from paceline.sequence import Sequence
 
 
 class LogitsError(PacelineError):
-    """A model gave logits that are not numbers; the message is one sentence for the user.
+    """A model returned logits that are not numbers; the message is one sentence for the user.
 
-    sequence: whose they are, where that is known.
+    sequence: the one that they belong to, where that is known.
     """
 
     def __init__(self, sequence: Sequence | None = None) -> None:

@@ -66,8 +66,8 @@ def test_a_peer_that_is_not_installed_here_makes_no_other_run(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("other", "said"),
     [
-        (record(modes={"ngram": {"draft": "ngram", "verify": "block", "policy": "fixed"}}), "drafts, rules or policies"),
-        (record(modes={}), "drafts, rules or policies"),
+        (record(modes={"ngram": {"draft": "ngram", "verify": "block", "policy": "fixed"}}), "drafts, verifiers or policies"),
+        (record(modes={}), "drafts, verifiers or policies"),
         (record(tasks={"sql": {"prompts": 4, "left_out": 0}}), "tasks"),
         (record(tasks={"e2e": {"prompts": 9, "left_out": 0}}), "tasks"),
         (record(batches=[]), "batches"),
@@ -77,7 +77,7 @@ def test_a_peer_that_is_not_installed_here_makes_no_other_run(tmp_path: Path) ->
         (record(seed=1), "seed"),
         (record(max_tokens=64), "length of answers"),
         (record(context_tokens=320), "context"),
-        (record(lossy=True), "leave for lossy rules"),
+        (record(lossy=True), "leave for lossy verifiers"),
         ([], "drafts"),
         ({"kind": "another"}, "drafts"),
     ],

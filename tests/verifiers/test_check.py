@@ -180,11 +180,11 @@ def test_check_says_so_in_words_too_and_3_where_nothing_was_accepted(monkeypatch
     target, draft = models
     assert run(monkeypatch, "check", target, "--draft", f"model:{draft}", "--verify", "block", "--max-tokens", "24") == 0
     said = capsys.readouterr().out
-    assert "lossless (law)" in said
+    assert "lossless (distribution)" in said
     assert "false-alarm rate 1e-06" in said
     assert run(monkeypatch, "check", target, "--draft", "none", "--verify", "block", "--max-tokens", "3") == 3
     said = capsys.readouterr().out
-    assert "inconclusive (law)" in said
+    assert "inconclusive (distribution)" in said
     assert "nothing that was drafted was accepted" in said
 
 
@@ -193,8 +193,8 @@ def test_too_few_tokens_show_nothing_and_it_is_said_what_to_raise(monkeypatch, c
     call = ("check", target, "--draft", f"model:{draft}", "--verify", "rejection", "--max-tokens", "6")
     assert run(monkeypatch, *call) == 3
     said = capsys.readouterr().out
-    assert "inconclusive (law)" in said
-    assert f"{TURNS * 11 * 6} drawn tokens refuse hardly any rule: raise max-tokens, or give more prompts" in said
+    assert "inconclusive (distribution)" in said
+    assert f"{TURNS * 11 * 6} drawn tokens refuse hardly any verifier: raise max-tokens, or give more prompts" in said
     assert run(monkeypatch, *call, "--json") == 3
     assert "raise max-tokens" in json.loads(capsys.readouterr().out)["reason"]
 

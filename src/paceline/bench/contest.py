@@ -141,8 +141,8 @@ class Tally:
 
 
 def _middle(repeats: Many[Decoded], value: Callable[[Decoded], float]) -> float:
-    """The median. Where repeats have texts of other lengths, as under rules that keep the law alone, what the one in the middle,
-    or both, by its rate has: a median of times would belong to another text than that of tokens."""
+    """The median. Where repeats have texts of other lengths, as under verifiers that keep the law alone, what the one in the
+    middle, or both, by its rate has: a median of times would belong to another text than that of tokens."""
     if len({len(one.token_ids) for one in repeats}) == 1:
         return median(map(value, repeats))
     ordered = sorted(repeats, key=lambda one: len(one.token_ids) / one.total_s)

@@ -70,7 +70,7 @@ def _settings(record: dict[str, Any]) -> dict[str, Any]:
     """What makes a run another one, by what it is called."""
     settings, tasks = record["settings"], record["tasks"]
     return {
-        "drafts, rules or policies": sorted(sorted(mode.items()) for mode in settings["modes"].values()),
+        "drafts, verifiers or policies": sorted(sorted(mode.items()) for mode in settings["modes"].values()),
         "tasks": sorted((name, task["prompts"] + task["left_out"]) for name, task in tasks.items()),
         "batches": {row["batch"] for row in record["batches"]},
         # those asked for, wherever it runs. What failed is called by more than one word, but for a peer that could not be loaded
@@ -79,7 +79,7 @@ def _settings(record: dict[str, Any]) -> dict[str, Any]:
         "seed": settings["seed"],
         "length of answers": settings["max_tokens"],
         "context": settings["context_tokens"],
-        "leave for lossy rules": settings["lossy"],
+        "leave for lossy verifiers": settings["lossy"],
     }
 
 

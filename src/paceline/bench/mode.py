@@ -1,4 +1,4 @@
-"""Mode: a draft under a rule and a policy, as one run names it, records it and hands it to `paceline generate`."""
+"""Mode: a draft under a verifier and a policy, as one run names it, records it and hands it to `paceline generate`."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ PLAIN_MODE = Mode(PLAIN, "none", "none")
 
 
 def modes_of(settings: Settings, source: Path) -> list[Mode]:
-    """Every draft of a run under each of its rules and policies, but for none at all."""
+    """Every draft of a run under each of its verifiers and policies, but for none at all."""
     pairs = [*product(settings.verifiers, settings.policies)]
     return [Mode.of(draft, *pair, str(source)) for draft in settings.drafts if draft != "none" for pair in pairs]
 

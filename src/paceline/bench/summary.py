@@ -69,6 +69,7 @@ def _terms(versus: dict[str, Any] | None) -> tuple[str, str, str]:
 
 
 def _kind(mode: str) -> str:
-    """A draft by its first word, where all of its arguments would fill a table, and the rule and policy that it is run under."""
+    """A draft by its first word, where all of its arguments would fill a table, and the verifier and policy that it is run
+    under."""
     draft, *under = mode.split(", ")
     return ", ".join((draft.partition(":")[0], *under))

@@ -17,7 +17,7 @@ from paceline.cli.terminal import tell
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help=paceline.__doc__)
 app.callback()(tell)
 for command in (generate, chat, check, serve):
-    app.command(epilog="The variable OMP_NUM_THREADS sets the number of threads, at most one for each processor.")(command)
+    app.command(epilog="The environment variable OMP_NUM_THREADS sets the number of threads, at most one per processor.")(command)
 for command in (methods, models):
     app.command()(command)
 app.add_typer(bench, name="bench")

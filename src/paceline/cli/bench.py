@@ -24,49 +24,46 @@ bench.command("serve")(bench_serve)
 @bench.callback()
 def bench_drafts(
     model: Model = None,
-    draft: Annotated[list[str] | None, typer.Option("--draft", help="What drafts; may be repeated; auto if left out.")] = None,
-    verify: Annotated[
-        list[str] | None, typer.Option("--verify", help="The rule that accepts drafts; may be repeated; match if left out.")
-    ] = None,
+    draft: Annotated[list[str] | None, typer.Option("--draft", help="Drafter spec; may be repeated; auto if left out.")] = None,
+    verify: Annotated[list[str] | None, typer.Option("--verify", help="Verifier; may be repeated; match if left out.")] = None,
     policy: Annotated[
         list[str] | None,
-        typer.Option("--policy", help="How much is drafted; may be repeated; adaptive for auto, else fixed, if left out."),
+        typer.Option("--policy", help="Draft policy; may be repeated; adaptive for auto, otherwise fixed, if left out."),
     ] = None,
     lossy: Lossy = False,
     tasks: Annotated[
         str,
         typer.Option(
             "--tasks",
-            help="A comma list of tasks (e2e, sql, maths, code, story, copy, random) and of JSONL files in Spec-Bench's form.",
+            help="Comma-separated tasks (e2e, sql, maths, code, story, copy, random) and JSONL files in Spec-Bench's format.",
         ),
     ] = "e2e,sql,maths,code,story,copy",
-    out_dir: Annotated[Path | None, path_option("--out", "Write the record as JSON, and its plots, to this folder.")] = None,
-    name: Annotated[str, typer.Option("--name", help="Ends the record's name: runs of the same settings are kept apart.")] = "",
+    out_dir: Annotated[Path | None, path_option("--out", "Write the record as JSON, with plots, to this directory.")] = None,
+    name: Annotated[str, typer.Option("--name", help="Suffix of the record's name, to tell runs apart.")] = "",
     weights: Weights = None,
     kv_cache: KVCache = None,
     grow: Annotated[
-        str | None, typer.Option("--grow", help="LAYERS or LAYERSxWIDTH: the same function in a model of that size.")
+        str | None,
+        typer.Option("--grow", help="LAYERS or LAYERSxWIDTH: pad the model to this size without changing its function."),
     ] = None,
-    peers: Annotated[str, typer.Option("--peers", help="Other engines: transformers,llama.cpp,ctranslate2,openvino.")] = "",
-    batch: Annotated[str, typer.Option("--batch", help="Sizes of batch whose throughput is measured, such as 1,4,16.")] = "1",
-    threads: Annotated[
-        int | None, typer.Option("--threads", help="Threads of every engine; torch's own choice if left out.")
-    ] = None,
-    temperature: Annotated[float, typer.Option("--temperature", help="0 is greedy.")] = 0.0,
-    seed: Annotated[
-        int, typer.Option("--seed", help="Of every request, plain and drafted: under match same seed, same text.")
-    ] = 0,
+    peers: Annotated[
+        str, typer.Option("--peers", help="Other engines to compare with: transformers,llama.cpp,ctranslate2,openvino.")
+    ] = "",
+    batch: Annotated[str, typer.Option("--batch", help="Batch sizes whose throughput is measured, such as 1,4,16.")] = "1",
+    threads: Annotated[int | None, typer.Option("--threads", help="Threads of every engine; torch's choice if left out.")] = None,
+    temperature: Annotated[float, typer.Option("--temperature", help="Sampling temperature; 0 is greedy.")] = 0.0,
+    seed: Annotated[int, typer.Option("--seed", help="Random seed of every request, plain and drafted.")] = 0,
     max_tokens: MaxTokens = 96,
-    repeats: Annotated[int, typer.Option("--repeats", help="Measured runs, whose median counts.")] = 3,
-    limit: Annotated[int | None, typer.Option("--limit", help="At most this many prompts of each task.")] = None,
+    repeats: Annotated[int, typer.Option("--repeats", help="Measured runs; the median is reported.")] = 3,
+    limit: Annotated[int | None, typer.Option("--limit", help="Maximum number of prompts per task.")] = None,
     context: Annotated[
-        int, typer.Option("--context", help="Up to so many tokens of solved examples before each prompt of e2e and sql.")
+        int, typer.Option("--context", help="Put up to this many tokens of solved examples before each e2e and sql prompt.")
     ] = 0,
     as_json: Json = False,
 ) -> None:
-    """Measure what drafts gain over plain decoding, side by side. Exit code 1 where a text differs that should not.
+    """Compare the speed of speculative and plain decoding. Exit code 1 if a text differs that should not.
 
-    Every draft is run under every rule and policy that is given, all in turns.
+    Runs every draft under every given verifier and policy, in turns.
     """
     from paceline.bench.files import check_place, writable, written
     from paceline.bench.plots import plot

@@ -14,65 +14,77 @@ from paceline.interrupts import raise_again
 
 
 def bench_serve(
-    url: Annotated[str, typer.Option("--url", help="The server; with or without /v1.")] = "http://127.0.0.1:8000",
+    url: Annotated[str, typer.Option("--url", help="URL of the server, with or without /v1.")] = "http://127.0.0.1:8000",
     api_key: Annotated[
         str | None,
         typer.Option(
             "--api-key", envvar="PACELINE_BENCH_API_KEY", show_envvar=True, help="Sent as a bearer token; never recorded."
         ),
     ] = None,
-    model: Annotated[str | None, typer.Option("--model", help="The first one that the server lists if left out.")] = None,
-    endpoint: Annotated[str, typer.Option("--endpoint", help="completions, or chat: the model's template.")] = "completions",
+    model: Annotated[
+        str | None, typer.Option("--model", help="Model name; the first one that the server lists if left out.")
+    ] = None,
+    endpoint: Annotated[
+        str, typer.Option("--endpoint", help="completions, or chat (applies the model's chat template).")
+    ] = "completions",
     tasks: Annotated[
-        str, typer.Option("--tasks", help="Prompts: built-in tasks, JSONL files, or both, as of `paceline bench`.")
+        str, typer.Option("--tasks", help="Prompts: built-in tasks, JSONL files or both, as for `paceline bench`.")
     ] = "e2e,sql,maths,code,story,copy",
     requests: Annotated[
-        int | None, typer.Option("--requests", help="Of each load and body; if left out 40, or 4 for each at once, or 100.")
+        int | None,
+        typer.Option("--requests", help="Requests per load level and body; if left out 40, 4 per concurrent one, or 100."),
     ] = None,
     concurrency: Annotated[
-        str | None, typer.Option("--concurrency", help="A closed loop of so many at once: 1, or a sweep such as 1,4,16.")
+        str | None,
+        typer.Option(
+            "--concurrency", help="Closed loop with this many concurrent requests, or a sweep such as 1,4,16; 1 if left out."
+        ),
     ] = None,
-    rate: Annotated[
-        str | None, typer.Option("--rate", help="Poisson arrivals, so many a second, or a sweep such as 1,2,4.")
-    ] = None,
+    rate: Annotated[str | None, typer.Option("--rate", help="Poisson arrivals per second, or a sweep such as 1,2,4.")] = None,
     trace: Annotated[
-        Path | None, path_option("--trace", "Arrivals and lengths of an Azure trace (CSV); an answer may end earlier.")
+        Path | None, path_option("--trace", "Arrival times and lengths from an Azure trace (CSV); answers may end earlier.")
     ] = None,
     scale_lengths: Annotated[
-        float | None, typer.Option("--scale-lengths", help="Multiplies a trace's lengths; if left out, they are made to fit.")
+        float | None, typer.Option("--scale-lengths", help="Factor for a trace's lengths; chosen to fit if left out.")
     ] = None,
-    speed_up: Annotated[float, typer.Option("--speed-up", help="Makes a trace's arrivals come so many times faster.")] = 1.0,
+    speed_up: Annotated[float, typer.Option("--speed-up", help="Replay a trace's arrivals this many times faster.")] = 1.0,
     max_tokens: MaxTokens = 96,
     temperature: Temperature = 0.0,
-    seed: Annotated[int, typer.Option("--seed", help="Of arrivals; request i is sent with this plus i.")] = 0,
+    seed: Annotated[int, typer.Option("--seed", help="Random seed of arrivals; request i is sent with this seed plus i.")] = 0,
     slo: Annotated[
-        str | None, typer.Option("--slo", help="Seconds that a good request keeps to: ttft=0.5,tpot=0.05,e2e=10.")
+        str | None, typer.Option("--slo", help="Service-level objective in seconds, such as ttft=0.5,tpot=0.05,e2e=10.")
     ] = None,
-    find_rate: Annotated[
-        bool, typer.Option("--find-rate", help="Look for the highest rate at which requests keep to the SLO.")
-    ] = False,
-    slo_share: Annotated[float, typer.Option("--slo-share", help="How many of them must, for --find-rate.")] = 0.99,
-    extra_body: Annotated[str | None, typer.Option("--extra-body", help="A JSON object: more fields of every request.")] = None,
+    find_rate: Annotated[bool, typer.Option("--find-rate", help="Search the highest request rate that meets the SLO.")] = False,
+    slo_share: Annotated[
+        float, typer.Option("--slo-share", help="Fraction of requests that must meet the SLO, for --find-rate.")
+    ] = 0.99,
+    extra_body: Annotated[
+        str | None, typer.Option("--extra-body", help="JSON object with additional fields for every request.")
+    ] = None,
     against: Annotated[
         str | None,
-        typer.Option("--against", help="A JSON object: the same requests with these fields instead, in turns with the first."),
+        typer.Option("--against", help="JSON object: also send the same requests with these fields instead, in turns."),
     ] = None,
     block: Annotated[
         int | None,
-        typer.Option("--block", help="Requests of one body before the other's turn; if left out 1, or 4 for each at once."),
+        typer.Option(
+            "--block", help="Requests of one body before the other's turn; 1, or 4 per concurrent request, if left out."
+        ),
     ] = None,
     salt: Annotated[
-        bool, typer.Option("--salt", help="A cache_salt of its own for each request: nothing is shared between requests.")
+        bool, typer.Option("--salt", help="Give each request its own cache_salt, so that requests share no prefixes.")
     ] = False,
-    warmup: Annotated[int, typer.Option("--warmup", help="Requests of each body before, one by one, not measured.")] = 1,
-    timeout: Annotated[float, typer.Option("--timeout", help="Seconds until a request is given up.")] = 300.0,
+    warmup: Annotated[
+        int, typer.Option("--warmup", help="Unmeasured sequential requests of each body before the measurement.")
+    ] = 1,
+    timeout: Annotated[float, typer.Option("--timeout", help="Request timeout in seconds.")] = 300.0,
     retry: Annotated[
-        bool, typer.Option("--retry", help="Send a refused request (429, 503) again, after as long as the server says.")
+        bool, typer.Option("--retry", help="Retry rejected requests (HTTP 429, 503) after the server's Retry-After.")
     ] = False,
-    out_dir: Annotated[Path | None, path_option("--out", "Write the record as JSON, and its plots, to this folder.")] = None,
+    out_dir: Annotated[Path | None, path_option("--out", "Write the record as JSON, with plots, to this directory.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Put load on any OpenAI-compatible server and measure what its users would. Exit code 1 where no request is answered.
+    """Measure an OpenAI-compatible server under load, from outside. Exit code 1 if no request is answered.
 
     Without --rate and --trace, requests come in a closed loop. TTFT counts
     from when a request was due. ITL is per token: a chunk of k tokens is one

@@ -52,7 +52,7 @@ def chat(
     weights: Weights = None,
     kv_cache: KVCache = None,
     cache_tokens: CacheTokens = 65536,
-    system: Annotated[str | None, typer.Option("--system", help="What the model is told first, once and for all.")] = None,
+    system: Annotated[str | None, typer.Option("--system", help="System prompt.")] = None,
     max_tokens: MaxTokens = 256,
     temperature: Temperature = 0.0,
     top_k: TopK = 0,
@@ -64,7 +64,7 @@ def chat(
     seed: Seed = None,
     stop: Stop = None,
 ) -> None:
-    """Talk with a model through its own chat template; an empty line or end of input ends it, Ctrl-C an answer."""
+    """Chat with a model through its chat template. An empty line or end of input quits; Ctrl-C ends an answer."""
     need_output()
     from paceline.display import summary
 
@@ -84,9 +84,9 @@ def chat(
     )
     llm = loaded(model, draft, verify, lossy, policy, weights, kv_cache, cache_tokens, talks=True)
     # before anybody has said anything
-    llm.lossless(params)
-    told = [] if system is None else [{"role": "system", "content": system}]
-    messages = list(told)
+    llm.check_exactness(params)
+    system_messages = [] if system is None else [{"role": "system", "content": system}]
+    messages = list(system_messages)
     is_typed = sys.stdin.isatty()
     if is_typed:
         # lines of any length that can be edited; not every system has it
@@ -107,9 +107,9 @@ def chat(
         kept = [*messages, {"role": "user", "content": said}]
         ids = llm.tokenizer.chat(kept)
         most = longest - room
-        while len(kept) > len(told) + 1 and len(ids) > most:
+        while len(kept) > len(system_messages) + 1 and len(ids) > most:
             # the oldest exchanges make room for the newest and its answer
-            del kept[len(told) : len(told) + 2]
+            del kept[len(system_messages) : len(system_messages) + 2]
             ids, most = llm.tokenizer.chat(kept), min(most, int(_KEPT_SHARE * longest))
         if len(ids) >= longest:
             err.print(f"that is {len(ids)} tokens, of {longest} that fit with an answer: say it in fewer", highlight=False)

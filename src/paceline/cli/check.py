@@ -45,17 +45,19 @@ def check(
     policy: CheckedPolicy = None,
     weights: Weights = None,
     kv_cache: KVCache = None,
-    prompts: Annotated[Path | None, path_option("--prompts", "One prompt per line, or JSONL rows with 'prompt'.")] = None,
+    prompts: Annotated[
+        Path | None, path_option("--prompts", "A file with one prompt per line, or JSONL rows with a 'prompt'.")
+    ] = None,
     max_tokens: MaxTokens = 64,
     temperature: Temperature = 1.0,
     top_p: TopP = 1.0,
     seed: Seed = 0,
     as_json: Json = False,
 ) -> None:
-    """Compare with plain decoding, greedy and at a temperature. Exit code 0: lossless, 1: not, 3: inconclusive.
+    """Compare speculative with plain decoding, greedy and sampled. Exit code 0: lossless, 1: not, 3: inconclusive.
 
-    Texts are compared token by token. At a temperature, where a rule keeps only the distribution, what it draws is tested
-    against the target's. Where a rule promises neither, or too few tokens were drawn to refuse one, it is inconclusive.
+    Texts are compared token by token. Where a verifier keeps only the distribution, sampled tokens are tested against the
+    target's distribution. The result is inconclusive where the verifier guarantees neither, or the sample is too small.
     """
     from rich.progress import Progress
 
@@ -168,9 +170,10 @@ def _show_check(llm: LLM, rows: list[Row], answer: str) -> None:
     law = law_of(rows)
     if law is not None:
         out.print(
-            f"law: {law.tokens} drawn tokens are {law.distance:.4f} from the target's distribution; up to {law.bound:.4f} is"
-            f" chance. The likeliest token came in {abs(law.excess):.1f} places {'more' if law.excess > 0 else 'less'} than"
-            f" expected; up to {law.excess_bound:.1f} is chance (false-alarm rate {FALSE_ALARM:g})",
+            f"distribution: {law.tokens} drawn tokens are {law.distance:.4f} from the target's distribution; up to"
+            f" {law.bound:.4f} is chance. The likeliest token came in {abs(law.excess):.1f} places"
+            f" {'more' if law.excess > 0 else 'less'} than expected; up to {law.excess_bound:.1f} is chance (false-alarm rate"
+            f" {FALSE_ALARM:g})",
             highlight=False,
             soft_wrap=True,
         )
@@ -178,7 +181,7 @@ def _show_check(llm: LLM, rows: list[Row], answer: str) -> None:
             out.print(f"{law.impossible} of them have no probability there at all", highlight=False)
     tokens = sum(len(row.speculative.token_ids) for row in rows)
     accepted = sum(row.speculative.speculation.accepted_tokens for row in rows)
-    form = "" if law is None else " (law)"
+    form = "" if law is None else " (distribution)"
     out.print(
         f"{answer}{form}: {len(rows)} runs, {tokens} tokens, {accepted} of them drafted and accepted ({llm.draft_name})",
         highlight=False,

@@ -18,13 +18,17 @@ datastore = typer.Typer(no_args_is_help=True, help="Texts to draft from, for the
 
 @datastore.command("build")
 def build_datastore(
-    files: Annotated[list[Path], typer.Argument(help="Texts: .jsonl, a document per row; any other file is one; .gz of both.")],
-    out_dir: Annotated[Path, path_option("--out", "Write the datastore to this folder.")],
-    model: Annotated[str | None, typer.Option("--model", help="Whose tokenizer; the embedded default's if left out.")] = None,
+    files: Annotated[
+        list[Path], typer.Argument(help="Text files: .jsonl has a document per row, any other is one document; .gz too.")
+    ],
+    out_dir: Annotated[Path, path_option("--out", "Write the datastore to this directory.")],
+    model: Annotated[
+        str | None, typer.Option("--model", help="Model whose tokenizer is used; the embedded target if left out.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
-    """Build what 'datastore:DIR' drafts from. A row has a 'text', a 'prompt' and its 'completion', or 'messages', of which the
-    assistant's are taken."""
+    """Build a datastore for 'datastore:DIR'. A row has a 'text', a 'prompt' with its 'completion', or 'messages', of which those
+    of the assistant are used."""
     from paceline.datastore import build, size_bytes
     from paceline.models.embedded import DEFAULT
     from paceline.models.load import resolve

@@ -49,10 +49,10 @@ _LARGEST_BYTES = 16 << 20
 def generate(
     model: Model = None,
     prompt: Annotated[
-        str, typer.Option("-p", "--prompt", help="Raw text; special tokens are added once. - reads it from standard input.")
+        str, typer.Option("-p", "--prompt", help="Raw text; special tokens are added once. - reads from standard input.")
     ] = "",
     prompt_file: Annotated[
-        Path | None, path_option("--prompt-file", "Read the prompt from a UTF-8 file, but for a line break at its end.")
+        Path | None, path_option("--prompt-file", "Read the prompt from a UTF-8 file, without its final newline.")
     ] = None,
     draft: Draft = "auto",
     verify: Verify = "match",
@@ -72,10 +72,8 @@ def generate(
     seed: Seed = None,
     stop: Stop = None,
     as_json: Json = False,
-    trace: Annotated[
-        bool, typer.Option("--trace", help="Colour tokens by their drafter; show what was drafted in vain.")
-    ] = False,
-    profile: Annotated[bool, typer.Option("--profile", help="Show where the time of a step goes.")] = False,
+    trace: Annotated[bool, typer.Option("--trace", help="Colour tokens by drafter; show rejected draft tokens.")] = False,
+    profile: Annotated[bool, typer.Option("--profile", help="Show the time spent in each part of a step.")] = False,
 ) -> None:
     """Complete a prompt."""
     need_output()

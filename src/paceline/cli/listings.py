@@ -7,7 +7,7 @@ from paceline.cli.terminal import need_output, out, tell_json
 
 
 def methods(as_json: Json = False) -> None:
-    """List drafters and how they are put together, verifiers, policies and caches, and what each says of itself."""
+    """List drafters and their combinations, verifiers, policies and caches, each with a description."""
     need_output()
     from paceline.display import methods_table
     from paceline.methods import FAMILIES, approximations, composed, compositions, described, listed

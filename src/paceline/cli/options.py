@@ -13,49 +13,60 @@ from paceline.errors import validators_words
 if TYPE_CHECKING:
     from paceline.params import SamplingParams
 
-Model = Annotated[str | None, typer.Argument(help="A directory, a Hub id or an embedded name; the embedded default if left out.")]
-Draft = Annotated[str, typer.Option("--draft", help="What drafts: a spec string such as ngram, model:PATH, a+b, none.")]
-Verify = Annotated[str, typer.Option("--verify", help="The rule that accepts drafts.")]
-Lossy = Annotated[bool, typer.Option("--lossy", help="Allow rules that change the text or its distribution.")]
+Model = Annotated[str | None, typer.Argument(help="A directory, a Hub id or an embedded model; the embedded target if left out.")]
+Draft = Annotated[
+    str, typer.Option("--draft", help="Drafter spec: auto, auto:PATH, ngram, model:PATH, a+b, none (see `paceline methods`).")
+]
+VERIFIERS_HELP = (
+    "Verifier: match (default), rejection, multi-round, k-seq, spechub, block; with --lossy also typical, relaxed, lenient,"
+    " contrastive."
+)
+Verify = Annotated[str, typer.Option("--verify", help=VERIFIERS_HELP)]
+Lossy = Annotated[bool, typer.Option("--lossy", help="Allow verifiers that change the text and its distribution.")]
 Policy = Annotated[
     str | None,
-    typer.Option("--policy", help="How much is drafted: fixed, bass, confidence or adaptive; adaptive for auto, else fixed."),
+    typer.Option(
+        "--policy", help="Draft policy: fixed, bass, confidence or adaptive; adaptive for auto, otherwise fixed, if left out."
+    ),
 ]
 CheckedPolicy = Annotated[
     str | None,
-    typer.Option("--policy", help="How much is drafted; fixed if left out: what is never drafted is not checked."),
+    typer.Option("--policy", help="Draft policy; fixed if left out, since only what is drafted is checked."),
 ]
 Weights = Annotated[
     str | None,
     typer.Option(
         "--weights",
-        help="What the target is: fp32, bf16, fp16, w16a16, int8, int4 or w8a8; if left out as stored, or fp32 where"
-        " transformers runs it on a CPU.",
+        help="Weight format of the target: fp32, bf16, fp16, w16a16, int8, int4 or w8a8; if left out, the checkpoint's precision,"
+        " or fp32 in the transformers backend on a CPU.",
     ),
 ]
 KVCache = Annotated[
     str | None,
     typer.Option(
         "--kv-cache",
-        help="Keys and values of the target, on a GPU: fp8 (from compute capability 8.9 on) or int8; not narrowed if left out.",
+        help="KV cache format of the target, on a GPU: fp8 (compute capability 8.9 or newer) or int8; unquantised if left out.",
     ),
 ]
 CacheTokens = Annotated[
-    int, typer.Option("--cache-tokens", min=2, help="Longest prompt and answer together, up to the model's own context.")
+    int, typer.Option("--cache-tokens", min=2, help="Capacity of the KV cache in tokens, which also limits prompt plus answer.")
 ]
-MaxTokens = Annotated[int, typer.Option("--max-tokens", help="Longest answer, in tokens.")]
-Temperature = Annotated[float, typer.Option("--temperature", help="0 is greedy.")]
-TopK = Annotated[int, typer.Option("--top-k", help="Keep this many tokens; 0 keeps all.")]
-TopP = Annotated[float, typer.Option("--top-p", help="Keep the most probable tokens that hold this share.")]
-MinP = Annotated[float, typer.Option("--min-p", help="Keep tokens at least this share as probable as the first.")]
+MaxTokens = Annotated[int, typer.Option("--max-tokens", help="Maximum number of generated tokens.")]
+Temperature = Annotated[float, typer.Option("--temperature", help="Sampling temperature; 0 is greedy.")]
+TopK = Annotated[int, typer.Option("--top-k", help="Sample from the k likeliest tokens; 0 disables it.")]
+TopP = Annotated[float, typer.Option("--top-p", help="Nucleus sampling: the smallest set of tokens with this total probability.")]
+MinP = Annotated[float, typer.Option("--min-p", help="Drop tokens below this fraction of the top token's probability.")]
 RepetitionPenalty = Annotated[
-    float, typer.Option("--repetition-penalty", help="Above 1: tokens of the prompt and the answer become less likely.")
+    float, typer.Option("--repetition-penalty", help="Above 1, tokens of the prompt and the answer become less likely.")
 ]
-PresencePenalty = Annotated[float, typer.Option("--presence-penalty", help="Above 0: tokens of the answer become less likely.")]
-FrequencyPenalty = Annotated[float, typer.Option("--frequency-penalty", help="The same, for each time that a token occurred.")]
-Stop = Annotated[list[str] | None, typer.Option("--stop", help="End before this text; may be repeated.")]
-Seed = Annotated[int | None, typer.Option("--seed", help="Under match: same seed, same text; drawn and reported if left out.")]
-Json = Annotated[bool, typer.Option("--json", help="One JSON object on one line.")]
+PresencePenalty = Annotated[float, typer.Option("--presence-penalty", help="Above 0, tokens of the answer become less likely.")]
+FrequencyPenalty = Annotated[float, typer.Option("--frequency-penalty", help="The same, once per occurrence of a token.")]
+Stop = Annotated[list[str] | None, typer.Option("--stop", help="Stop string; the answer ends before it; may be repeated.")]
+Seed = Annotated[
+    int | None,
+    typer.Option("--seed", help="Random seed: under match, the same seed gives the same text; drawn and reported if left out."),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on one line.")]
 _SHOWN_CHARACTERS = 80
 """Of what is refused: a text may be as long as a line of commands."""
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from paceline.cli.options import KVCache, Lossy, Model, Policy, Weights, path_option
+from paceline.cli.options import VERIFIERS_HELP, KVCache, Lossy, Model, Policy, Weights, path_option
 from paceline.cli.terminal import err, out
 from paceline.interrupts import raise_again
 
@@ -47,83 +47,87 @@ class _Default:
 
 def _with_defaults(command: Any) -> Any:
     """Have help show the defaults of `Settings` where the signature says None."""
-    told = signature(command, eval_str=True)
-    parameters = [one.replace(default=_Default(name)) if one.default is None else one for name, one in told.parameters.items()]
-    command.__signature__ = told.replace(parameters=parameters)
+    original = signature(command, eval_str=True)
+    parameters = [
+        one.replace(default=_Default(name)) if one.default is None else one for name, one in original.parameters.items()
+    ]
+    command.__signature__ = original.replace(parameters=parameters)
     return command
 
 
 @_with_defaults
 def serve(
     model: Model = None,
-    config: Annotated[Path | None, path_option("--config", "A JSON file of settings; flags and variables win.")] = None,
-    draft: Annotated[str | None, _option("draft", "What drafts: a spec string.", SERVING)] = None,
-    offer: Annotated[
-        list[str] | None, _option("offer", "A drafter for requests that name it; the usual ones if left out; repeat it.", SERVING)
+    config: Annotated[
+        Path | None, path_option("--config", "JSON file of settings; flags and environment variables take precedence.")
     ] = None,
-    verify: Annotated[str | None, _option("verify", "The rule that accepts drafts.", SERVING)] = None,
+    draft: Annotated[str | None, _option("draft", "Drafter spec, as for `paceline generate`.", SERVING)] = None,
+    offer: Annotated[
+        list[str] | None, _option("offer", "Drafter that requests may name; may be repeated; a usual set if left out.", SERVING)
+    ] = None,
+    verify: Annotated[str | None, _option("verify", VERIFIERS_HELP, SERVING)] = None,
     lossy: Lossy = False,
     policy: Policy = None,
     weights: Weights = None,
     kv_cache: KVCache = None,
     served_name: Annotated[
-        str | None, _option("served-name", "What clients call the model; its own name if left out.", SERVING)
+        str | None, _option("served-name", "Model name in the API; the model's own name if left out.", SERVING)
     ] = None,
     host: Annotated[str | None, _option("host", "Address to listen on.", ACCESS)] = None,
     port: Annotated[int | None, _option("port", "Port to listen on; 0 for any free one.", ACCESS)] = None,
     api_key: Annotated[
-        list[str] | None, _option("api-key", "A key that opens every route; none if left out; repeat it.", ACCESS)
+        list[str] | None, _option("api-key", "API key, required on every route; may be repeated; none if left out.", ACCESS)
     ] = None,
     api_key_file: Annotated[
-        Path | None, path_option("--api-key-file", "A file with a key a line; none if left out.", ACCESS)
+        Path | None, path_option("--api-key-file", "File with one API key per line; none if left out.", ACCESS)
     ] = None,
-    insecure: Annotated[bool, _option("insecure", "Serve other machines without a key.", ACCESS)] = False,
+    insecure: Annotated[bool, _option("insecure", "Serve other machines without an API key.", ACCESS)] = False,
     allowed_host: Annotated[
         list[str] | None,
         _option(
-            "allowed-host", "A name the Host header may carry; this machine's if left out, any if --host is beyond it.", ACCESS
+            "allowed-host",
+            "Accepted Host header; may be repeated; if left out local names, or any if --host is not local.",
+            ACCESS,
         ),
     ] = None,
     cors_origin: Annotated[
-        list[str] | None, _option("cors-origin", "A page's origin that may call; none but its own if left out.", ACCESS)
+        list[str] | None, _option("cors-origin", "Allowed CORS origin; may be repeated; none but its own if left out.", ACCESS)
     ] = None,
-    root_path: Annotated[
-        str | None, _option("root-path", "What a proxy cuts off in front of paths; nothing if left out.", ACCESS)
+    root_path: Annotated[str | None, _option("root-path", "Path prefix that a proxy strips; none if left out.", ACCESS)] = None,
+    batch: Annotated[int | None, _option("batch", "Maximum number of concurrent sequences.", SIZES)] = None,
+    queue: Annotated[int | None, _option("queue", "Requests that may wait before further requests get HTTP 429.", SIZES)] = None,
+    cache_tokens: Annotated[
+        int | None, _option("cache-tokens", "Capacity of the KV cache in tokens, over all sequences.", SIZES)
     ] = None,
-    batch: Annotated[int | None, _option("batch", "Sequences in flight.", SIZES)] = None,
-    queue: Annotated[int | None, _option("queue", "Requests that may wait before the next is told 429.", SIZES)] = None,
-    cache_tokens: Annotated[int | None, _option("cache-tokens", "Tokens that all sequences may hold.", SIZES)] = None,
     prefill_chunk: Annotated[
-        int | None, _option("prefill-chunk", "Prompt tokens of one step; what suits the model if left out.", SIZES)
+        int | None, _option("prefill-chunk", "Prompt tokens per step; depends on the model if left out.", SIZES)
     ] = None,
     default_max_tokens: Annotated[
         int | None,
-        _option(
-            "default-max-tokens", "Tokens of an answer where a request names no limit; what its API says if left out.", SIZES
-        ),
+        _option("default-max-tokens", "Answer tokens where a request sets no limit; the API's default if left out.", SIZES),
     ] = None,
-    max_body_bytes: Annotated[int | None, _option("max-body-bytes", "Largest request body.", SIZES)] = None,
-    max_header_bytes: Annotated[int | None, _option("max-header-bytes", "Largest head of a request.", SIZES)] = None,
-    max_prompt_chars: Annotated[int | None, _option("max-prompt-chars", "Longest text of a request.", SIZES)] = None,
-    max_choices: Annotated[int | None, _option("max-choices", "Most choices (n) of a prompt.", SIZES)] = None,
-    max_prompts: Annotated[int | None, _option("max-prompts", "Most prompts of a request.", SIZES)] = None,
-    max_stop: Annotated[int | None, _option("max-stop", "Most stop strings of a request.", SIZES)] = None,
-    max_json_depth: Annotated[int | None, _option("max-json-depth", "Deepest nesting of a body.", SIZES)] = None,
+    max_body_bytes: Annotated[int | None, _option("max-body-bytes", "Maximum size of a request body.", SIZES)] = None,
+    max_header_bytes: Annotated[int | None, _option("max-header-bytes", "Maximum size of the request headers.", SIZES)] = None,
+    max_prompt_chars: Annotated[int | None, _option("max-prompt-chars", "Maximum characters of a request's text.", SIZES)] = None,
+    max_choices: Annotated[int | None, _option("max-choices", "Maximum choices (n) per prompt.", SIZES)] = None,
+    max_prompts: Annotated[int | None, _option("max-prompts", "Maximum prompts per request.", SIZES)] = None,
+    max_stop: Annotated[int | None, _option("max-stop", "Maximum stop strings per request.", SIZES)] = None,
+    max_json_depth: Annotated[int | None, _option("max-json-depth", "Maximum nesting depth of a body's JSON.", SIZES)] = None,
     request_timeout_s: Annotated[
-        float | None, _option("request-timeout-s", "Seconds until an answer is ended with what it has.", TIMES)
+        float | None, _option("request-timeout-s", "Seconds until an answer is cut off and returned.", TIMES)
     ] = None,
-    body_timeout_s: Annotated[float | None, _option("body-timeout-s", "Seconds a body may take to arrive.", TIMES)] = None,
+    body_timeout_s: Annotated[float | None, _option("body-timeout-s", "Seconds to receive a request body.", TIMES)] = None,
     drain_timeout_s: Annotated[
-        float | None, _option("drain-timeout-s", "Seconds for answers to end once the server is told to stop.", TIMES)
+        float | None, _option("drain-timeout-s", "Seconds for running answers to finish on shutdown.", TIMES)
     ] = None,
-    log_level: Annotated[str | None, _option("log-level", "debug, info, warning or error.", LOGS)] = None,
-    log_json: Annotated[bool, _option("log-json", "One JSON object a line.", LOGS)] = False,
-    log_prompts: Annotated[bool, _option("log-prompts", "Texts of requests may be logged.", LOGS)] = False,
+    log_level: Annotated[str | None, _option("log-level", "Log level: debug, info, warning or error.", LOGS)] = None,
+    log_json: Annotated[bool, _option("log-json", "Log one JSON object per line.", LOGS)] = False,
+    log_prompts: Annotated[bool, _option("log-prompts", "Allow request texts in logs.", LOGS)] = False,
 ) -> None:
     """Serve a model over HTTP: OpenAI's API at /v1, a live page at /.
 
-    Every option is also a variable (PACELINE_PORT) and a name in the file of --config (port). Options that may be
-    repeated are written with commas in a variable, and with commas or as a JSON list in the file.
+    Every option is also an environment variable (PACELINE_PORT) and a key in the --config file (port). Repeatable options
+    take comma-separated values in a variable, and those or a JSON list in the file.
     """
     given = {name: value for name, value in locals().items() if name != "config" and _is_set(value)}
 
@@ -139,8 +143,8 @@ def serve(
     def started(url: str, service: EngineService) -> None:
         waiting.__exit__(None, None, None)
         drafters = "+".join(service.default_drafters) or "nobody"
-        told = f"{service.model} at {url}: the API at {url}/v1, a page at {url}/"
-        out.print(told, highlight=False, soft_wrap=True)
+        address = f"{service.model} at {url}: the API at {url}/v1, a page at {url}/"
+        out.print(address, highlight=False, soft_wrap=True)
         facts = f"{service.target}, {drafters} drafting, {service.verifier} verifying, {service.policy} deciding"
         if settings.log_json:
             getLogger("paceline.serve").info(facts)

@@ -25,7 +25,7 @@ def _say_version(asked: bool) -> None:
 
 def tell(
     _version: Annotated[
-        bool, typer.Option("--version", help="Say which version this is, and exit.", callback=_say_version, is_eager=True)
+        bool, typer.Option("--version", help="Print the version and exit.", callback=_say_version, is_eager=True)
     ] = False,
 ) -> None:
     """Show what takes its time without being asked for, such as compiling kernels, on stderr."""

@@ -4,8 +4,8 @@ A block of guessed tokens is verified after the root. At each of its rows the ta
 guesses before that row are right or wrong. Shifted by the number of tokens that were emitted, these choices are the next block.
 The tokens of the first block, and places that a trimmed block leaves empty, are drawn at random from the prompt. Under `match` at
 a temperature the target chooses with the noise of the position, so the iteration converges to the very text that sampling will
-write; under other rules it takes the likeliest token. First guesses are unlikely to be right, so policies that leave out unlikely
-tokens (`adaptive`, `confidence`) stop the iteration before it converges: use it with `fixed`.
+write; under other verifiers it takes the likeliest token. First guesses are unlikely to be right, so policies that leave out
+unlikely tokens (`adaptive`, `confidence`) stop the iteration before it converges: use it with `fixed`.
 
 Source: Santilli et al., Accelerating Transformer Inference for Translation via Parallel Decoding (arXiv:2305.10427), section 3;
 Song et al. (arXiv:2002.03629).

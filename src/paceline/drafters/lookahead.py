@@ -8,9 +8,9 @@ chooses at the end of a column completes an n-gram, which goes into the pool, an
 Candidates are the n-grams that the pool holds for the root; each is continued with the n-grams that the pool holds for its last
 token, which the paper does not do. The pool also learns the n-grams of the text, an option of the authors' implementation.
 Columns take the target's likeliest token at any temperature: n-grams are used at other positions than those where they were
-found, so the noise of a position would be of little help. Rules that read one chain (`rejection`, `block`, `lenient`) leave no
-rows for probes at a temperature: then the window stands still, and the pool learns from the text alone. The defaults are small,
-because every row costs time on a processor; the paper's setting for a GPU is window=15, ngram=5, guesses=15.
+found, so the noise of a position would be of little help. Verifiers that read one chain (`rejection`, `block`, `lenient`) leave
+no rows for probes at a temperature: then the window stands still, and the pool learns from the text alone. The defaults are
+small, because every row costs time on a processor; the paper's setting for a GPU is window=15, ngram=5, guesses=15.
 
 Source: Fu et al., Break the Sequential Dependency of LLM Inference Using Lookahead Decoding (arXiv:2402.02057), section 3.
 Proposals: POINT

@@ -1,7 +1,7 @@
 """A smaller model drafts: a chain of its own choices with the runners-up beside it, or a tree.
 
 Under `match` it chooses with the very noise that the target will choose with (coupled draws), so two models that agree on the
-distribution agree on the token. For a rule that tests drawn tokens it draws them, and records the distribution that they were
+distribution agree on the token. For a verifier that tests drawn tokens it draws them, and records the distribution that they were
 drawn from. `tree=static` has the shape that is best for how often each rank among siblings was accepted so far; `tree=dynamic`
 grows where the model is sure; `samples=k` drafts k chains side by side. A model with another tokenizer drafts the tokens that
 both have, or, with `bridge=text`, text. `model:PATH@int8` holds its weights in that format: a draft need not be exact.
@@ -285,7 +285,7 @@ def _embedded(surroundings: Surroundings) -> str:
 
 
 def build(options: Options, surroundings: Surroundings) -> Drafter:
-    """Raises SpecError where there is no such draft, or where it cannot draft so for this target or this rule; ModelError."""
+    """Raises SpecError where there is no such draft, or where it cannot draft so for this target or this verifier; ModelError."""
     path = options.path or _embedded(surroundings)
     model, tokenizer = surroundings.load(path)
     deepest = surroundings.deepest(model.drafts_whole)
@@ -309,5 +309,5 @@ def build(options: Options, surroundings: Surroundings) -> Drafter:
     if wide and model.branching < Branching.TREE:
         raise SpecError(f"'{path}' can draft only chains: leave out tree, samples and width")
     if options.tree == "dynamic" and kind.drawn:
-        raise SpecError("tree=dynamic looks at tokens before it decides, but this rule needs blind draws: try tree=static")
+        raise SpecError("tree=dynamic looks at tokens before it decides, but this verifier needs blind draws: try tree=static")
     return ModelDrafter(model, vocab_size, options, kind, amateur)

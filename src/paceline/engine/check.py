@@ -52,9 +52,9 @@ Row = Comparison | Draws
 
 
 def examine(llm: LLM, draft: str, prompts: Many[Prompt], settings: Many[SamplingParams]) -> Iterator[Row]:
-    """Check under each of these parameters in the form that the rule of `llm` calls for there. Raises RequestError, before a
-    token is decoded, where the rule is lossy and that was not asked for, and where a prompt cannot be served."""
-    forms = [llm.lossless(params) for params in settings]
+    """Check under each of these parameters in the form that the verifier of `llm` calls for there. Raises RequestError, before a
+    token is decoded, where the verifier is lossy and that was not asked for, and where a prompt cannot be served."""
+    forms = [llm.check_exactness(params) for params in settings]
     for params in settings:
         _check_prompts(llm, prompts, params)
     for params, kept in zip(settings, forms, strict=True):
@@ -124,7 +124,7 @@ def verdict(rows: Many[Row]) -> str:
 def doubt(rows: Many[Row]) -> str | None:
     """Why rows that show nothing wrong do not show that nothing is, in a sentence; None where they do."""
     if any(row.speculative.keeps == "nothing" for row in rows):
-        return "this rule promises nothing for these drafts: what it kept here it may not keep elsewhere"
+        return "this verifier promises nothing for these drafts: what it kept here it may not keep elsewhere"
     if _parted(rows):
         return "texts part where two tokens are all but equally likely, and nowhere else"
     accepted: dict[float, int] = {}
@@ -134,7 +134,7 @@ def doubt(rows: Many[Row]) -> str | None:
         return "nothing that was drafted was accepted, so nothing was put to the test"
     law = law_of(rows)
     if law is not None and law.is_wide:
-        return f"{law.tokens} drawn tokens refuse hardly any rule: raise max-tokens, or give more prompts"
+        return f"{law.tokens} drawn tokens refuse hardly any verifier: raise max-tokens, or give more prompts"
     return None
 
 

@@ -34,11 +34,11 @@ if TYPE_CHECKING:
 
 
 class RequestError(PacelineError):
-    """A request that cannot be served; the message is one sentence for the user."""
+    """A request that cannot be served, because of its prompt or its parameters; the message is one sentence for the user."""
 
 
 class OutOfMemory(PacelineError):
-    """The device, or this machine, has too little memory for a step of one request alone, without any draft."""
+    """The GPU, or this machine, has too little memory for a step of one request alone, without a draft."""
 
     def __init__(self) -> None:
         super().__init__("the device has too little memory to go on with this request")
@@ -46,14 +46,14 @@ class OutOfMemory(PacelineError):
 
 @frozen
 class Progress:
-    """What one step brought for one sequence: final text that may be shown, and the draft and verdict behind it."""
+    """The result of one step for one sequence: its text so far, and the draft and verdict behind it."""
 
     outcome: Outcome
     text: str
-    """Everything that may be shown so far; it only grows. Of a sequence that is not streamed, nothing before its end, unless it
-    may stop at a string."""
+    """The answer so far; cumulative and final. Empty before the end of a sequence that is not streamed, unless it has stop
+    strings."""
     error: PacelineError | None = None
-    """Why the engine gave the sequence up, where it did; the finish reason is "abort" then."""
+    """Why the engine aborted the sequence, if it did; its finish reason is then "abort"."""
 
     @property
     def sequence(self) -> Sequence:
@@ -61,7 +61,7 @@ class Progress:
 
     @property
     def finished(self) -> bool:
-        """Whether it is the last of its sequence."""
+        """Whether this is the last `Progress` of its sequence."""
         return self.outcome.verdict.finish is not None
 
 

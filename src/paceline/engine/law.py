@@ -1,13 +1,13 @@
-"""Law: do drawn tokens have the target's distribution? A test for rules whose tokens differ from those of plain decoding.
+"""Law: do drawn tokens have the target's distribution? A test for verifiers whose tokens differ from those of plain decoding.
 
 Every token is placed in the target's distribution behind the text before it, the likelier tokens first: its rank is the
 probability of what is likelier, and a random share of its own. Under the law ranks are independent uniform numbers, whatever
 the contexts, so their largest deviation from uniform has a bound that holds for any number of them. How many there are is fixed
 beforehand: prompts are decoded again, with other seeds, where texts end early.
 
-Where one token is nearly certain its ranks are spread over all numbers, and a rule that takes it too often hardly moves them. So
-it is counted too how much more often the likeliest token comes than its probability says: a sum of chances that are fair, given
-the text before each, with a bound that follows from their variance. And a token that cannot come at all is a proof.
+Where one token is nearly certain its ranks are spread over all numbers, and a verifier that takes it too often hardly moves them.
+So it is counted too how much more often the likeliest token comes than its probability says: a sum of chances that are fair,
+given the text before each, with a bound that follows from their variance. And a token that cannot come at all is a proof.
 
 Source: the probability integral transform in its randomised form (Rosenblatt 1952; Brockwell 2007); the bound of the ranks is
 that of Dvoretzky, Kiefer and Wolfowitz with Massart's constant (1990), the other that of Freedman (1975).
@@ -33,13 +33,13 @@ from paceline.step import Feed, Step, Verdict
 from paceline.tree import DraftTree
 
 FALSE_ALARM = 1e-6
-"""How often a rule that keeps the law fails the test; each of the two bounds is passed half as often."""
+"""How often a verifier that keeps the law fails the test; each of the two bounds is passed half as often."""
 TURNS = 3
 """How many times as many tokens are drawn as a comparison of texts would need: a distribution shows itself slowly."""
 MOST = 4096
 """Tokens that are drawn at most: more would tell little more, and each is ranked in the target's whole vocabulary."""
 _WIDE = 0.1
-"""A bound of the ranks above which a sample refuses hardly any rule."""
+"""A bound of the ranks above which a sample refuses hardly any verifier."""
 _RATES = tuple(2.0**power for power in range(2, -4, -1))
 """Of Freedman's inequality, each with its share of the false alarms: which one is sharpest depends on a variance that only the
 texts tell."""
@@ -91,7 +91,7 @@ class Fit:
 
     @property
     def is_wide(self) -> bool:
-        """Whether so few tokens were drawn that hardly any rule would be refused."""
+        """Whether so few tokens were drawn that hardly any verifier would be refused."""
         return self.bound > _WIDE
 
 

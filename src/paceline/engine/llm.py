@@ -12,7 +12,7 @@ from os import PathLike, fspath
 from threading import Lock, RLock
 from typing import Any
 
-from paceline.compose import build_drafters, build_rules, check_words, exactness, spelled_out
+from paceline.compose import build_drafters, build_verifier_and_policy, check_words, exactness, spelled_out
 from paceline.drafters.base import Surroundings
 from paceline.engine.engine import Engine, Progress, RequestError
 from paceline.engine.measure import measure
@@ -38,10 +38,14 @@ _NO_IDS = bytes | bytearray | Mapping
 class Completion:
     """One finished answer.
 
-    text, token_ids: the generated ones only. finish_reason: "stop", "length" or "abort". prompt_tokens: how many the prompt had.
-    seed: the one given or drawn. sources: per token the drafter that proposed it, or "". speculation: what was drafted and
-    accepted. keeps: what of plain decoding is kept, "text", "law" (its distribution) or "nothing". logprobs, prompt_logprobs: per
-    token, where the parameters asked for them; of a prompt None for the first.
+    text, token_ids: the answer only, without the prompt.
+    finish_reason: "stop", "length" or "abort".
+    prompt_tokens: number of tokens in the prompt.
+    seed: the request's seed, given or drawn.
+    sources: for each token, the drafter that proposed it; "" where the target chose it without one.
+    speculation: statistics of drafting and verifying.
+    keeps: the guarantee relative to plain decoding: "text" (the same tokens), "law" (the same distribution) or "nothing".
+    logprobs, prompt_logprobs: one entry for each token, empty if not asked for; the first token of a prompt has None.
     """
 
     text: str
@@ -83,21 +87,29 @@ class _Inbox:
 
 
 class LLM:
-    """A target model and what drafts for it.
+    """Load a target model and its drafter; generate or stream text.
 
-    model: a directory, a Hub id or an embedded name; None for the embedded default. draft: a spec string. verify: the name of
-    a rule. lossy: allow rules that change the text or its distribution. policy: what decides how much is drafted; `adaptive`
-    for `auto`, else `fixed`. weights: the target's format, one of `WEIGHTS`; the checkpoint's own precision unless given.
-    kv_cache: a narrow format for the target's keys and values on a GPU, one of `KV_CACHES`; not narrowed unless given.
-    beside: specs of drafters that draft beside it where a request gives them something to draft from. offer: specs of
-    drafters for requests that name them. batch: sequences in flight. prefill_chunk: prompt tokens of one step, over all
-    sequences; what suits the target unless given. cache_tokens: tokens that all sequences may hold in the target's cache.
-    shortest_prefix: tokens of the shortest beginning that requests share. Raises ModelError, SpecError or UnknownMethod,
-    CompileError where kernels cannot be compiled, and ValueError where one of these is below 1 or no whole number.
+    model: a directory, a Hub id or an embedded name; None is the embedded default.
+    draft: the spec string of the drafter.
+    verify: the spec string of the verifier, which decides which drafted tokens are accepted.
+    lossy: allow verifiers that keep neither the text nor its distribution.
+    policy: the spec string of the policy, which decides how much is drafted; defaults to `adaptive` for `auto`, otherwise
+    `fixed`.
+    weights: the target's weight format, one of `WEIGHTS`; None is the checkpoint's precision, or float32 in the transformers
+    backend on a CPU.
+    kv_cache: a narrow format for the target's keys and values, one of `KV_CACHES`, on a GPU only; None keeps them unquantised.
+    extra_drafters: specs of further drafters, active only for requests that give them input, such as a `reference`.
+    offer: specs of drafters that requests may name.
+    batch: maximum number of sequences in flight.
+    prefill_chunk: prompt tokens per step, over all sequences; None is the target's own choice.
+    cache_tokens: tokens that all sequences together may hold in the target's cache.
+    shortest_prefix: tokens of the shortest prefix that requests share.
 
-    `generate`, `stream` and `use` may be called from several threads. One step runs at a time, for the requests of all: whoever
-    waits for an answer runs it, and finds what the others' steps brought. A single stream is for one thread at a time, and
-    so is what lies beneath: `engine`, `target`.
+    Raises ModelError, SpecError or UnknownMethod, CompileError where kernels cannot be compiled, and ValueError where a size is
+    below 1 or no integer, or a list of drafters is none.
+
+    Thread-safe: steps are serialised, and each waiting caller may run the step that serves everyone's requests. A single stream,
+    `engine` and `target` are for one thread at a time.
     """
 
     def __init__(
@@ -110,7 +122,7 @@ class LLM:
         policy: str | None = None,
         weights: str | None = None,
         kv_cache: str | None = None,
-        beside: Many[str] = (),
+        extra_drafters: Many[str] = (),
         offer: Many[str] = (),
         batch: int = 8,
         prefill_chunk: int | None = None,
@@ -121,21 +133,21 @@ class LLM:
         for name, size in sizes.items():
             if (name, size) != ("prefill_chunk", None) and (not isinstance(size, int) or size < 1):
                 raise ValueError(f"{name} is a whole number from 1, not {size!r}")
-        for name, named in (("beside", beside), ("offer", offer)):
+        for name, named in (("extra_drafters", extra_drafters), ("offer", offer)):
             if isinstance(named, str) or not isinstance(named, Many):
                 raise ValueError(f"{name} is a list of drafters, not {named!r}")
         # a slip of the pen is told before anything is fetched or read
         check_formats(weights, kv_cache)
-        check_words(draft, verify, policy, (*beside, *offer))
+        check_words(draft, verify, policy, (*extra_drafters, *offer))
         self.path = str(resolve(fspath(model) if model is not None else DEFAULT))
         spelled_out(draft, self.path)
         self.target: LanguageModel = load_model(self.path, weights=weights, kv_cache=kv_cache)
         self.tokenizer = Tokenizer(self.path)
         self.lossy = lossy
         chunk = self.target.prefill_chunk if prefill_chunk is None else prefill_chunk
-        self.limits = Limits(batch, chunk, cache_tokens, shortest_prefix)
+        self._limits = Limits(batch, chunk, cache_tokens, shortest_prefix)
         self._verify, self._policy = verify, policy
-        self._beside, self._offer = tuple(beside), tuple(offer)
+        self._extra_drafters, self._offer = tuple(extra_drafters), tuple(offer)
         self._load = lru_cache(maxsize=4)(_checkpoint)
         self._next, self._lock = Lock(), RLock()
         self._taken, self._left = False, list[Sequence]()
@@ -144,8 +156,8 @@ class LLM:
         self._inboxes: dict[Sequence, _Inbox] = {}
 
     def use(self, draft: str, policy: str | None = None, *, verify: str | None = None) -> None:
-        """Change the drafter, the policy and the rule; those not given are again what they were at first. The target stays
-        loaded and requests in flight end with "abort"."""
+        """Change the drafter, and the policy and the verifier, which are those of the constructor if not given. The target stays
+        loaded; requests in flight end with "abort"."""
         with self._turn():
             engine = self._engine(draft, policy, verify)
             self.engine.abort_all()
@@ -167,13 +179,13 @@ class LLM:
 
     def _engine(self, draft: str, policy: str | None = None, verify: str | None = None) -> Engine:
         chosen = self._policy if policy is None else policy
-        verifier, decides = build_rules(draft, self._verify if verify is None else verify, chosen)
+        verifier, decides = build_verifier_and_policy(draft, self._verify if verify is None else verify, chosen)
         wants = verifier.prefers, verifier.amateur, decides.deepest
         surroundings = Surroundings(self.target, self.tokenizer, self._load, *wants)
         spec = spelled_out(draft, self.path)
-        drafter, on_request = build_drafters(spec, self._beside, self._offer, surroundings)
+        drafter, on_request = build_drafters(spec, self._extra_drafters, self._offer, surroundings)
         speculative = Speculative(self.target, drafter, verifier, decides, on_request)
-        engine = Engine(speculative, self.tokenizer, self.limits)
+        engine = Engine(speculative, self.tokenizer, self._limits)
         if decides.measures:
             measure(engine.speculative, engine.longest, spec)
         # what reading checkpoints, loading kernels and measuring left behind
@@ -182,6 +194,7 @@ class LLM:
 
     @property
     def draft_name(self) -> str:
+        """The name of the drafter that is in use."""
         return self.engine.speculative.drafter.name
 
     def encode(self, prompt: Prompt) -> list[int]:
@@ -206,25 +219,26 @@ class LLM:
         alone, spaced = (self.tokenizer.encode(text, add_special=False) for text in ("a", " a"))
         return spaced[1:] != alone
 
-    def lossless(self, params: SamplingParams) -> Exactness | None:
-        """What the answer keeps of plain decoding. Raises RequestError where it keeps nothing and lossy was not asked for."""
+    def check_exactness(self, params: SamplingParams) -> Exactness | None:
+        """What an answer under these parameters keeps of plain decoding: TEXT, LAW (its distribution) or None. Raises
+        RequestError for None unless `lossy` was given."""
         kept, speculative = self._kept(params), self.engine.speculative
         if kept is None and not self.lossy:
             raise RequestError(
                 f"'{speculative.verifier.name}' keeps neither the text nor its distribution for drafts by"
-                f" '{speculative.drafter.name}'; choose another rule, or allow it by --lossy, in Python by lossy=True"
+                f" '{speculative.drafter.name}'; choose another verifier, or allow it by --lossy, in Python by lossy=True"
             )
         return kept
 
     def keeps(self, params: SamplingParams) -> str:
-        """The same in a word, as records and answers say it: "text", "law" or "nothing"."""
-        return _word(self.lossless(params))
+        """The same as a string, as in `Completion.keeps`: "text", "law" or "nothing"."""
+        return _word(self.check_exactness(params))
 
     def _kept(self, params: SamplingParams) -> Exactness | None:
         return exactness(self.engine.speculative.drafter, self.engine.speculative.verifier, params)
 
     def completed(self, sequence: Sequence, text: str) -> Completion:
-        """The answer of a sequence that ended with this text."""
+        """The `Completion` of a finished sequence. text: that of its last `Progress`."""
         return Completion(
             text,
             list(sequence.generated),
@@ -245,10 +259,11 @@ class LLM:
         *,
         reference: Prompt | Many[Prompt] | None = None,
     ) -> list[Completion]:
-        """Complete prompts, batched, in the order given. params: one for all, or one each; greedy by default.
+        """Complete prompts, batched; answers come in the order of the prompts.
 
-        reference: text or token ids that the answers are expected to resemble, one for all or one each. The drafter
-        `reference` drafts from it, where it is among `draft` or `beside`; it changes nothing but the time. Raises RequestError,
+        params: one `SamplingParams` for all, or one each; greedy by default.
+        reference: text or token ids that the answers are expected to resemble, one for all or one each. The drafter `reference`
+        drafts from it, where `draft` or `extra_drafters` names it; it changes nothing but the time. Raises RequestError,
         ModelError for text that is not valid Unicode, LogitsError where a row to sample from holds no number, OutOfMemory or
         OutOfPages where memory does not suffice for a request alone, and OwnFileError where a method of one's own raised; then
         none of these prompts goes on.
@@ -269,7 +284,7 @@ class LLM:
         try:
             with self._turn():
                 for one in chosen:
-                    self.lossless(one)
+                    self.check_exactness(one)
                 for prompt, one, like in zip(asked, chosen, references, strict=True):
                     sequence = self.engine.add(self.encode(prompt), one, reference=self._reference(like, prompt), streamed=False)
                     opened[sequence] = self._opened(sequence, keeps=1)
@@ -285,15 +300,15 @@ class LLM:
         *,
         reference: Prompt | None = None,
     ) -> Iterator[Progress]:
-        """One prompt, step by step. The text of each `Progress` only grows, and its tree has no `proposals`; leaving the loop
-        early ends the request.
+        """Stream one prompt: yields a `Progress` after each step. Leaving the loop early ends the request.
 
-        reference, errors: as for `generate`; the request begins, and errors are raised, when the first `Progress` is asked for.
+        `Progress.text` is cumulative, and the trees of outcomes have no `proposals`. params, reference and errors are as for
+        `generate`; the request begins, and errors are raised, when the first `Progress` is asked for.
         """
         params = _checked(params)
         like = self._reference(reference, prompt)
         with self._turn():
-            self.lossless(params)
+            self.check_exactness(params)
             sequence = self.engine.add(self.encode(prompt), params, reference=like)
             inbox = self._opened(sequence)
         try:

@@ -29,7 +29,7 @@ _START_S = 120.0
 
 
 class CompileError(PacelineError, RuntimeError):
-    """A kernel could not be compiled."""
+    """A kernel could not be compiled on this machine."""
 
 
 class Compilers:

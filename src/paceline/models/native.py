@@ -121,7 +121,7 @@ class NativeModel(LanguageModel):
         vocab_size: int,
         source: str,
     ) -> list[DraftTree]:
-        """As `LanguageModel.extend`; all levels are drafted in one call, where no grammar and no rule asks for more."""
+        """As `LanguageModel.extend`; all levels are drafted in one call, where no grammar and no verifier asks for more."""
         options: dict[str, Any] = {"growth": growth, "vocab_size": vocab_size, "source": source}
         if growth.amateur:
             return super().extend(sequences, budgets, cache, **options)

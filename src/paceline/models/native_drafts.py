@@ -45,7 +45,7 @@ _OWNER_BYTES = layout.OWNER.itemsize
 
 
 def is_compiled(params: SamplingParams, kind: Proposal) -> bool:
-    """Whether a token can be chosen in compiled code: under a grammar none is, and none where a rule asks what is left by a
+    """Whether a token can be chosen in compiled code: under a grammar none is, and none where a verifier asks what is left by a
     top-k that is larger than compiled code finds."""
     return params.grammar is None and not (kind.drawn and params.top_k > layout.MOST_KEPT)
 

@@ -55,7 +55,7 @@ class Settings(BaseModel):
     """What `paceline serve` is told. Immutable. Raises ValidationError, or SettingsError where the file of keys cannot be read.
 
     model, draft, verify, lossy, policy, weights, kv_cache: as in `LLM`. offer: drafters for requests that name them; if None the
-    usual ones, as far as they fit model and rule. served_name: what clients call the model; its own name if None. api_keys,
+    usual ones, as far as they fit model and verifier. served_name: what clients call the model; its own name if None. api_keys,
     api_key_file (a key a line): a client must show one of them; without any, only this machine is served, unless `insecure`.
     allowed_hosts: names that a Host header may carry, "*" for any; if empty, those of this machine, or any where the server
     listens beyond it. cors_origins: pages of other origins that may call. root_path: what a proxy cuts off in front of every

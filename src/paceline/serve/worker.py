@@ -41,7 +41,7 @@ from paceline.spec import SpecError
 
 log = logging.getLogger("paceline.serve")
 
-BESIDE = (IfItFits("reference:prompt=no"), IfItFits("grammar"))
+EXTRA_DRAFTERS = (IfItFits("reference:prompt=no"), IfItFits("grammar"))
 """They have something to say only where a request brings a prediction, or asks for a form."""
 OFFERED = (IfItFits("ngram"), IfItFits("suffix:past=0"), IfItFits("lookahead"), IfItFits("recycle"))
 """What requests may name unless the settings say otherwise. Past answers are for `suffix` only where the settings name it:
@@ -238,7 +238,7 @@ def prepared(engine: Engine, ask: Ask) -> Found:
 
 
 def loaded(settings: Settings) -> LLM:
-    """Raises ModelError, UnknownMethod or SpecError, this too where the rule would have every request refused."""
+    """Raises ModelError, UnknownMethod or SpecError, this too where the verifier would have every request refused."""
     llm = LLM(
         settings.model,
         settings.draft,
@@ -247,14 +247,14 @@ def loaded(settings: Settings) -> LLM:
         policy=settings.policy,
         weights=settings.weights,
         kv_cache=settings.kv_cache,
-        beside=BESIDE,
+        extra_drafters=EXTRA_DRAFTERS,
         offer=OFFERED if settings.offer is None else settings.offer,
         batch=settings.batch,
         prefill_chunk=settings.prefill_chunk,
         cache_tokens=settings.cache_tokens,
     )
     try:
-        llm.lossless(SamplingParams())
+        llm.check_exactness(SamplingParams())
     except RequestError as error:
         raise SpecError(str(error)) from None
     return llm

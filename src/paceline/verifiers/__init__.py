@@ -1,1 +1,1 @@
-"""Verifiers: one contract (`base`), one file per rule."""
+"""Verifiers: one contract (`base`), one file per verifier."""

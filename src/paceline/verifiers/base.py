@@ -1,8 +1,8 @@
 """Verifier: a pure function from the target's scores to verdicts, and what it promises about them.
 
-Three ways to a verdict are shared. `follow_choices` goes where the target's own choices lead; greedy, every exact rule does
-that. `NodeByNode` tests the children of a node one after another and walks on from the one that was accepted: most rules that
-keep the law differ only in the tests. `LongestPath` takes the longest path of tokens that are good enough: the lossy rules
+Three ways to a verdict are shared. `follow_choices` goes where the target's own choices lead; greedy, every exact verifier does
+that. `NodeByNode` tests the children of a node one after another and walks on from the one that was accepted: most verifiers that
+keep the law differ only in the tests. `LongestPath` takes the longest path of tokens that are good enough: the lossy verifiers
 differ only in what is good enough.
 """
 
@@ -31,7 +31,7 @@ from paceline.trials import Group, Trials, groups_below, recursive
 
 
 class Exactness(Enum):
-    """What a rule keeps of plain decoding; what it does not declare for a kind of proposal, it does not keep."""
+    """What a verifier keeps of plain decoding; what it does not declare for a kind of proposal, it does not keep."""
 
     TEXT = "text"
     """Token for token the same."""
@@ -40,7 +40,7 @@ class Exactness(Enum):
 
 
 class Verifier(ABC):
-    """exactness: per kind of proposal; greedy requests keep their text under every rule that declares any.
+    """exactness: per kind of proposal; greedy requests keep their text under every verifier that declares any.
 
     prefers: kinds a drafter should produce for it, the best first; POINT can always be had. amateur: True where it needs the
     drafter's own distribution, untouched by sampling parameters, at every node, those without children included. law: whose
@@ -94,8 +94,8 @@ class NodeByNode(Verifier):
         return recursive(target_probs, group)
 
     def trials(self, target_probs: np.ndarray, groups: Iterator[Group]) -> Trials:
-        """The tests of all children of a node, or of the first where the rule reads a chain: what one group leaves of the target
-        is the target of the next."""
+        """The tests of all children of a node, or of the first where the verifier reads a chain: what one group leaves of the
+        target is the target of the next."""
         for group in (group.first() for group in islice(groups, 1)) if self.reads_chain else groups:
             target_probs = yield from self.tested(target_probs, group)
         return target_probs
@@ -104,7 +104,7 @@ class NodeByNode(Verifier):
         self, sequence: Sequence, ancestors: tuple[int, ...], row: torch.Tensor, amateur: torch.Tensor | None
     ) -> np.ndarray:
         """float64 [V]: the law at one node. row: its logits, float32 [V]. amateur: the drafter's distribution there, float32
-        [V], where the rule asks for it and there is one."""
+        [V], where the verifier asks for it and there is one."""
         return distribution(row, Context(sequence, ancestors))
 
     def walked(self, sequence: Sequence, tree: DraftTree, logits: torch.Tensor) -> Verdict:
@@ -231,10 +231,10 @@ def _on_host(work: list[tuple[Sequence, DraftTree, torch.Tensor]]) -> list[tuple
 
 
 def _judged(
-    rule: Callable[[Sequence, DraftTree, torch.Tensor], Verdict], sequence: Sequence, tree: DraftTree, logits: torch.Tensor
+    verifier: Callable[[Sequence, DraftTree, torch.Tensor], Verdict], sequence: Sequence, tree: DraftTree, logits: torch.Tensor
 ) -> Verdict:
     with judged(sequence):
-        return rule(sequence, tree, logits)
+        return verifier(sequence, tree, logits)
 
 
 def follow_choices(sequences: Many[Sequence], trees: Many[DraftTree], logits: Many[torch.Tensor]) -> list[Verdict]:

@@ -45,9 +45,9 @@ class Options(BaseModel):
 class Contrastive(NodeByNode):
     """Contrasts wherever the tree shows the amateur's distribution. A model that drafts shows it at every node of its tree,
     leaves included; none where it is not asked: for a root with `Budget.some` False, beyond its context or its vocabulary, for a
-    sequence whose `drafters` leave it out or whose `nodes` are 0; nor one of a row that holds what is no number. The rule sees
-    rows and no model, so it can neither make up for that nor put it off: a verdict emits a token, and at such a node it is one of
-    the target's own law."""
+    sequence whose `drafters` leave it out or whose `nodes` are 0; nor one of a row that holds what is no number. The verifier
+    sees rows and no model, so it can neither make up for that nor put it off: a verdict emits a token, and at such a node it is
+    one of the target's own law."""
 
     name = "contrastive"
     exactness: Mapping[Proposal, Exactness] = {}

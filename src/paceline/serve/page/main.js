@@ -22,7 +22,7 @@ async function begin() {
   about = await offered();
   const drafters = about.drafters.filter((one) => !IDLE.includes(one.name));
   introduce([...about.default.filter((name) => !IDLE.includes(name)), ...drafters.map((one) => one.name)]);
-  $("served").textContent = `${about.model} · policy ${about.policy} · rule ${about.verifier}`;
+  $("served").textContent = `${about.model} · policy ${about.policy} · verifier ${about.verifier}`;
   offer($("side-a"), drafters, about.default);
   offer($("side-b"), drafters, []);
   $("notes").replaceChildren(...drafters.flatMap(noted));

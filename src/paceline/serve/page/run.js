@@ -148,7 +148,7 @@ export class Run {
   }
 
   #facts(metrics) {
-    const facts = [`policy ${metrics.policy}`, `rule ${metrics.verifier}`, metrics.lossless ? "lossless" : "not lossless"];
+    const facts = [`policy ${metrics.policy}`, `verifier ${metrics.verifier}`, metrics.lossless ? "lossless" : "not lossless"];
     this.#parts.facts.textContent = `${facts.join(" · ")} · target ${metrics.target}`;
   }
 
