@@ -195,7 +195,7 @@ class FakeTokenizer:
             left = left[len(self.pieces[token]) :]
         return ids
 
-    def decode(self, ids: Many[int], skip_special: bool = True) -> str:
+    def decode(self, ids: Many[int], skip_special_tokens: bool = True) -> str:
         return b"".join(self.pieces[token] for token in ids).decode("utf-8", errors="replace")
 
     def same_vocabulary(self, other: FakeTokenizer) -> bool:
@@ -205,14 +205,14 @@ class FakeTokenizer:
 class SpacedTokenizer(FakeTokenizer):
     """Writes no space at the start of a text, as tokenizers of the SentencePiece kind do."""
 
-    def decode(self, ids: Many[int], skip_special: bool = True) -> str:
+    def decode(self, ids: Many[int], skip_special_tokens: bool = True) -> str:
         return super().decode(ids).removeprefix(" ")
 
 
 class FallbackTokenizer(SpacedTokenizer):
     """Spoils a whole run of single bytes where it is not valid, as the byte fallback of SentencePiece models does."""
 
-    def decode(self, ids: Many[int], skip_special: bool = True) -> str:
+    def decode(self, ids: Many[int], skip_special_tokens: bool = True) -> str:
         text, run = "", b""
         for token in [*ids, None]:
             piece = b"" if token is None else self.pieces[token]

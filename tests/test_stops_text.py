@@ -204,8 +204,8 @@ class Fallback:
         self.backend.decoder = decoders.Sequence(parts)  # pyright: ignore[reportAttributeAccessIssue]
         self.backend.add_special_tokens([AddedToken(word, special=True) for word in self.words[-2:]])
 
-    def decode(self, ids: list[int], skip_special: bool = True) -> str:
-        return self.backend.decode(ids, skip_special_tokens=skip_special)
+    def decode(self, ids: list[int], skip_special_tokens: bool = True) -> str:
+        return self.backend.decode(ids, skip_special_tokens=skip_special_tokens)
 
 
 REAL = Fallback()
@@ -227,7 +227,7 @@ def test_byte_fallback_and_special_tokens_are_the_same_text_in_any_steps(
     tokens = [token for part in parts for token in part]
     texts = []
     for steps in ([1], sizes):
-        stream, at, turn = TextStream(REAL, (), prompt, skip_special=skip), 0, 0  # pyright: ignore[reportArgumentType]
+        stream, at, turn = TextStream(REAL, (), prompt, skip_special_tokens=skip), 0, 0  # pyright: ignore[reportArgumentType]
         while at < len(tokens):
             before = stream.text
             stream.extend(tokens[at : at + steps[turn % len(steps)]])
@@ -243,10 +243,10 @@ def test_byte_fallback_and_special_tokens_are_the_same_text_in_any_steps(
 def test_what_has_no_text_is_not_decoded_over_and_over(monkeypatch: pytest.MonkeyPatch) -> None:
     tokens, most, decode = [256, *[260] * 500, 256], 0, REAL.decode
 
-    def counted(ids: list[int], skip_special: bool = True) -> str:
+    def counted(ids: list[int], skip_special_tokens: bool = True) -> str:
         nonlocal most
         most = max(most, len(ids))
-        return decode(ids, skip_special)
+        return decode(ids, skip_special_tokens)
 
     monkeypatch.setattr(REAL, "decode", counted)
     stream = TextStream(REAL)  # pyright: ignore[reportArgumentType]
@@ -299,7 +299,7 @@ def test_broken_bytes_never_take_back_what_was_shown(tokens: list[int]) -> None:
 def test_bytes_that_are_no_text_are_shown_and_decoded_few_at_a_time(filler: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     tokens, most = [*list(b"ab"), *list(filler * 200), *list("é!".encode())], 0
 
-    def decode(ids: list[int], skip_special: bool = True) -> str:
+    def decode(ids: list[int], skip_special_tokens: bool = True) -> str:
         nonlocal most
         most = max(most, len(ids))
         return bytes(ids).decode(errors="replace")
@@ -459,7 +459,7 @@ def test_no_stop_string_begins_in_the_least_there_is_to_be(text: str, least: int
 
 def test_a_stop_string_may_be_kept_and_is_named() -> None:
     for keep, text in ((False, "ab"), (True, "abcd")):
-        stream = TextStream(BYTES, ("cd", "zz"), keep_stop=keep)  # pyright: ignore[reportArgumentType]
+        stream = TextStream(BYTES, ("cd", "zz"), include_stop_str_in_output=keep)  # pyright: ignore[reportArgumentType]
         for byte in b"abcde":
             if not stream.stopped:
                 stream.append(byte)
@@ -470,7 +470,7 @@ def test_special_tokens_show_when_asked_for() -> None:
     end = BYTES.vocab_size - 1
     tokenizer = Shown(BYTES.pieces, BYTES.special)
     for skip, text in ((True, "a"), (False, "a<end>")):
-        stream = TextStream(tokenizer, skip_special=skip)  # pyright: ignore[reportArgumentType]
+        stream = TextStream(tokenizer, skip_special_tokens=skip)  # pyright: ignore[reportArgumentType]
         for token in (97, end):
             stream.append(token)
         assert stream.text == text
@@ -479,5 +479,7 @@ def test_special_tokens_show_when_asked_for() -> None:
 class Shown(FakeTokenizer):
     """Writes special tokens out when they are not to be skipped."""
 
-    def decode(self, ids: Many[int], skip_special: bool = True) -> str:
-        return "".join("" if t in self.special and skip_special else super(Shown, self).decode([t]) or "<end>" for t in ids)
+    def decode(self, ids: Many[int], skip_special_tokens: bool = True) -> str:
+        return "".join(
+            "" if t in self.special and skip_special_tokens else super(Shown, self).decode([t]) or "<end>" for t in ids
+        )

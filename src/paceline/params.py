@@ -27,9 +27,10 @@ def _texts(stop: Any) -> Any:
 
 
 class Grammar(BaseModel):
-    """What an answer must be a sentence of. kind: a JSON schema, a regular expression, or a grammar in llguidance's Lark form.
+    """A grammar that constrains an answer. Immutable.
 
-    text: the schema as JSON, the expression or the grammar.
+    kind: a JSON schema, a regular expression, or a grammar in llguidance's dialect of Lark.
+    text: the schema as JSON, the regular expression or the grammar.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -41,13 +42,26 @@ class Grammar(BaseModel):
 class SamplingParams(BaseModel):
     """How one request is sampled. Immutable; out-of-range, infinite or unknown fields raise pydantic.ValidationError.
 
-    temperature 0 is greedy. top_k 0, top_p 1, min_p 0, repetition_penalty 1 and the other penalties 0 switch themselves off.
-    Repetition counts prompt and generated tokens, presence and frequency the generated ones. min_tokens bans whatever would
-    stop the text (EOS and stop_token_ids) before that many tokens, unless a grammar allows nothing else, and no stop string
-    begins in their text. Without a seed one is drawn at admission and reported. grammar: what the answer is a sentence of; it
-    may be cut short by its length alone. logprobs, prompt_logprobs: report the log-probability of each token of the answer, or
-    of the prompt, and of so many of the likeliest ones beside it; None reports nothing. stop: texts, or a single one. keep_stop:
-    the text shows the stop string that ended it. skip_special: special tokens are not part of the text.
+    max_tokens: maximum number of generated tokens.
+    temperature: divides the logits; 0 is greedy decoding.
+    top_k: sample from the k likeliest tokens; 0 disables it.
+    top_p: nucleus sampling, from the smallest set of tokens with this total probability; 1 disables it.
+    min_p: drop tokens below this fraction of the top token's probability; 0 disables it.
+    repetition_penalty: above 1, makes tokens of the prompt and the answer less likely, as in transformers; 1 disables it.
+    presence_penalty: subtracted from the logit of every token that the answer already contains; 0 disables it.
+    frequency_penalty: the same, times the number of occurrences; 0 disables it.
+    logit_bias: token id to what is added to its logit.
+    min_tokens: no EOS and no token of `stop_token_ids` is sampled among the first `min_tokens` tokens, unless a grammar allows
+    nothing else, and no stop string begins in their text.
+    stop: one stop string or several; the answer ends before the first one that occurs.
+    stop_token_ids: token ids that end the answer.
+    seed: of the sampling noise; if None, one is drawn when the request is admitted, and reported.
+    ignore_eos: continue after the end-of-text token.
+    logprobs: for each token of the answer, report its log-probability and those of this many likeliest tokens; None for neither.
+    prompt_logprobs: the same for each token of the prompt.
+    include_stop_str_in_output: keep the stop string that ended the answer in its text.
+    skip_special_tokens: leave special tokens out of the text.
+    grammar: constrains the answer to this grammar; only a length limit can cut it short.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -70,8 +84,8 @@ class SamplingParams(BaseModel):
     ignore_eos: bool = False
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     prompt_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
-    keep_stop: bool = False
-    skip_special: bool = True
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
     grammar: Grammar | None = None
 
     if TYPE_CHECKING:
@@ -95,8 +109,8 @@ class SamplingParams(BaseModel):
             ignore_eos: bool = False,
             logprobs: int | None = None,
             prompt_logprobs: int | None = None,
-            keep_stop: bool = False,
-            skip_special: bool = True,
+            include_stop_str_in_output: bool = False,
+            skip_special_tokens: bool = True,
             grammar: Grammar | None = None,
         ) -> None: ...
 

@@ -484,7 +484,7 @@ def test_tokenizer_goes_both_ways(whole: Path) -> None:
     assert ids[0] == 1
     assert ids[1:] == tokenizer.encode(text, add_special=False)
     assert tokenizer.decode(ids) == text
-    assert tokenizer.decode(ids, skip_special=False) == "<s>" + text
+    assert tokenizer.decode(ids, skip_special_tokens=False) == "<s>" + text
     assert tokenizer.vocab_size == 262
 
 
@@ -599,7 +599,7 @@ def test_nothing_is_padded_or_cut(whole: Path, folder: Path, change: Callable[[B
 def test_chat_follows_the_model_template(whole: Path, tmp_path: Path) -> None:
     tokenizer = Tokenizer(whole)
     ids = tokenizer.chat([{"role": "user", "content": "hi"}])
-    assert tokenizer.decode(ids, skip_special=False) == "<user>hi\n<assistant>"
+    assert tokenizer.decode(ids, skip_special_tokens=False) == "<user>hi\n<assistant>"
     same = tokenizer.chat([{"role": "user", "content": "hi"}], variables={"enable_thinking": False})
     assert same == ids, "a template need not read what it is told"
     save_tiny(tmp_path, chat_template=None)

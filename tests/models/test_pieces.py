@@ -77,7 +77,7 @@ def test_every_token_means_what_it_decodes_to(made: Made, name: str) -> None:
     around = tokenizer.encode("x", add_special=False)
     before = tokenizer.decode(around)
     for token in range(tokenizer.vocab_size):
-        decoded = tokenizer.decode([*around, token], skip_special=True)
+        decoded = tokenizer.decode([*around, token], skip_special_tokens=True)
         if "\ufffd" not in decoded:
             assert before.encode() + pieces.of[token] == decoded.encode()
     assert pieces.of[tokenizer.vocab_size :] == [b""] * 3

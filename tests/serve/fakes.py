@@ -108,8 +108,10 @@ class FakeService(Service):
         lines += [json.dumps(tool) for tool in tools] + [f"{one['role']}: {one.get('content') or ''}" for one in messages]
         return await self.encode("\n".join(lines if answer_begun else [*lines, "assistant: "]))
 
-    def decode(self, ids: Many[int], skip_special: bool = True) -> str:
-        return b"".join(b"" if token >= BOS and skip_special else self.piece(token) for token in ids).decode(errors="replace")
+    def decode(self, ids: Many[int], skip_special_tokens: bool = True) -> str:
+        return b"".join(b"" if token >= BOS and skip_special_tokens else self.piece(token) for token in ids).decode(
+            errors="replace"
+        )
 
     def piece(self, token: int) -> bytes:
         return {BOS: b"<s>", EOS: b"</s>"}.get(token) or bytes([token])
@@ -160,7 +162,7 @@ class FakeService(Service):
         shown = text
         for one in params.stop:
             if one in shown:
-                shown, stop = shown[: shown.index(one) + len(one) * params.keep_stop], one
+                shown, stop = shown[: shown.index(one) + len(one) * params.include_stop_str_in_output], one
                 tokens = list(text[: text.index(one) + len(one)].encode())
         if len(tokens) > params.max_tokens:
             tokens, reason, stop = tokens[: params.max_tokens], "length", None

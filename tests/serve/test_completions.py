@@ -123,8 +123,8 @@ def test_every_sampling_field_reaches_the_engine():
         ignore_eos=True,
         logprobs=2,
         prompt_logprobs=3,
-        keep_stop=True,
-        skip_special=False,
+        include_stop_str_in_output=True,
+        skip_special_tokens=False,
         grammar={"kind": "regex", "text": "a+"},  # pyright: ignore[reportArgumentType]
     )
 

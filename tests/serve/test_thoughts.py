@@ -136,7 +136,7 @@ def test_an_answer_in_a_form_ends_the_thought_of_its_prompt(fields: dict[str, An
     else:
         assert choice["message"]["content"] == said
     params = service.asked[0][0].params
-    assert params.skip_special
+    assert params.skip_special_tokens
     assert verdict(grammars, params.grammar, f"Hm, {CALL}?\n</think>\n\n{said}") == "whole"
     assert verdict(grammars, params.grammar, "Hm</think>zz") == "refused"
     assert verdict(grammars, params.grammar, said) == "begun"
@@ -150,7 +150,7 @@ def test_a_thought_that_a_special_token_ends_is_read_from_text_that_shows_it() -
         message = post(service, **fields)["choices"][0]["message"]
         assert (message["reasoning_content"], message["content"]) == ("Hm.", "{}")
         params = service.asked[0][0].params
-        assert not params.skip_special
+        assert not params.skip_special_tokens
         assert not fields or (params.grammar is not None and "<[300]>" in params.grammar.text)
 
 

@@ -108,7 +108,7 @@ class _Run:
             raise
 
     def _add(self, mode: Mode) -> None:
-        """One more decoder. Raises RequestError for a lossy rule without leave."""
+        """One more decoder. Raises RequestError for a lossy verifier without leave."""
         self.llm.use(mode.spec, mode.policy, verify=mode.verify)
         temperature, seed = self.settings.temperature, self.settings.seed
         keeps = self.llm.keeps(SamplingParams(temperature=temperature))
@@ -278,7 +278,7 @@ class _Run:
     def _memory(self, prompt: tuple[int, ...], kv_bytes: int) -> dict[str, Any]:
         """Of a process of its own that answers the longest prompt, under the draft that takes most. kv_bytes: one request's."""
         settings, peaks = self.settings, []
-        text = self.llm.tokenizer.decode(prompt, skip_special=False)
+        text = self.llm.tokenizer.decode(prompt, skip_special_tokens=False)
         shared = [str(self.path), f"--max-tokens={settings.max_tokens}"]
         shared += [f"--temperature={settings.temperature}", f"--seed={settings.seed}"]
         shared += [f"--weights={settings.weights}"] if settings.weights is not None else []

@@ -26,8 +26,8 @@ class StopChecker:
             self._tokenizer,
             params.stop,
             sequence.prompt,
-            keep_stop=params.keep_stop,
-            skip_special=params.skip_special,
+            include_stop_str_in_output=params.include_stop_str_in_output,
+            skip_special_tokens=params.skip_special_tokens,
             min_tokens=params.min_tokens,
             waits=waits,
         )

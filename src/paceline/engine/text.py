@@ -24,10 +24,10 @@ _TOGETHER = 32
 class TextStream:
     """The text of one sequence as it grows.
 
-    It continues `prompt`: the first token is written as it stands behind it. keep_stop: the stop string that ends it is part of
-    it. skip_special: special tokens are not. min_tokens: in the text of so many no stop string begins. waits: nobody reads it
-    before its end, so it is only written then, unless a stop string may end it.
-    `text` is final text: it stops before an unfinished character, and, when cut, before or behind the stop string, `stop`.
+    It continues `prompt`: the first token is written as it stands behind it. include_stop_str_in_output: the stop string that
+    ends it is part of it. skip_special_tokens: special tokens are not. min_tokens: in the text of so many no stop string begins.
+    waits: nobody reads it before its end, so it is only written then, unless a stop string may end it. `text` is final text: it
+    stops before an unfinished character, and, when cut, before or behind the stop string, `stop`.
     """
 
     def __init__(
@@ -36,13 +36,13 @@ class TextStream:
         stops: tuple[str, ...] = (),
         prompt: tuple[int, ...] = (),
         *,
-        keep_stop: bool = False,
-        skip_special: bool = True,
+        include_stop_str_in_output: bool = False,
+        skip_special_tokens: bool = True,
         min_tokens: int = 0,
         waits: bool = False,
     ) -> None:
-        self._decode = partial(tokenizer.decode, skip_special=False) if not skip_special else tokenizer.decode
-        self._stops, self._keep_stop = [StopString(stop) for stop in stops], keep_stop
+        self._decode = partial(tokenizer.decode, skip_special_tokens=False) if not skip_special_tokens else tokenizer.decode
+        self._stops, self._include_stop_str = [StopString(stop) for stop in stops], include_stop_str_in_output
         self._waiting: list[int] | None = [] if waits and not stops else None
         """Tokens to be decoded in the end."""
         self._prompt = prompt
@@ -186,7 +186,7 @@ class TextStream:
         ends = [(before + read, stop.text) for stop in self._stops if (read := stop.read(fresh)) is not None]
         if ends:
             at, size, self.stop = min((end - len(stop), len(stop), stop) for end, stop in ends)
-            self.text = self.text[: at + size if self._keep_stop else at]
+            self.text = self.text[: at + size if self._include_stop_str else at]
 
     @property
     def safe(self) -> str:

@@ -86,9 +86,9 @@ class Tokenizer:
         except Exception as error:
             raise ModelError(f"the tokenizer in '{self.path}' cannot encode this text: {sentence(error)}") from error
 
-    def decode(self, ids: Many[int], skip_special: bool = True) -> str:
+    def decode(self, ids: Many[int], skip_special_tokens: bool = True) -> str:
         """The text of some tokens; bytes that are no whole character show as U+FFFD."""
-        return self._decode(list(ids), skip_special)
+        return self._decode(list(ids), skip_special_tokens)
 
     @property
     def chat_template(self) -> str | None:

@@ -143,7 +143,7 @@ class Service(ABC):
         continued. variables: what else the template reads. Raises APIError as `encode` does."""
 
     @abstractmethod
-    def decode(self, ids: Many[int], skip_special: bool = True) -> str:
+    def decode(self, ids: Many[int], skip_special_tokens: bool = True) -> str:
         """The text of tokens."""
 
     @abstractmethod
@@ -153,7 +153,7 @@ class Service(ABC):
     async def special_id(self, marker: str) -> int | None:
         """The id of a text that is a special token of its own, one that plain text does not show; None for any other."""
         ids = await self.encode(marker, add_special=False)
-        alone = len(ids) == 1 and not self.decode(ids) and self.decode(ids, skip_special=False).strip() == marker
+        alone = len(ids) == 1 and not self.decode(ids) and self.decode(ids, skip_special_tokens=False).strip() == marker
         return ids[0] if alone else None
 
     @abstractmethod

@@ -38,7 +38,7 @@ def params_of(service: Service, settings: Settings, plan: ToolPlan, values: Mapp
     """How an answer is drawn that may call tools; its length is for `longest_of`. Raises APIError (400)."""
     bound: dict[str, Any] = {"grammar": plan.grammar, "max_tokens": 1}
     if plan.keeps_special:
-        bound["skip_special"] = False
+        bound["skip_special_tokens"] = False
     return sampling_params(service, settings, {**values, **bound})
 
 

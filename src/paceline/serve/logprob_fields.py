@@ -85,7 +85,7 @@ class CompletionLogprobs:
 
     def _is_special(self, token: int) -> bool:
         service = self._service
-        return not service.decode([token]) and service.decode([token], skip_special=False).encode() == service.piece(token)
+        return not service.decode([token]) and service.decode([token], skip_special_tokens=False).encode() == service.piece(token)
 
     def _part(self, ids: Many[int], told: Many[TokenLogprobs | None], offsets: list[int]) -> dict[str, list[Any]]:
         return {

@@ -17,7 +17,6 @@ from paceline.serve.settings import Settings
 from paceline.serve.wire.generation import Extensions, Generation
 
 _API_DEFAULTS = {"temperature": 1.0, "top_p": 1.0}
-_WIRE_NAMES = {"keep_stop": "include_stop_str_in_output", "skip_special": "skip_special_tokens"}
 _SEED_BITS = 53
 """JavaScript reads no larger whole numbers from JSON, and a seed is told so that it can be sent again."""
 _LEAST_TOP_P = 1e-9
@@ -34,8 +33,8 @@ def extension_values(fields: Extensions) -> dict[str, Any]:
         "min_tokens": fields.min_tokens,
         "ignore_eos": fields.ignore_eos,
         "stop_token_ids": None if fields.stop_token_ids is None else frozenset(fields.stop_token_ids),
-        "keep_stop": fields.include_stop_str_in_output,
-        "skip_special": fields.skip_special_tokens,
+        "include_stop_str_in_output": fields.include_stop_str_in_output,
+        "skip_special_tokens": fields.skip_special_tokens,
     }
 
 
@@ -86,7 +85,6 @@ def sampling_params(service: Service, settings: Settings, values: Mapping[str, A
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False, include_input=False)[0]
         name = str(first["loc"][0]) if first["loc"] else ""
-        name = _WIRE_NAMES.get(name, name)
         raise invalid(f"'{name}': {validators_words(first['msg'])}", name) from None
 
 

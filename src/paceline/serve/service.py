@@ -62,8 +62,8 @@ class EngineService(Service):
     ) -> list[int]:
         return await self.texts.chat(messages, tools, answer_begun, variables or {})
 
-    def decode(self, ids: Many[int], skip_special: bool = True) -> str:
-        return self.texts.decode(ids, skip_special)
+    def decode(self, ids: Many[int], skip_special_tokens: bool = True) -> str:
+        return self.texts.decode(ids, skip_special_tokens)
 
     def piece(self, token: int) -> bytes:
         return self.texts.piece(token)

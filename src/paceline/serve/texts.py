@@ -84,8 +84,8 @@ class Texts:
         except GrammarError as error:
             raise invalid(str(error)) from None
 
-    def decode(self, ids: Many[int], skip_special: bool) -> str:
-        return self.tokenizer.decode(ids, skip_special)
+    def decode(self, ids: Many[int], skip_special_tokens: bool) -> str:
+        return self.tokenizer.decode(ids, skip_special_tokens)
 
     def piece(self, token: int) -> bytes:
         if token in self._pieces.names:

@@ -57,7 +57,7 @@ class ToolPlan:
     @property
     def keeps_special(self) -> bool:
         """True where calls, or the end of a thought, can only be read from text that shows special tokens:
-        `SamplingParams.skip_special` must be False."""
+        `SamplingParams.skip_special_tokens` must be False."""
         return bool(self.functions and self.special) or self.closing is not None
 
     def parser(self, prefix: str = "call_") -> ToolParser | PlainText:

@@ -104,7 +104,7 @@ def _thinks(service: Service, fields: ChatRequest, tools: ToolPlan, prompt: list
     if fields.continue_final_message:
         opened = is_left_open(fields.messages[-1].text)
     else:
-        opened = is_open(service.decode(prompt[-_LAST:], skip_special=False))
+        opened = is_open(service.decode(prompt[-_LAST:], skip_special_tokens=False))
     return None if not opened and tools.grammar is not None and not tools.free else opened
 
 

@@ -113,9 +113,9 @@ async def _asked(service: Service, settings: Settings, fields: CompletionRequest
         tokens += len(ids) * n
         check_prompts(service, settings, tokens, "prompt")
         asked += asks(ids, params.model_copy(update={"max_tokens": longest, "seed": seed}), fields, reference, service, n)
-        echoed = (prompt if isinstance(prompt, str) else service.decode(ids, skip_special=False)) if fields.echo else ""
+        echoed = (prompt if isinstance(prompt, str) else service.decode(ids, skip_special_tokens=False)) if fields.echo else ""
         for _ in range(n):
-            told = None if fields.logprobs is None else CompletionLogprobs(service, fields.logprobs, params.skip_special)
+            told = None if fields.logprobs is None else CompletionLogprobs(service, fields.logprobs, params.skip_special_tokens)
             choices.append(_Choice(ids, echoed, told))
     return asked, choices
 
