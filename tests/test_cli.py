@@ -218,7 +218,7 @@ _LONELY_AUTO = "'auto' stands alone, or names a smaller model as in 'auto:PATH';
         (["-p", "x", "--draft", "ngram:max=0"], "max"),
         (["-p", "x", "--draft", "model:/nowhere"], "/nowhere"),
         (["-p", "x", "--draft", "ngram^none"], "'none' is none"),
-        (["-p", "x", "--draft", "ngram@sink"], "one format of weights so far"),
+        (["-p", "x", "--draft", "ngram@sink"], "one weight format"),
         (["-p", "x", "--policy", "bas"], "there is no policy 'bas'; the nearest is 'bass'"),
         (["-p", "x", "--policy", "bass:first=40"], "limit"),
         (["-p", "x", "--policy", ""], "the policy is an empty text: leave it out, or choose from fixed, adaptive"),

@@ -85,8 +85,8 @@ def spelled_out(draft: str, model_path: str) -> str:
     if smaller is not None:
         return automatic(model_path, smaller)
     if any(method.name == AUTO for method in methods_of(parse(draft))):
-        told = f"'{AUTO}' stands alone, or names a smaller model as in '{AUTO}:PATH'"
-        raise SpecError(f"{told}; for this model it is '{automatic(model_path)}'")
+        reason = f"'{AUTO}' stands alone, or names a smaller model as in '{AUTO}:PATH'"
+        raise SpecError(f"{reason}; for this model it is '{automatic(model_path)}'")
     return draft
 
 
@@ -231,7 +231,7 @@ def _build(spec: Spec, surroundings: Surroundings) -> Drafter:
             return MergedDrafter([_build(part, surroundings) for part in spec.parts])
         if spec.sign == "^":
             return _cascaded(spec.parts, surroundings)
-        return approximated(spec.parts, surroundings)
+        return with_weights(spec.parts, surroundings)
     if spec.name == AUTO:
         raise SpecError(f"'{AUTO}' stands alone, as the whole of a draft")
     row = DRAFTERS[spec.name]
@@ -241,7 +241,7 @@ def _build(spec: Spec, surroundings: Surroundings) -> Drafter:
     return method.build(bind(spec, method.Options), surroundings)
 
 
-def approximated(parts: Many[Spec], surroundings: Surroundings) -> Drafter:
+def with_weights(parts: Many[Spec], surroundings: Surroundings) -> Drafter:
     """`x@y`: the model that x drafts with, its weights held in the format y, such as `model:PATH@int8`.
 
     A draft need not be exact, and weights of fewer bytes take less time to read. y is one of the formats of `--weights`.
@@ -262,7 +262,7 @@ def approximated(parts: Many[Spec], surroundings: Surroundings) -> Drafter:
 
     built = _build(drafter, replace(surroundings, load=load))
     if not loaded:
-        raise SpecError(f"in an approximation 'x@y' x is a model that drafts, as in 'model:PATH@int8'; '{built.name}' is none")
+        raise SpecError(f"in 'x@y' x is a model that drafts, as in 'model:PATH@int8'; '{built.name}' is none")
     return built
 
 
@@ -271,7 +271,7 @@ def _weights_format(parts: Many[Spec]) -> str:
     _, *formats = parts
     names = [form.name if isinstance(form, Method) and not form.arguments and not form.options else "" for form in formats]
     if len(names) > 1 or names[0] not in WEIGHTS:
-        raise SpecError(f"an approximation 'x@y' is one format of weights so far, {', '.join(WEIGHTS)}, as in 'model:PATH@int8'")
+        raise SpecError(f"in 'x@y' y is one weight format, {', '.join(WEIGHTS)}, as in 'model:PATH@int8'")
     return names[0]
 
 

@@ -43,7 +43,8 @@ def drawn(probs: np.ndarray, sequence: Sequence, name: str, node: int) -> int:
 
 
 def likeliest(probs: torch.Tensor) -> int:
-    """The token of the largest probability, the first of equal ones: the hub, for who draws and who verifies alike."""
+    """The token of the largest probability in probs, float32 [V]; the smallest id of equal ones. It is the hub, for drawing and
+    for verifying alike."""
     return int(probs.cpu().numpy().argmax())
 
 

@@ -35,7 +35,7 @@ _COMPOSITIONS = {
     "auto": compose.automatic.__doc__,
     "a+b": merge.__doc__,
     "a^b": cascade.__doc__,
-    "x@y": compose.approximated.__doc__,
+    "x@y": compose.with_weights.__doc__,
 }
 _NAMES = "Source|Proposals|Taps|Branching|Trained|Cost|Exactness|Lossless"
 _FIELD = re.compile(rf"^({_NAMES}): (.*?)(?=^(?:{_NAMES}): |\Z)", re.MULTILINE | re.DOTALL)

@@ -31,7 +31,7 @@ class Noise:
         self._on_device: torch.Tensor | None = None
 
     def ranked(self, scores: torch.Tensor, count: int) -> Ranked:
-        """The `count` tokens with the largest scores + noise."""
+        """The `count` tokens with the largest scores + noise. scores: float32 [V]."""
         row = scores.cpu().numpy()
         if len(row) <= _FEW:
             if self._all is None:
@@ -44,7 +44,7 @@ class Noise:
         return list(zip(best, shares.tolist(), strict=True))
 
     def added_to(self, scores: torch.Tensor) -> torch.Tensor:
-        """Scores + noise, where the scores lie: float64 [V]."""
+        """float64 [V]: scores + noise, on the device of the scores. scores: float32 [V]."""
         if self._on_device is None:
             self._on_device = gumbel(self.seed, self.position, torch.arange(len(scores), device=scores.device)).double()
         return scores + self._on_device

@@ -1,8 +1,8 @@
 """Spec strings: how every surface names a method and what it is made of.
 
-`name:argument,option=value` is a method; `a+b` merges the trees of two drafters, `a^b` cascades them (a
-drafts for b), `x@y` applies approximation y to x. `@` binds tightest, then `^`, then `+`. A value that holds one of these
-signs, a comma or an equals sign is put in double quotes: `model:"runs/a+b"`.
+`name:argument,option=value` is a method; `a+b` merges the trees of two drafters, `a^b` cascades them (a drafts for b), `x@y`
+holds x's draft model in weight format y. `@` binds tightest, then `^`, then `+`. A value that holds one of these signs, a comma
+or an equals sign is put in double quotes: `model:"runs/a+b"`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Method:
 
 @dataclass(frozen=True)
 class Combination:
-    """Two or more specs joined by one sign: "+" (merge), "^" (cascade) or "@" (apply an approximation)."""
+    """Two or more specs joined by one sign: "+" (merge), "^" (cascade) or "@" (weight format)."""
 
     sign: str
     parts: tuple[Spec, ...]
@@ -110,6 +110,10 @@ def _unquoted(text: str) -> str:
     return text.strip().replace('"', "")
 
 
+class NoOptions(BaseModel):
+    """The options of a method that has none."""
+
+
 Options = TypeVar("Options", bound=BaseModel)
 
 
@@ -132,10 +136,10 @@ def bind(method: Method, options: type[Options]) -> Options:
         return options.model_validate(values)
     except ValidationError as error:
         first = error.errors()[0]
-        told = validators_words(first["msg"])
+        message = validators_words(first["msg"])
         place = ".".join(str(part) for part in first["loc"])
         if first["type"] == "missing":
             raise SpecError(f"'{method.name}' needs {place}") from None
         if not place:
-            raise SpecError(f"'{method.name}' cannot be built: {told}") from None
-        raise SpecError(f"'{method.name}' cannot use {place}={first.get('input')!r}: {told.lower()}") from None
+            raise SpecError(f"'{method.name}' cannot be built: {message}") from None
+        raise SpecError(f"'{method.name}' cannot use {place}={first.get('input')!r}: {message.lower()}") from None

@@ -66,27 +66,30 @@ def groups_below(tree: DraftTree, nodes: Many[int]) -> Iterator[Group]:
 
 
 def recorded(row: torch.Tensor) -> np.ndarray:
-    """float64 [V]: a recorded proposal as the distribution that was drawn from. row: float32 [V]."""
+    """float64 [V]: a recorded proposal, normalised to the distribution that was drawn from. row: float32 [V]."""
     probs = row.cpu().numpy().astype(np.float64)
     return probs / probs.sum()
 
 
 def ratio(target_probs: np.ndarray, proposal_probs: np.ndarray, token: int) -> float:
-    """How much likelier than its proposal the target holds a drafted token; above 1 where it is likelier."""
+    """target_probs[token] / proposal_probs[token] of a drafted token; both are float64 [V]. Raises ProposalError where its
+    proposal gives it no probability."""
     if not proposal_probs[token] > 0.0:
         raise ProposalError(f"token {token} was drafted, and its proposal gives it no probability")
     return float(target_probs[token] / proposal_probs[token])
 
 
 def normalised(weights: np.ndarray, otherwise: np.ndarray) -> np.ndarray:
-    """The weights, negative ones counted as 0, as a distribution; `otherwise` where nothing is left of them."""
+    """float64 [V]: the weights, float64 [V], as a distribution, negative ones counted as 0; `otherwise`, float64 [V], where
+    nothing is left of them."""
     weights = np.maximum(weights, 0.0)
     mass = weights.sum()
     return weights / mass if mass > 0.0 else otherwise
 
 
 def without(probs: np.ndarray, token: int) -> np.ndarray:
-    """The distribution given that it is not this token; as it is where there is no other."""
+    """float64 [V]: the distribution probs, float64 [V], given that the token is not this one; unchanged where there is no
+    other."""
     left = probs.copy()
     left[token] = 0.0
     return normalised(left, probs)
@@ -94,6 +97,8 @@ def without(probs: np.ndarray, token: int) -> np.ndarray:
 
 def recursive(target_probs: np.ndarray, group: Group) -> Trials:
     """Test child after child against what earlier rejections left of the target; exact for every kind of proposal.
+
+    target_probs: float64 [V], the target's distribution at the node. group: the children, drawn from one proposal.
 
     A draw without replacement was drawn from what earlier siblings left of its proposal. Of a HUB pair the second is either
     that, where the first was the hub, or the hub itself, a point mass.

@@ -12,17 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Many
 
-from pydantic import BaseModel
-
 from paceline.budget import NOTHING, Budget
 from paceline.cache.base import Branching
 from paceline.drafters.base import Drafter, Surroundings
 from paceline.sequence import Sequence
+from paceline.spec import NoOptions as Options
 from paceline.tree import DraftTree, Proposal
-
-
-class Options(BaseModel):
-    """None."""
 
 
 class NullDrafter(Drafter):

@@ -59,8 +59,9 @@ class Tile:
 
     @classmethod
     def of(cls, rows: torch.Tensor, matrices: int = 1, described: bool = False) -> Tile:
-        """What suits so many rows and this device. matrices: that one program multiplies them by. described: whether tiles of
-        one matrix are copied by descriptors; to those of two it makes no difference."""
+        """The tile that suits these rows, [R, inputs] in any dtype, of which only the count, the size of a number and the device
+        matter. matrices: how many one program multiplies the rows by. described: whether tiles of one matrix are copied by
+        descriptors; with two matrices it makes no difference."""
         count, number_bytes, shared = len(rows), rows.element_size(), _shared_bytes(rows.device)
         inputs = (256 if count <= _FEW else 128) // number_bytes
 

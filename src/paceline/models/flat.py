@@ -47,5 +47,5 @@ class FlatModel(LanguageModel):
 
 
 def sent(numbers: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Numbers of the host on a device, which nobody waits for."""
+    """The tensor, of any shape and dtype, on a device. On a GPU it is copied asynchronously, from pinned memory."""
     return numbers.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else numbers.to(device)

@@ -201,7 +201,7 @@ class LongestPath(Verifier):
 
 
 def logarithms(probs: np.ndarray) -> np.ndarray:
-    """float64 [V]: the logarithms of probabilities, -inf where there is none."""
+    """float64 [V]: the natural logarithms of probs, float64 [V]; -inf where a probability is 0."""
     return np.log(probs, out=np.full(len(probs), -np.inf), where=probs > 0.0)
 
 
@@ -211,7 +211,11 @@ def greedy_or(
     trees: Many[DraftTree],
     logits: Many[torch.Tensor],
 ) -> list[Verdict]:
-    """One verdict per sequence: the target's own choices where it is greedy, else what `sampled` says."""
+    """One verdict per sequence: the target's own choices where it is greedy, else what `sampled` says.
+
+    logits: for each sequence float32 [N, V], one row per node of its tree. sampled: gets one sequence, its tree and its logits,
+    on the host.
+    """
     work = list(zip(sequences, trees, logits, strict=True))
     greedy = [one for one in work if one[0].params.temperature == 0.0]
     rest = _on_host([one for one in work if one[0].params.temperature != 0.0])
@@ -238,7 +242,10 @@ def _judged(
 
 
 def follow_choices(sequences: Many[Sequence], trees: Many[DraftTree], logits: Many[torch.Tensor]) -> list[Verdict]:
-    """Walk from the root to the child that carries the token plain decoding picks, as far as there is one; one verdict each."""
+    """Walk from the root to the child that carries the token plain decoding picks, as far as there is one; one verdict each.
+
+    logits: for each sequence float32 [N, V], one row per node of its tree.
+    """
     if all(sequence.plain_greedy for sequence in sequences):
         return [_followed(tree, choice) for tree, choice in zip(trees, _greedy_choices(sequences, logits), strict=True)]
     choices = _device_choices(sequences, trees, logits) if served(logits[0].device) else None

@@ -20,20 +20,16 @@ from functools import cached_property
 
 import numpy as np
 import torch
-from pydantic import BaseModel
 
 from paceline.draws import drawn, happens
 from paceline.kernels.choices.distributions import DISTRIBUTION, distribution
 from paceline.sampling import Context
 from paceline.sequence import Sequence
+from paceline.spec import NoOptions as Options
 from paceline.step import Verdict
 from paceline.tree import DraftTree, Proposal
 from paceline.trials import groups_below, normalised, ratio
 from paceline.verifiers.base import Exactness, Verifier, greedy_or
-
-
-class Options(BaseModel):
-    """None."""
 
 
 @dataclass(frozen=True)

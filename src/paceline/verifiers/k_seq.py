@@ -21,17 +21,13 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
-from pydantic import BaseModel
 
+from paceline.spec import NoOptions as Options
 from paceline.tree import Proposal
 from paceline.trials import Group, Trials, normalised, ratio, recursive
 from paceline.verifiers.base import NodeByNode
 
 _HALVINGS = 40
-
-
-class Options(BaseModel):
-    """None."""
 
 
 class KSeq(NodeByNode):

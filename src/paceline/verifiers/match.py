@@ -15,16 +15,12 @@ from __future__ import annotations
 from collections.abc import Sequence as Many
 
 import torch
-from pydantic import BaseModel
 
 from paceline.sequence import Sequence
+from paceline.spec import NoOptions as Options
 from paceline.step import Verdict
 from paceline.tree import DraftTree, Proposal
 from paceline.verifiers.base import Exactness, Verifier, follow_choices
-
-
-class Options(BaseModel):
-    """None."""
 
 
 class Match(Verifier):

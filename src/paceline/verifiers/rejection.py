@@ -13,14 +13,9 @@ Lossless: yes
 
 from __future__ import annotations
 
-from pydantic import BaseModel
-
+from paceline.spec import NoOptions as Options
 from paceline.tree import Proposal
 from paceline.verifiers.base import NodeByNode
-
-
-class Options(BaseModel):
-    """None."""
 
 
 class Rejection(NodeByNode):

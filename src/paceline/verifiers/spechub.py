@@ -17,15 +17,11 @@ Lossless: yes
 from __future__ import annotations
 
 import numpy as np
-from pydantic import BaseModel
 
+from paceline.spec import NoOptions as Options
 from paceline.tree import Proposal
 from paceline.trials import Group, ProposalError, Trials, normalised, recursive
 from paceline.verifiers.base import NodeByNode
-
-
-class Options(BaseModel):
-    """None."""
 
 
 class SpecHub(NodeByNode):
