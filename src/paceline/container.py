@@ -54,8 +54,8 @@ def _left(folder: Path) -> float:
         limit, taken = _word(folder / most), _word(folder / used)
         if limit.isdecimal() and taken.isdecimal():
             # files that nobody uses are given up for whoever needs the memory
-            told = dict(line.split(maxsplit=1) for line in _text(folder / "memory.stat").splitlines() if " " in line)
-            return max(int(limit) - int(taken) + int(told.get(files, "0")), 0)
+            counters = dict(line.split(maxsplit=1) for line in _text(folder / "memory.stat").splitlines() if " " in line)
+            return max(int(limit) - int(taken) + int(counters.get(files, "0")), 0)
     return inf
 
 

@@ -77,8 +77,8 @@ def _header(folder: Path) -> Header:
     # ValueError: a path that no file can have, such as one with a null byte
     except (FileNotFoundError, NotADirectoryError, ValueError):
         command = f"paceline datastore build FILES --out {folder} --model TARGET"
-        told = f"there is no datastore in '{folder}': make one with '{command}', TARGET being the model that it is for"
-        raise SpecError(told) from None
+        reason = f"there is no datastore in '{folder}': make one with '{command}', TARGET being the model that it is for"
+        raise SpecError(reason) from None
     except OSError as error:
         raise SpecError(f"cannot read '{file}': {error.strerror}") from None
     try:

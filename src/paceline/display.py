@@ -82,8 +82,8 @@ def summary(completion: Completion, drafter: str, wall_s: float) -> str:
     if count.draft_tokens:
         line += f", acceptance {count.accepted_tokens / count.draft_tokens:.2f}"
     # the text of plain decoding is what nobody needs to be told of
-    told = {"law": "; in distribution", "nothing": "; not lossless"}.get(completion.keeps, "")
-    return f"{line} ({drafter}){told}"
+    guarantee = {"law": "; in distribution", "nothing": "; not lossless"}.get(completion.keeps, "")
+    return f"{line} ({drafter}){guarantee}"
 
 
 def speculation_json(count: Speculation) -> dict[str, Any]:

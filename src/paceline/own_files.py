@@ -106,8 +106,8 @@ def _blamed(file: str, module: ModuleType, what: str, kind: type[UnknownMethod] 
         # where memory ends in a step, the engine goes on with less
         if isinstance(error, PacelineError) or (kind is None and memory_ended(error)):
             raise
-        told = f"{what} raised {raised(error, module.__file__ or file)}"
-        raise (OwnFileError(file, told) if kind is None else kind(f"'{file}': {told}")) from error
+        mistake = f"{what} raised {raised(error, module.__file__ or file)}"
+        raise (OwnFileError(file, mistake) if kind is None else kind(f"'{file}': {mistake}")) from error
 
 
 _Check = tuple[Callable[[Any], Any], str]
@@ -162,8 +162,8 @@ _TABLES: Mapping[type, Registry] = {Drafter: DRAFTERS, Verifier: VERIFIERS, Poli
 def _check_name(file: str, part: Drafter | Verifier | Policy, table: Registry) -> None:
     """Raise UnknownMethod where a part would be told of, and asked for, by the name of a method that it is not."""
     if part.name in {AUTO, *table}:
-        told = f"the 'name' of its {type(part).__name__} is '{part.name}', as another {table.family} is called"
-        raise UnknownMethod(f"'{file}': {told}: give it one of its own")
+        mistake = f"the 'name' of its {type(part).__name__} is '{part.name}', as another {table.family} is called"
+        raise UnknownMethod(f"'{file}': {mistake}: give it one of its own")
 
 
 Answer = Callable[[Any, tuple[Any, ...], Any], str]

@@ -44,10 +44,10 @@ def suggestion(name: str, names: Iterable[str]) -> str:
 
 def raised(error: BaseException, file: str) -> str:
     """What an exception says, on one line, and the line of a file that led to it, where one did."""
-    told = next(iter(str(error).splitlines()), "")
+    message = next(iter(str(error).splitlines()), "")
     lines = [line for frame, line in walk_tb(error.__traceback__) if frame.f_code.co_filename == abspath(file)]
     place = f", at {basename(file)}:{lines[-1]}" if lines else ""
-    return f"{type(error).__name__}{told and f': {told}'}{place}"
+    return f"{type(error).__name__}{message and f': {message}'}{place}"
 
 
 @dataclass(frozen=True)
@@ -130,8 +130,8 @@ class Registry(Mapping[str, Row]):
     def __getitem__(self, name: str) -> Row:
         if name not in self._rows:
             if self.family == "drafter" and _is_model(name):
-                told = f"a smaller model drafts as 'model:{name}' or '{AUTO}:{name}'"
-                raise UnknownMethod(f"'{name}' names no drafter: {told}")
+                hint = f"a smaller model drafts as 'model:{name}' or '{AUTO}:{name}'"
+                raise UnknownMethod(f"'{name}' names no drafter: {hint}")
             if _is_own(name):
                 return Row(name, name)
             other = next((one.family for one in (DRAFTERS, VERIFIERS, POLICIES) if name in one._rows), None)

@@ -209,6 +209,6 @@ def test_a_cache_scores_no_step_but_the_staged_one(folder: Path) -> None:
     model = translated(folder, "shuffled")[2]
     held = model.new_cache()
     with pytest.raises(ValueError, match="not the one"):
-        held.told(None)  # pyright: ignore[reportArgumentType]
+        held.inner_step(None)  # pyright: ignore[reportArgumentType]
     with pytest.raises(ValueError, match="nothing is staged"):
         held.commit([])

@@ -8,7 +8,7 @@ import pytest
 
 from paceline.logprobs import TokenLogprobs
 from paceline.serve.asking import Delta
-from paceline.serve.logprobs_told import chat_entries
+from paceline.serve.logprob_fields import chat_entries
 from serve.fakes import BOS, EOS, VOCAB, FakeService, token_logprobs
 from serve.front import COMPLETIONS
 

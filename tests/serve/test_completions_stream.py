@@ -10,7 +10,7 @@ import pytest
 from paceline.params import SamplingParams
 from paceline.serve.asking import Ask, Delta, Ending
 from paceline.serve.errors import APIError
-from paceline.serve.speculation_told import metrics
+from paceline.serve.speculation_fields import metrics
 from serve.fakes import FakeService
 from serve.front import COMPLETIONS, leave
 from serve.openapi_schema import check

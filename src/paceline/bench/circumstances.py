@@ -34,8 +34,8 @@ def circumstances(record: dict[str, Any], file: str) -> list[str]:
     lines += [f"- {line}" for line in left_out(record)]
     if times := record.get("contended"):
         lines.append(f"- {contended(times)}")
-    if told := together(record):
-        lines.append(f"- {told}")
+    if summary := together(record):
+        lines.append(f"- {summary}")
     return [*lines, *_peers(record), *_memory(record["memory"])]
 
 
@@ -94,19 +94,21 @@ def _promised(record: dict[str, Any]) -> str:
 
 
 def _peers(record: dict[str, Any]) -> list[str]:
-    lines = [f"- Peer: {name} {one['version']}, weights {one['weights']}{_told(one)}" for name, one in record["peers"].items()]
+    lines = [
+        f"- Peer: {name} {one['version']}, weights {one['weights']}{_peer_options(one)}" for name, one in record["peers"].items()
+    ]
     if record["peers"] and record["threads"] > 1 and not all(one.get("stopped_between") for one in record["peers"].values()):
         lines.append(
             "- Threads of peers could still spin while others were measured: they were not stopped between their turns then"
         )
-    if told := peers_draft(record):
-        lines.append(f"- {told}")
+    if summary := peers_draft(record):
+        lines.append(f"- {summary}")
     lines += [f"- {name} failed: {why}" for name, why in record["failed"].items()]
     absent = record["not_installed"]
     return lines + ([f"- Not installed, so not run: {', '.join(absent)}"] if absent else [])
 
 
-def _told(peer: dict[str, Any]) -> str:
+def _peer_options(peer: dict[str, Any]) -> str:
     return "".join(f"; {name}: {value}" for name, value in peer.get("options", {}).items())
 
 

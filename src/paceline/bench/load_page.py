@@ -12,14 +12,14 @@ from paceline.bench.machines import machine_name
 from paceline.bench.markdown import pictured, table
 
 
-def _started(told: dict[str, Any] | None) -> str:
+def _started(server: dict[str, Any] | None) -> str:
     """How a server was started, as far as it said."""
-    if not told:
+    if not server:
         return "How the server was started, and so its `--batch`, the record does not say"
-    drafting = "+".join(told.get("default", ())) or "nobody"
+    drafting = "+".join(server.get("default", ())) or "nobody"
     return (
-        f"The server: {told.get('target')}, {drafting} drafting, {told.get('verifier')} verifying, {told.get('policy')} deciding,"
-        f" up to {told.get('batch')} requests at once"
+        f"The server: {server.get('target')}, {drafting} drafting, {server.get('verifier')} verifying, {server.get('policy')}"
+        f" deciding, up to {server.get('batch')} requests at once"
     )
 
 
@@ -71,8 +71,8 @@ def load_section(record: dict[str, Any], file: str, plots: list[str]) -> list[st
         "ms to first token: mean / p50 / p99", "ms per output token after it", "ms of a whole answer",
     )  # fmt: skip
     lines += ["", *table(columns, rows)]
-    if told := [f"- {load}, {body_label(name, record)}: {what}" for load, name, what in failures(record)]:
-        lines += ["Requests that were not answered:", "", *told, ""]
+    if unanswered := [f"- {load}, {body_label(name, record)}: {what}" for load, name, what in failures(record)]:
+        lines += ["Requests that were not answered:", "", *unanswered, ""]
     lines += [
         "A chunk is one event of the stream, which the server writes and the load reads: a step that accepts drafts sends several"
         " tokens in one. So what is compared here is the engine and the cost of HTTP together, of which drafts save a part. The"

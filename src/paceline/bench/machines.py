@@ -16,11 +16,11 @@ def machine_name(machine: dict[str, Any]) -> str:
     the processor alone."""
     name = re.sub(r"\((?:R|TM)\)|\bProcessor\b", "", machine["processor"])
     name = " ".join(name.split()) or machine["processor"]
-    family, told = machine.get("family") or (), machine.get("instructions") or ()
+    family, instructions = machine.get("family") or (), machine.get("instructions") or ()
     parts = []
     if name.startswith("AMD") and "Zen" not in name and (generation := _generation(*family[:2])):
         parts.append(generation)
-    if _NARROW in told and not any(name.startswith(_WIDE) for name in told):
+    if _NARROW in instructions and not any(name.startswith(_WIDE) for name in instructions):
         parts.append("AVX2 only")
     return f"{name} ({', '.join(parts)})" if parts else name
 

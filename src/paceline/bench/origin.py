@@ -42,12 +42,12 @@ def origin() -> dict[str, Any]:
 
 def _details() -> dict[str, Any]:
     """What tells processors of one name apart, and whether large pages are given; nothing where Linux does not say it."""
-    told, pages = core(), ""
+    cpu, pages = core(), ""
     with suppress(OSError):
         pages = Path("/sys/kernel/mm/transparent_hugepage/enabled").read_text(encoding="utf-8")
     return {
-        "family": [told[key] for key in ("cpu family", "model", "stepping") if key in told],
-        "instructions": [flag for flag in told.get("flags", "").split() if flag.startswith(_INSTRUCTIONS)],
+        "family": [cpu[key] for key in ("cpu family", "model", "stepping") if key in cpu],
+        "instructions": [flag for flag in cpu.get("flags", "").split() if flag.startswith(_INSTRUCTIONS)],
         "huge_pages": pages.partition("[")[2].partition("]")[0] or None,
     }
 

@@ -42,9 +42,9 @@ def pages(
     here = machines.pop("", {})
     loaded = {load_title(record): load_section(record, file, plots.get(file, [])) for file, record in (loads or {}).items()}
     others = {f"benchmarks-{folder}.md": (folder, found) for folder, found in machines.items()}
-    contents = [f"- [{told}](#{anchor(told)})" for told in (PICTURES, MEANING, *([SHORT] if runs else []))]
+    contents = [f"- [{heading}](#{anchor(heading)})" for heading in (PICTURES, MEANING, *([SHORT] if runs else []))]
     contents += [f"- Runs on this page, {_machine(here)}:", *_links(here)] if here else []
-    contents += [f"- [{told}](#{anchor(told)})" for told in (*loaded, *([STEP_TITLE] if steps is not None else []))]
+    contents += [f"- [{heading}](#{anchor(heading)})" for heading in (*loaded, *([STEP_TITLE] if steps is not None else []))]
     for name, (folder, found) in others.items():
         contents.append(f"- [Runs on {_machine(found)}]({name}), from `benchmarks/{folder}`: {len(found)}")
     contents += [f"- [{GPU_TITLE}]({_GPU_PAGE})"] if gpu is not None else []

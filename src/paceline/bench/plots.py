@@ -79,9 +79,9 @@ def _plot_speedups(pyplot: ModuleType, record: dict[str, Any], stem: Path) -> li
         figure, panels = pyplot.subplots(1, 2, figsize=(13, 4.8), layout="constrained")
     else:
         figure, panels = pyplot.subplots(2, 1, figsize=(8.5, 8), layout="constrained", sharey=True)
-    for axes, (kind, (_, told)) in zip(panels, _RATES.items(), strict=True):
+    for axes, (kind, (_, title)) in zip(panels, _RATES.items(), strict=True):
         _speedup(axes, record, kind)
-        axes.set_title(told, fontsize=10, loc="left")
+        axes.set_title(title, fontsize=10, loc="left")
         axes.spines[["top", "right"]].set_visible(False)
     if gridded:
         panels[1].set_yticklabels([])

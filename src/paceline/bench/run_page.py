@@ -51,10 +51,10 @@ def _speeds(record: dict[str, Any]) -> list[str]:
 
 
 def _loops(record: dict[str, Any]) -> list[str]:
-    told = [(row["task"], row["looped_tokens"] / max(row["tokens"], 1)) for row in record["rows"] if "looped_tokens" in row]
-    if not told:
+    looped = [(row["task"], row["looped_tokens"] / max(row["tokens"], 1)) for row in record["rows"] if "looped_tokens" in row]
+    if not looped:
         return []
-    shares = ", ".join(f"{task} {share:.0%}" for task, share in told)
+    shares = ", ".join(f"{task} {share:.0%}" for task, share in looped)
     meant = f"the last phrase, of at most {LONGEST} tokens, three times or more"
     return [f"Plain decoding's tokens that end an answer in a loop ({meant}): {shares}.", ""]
 
@@ -80,21 +80,21 @@ def _terms(versus: dict[str, Any] | None) -> tuple[str, str, str]:
 
 def _batches(record: dict[str, Any]) -> list[str]:
     columns = ("task", "mode", "batch", "tokens/s of all", "plain tokens/s of all", "ratio", "same text as plain")
-    told = "Many requests at once. A fixed number of requests is always running: when one ends, the next begins. The same few"
-    told += " prompts come again and again, so `suffix` and `recycle`, which learn from other requests, gain more here. "
+    text = "Many requests at once. A fixed number of requests is always running: when one ends, the next begins. The same few"
+    text += " prompts come again and again, so `suffix` and `recycle`, which learn from other requests, gain more here. "
     turns = f"Modes take turns of {TURN_S:g} seconds."
     if all("held_tokens" in row for row in record["batches"]):
-        told += "Counting starts and stops at moments with equal unfinished work, so no mode gains from the edges. " + turns
+        text += "Counting starts and stops at moments with equal unfinished work, so no mode gains from the edges. " + turns
     elif all("rounds" in row for row in record["batches"]):
         # older records
-        told += "Counting starts when as many requests have ended as run at once: from then on prompts are read as answers end. "
-        told += "Modes take turns of a moment."
+        text += "Counting starts when as many requests have ended as run at once: from then on prompts are read as answers end. "
+        text += "Modes take turns of a moment."
     else:
         # older records
-        told += "Counting starts at the first step, with more prompts to read than answers to write, which flatters drafts. "
-        told += "One mode ran after another."
+        text += "Counting starts at the first step, with more prompts to read than answers to write, which flatters drafts. "
+        text += "One mode ran after another."
     rows = batches(record)
-    return [told, "", *table(columns, rows)] if rows else []
+    return [text, "", *table(columns, rows)] if rows else []
 
 
 def _verify(record: dict[str, Any]) -> list[str]:

@@ -34,8 +34,8 @@ def summary(runs: dict[str, dict[str, Any]]) -> list[str]:
     lines = table(columns, drafted)
     if not lines:
         return []
-    told = "All tasks of a run together: plain decoding, and the draft that gained most in each of the two rates:"
-    lines = [f"## {SHORT}", "", told, "", *lines]
+    intro = "All tasks of a run together: plain decoding, and the draft that gained most in each of the two rates:"
+    lines = [f"## {SHORT}", "", intro, "", *lines]
     columns = (
         *("run", "peer"), *("tokens/s: ours", "theirs", "ratio"), *("decoding tokens/s: ours", "theirs", "ratio"),
         *("first token after a prompt of 512 tokens, ms: ours", "theirs"),

@@ -42,8 +42,8 @@ def show(console: Console, record: dict[str, Any]) -> None:
     _print(console, _speeds(record))
     for line in left_out(record):
         console.print(line, style="yellow", highlight=False, soft_wrap=True)
-    if told := peers_draft(record):
-        console.print(told, highlight=False, soft_wrap=True)
+    if text := peers_draft(record):
+        console.print(text, highlight=False, soft_wrap=True)
     for failed, why in record["failed"].items():
         console.print(f"{failed} failed: {why}", highlight=False, soft_wrap=True)
     for row in record["rows"]:
@@ -64,9 +64,9 @@ def show(console: Console, record: dict[str, Any]) -> None:
     _print(console, _steps(record))
     if times := record["contended"]:
         console.print(contended(times), style="yellow", highlight=False, soft_wrap=True)
-    if told := together(record):
+    if text := together(record):
         style = "yellow" if on_fewer_cores(record) else "dim"
-        console.print(told, style=style, highlight=False, soft_wrap=True)
+        console.print(text, style=style, highlight=False, soft_wrap=True)
     console.print(_footing(record), style="dim", highlight=False, soft_wrap=True)
 
 

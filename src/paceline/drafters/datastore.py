@@ -49,7 +49,7 @@ class Options(BaseModel):
     floor: Annotated[float, Field(ge=0.01, le=1)] = 0.03
 
 
-_TOLD_BY = 2**16
+_FINGERPRINTED = 2**16
 """Tokens at either end by which one datastore is told from another."""
 
 
@@ -63,7 +63,7 @@ class DatastoreDrafter(Drafter):
         self.options = options
         self.budget = Budget(options.nodes, options.depth)
         # all of it may be gigabytes
-        ends = datastore.tokens[:_TOLD_BY], datastore.tokens[-_TOLD_BY:]
+        ends = datastore.tokens[:_FINGERPRINTED], datastore.tokens[-_FINGERPRINTED:]
         self.read_texts = told_apart(*ends, (len(datastore.tokens),))
         size = 1 + 2 * options.hits * options.depth
         self._draft, self._held = np.empty((options.nodes, 2), np.int64), np.empty(options.nodes)

@@ -98,7 +98,9 @@ class SuffixDrafter(StatefulDrafter[SuffixAutomaton]):
         if past is not None:
             context = sequence.tokens[-LONGEST_MATCH:]
             # the request's own text wins where both expect as much
-            best = max(best, *(told.draft(bounds, context) for told in past.generations), key=lambda found: found.score)
+            best = max(
+                best, *(generation.draft(bounds, context) for generation in past.generations), key=lambda found: found.score
+            )
         return DraftTree.grown(self.name, (sequence.root, *best.tokens), (-1, *best.parents), (1.0, *best.shares))
 
     def _bounds(self, budget: Budget) -> Bounds:

@@ -157,9 +157,9 @@ def _rows(target: LanguageModel, sequence: Sequence, answer: Many[int]) -> Itera
         piece = text[start : start + size]
         step = Step.of([Feed(sequence, start, piece, DraftTree.root(piece[-1]), prompt_logits=True)])
         cache.stage(step)
-        root, *told = target.score(step, cache).logits.cpu()
+        root, *rows = target.score(step, cache).logits.cpu()
         cache.commit([Verdict()])
-        yield from (*told, root)
+        yield from (*rows, root)
 
 
 def _is_impossible(logits: torch.Tensor, context: Context, token: int) -> bool:

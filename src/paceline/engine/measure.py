@@ -332,9 +332,9 @@ def _file(target: LanguageModel, measured: tuple[object, ...]) -> Path | None:
     """Where the costs of this model on this machine are kept, if anywhere. measured: what else they are of."""
     device = torch.cuda.get_device_name() if target.returns_early else ""
     machine = (processor(), os.cpu_count(), torch.get_num_threads(), device)
-    told = (__version__, SOURCES, *machine, target.measured_as, *measured)
+    key = (__version__, SOURCES, *machine, target.measured_as, *measured)
     own = user_cache()
-    return own and own / "costs" / f"{sha256(repr(told).encode()).hexdigest()[:24]}.json"
+    return own and own / "costs" / f"{sha256(repr(key).encode()).hexdigest()[:24]}.json"
 
 
 def _read(file: Path, costs: Costs) -> _Look | None:
@@ -379,5 +379,5 @@ def _write(file: Path, costs: Costs, look: _Look) -> None:
     try:
         put_whole(file, json.dumps(held).encode(), 0o644)
     except OSError as error:
-        told = f"what forwards take cannot be kept in '{file.parent}' ({sentence(error)}): every start measures it"
-        getLogger("paceline").info(told)
+        message = f"what forwards take cannot be kept in '{file.parent}' ({sentence(error)}): every start measures it"
+        getLogger("paceline").info(message)

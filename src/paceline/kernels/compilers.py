@@ -86,8 +86,8 @@ class Compilers:
                 starting.cancel()
                 with suppress(Empty):
                     while True:
-                        symbol, told = waiting.get_nowait()
-                        _answered(process, json.dumps(told), DONE, said, f"the kernel {symbol} cannot be compiled")
+                        symbol, order = waiting.get_nowait()
+                        _answered(process, json.dumps(order), DONE, said, f"the kernel {symbol} cannot be compiled")
             except BaseException:
                 # what is no compiler may not end where it is told nothing more
                 process.kill()

@@ -69,8 +69,8 @@ def _turned(
     in_slot = slot + place - heads * size
     tl.store(keys + in_slot, finite(turned, limit).to(keys.dtype.element_ty), mask=there & (asks == 0) & (tells == 0))
     # whoever sees this token is told by its key that there is no number, and who does not weighs its value with nothing
-    told = tl.where(numbers == numbers, finite(numbers, limit), 0.0)
-    tl.store(values + in_slot - kv_heads * size, told.to(values.dtype.element_ty), mask=there & tells)
+    cleaned = tl.where(numbers == numbers, finite(numbers, limit), 0.0)
+    tl.store(values + in_slot - kv_heads * size, cleaned.to(values.dtype.element_ty), mask=there & tells)
 
 
 @triton.jit

@@ -127,11 +127,11 @@ def lay_out(runs: list[Run], items: np.ndarray) -> None:
         items[:end] = runs[0][:ITEM]
         items[:end, ITEM - 1] = np.arange(runs[0][4], runs[0][4] + end, dtype=np.int32)
     else:
-        told = np.array(runs, np.int32)
-        parts = told[:, ITEM]
+        table = np.array(runs, np.int32)
+        parts = table[:, ITEM]
         # less the items before each
-        told[:, ITEM - 1] += parts - parts.cumsum(dtype=np.int32)
-        found = told[:, :ITEM].repeat(parts, 0)
+        table[:, ITEM - 1] += parts - parts.cumsum(dtype=np.int32)
+        found = table[:, :ITEM].repeat(parts, 0)
         found[:, ITEM - 1] += np.arange(end, dtype=np.int32)
         # numbers of two bytes are sorted by counting them
         items[:end] = found[found[:, ITEM - 1].astype(np.uint16).argsort(kind="stable")]

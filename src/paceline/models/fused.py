@@ -352,8 +352,8 @@ def fused_model(
         if kv_cache is not None:
             off = _off(model, FusedModel(held, model.name, context_length))
             if not off <= ROUGH:
-                told = f"its logits are off by {off:.1e} of their spread"
-                raise ModelError(f"'{model.name}' cannot keep its keys and values as {kv_cache} here: {told}")
+                reason = f"its logits are off by {off:.1e} of their spread"
+                raise ModelError(f"'{model.name}' cannot keep its keys and values as {kv_cache} here: {reason}")
     except (Unsuited, ModelError):
         raise
     # a checkpoint from a stranger may hold anything, and Triton's compiler has no class of error that it could be known by

@@ -51,8 +51,8 @@ class ChainDraft:
         """found: as `drafted` returns it, on the host."""
         tokens, confidences = found[0].T.tolist(), found[1].view(torch.float32).T.tolist()
         # behind them lies what pads the bucket
-        told = zip(self._work, tokens, confidences, strict=False)
-        return [_tree(*one, chosen, shares, source) for one, chosen, shares in told]
+        work = zip(self._work, tokens, confidences, strict=False)
+        return [_tree(*one, chosen, shares, source) for one, chosen, shares in work]
 
     def verdicts(self, trees: Many[DraftTree]) -> list[Verdict]:
         """What a cache keeps: of each draft all that was fed."""

@@ -251,9 +251,9 @@ def _refused(grammar: Grammar, reason: str) -> GrammarError:
     lines = [line.strip() for line in reason.splitlines() if line.strip()] or ["it cannot be compiled"]
     if lines[0] == "NoExtensionBias":
         lines = ["nothing satisfies it"]
-    told = next((line.removeprefix("error: ") for line in lines if line.startswith("error: ")), lines[0])
+    message = next((line.removeprefix("error: ") for line in lines if line.startswith("error: ")), lines[0])
     if grammar.kind != "lark":
-        told = _PLACE.sub("", told)
+        message = _PLACE.sub("", message)
     # it names an option of the library there, which nobody can set
-    told = _OVERLAPS.sub("its oneOf has alternatives that may hold of the same value; write anyOf", told)
-    return GrammarError(f"the {_KINDS[grammar.kind]} cannot be used: {told[:200]}")
+    message = _OVERLAPS.sub("its oneOf has alternatives that may hold of the same value; write anyOf", message)
+    return GrammarError(f"the {_KINDS[grammar.kind]} cannot be used: {message[:200]}")

@@ -251,8 +251,8 @@ def _weighed(checkpoint: Checkpoint, config: Any, dtype: torch.dtype | None) -> 
         most = 8 * checkpoint.size_bytes if "quantization_config" in checkpoint.config else 2 * checkpoint.parameters
         asked = _asked(architecture, config)
         if asked > most:
-            told = f"asks for {asked:,} numbers, and its files hold {checkpoint.parameters:,}"
-            raise ModelError(f"the config.json of '{checkpoint.path}' {told}")
+            reason = f"asks for {asked:,} numbers, and its files hold {checkpoint.parameters:,}"
+            raise ModelError(f"the config.json of '{checkpoint.path}' {reason}")
         # mismatched shapes are let through here only to be named and refused below
         model, report = architecture.from_pretrained(
             str(checkpoint.path),

@@ -28,7 +28,7 @@ _ARRAYS = (
     "seeded", "paths",
 )  # fmt: skip
 _SIZES = "deepest", "most", "places", "wide"
-_TOLD = "count", "beam", "vocabulary", "logits_width", "size", "choice"
+_SETTINGS = "count", "beam", "vocabulary", "logits_width", "size", "choice"
 _NONE = (0,) * 7
 _CHOICES = {
     Proposal.POINT: layout.LIKELIEST,
@@ -133,13 +133,13 @@ class Drafts:
         """
         live, growth = self._live, self._growth
         beam = growth.width if growth.shape is None else 0
-        told = len(live), beam, min(self._known, vocab_size), width, vocab_size, _CHOICES[growth.kind]
+        settings = len(live), beam, min(self._known, vocab_size), width, vocab_size, _CHOICES[growth.kind]
         # nearly always as in the draft before
-        if told != self._asked_for:
+        if settings != self._asked_for:
             self._asked_for = ()
-            for name, value in zip(_TOLD, told, strict=True):
+            for name, value in zip(_SETTINGS, settings, strict=True):
                 self._job[name] = value
-            self._asked_for = told
+            self._asked_for = settings
         self._source = source
         self._tell_of([sequence for sequence, _ in live])
         self._probs = None

@@ -65,7 +65,7 @@ class Translation:
 
 
 @dataclass(frozen=True)
-class _Told:
+class _InnerStep:
     """A step in the model's own tokens.
 
     rows: which of its wanted rows are those wanted of the step. places: per segment, per node the nodes that spell it. lengths:
@@ -85,7 +85,7 @@ class TranslatedCache(KVCache):
         self.inner, self.branching, self._translation = inner, inner.branching, translation
         self._ends: dict[int, list[int]] = {}
         """Per sequence, per token held, the tokens held inside up to its end."""
-        self._staged: tuple[Step, _Told] | None = None
+        self._staged: tuple[Step, _InnerStep] | None = None
 
     def length(self, key: int) -> int:
         return len(self._ends.get(key, ()))
@@ -96,7 +96,7 @@ class TranslatedCache(KVCache):
         rest = enumerate(sequence.tokens[len(held) :], len(held))
         return (held[-1] if held else 0) + sum(len(self._translation.spelled(token, at == 0)) for at, token in rest)
 
-    def told(self, step: Step) -> _Told:
+    def inner_step(self, step: Step) -> _InnerStep:
         """A staged step as the model reads it. Raises ValueError for one that is not staged."""
         if self._staged is None or self._staged[0] is not step:
             raise ValueError("the step is not the one that is staged")
@@ -107,18 +107,18 @@ class TranslatedCache(KVCache):
         for segment in step.segments:
             chain = [self._translation.spelled(t, at == 0) for at, t in enumerate(_fed(step, segment), segment.start)]
             tokens = tuple(token for spelled in chain for token in spelled)
-            tree, place = self._told_tree(segment.tree, tokens[-1])
+            tree, place = self._inner_tree(segment.tree, tokens[-1])
             # node 0 of a tree is its root, the last token of the chain
             rows += [wanted + nodes[-1] for nodes in place]
             wanted += len(tree) if tree else 0
             feeds.append(Feed(segment.sequence, self.inner.length(segment.sequence.key), tokens, tree))
             places.append(place)
             lengths.append([len(spelled) for spelled in chain])
-        told = _Told(Step.of(feeds), rows, places, lengths)
-        self.inner.stage(told.step)
-        self._staged = step, told
+        inner_step = _InnerStep(Step.of(feeds), rows, places, lengths)
+        self.inner.stage(inner_step.step)
+        self._staged = step, inner_step
 
-    def _told_tree(self, tree: DraftTree | None, root: int) -> tuple[DraftTree | None, list[list[int]]]:
+    def _inner_tree(self, tree: DraftTree | None, root: int) -> tuple[DraftTree | None, list[list[int]]]:
         if tree is None:
             return None, []
         tokens, parents, places = [root], [-1], [[0]]
@@ -136,14 +136,14 @@ class TranslatedCache(KVCache):
     def commit(self, verdicts: Many[Verdict]) -> None:
         if self._staged is None:
             raise ValueError("nothing is staged")
-        (step, told), self._staged = self._staged, None
+        (step, inner_step), self._staged = self._staged, None
         inside = []
-        for verdict, place in zip(verdicts, told.places, strict=True):
+        for verdict, place in zip(verdicts, inner_step.places, strict=True):
             path = tuple(node for one in verdict.kept for node in place[one])
             # a cache keeps all but the last token emitted
             inside.append(Verdict(path, (*path, 0), len(path)))
         self.inner.commit(inside)
-        for segment, verdict, place, lengths in zip(step.segments, verdicts, told.places, told.lengths, strict=True):
+        for segment, verdict, place, lengths in zip(step.segments, verdicts, inner_step.places, inner_step.lengths, strict=True):
             ends = self._ends.setdefault(segment.sequence.key, [])
             for taken in (*lengths, *(len(place[node]) for node in verdict.kept)):
                 ends.append((ends[-1] if ends else 0) + taken)
@@ -217,16 +217,16 @@ class TranslatedModel(LanguageModel):
         return TranslatedCache(self._inner.new_cache(), self._translation)
 
     def score(self, step: Step, cache: TranslatedCache, taps: Iterable[int] = ()) -> Scores:  # pyright: ignore[reportIncompatibleMethodOverride]
-        told = cache.told(step)
-        scores = self._inner.score(told.step, cache.inner, taps)
+        inner_step = cache.inner_step(step)
+        scores = self._inner.score(inner_step.step, cache.inner, taps)
         device = scores.logits.device
         if self._columns.device != device:
             # once: a copy to a GPU waits for it
             self._columns, self._missing = self._columns.to(device), self._missing.to(device)
         with self.undisturbed(max(self.vocab_size, self._inner.vocab_size)):
-            logits = scores.logits[told.rows].index_select(1, self._columns)
+            logits = scores.logits[inner_step.rows].index_select(1, self._columns)
             logits.masked_fill_(self._missing, -torch.inf)
-        return Scores(logits, {layer: hidden[told.rows] for layer, hidden in scores.taps.items()})
+        return Scores(logits, {layer: hidden[inner_step.rows] for layer, hidden in scores.taps.items()})
 
     def room(self, sequence: Sequence, cache: TranslatedCache) -> int:  # pyright: ignore[reportIncompatibleMethodOverride]
         # what is drafted is one token inside as well

@@ -75,7 +75,7 @@ def usage(prompts: Many[int], answers: Many[Answer], predicted: bool) -> dict[st
     generated = sum(len(answer.tokens) for answer in answers)
     each = len(answers) // len(prompts)
     firsts = [answer.ended for answer in answers[::each] if answer.ended]
-    told: dict[str, Any] = {
+    counts: dict[str, Any] = {
         "prompt_tokens": sum(prompts),
         "completion_tokens": generated,
         "total_tokens": sum(prompts) + generated,
@@ -83,8 +83,8 @@ def usage(prompts: Many[int], answers: Many[Answer], predicted: bool) -> dict[st
     }
     if predicted:
         endings = [answer.ended for answer in answers if answer.ended]
-        told["completion_tokens_details"] = {
+        counts["completion_tokens_details"] = {
             "accepted_prediction_tokens": sum(ending.accepted_reference_tokens for ending in endings),
             "rejected_prediction_tokens": sum(ending.rejected_reference_tokens for ending in endings),
         }
-    return told
+    return counts

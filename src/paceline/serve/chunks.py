@@ -10,7 +10,7 @@ from typing import Any
 
 from paceline.serve.asking import Delta, Service
 from paceline.serve.choices import Answer, usage
-from paceline.serve.speculation_told import metrics, traced
+from paceline.serve.speculation_fields import metrics, traced
 from paceline.serve.wire.generation import Generation
 
 

@@ -29,9 +29,9 @@ async def prompt_of(
 
     Raises APIError (400). param: the field that holds the messages.
     """
-    told = plan.conversation(messages)
-    check_length(characters(told, plan.shown), settings, param)
-    return await service.chat(told, plan.shown, answer_begun=begun)
+    conversation = plan.conversation(messages)
+    check_length(characters(conversation, plan.shown), settings, param)
+    return await service.chat(conversation, plan.shown, answer_begun=begun)
 
 
 def params_of(service: Service, settings: Settings, plan: ToolPlan, values: Mapping[str, Any]) -> SamplingParams:

@@ -153,11 +153,11 @@ async def openai_frames(chunks: AsyncGenerator[dict[str, Any], None]) -> AsyncGe
             async for chunk in chunks:
                 if _tells_prompt(chunk):
                     # one entry for each of its tokens takes seconds, for which other streams do not wait
-                    yield await asyncio.to_thread(lambda told=chunk: _framed("".join(pieces(told))))
+                    yield await asyncio.to_thread(lambda whole=chunk: _framed("".join(pieces(whole))))
                 else:
                     yield frame(chunk)
         except Exception as error:
-            yield frame(told(error).body)
+            yield frame(api_error(error).body)
         yield b"data: [DONE]\n\n"
 
 
@@ -167,7 +167,7 @@ def _tells_prompt(chunk: Mapping[str, Any]) -> bool:
     return any(one.get("prompt_logprobs") or len((one.get("logprobs") or {}).get("tokens", ())) > _MANY for one in held)
 
 
-def told(error: Exception) -> APIError:
+def api_error(error: Exception) -> APIError:
     """An error for the client; one that is none of ours is logged, and the client learns only that there was one."""
     if isinstance(error, APIError):
         return error

@@ -8,42 +8,42 @@ from typing import Any
 
 from paceline.logprobs import TokenLogprobs
 from paceline.serve.asking import Service
-from paceline.serve.speculation_told import shown
+from paceline.serve.speculation_fields import shown
 
 _LEAST = -9999.0
 """What OpenAI writes for a token that is next to impossible; JSON has no infinity."""
 
 
-def _told(logprob: float) -> float:
+def _finite(logprob: float) -> float:
     """As JSON can say it: what is not a number is no larger than the least, or than anything."""
     return logprob if logprob > _LEAST else _LEAST
 
 
-def chat_entries(service: Service, told: Iterable[TokenLogprobs]) -> list[dict[str, Any]]:
+def chat_entries(service: Service, logprobs: Iterable[TokenLogprobs]) -> list[dict[str, Any]]:
     """`logprobs.content` of a chat completion or of a response: one entry per token."""
     return [
         {
             **_entry(service, one.token, one.logprob),
             "top_logprobs": [_entry(service, token, logprob) for token, logprob in one.top],
         }
-        for one in told
+        for one in logprobs
     ]
 
 
 def _entry(service: Service, token: int, logprob: float) -> dict[str, Any]:
     piece = service.piece(token)
-    return {"token": piece.decode("utf-8", errors="replace"), "logprob": _told(logprob), "bytes": list(piece)}
+    return {"token": piece.decode("utf-8", errors="replace"), "logprob": _finite(logprob), "bytes": list(piece)}
 
 
-def prompt_entries(service: Service, told: Iterable[TokenLogprobs | None], count: int) -> list[dict[str, Any] | None]:
+def prompt_entries(service: Service, logprobs: Iterable[TokenLogprobs | None], count: int) -> list[dict[str, Any] | None]:
     """`prompt_logprobs`, as vLLM writes them: per token a mapping from ids to what is known of them; null for the first."""
-    return [None if one is None else _by_id(service, one, count) for one in told]
+    return [None if one is None else _by_id(service, one, count) for one in logprobs]
 
 
 def _by_id(service: Service, one: TokenLogprobs, count: int) -> dict[str, Any]:
     ranked = [(token, logprob, rank) for rank, (token, logprob) in enumerate(one.top[:count], 1)]
     return {
-        str(token): {"logprob": _told(logprob), "rank": rank, "decoded_token": shown(service, token)}
+        str(token): {"logprob": _finite(logprob), "rank": rank, "decoded_token": shown(service, token)}
         for token, logprob, rank in [*ranked, (one.token, one.logprob, one.rank)]
     }
 
@@ -59,7 +59,7 @@ class CompletionLogprobs:
         self._service, self._count, self._hides, self._offset = service, count, hides, 0
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
-    def prompt(self, text: str, ids: Many[int], told: Many[TokenLogprobs | None]) -> dict[str, list[Any]]:
+    def prompt(self, text: str, ids: Many[int], logprobs: Many[TokenLogprobs | None]) -> dict[str, list[Any]]:
         """Of an echoed prompt. Tokens that its text does not show, such as a BOS, take no room."""
         offsets = []
         for token in ids:
@@ -72,26 +72,26 @@ class CompletionLogprobs:
                     break
         self._offset = len(text)
         self._decoder.reset()
-        return self._part(ids, told, offsets)
+        return self._part(ids, logprobs, offsets)
 
-    def answer(self, told: Many[TokenLogprobs]) -> dict[str, list[Any]]:
-        ids = [one.token for one in told]
+    def answer(self, logprobs: Many[TokenLogprobs]) -> dict[str, list[Any]]:
+        ids = [one.token for one in logprobs]
         offsets = []
         for token in ids:
             offsets.append(self._offset)
             if not (self._hides and self._is_special(token)):
                 self._offset += len(self._decoder.decode(self._service.piece(token)))
-        return self._part(ids, told, offsets)
+        return self._part(ids, logprobs, offsets)
 
     def _is_special(self, token: int) -> bool:
         service = self._service
         return not service.decode([token]) and service.decode([token], skip_special_tokens=False).encode() == service.piece(token)
 
-    def _part(self, ids: Many[int], told: Many[TokenLogprobs | None], offsets: list[int]) -> dict[str, list[Any]]:
+    def _part(self, ids: Many[int], logprobs: Many[TokenLogprobs | None], offsets: list[int]) -> dict[str, list[Any]]:
         return {
             "tokens": [self._name(token) for token in ids],
-            "token_logprobs": [None if one is None else _told(one.logprob) for one in told],
-            "top_logprobs": [None if one is None else self._top(one) for one in told],
+            "token_logprobs": [None if one is None else _finite(one.logprob) for one in logprobs],
+            "top_logprobs": [None if one is None else self._top(one) for one in logprobs],
             "text_offset": offsets,
         }
 
@@ -100,7 +100,7 @@ class CompletionLogprobs:
         top: dict[str, float] = {}
         for token, logprob in (*one.top[: self._count], (one.token, one.logprob)):
             name = self._name(token)
-            top[name] = max(_told(logprob), top.get(name, _LEAST))
+            top[name] = max(_finite(logprob), top.get(name, _LEAST))
         return top
 
     def _name(self, token: int) -> str:

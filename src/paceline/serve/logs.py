@@ -76,11 +76,11 @@ class JsonLines(_Formatter):
     """For machines: one JSON object a line."""
 
     def format(self, record: logging.LogRecord) -> str:
-        told = {
+        entry = {
             "time": self.time(record),
             "level": record.levelname.lower(),
             "logger": record.name,
             "message": record.getMessage(),
         }
         trace = self.trace(record)
-        return json.dumps(told | self.fields(record) | ({"exception": trace} if trace else {}), default=str)
+        return json.dumps(entry | self.fields(record) | ({"exception": trace} if trace else {}), default=str)

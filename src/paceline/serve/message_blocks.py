@@ -31,31 +31,31 @@ class Blocks:
 
     def add(self, events: Iterable[Event]) -> list[dict[str, Any]]:
         """What a step brought."""
-        told: list[dict[str, Any]] = []
+        emitted: list[dict[str, Any]] = []
         for event in events:
             if isinstance(event, CallBegun):
                 self.called = False
-                told += self.close()
-                told.append(self._begin({"type": "tool_use", "id": event.id, "name": event.name, "input": {}}))
+                emitted += self.close()
+                emitted.append(self._begin({"type": "tool_use", "id": event.id, "name": event.name, "input": {}}))
                 self._arguments[len(self._blocks) - 1] = ""
             elif isinstance(event, Arguments):
                 self._arguments[len(self._blocks) - 1] += event.text
-                told.append(self._delta({"type": "input_json_delta", "partial_json": event.text}))
+                emitted.append(self._delta({"type": "input_json_delta", "partial_json": event.text}))
             elif isinstance(event, CallEnded):
                 self.called = True
-                told += self.close()
+                emitted += self.close()
             else:
                 if not self._open:
-                    told.append(self._begin({"type": "text", "text": ""}))
+                    emitted.append(self._begin({"type": "text", "text": ""}))
                 self._blocks[-1]["text"] += event.text
-                told.append(self._delta({"type": "text_delta", "text": event.text}))
-        return told
+                emitted.append(self._delta({"type": "text_delta", "text": event.text}))
+        return emitted
 
     def close(self) -> list[dict[str, Any]]:
         """The open block, if any, is done."""
-        told = [{"type": "content_block_stop", "index": len(self._blocks) - 1}] if self._open else []
+        emitted = [{"type": "content_block_stop", "index": len(self._blocks) - 1}] if self._open else []
         self._open = False
-        return told
+        return emitted
 
     def _begin(self, block: dict[str, Any]) -> dict[str, Any]:
         self._blocks.append(block)

@@ -17,7 +17,7 @@ _TOKEN_BYTES, _LIKELY_BYTES = 83, 38
 """Of one `TokenLogprobs` at most, without and per likeliest token beside it: ids of 10 digits, numbers of 24 characters."""
 _REST_BYTES = 1 << 20
 """What else one delta may take."""
-_MOST_TOLD = 1 << 22
+_MOST_LOGPROBS = 1 << 22
 """Log-probabilities that the answers of one request may have: half a kilobyte each, while it is written."""
 _PART_TOKENS = 256
 """Of a prompt, in one line: with 20 others each they take 10 ms to read, and all that time no other thread runs."""
@@ -100,19 +100,19 @@ def parted(news: News) -> Iterator[News]:
     """In as many lines as it takes: what deltas tell of prompts goes before them in parts, between which the server is free."""
     deltas = {}
     for number, delta in news.deltas.items():
-        told = delta.prompt_logprobs or ()
-        for first in range(0, len(told), _PART_TOKENS):
-            yield News(prompts={number: told[first : first + _PART_TOKENS]})
-        deltas[number] = replace(delta, prompt_logprobs=None) if told else delta
+        entries = delta.prompt_logprobs or ()
+        for first in range(0, len(entries), _PART_TOKENS):
+            yield News(prompts={number: entries[first : first + _PART_TOKENS]})
+        deltas[number] = replace(delta, prompt_logprobs=None) if entries else delta
     yield replace(news, deltas=deltas)
 
 
 def untellable(*asks: Ask) -> str | None:
     """Why what is asked of probabilities is too much, in one sentence; None where it is not. Choices of one request are held
     together until the last has ended; of their prompts they may tell no more than the longest line has room for."""
-    told = sum(ask.params.max_tokens * (1 + ask.params.logprobs) for ask in asks if ask.params.logprobs is not None)
-    if told > _MOST_TOLD:
-        return f"answers as long as these may be have {told} log-probabilities, more than {_MOST_TOLD}: lower max_tokens"
+    reported = sum(ask.params.max_tokens * (1 + ask.params.logprobs) for ask in asks if ask.params.logprobs is not None)
+    if reported > _MOST_LOGPROBS:
+        return f"answers as long as these may be have {reported} log-probabilities, more than {_MOST_LOGPROBS}: lower max_tokens"
     telling = [ask for ask in asks if ask.params.prompt_logprobs is not None]
     count = max([ask.params.prompt_logprobs or 0 for ask in telling], default=0)
     most = (LONGEST_LINE_BYTES - _REST_BYTES) // (_TOKEN_BYTES + count * _LIKELY_BYTES)

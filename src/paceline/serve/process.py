@@ -218,8 +218,8 @@ class EngineProcess:
             for number, delta in news.deltas.items():
                 listener = self._listeners.get(number)
                 if listener is not None:
-                    if (told := self._prompts.pop(number, None)) is not None:
-                        delta = replace(delta, prompt_logprobs=tuple(told))
+                    if (entries := self._prompts.pop(number, None)) is not None:
+                        delta = replace(delta, prompt_logprobs=tuple(entries))
                     if delta.ending is not None:
                         del self._listeners[number]
                     listener.brought(delta)

@@ -53,19 +53,19 @@ class Record:
 
     def fields(self) -> dict[str, Any]:
         """What a line in the log holds."""
-        told: dict[str, Any] = {"id": self.id, "status": self.status, "duration_s": round(perf_counter() - self.begun_s, 6)}
+        entry: dict[str, Any] = {"id": self.id, "status": self.status, "duration_s": round(perf_counter() - self.begun_s, 6)}
         if self.key is not None:
-            told["key"] = self.key
+            entry["key"] = self.key
         if self.choices:
-            told |= {"choices": self.choices, "prompt_tokens": self.prompt_tokens, "tokens": self.tokens}
-            told["finish"] = ",".join(sorted(set(self.reasons)))
+            entry |= {"choices": self.choices, "prompt_tokens": self.prompt_tokens, "tokens": self.tokens}
+            entry["finish"] = ",".join(sorted(set(self.reasons)))
         if self.ttft_s is not None:
-            told["ttft_s"] = round(self.ttft_s, 6)
+            entry["ttft_s"] = round(self.ttft_s, 6)
         if self.steps:
-            told["tau"] = round(self.tokens / self.steps, 3)
+            entry["tau"] = round(self.tokens / self.steps, 3)
         if self.body:
-            told["body"] = self.body.decode(errors="replace")
-        return told
+            entry["body"] = self.body.decode(errors="replace")
+        return entry
 
 
 _current: ContextVar[Record] = ContextVar("record")

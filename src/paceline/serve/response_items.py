@@ -22,11 +22,11 @@ class Items:
 
     def add(self, events: Iterable[Event], logprobs: Iterable[dict[str, Any]] = ()) -> list[dict[str, Any]]:
         """What a step brought."""
-        told: list[dict[str, Any]] = []
+        emitted: list[dict[str, Any]] = []
         self._logprobs += logprobs
         for event in events:
             if isinstance(event, CallBegun):
-                told += self.close()
+                emitted += self.close()
                 call = {
                     "type": "function_call",
                     "call_id": event.id,
@@ -34,43 +34,43 @@ class Items:
                     "arguments": "",
                     "status": "in_progress",
                 }
-                told += self._begin({"id": f"fc_{secrets.token_hex(16)}", **call})
+                emitted += self._begin({"id": f"fc_{secrets.token_hex(16)}", **call})
             elif isinstance(event, Arguments):
                 assert self._open is not None
                 self._open["arguments"] += event.text
-                told.append({"type": "response.function_call_arguments.delta", **self._place("item_id"), "delta": event.text})
+                emitted.append({"type": "response.function_call_arguments.delta", **self._place("item_id"), "delta": event.text})
             elif isinstance(event, CallEnded):
-                told += self.close()
+                emitted += self.close()
             else:
-                told += self._text(event.text)
-        return told
+                emitted += self._text(event.text)
+        return emitted
 
     def finish(self, cut: bool) -> list[dict[str, Any]]:
         """The answer ended. cut: before it was whole. One without any text or call has an empty message."""
-        told = [] if self.output else self._begin_message()
+        emitted = [] if self.output else self._begin_message()
         # a call that is whole was closed when it was: this one was cut off, by a stop string if by nothing else
         cut = cut or (self._open is not None and self._open["type"] == "function_call")
-        return [*told, *self.close("incomplete" if cut else "completed")]
+        return [*emitted, *self.close("incomplete" if cut else "completed")]
 
     def _text(self, text: str) -> list[dict[str, Any]]:
-        told = []
+        emitted = []
         if self._open is None:
-            told = self._begin_message()
+            emitted = self._begin_message()
         assert self._open is not None
         part, logprobs = self._open["content"][0], self._logprobs
         self._logprobs = []
         part["text"] += text
         part["logprobs"] += logprobs
         delta = {"type": "response.output_text.delta", **self._place("part"), "delta": text, "logprobs": logprobs}
-        return [*told, delta]
+        return [*emitted, delta]
 
     def _begin_message(self) -> list[dict[str, Any]]:
         message = {"id": f"msg_{secrets.token_hex(16)}", "type": "message", "status": "in_progress", "role": "assistant"}
-        told = self._begin({**message, "content": []})
+        emitted = self._begin({**message, "content": []})
         assert self._open is not None
         part = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
         self._open["content"].append(part)
-        return [*told, {"type": "response.content_part.added", **self._place("part"), "part": _copied(part)}]
+        return [*emitted, {"type": "response.content_part.added", **self._place("part"), "part": _copied(part)}]
 
     def _begin(self, item: dict[str, Any]) -> list[dict[str, Any]]:
         self.output.append(item)
@@ -79,23 +79,23 @@ class Items:
 
     def close(self, status: str = "completed") -> list[dict[str, Any]]:
         """The open item, if any, is done."""
-        item, told = self._open, []
+        item, emitted = self._open, []
         if item is None:
             return []
         item["status"] = status
         if item["type"] == "function_call":
             done = {"type": "response.function_call_arguments.done", **self._place("item_id"), "name": item["name"]}
-            told.append({**done, "arguments": item["arguments"]})
+            emitted.append({**done, "arguments": item["arguments"]})
         else:
             part = item["content"][0]
             # of tokens that show no text, as the one that ends it
             part["logprobs"] += self._logprobs
             done = {"type": "response.output_text.done", **self._place("part"), "text": part["text"]}
-            told.append({**done, "logprobs": part["logprobs"]})
-            told.append({"type": "response.content_part.done", **self._place("part"), "part": part})
-        told.append({"type": "response.output_item.done", **self._place("output"), "item": item})
+            emitted.append({**done, "logprobs": part["logprobs"]})
+            emitted.append({"type": "response.content_part.done", **self._place("part"), "part": part})
+        emitted.append({"type": "response.output_item.done", **self._place("output"), "item": item})
         self._open, self._logprobs = None, []
-        return told
+        return emitted
 
     def _place(self, what: str) -> dict[str, Any]:
         index = {"output_index": len(self.output) - 1}

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence as Many
 from typing import Any
 
-_TOLD = """You may call functions. These are their signatures, as JSON:
+_TOOLS_TEXT = """You may call functions. These are their signatures, as JSON:
 <tools>
 {tools}
 </tools>
@@ -51,39 +51,39 @@ def spelled_out(
     Calls become text of the assistant, results messages of the user, with what the user says next: some templates want both to
     speak in turns.
     """
-    told: list[dict[str, Any]] = []
+    conversation: list[dict[str, Any]] = []
     # of calls one behind the other: the last message, once all of them are known
     results: list[str] = []
     for message in messages:
         role, content = message["role"], message.get("content") or ""
         if role == "tool":
             if not results:
-                told.append({"role": "user"})
+                conversation.append({"role": "user"})
             results.append(f"<tool_response>\n{content}\n</tool_response>")
             continue
         if results:
             asked = role == "user"
-            told[-1]["content"] = "\n".join([*results, content] if asked else results)
+            conversation[-1]["content"] = "\n".join([*results, content] if asked else results)
             results.clear()
             if asked:
                 continue
         if message.get("tool_calls"):
             calls = "\n".join(_call(call["function"]) for call in message["tool_calls"])
-            told.append({"role": role, "content": f"{content}\n{calls}" if content else calls})
+            conversation.append({"role": role, "content": f"{content}\n{calls}" if content else calls})
         else:
-            told.append(dict(message))
+            conversation.append(dict(message))
     if results:
-        told[-1]["content"] = "\n".join(results)
+        conversation[-1]["content"] = "\n".join(results)
     if functions:
         listed = "\n".join(
             json.dumps({"type": "function", "function": _shown(function)}, ensure_ascii=False) for function in functions
         )
-        text = _TOLD.format(tools=listed, rule=_MUST if must else _MAY)
-        if told and told[0]["role"] == ("system" if system else "user"):
-            told[0] = {**told[0], "content": f"{text}\n\n{told[0]['content']}"}
+        text = _TOOLS_TEXT.format(tools=listed, rule=_MUST if must else _MAY)
+        if conversation and conversation[0]["role"] == ("system" if system else "user"):
+            conversation[0] = {**conversation[0], "content": f"{text}\n\n{conversation[0]['content']}"}
         else:
-            told.insert(0, {"role": "system" if system else "user", "content": text})
-    return told
+            conversation.insert(0, {"role": "system" if system else "user", "content": text})
+    return conversation
 
 
 def _shown(function: Mapping[str, Any]) -> dict[str, Any]:

@@ -200,12 +200,12 @@ def plan(
 
 def _with_short_ids(message: Mapping[str, Any]) -> dict[str, Any]:
     """A message whose calls, or whose call, have ids that Mistral's templates take: always the same for the same."""
-    told = dict(message)
-    if calls := told.get("tool_calls"):
-        told["tool_calls"] = [{**call, "id": _short(call.get("id") or "")} for call in calls]
-    if "tool_call_id" in told:
-        told["tool_call_id"] = _short(told["tool_call_id"] or "")
-    return told
+    shortened = dict(message)
+    if calls := shortened.get("tool_calls"):
+        shortened["tool_calls"] = [{**call, "id": _short(call.get("id") or "")} for call in calls]
+    if "tool_call_id" in shortened:
+        shortened["tool_call_id"] = _short(shortened["tool_call_id"] or "")
+    return shortened
 
 
 def _short(call_id: str) -> str:

@@ -102,10 +102,10 @@ def table(recipe: dict[str, Any]) -> str:
 
 def data_section(recipe: dict[str, Any]) -> str:
     data = recipe["data"]
-    told = "Hashes, token counts and versions are in `recipe.json`."
+    footer = "Hashes, token counts and versions are in `recipe.json`."
     if not is_mixed(recipe):
         lines = [f"- `{name}`" for name in data["files_sha256"]]
-        return "\n".join([*lines, "", "About 2 % of the documents were held out.", told])
+        return "\n".join([*lines, "", "About 2 % of the documents were held out.", footer])
     lines = [f"- `{name}`: {LICENCES[name]}" for name in data["files_sha256"] if name in LICENCES]
     shares = ", ".join(f"{domain} {share:.0%}" for domain, share in data["shares"].items())
     return "\n".join(
@@ -114,7 +114,7 @@ def data_section(recipe: dict[str, Any]) -> str:
             "",
             f"Shares of the training tokens: {shares}. The dev files of E2E and WikiSQL, about 2 % of the",
             "other documents and the end of the novels' text were held out. The chat turns are made from the same tasks.",
-            told,
+            footer,
         ]
     )
 

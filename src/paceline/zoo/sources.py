@@ -203,8 +203,8 @@ def built_in(data: Path, seed: int) -> Corpus:
     train |= {"code": code_train, "stories": stories_train, "novels": novels[:last]}
     held_out |= {"code": code_held_out, "stories": stories_held_out, "novels": novels[last:]}
 
-    def short(told: list[str]) -> list[Exchange]:
-        return [("", story) for story in told if len(story) <= STORY_IN_CHAT_CHARACTERS]
+    def short(texts: list[str]) -> list[Exchange]:
+        return [("", story) for story in texts if len(story) <= STORY_IN_CHAT_CHARACTERS]
 
     tasks_train["stories"] = short(stories_train)
     tasks_held_out["stories"] = short(stories_held_out)
@@ -237,5 +237,5 @@ def from_files(paths: list[Path]) -> Corpus:
     if not train:
         train = [held_out.pop()]
     names = [path.name for path in paths]
-    told = {path.name if names.count(path.name) == 1 else str(path): sha256(path) for path in paths}
-    return Corpus(train={"text": train}, held_out={"text": held_out}, shares={"text": 1.0}, files=told)
+    hashes = {path.name if names.count(path.name) == 1 else str(path): sha256(path) for path in paths}
+    return Corpus(train={"text": train}, held_out={"text": held_out}, shares={"text": 1.0}, files=hashes)

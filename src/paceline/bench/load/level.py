@@ -75,9 +75,11 @@ class Level:
     async def _counted(self, blocks: Mapping[str, list[Block]]) -> tuple[str, dict[str, list[Block]]]:
         """The blocks with every answer's tokens, and who counted them."""
         untold = [o for many in blocks.values() for block in many for o in block.outcomes if o.answered and o.tokens is None]
-        told = any(o.tokens is not None for many in blocks.values() for block in many for o in block.outcomes)
+        reported = any(o.tokens is not None for many in blocks.values() for block in many for o in block.outcomes)
         counts = await self.count([outcome.text for outcome in untold]) if untold else []
-        by = [source for source, used in (("usage", told), ("chunks" if counts is None else "tokenize", bool(untold))) if used]
+        by = [
+            source for source, used in (("usage", reported), ("chunks" if counts is None else "tokenize", bool(untold))) if used
+        ]
         if not untold or counts is None:
             return " and ".join(by) or "usage", dict(blocks)
         tokens = {id(outcome): count for outcome, count in zip(untold, counts, strict=True)}

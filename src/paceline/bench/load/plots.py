@@ -61,8 +61,8 @@ def _title(record: dict[str, Any]) -> str:
     server, settings = record["server"], record["settings"]
     line = f"{server['model']}, {settings['endpoint']}, {settings['requests']} requests each, {machine_name(record['machine'])}"
     if settings["against"] is not None:
-        told = (f"{body_label(name, record)}: {_words(settings[name])}" for name in _BODIES)
-        line += "\n" + "    ".join(told)
+        labels = (f"{body_label(name, record)}: {_words(settings[name])}" for name in _BODIES)
+        line += "\n" + "    ".join(labels)
     return line
 
 
@@ -162,21 +162,21 @@ def _load(record: dict[str, Any], figure: Figure, panels: list[Axes]) -> None:
     for name, values, found in _by_body(record):
         colour, line, marker = _BODIES[name]
         look = {"color": colour, "linestyle": line, "marker": marker, "markersize": 5, "linewidth": 1.6}
-        told = body_label(name, record)
-        label = told if both else None
+        name_shown = body_label(name, record)
+        label = name_shown if both else None
         panels[0].plot(values, [one["tokens_per_s"] for one in found], **look, label=label)
-        answered = f"{told}, answered" if both else "answered"
+        answered = f"{name_shown}, answered" if both else "answered"
         panels[1].plot(values, [one["requests_per_s"] for one in found], **look, label=answered)
         if good:
             good_look = {**look, "color": _GOOD, "markerfacecolor": "white"}
             rates = [one["goodput"]["requests_per_s"] for one in found]
-            panels[1].plot(values, rates, **good_look, label=f"{told}, within SLO" if both else "within SLO")
+            panels[1].plot(values, rates, **good_look, label=f"{name_shown}, within SLO" if both else "within SLO")
             panels[3].plot(values, [one["goodput"]["share"] for one in found], **look, label=label)
         for axes, measure in ((panels[2], "ttft_s"), (panels[3], "tpot_s"))[: 1 if good else 2]:
             timed = [(value, one[measure]) for value, one in zip(values, found, strict=True) if one[measure]]
             for at, width in (("p50", 1.6), ("p99", 0.8)):
                 times = [summary[at] * 1e3 for _, summary in timed]
-                whose = f"{told}, {at}" if both else at
+                whose = f"{name_shown}, {at}" if both else at
                 axes.plot(
                     [value for value, _ in timed],
                     times,

@@ -47,8 +47,8 @@ async def look(http: httpx2.AsyncClient, url: str, model: str | None) -> Server:
         model = str(entries[0]["id"])
     entry = next((entry for entry in entries if entry["id"] == model), {})
     longest = entry.get("max_model_len")
-    version = (await _told(http, "/version")).get("version")
-    speculation = await _told(http, "/v1/speculation")
+    version = (await _fetched(http, "/version")).get("version")
+    speculation = await _fetched(http, "/v1/speculation")
     return Server(
         url,
         model,
@@ -62,7 +62,7 @@ def _list(value: Any) -> list[Any]:
     return value if isinstance(value, list) else []
 
 
-async def _told(http: httpx2.AsyncClient, path: str) -> dict[str, Any]:
+async def _fetched(http: httpx2.AsyncClient, path: str) -> dict[str, Any]:
     """What a server answers there; empty where it has no such place."""
     try:
         status, content = await _json(http, "GET", path)

@@ -111,12 +111,12 @@ class _Run:
             return repeated(self._prompts, settings.requests, settings.max_tokens), None
         scale = settings.scale or scale_to(settings.trace, server.context_tokens)
         examples = [example for task in settings.tasks for example in task.examples]
-        told = [(len(self._prompts[o.index % len(self._prompts)]), o.prompt_tokens) for o in warmed if o.prompt_tokens]
+        lengths = [(len(self._prompts[o.index % len(self._prompts)]), o.prompt_tokens) for o in warmed if o.prompt_tokens]
         counts = await count_tokens(http, server.model, ["\n\n".join([*examples, *self._prompts])])
         if counts and counts[0]:
             characters = len("\n\n".join([*examples, *self._prompts])) / counts[0]
-        elif told:
-            characters = sum(length for length, _ in told) / sum(tokens for _, tokens in told)
+        elif lengths:
+            characters = sum(length for length, _ in lengths) / sum(tokens for _, tokens in lengths)
         else:
             characters = _CHARACTERS
         return lengthened(settings.trace, self._prompts, examples, scale, characters), scale

@@ -57,8 +57,8 @@ class Guest:
 
     def _decode(self, mode: str, prompt: list[int], max_tokens: int) -> dict[str, Any]:
         decoded = self._modes[mode](prompt, max_tokens)
-        told = asdict(decoded)
-        return {"decoded": {field: told[field] for field in ("token_ids", "first_s", "first_tokens", "total_s")}}
+        fields = asdict(decoded)
+        return {"decoded": {field: fields[field] for field in ("token_ids", "first_s", "first_tokens", "total_s")}}
 
     def _forward_behind(self, context: int) -> dict[str, Any]:
         assert self._peer is not None

@@ -26,18 +26,18 @@ class HostedPeer(Peer):
     """A peer behind its pipe. Raises DecoderFailed for whatever happens on the other side, its end included."""
 
     def __init__(self, name: str, material: Material) -> None:
-        asked, told = os.pipe(), os.pipe()
+        asked, answers = os.pipe(), os.pipe()
         self._process = subprocess.Popen(
-            command("-m", "paceline.bench.peers.guest", name, str(asked[0]), str(told[1])),
-            pass_fds=(asked[0], told[1]),
+            command("-m", "paceline.bench.peers.guest", name, str(asked[0]), str(answers[1])),
+            pass_fds=(asked[0], answers[1]),
             env={**os.environ, **module_paths()},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )
         os.close(asked[0])
-        os.close(told[1])
-        self._orders, self._answers = os.fdopen(asked[1], "w", encoding="utf-8"), os.fdopen(told[0], encoding="utf-8")
+        os.close(answers[1])
+        self._orders, self._answers = os.fdopen(asked[1], "w", encoding="utf-8"), os.fdopen(answers[0], encoding="utf-8")
         self.name = name
         try:
             self._known = self._ask("load", material=MATERIAL.dump_python(material, mode="json"))

@@ -18,10 +18,10 @@ from paceline.serve.conversing import longest_of, params_of
 from paceline.serve.errors import APIError
 from paceline.serve.events import Begun, EventStream, beating, openai_frames, unless_gone
 from paceline.serve.lengths import check_length
-from paceline.serve.logprobs_told import chat_entries, prompt_entries
+from paceline.serve.logprob_fields import chat_entries, prompt_entries
 from paceline.serve.sampling_fields import asks, check_count, check_prompts, generation_values, reference_of
 from paceline.serve.settings import Settings
-from paceline.serve.speculation_told import metrics
+from paceline.serve.speculation_fields import metrics
 from paceline.serve.speech import Speech
 from paceline.serve.structured import check, param_of, wanted
 from paceline.serve.thoughts import Thoughts, is_left_open, is_open, thinks
@@ -126,23 +126,23 @@ async def _tools(service: Service, fields: ChatRequest, answer: Grammar | None) 
 
 def _of_prompt(service: Service, fields: ChatRequest, prompt: list[int], answer: Answer) -> dict[str, Any]:
     """What was asked to be told of the prompt, which all choices share."""
-    told: dict[str, Any] = {}
+    entry: dict[str, Any] = {}
     if fields.return_token_ids:
-        told["prompt_token_ids"] = prompt
+        entry["prompt_token_ids"] = prompt
     if fields.prompt_logprobs is not None and answer.prompt_logprobs is not None:
-        told["prompt_logprobs"] = prompt_entries(service, answer.prompt_logprobs, fields.prompt_logprobs)
-    return told
+        entry["prompt_logprobs"] = prompt_entries(service, answer.prompt_logprobs, fields.prompt_logprobs)
+    return entry
 
 
 def _whole(service: Service, fields: ChatRequest, at: int, speech: Speech, answer: Answer) -> dict[str, Any]:
-    told = {
+    message = {
         "index": at,
         "message": speech.message(answer),
         "logprobs": {"content": chat_entries(service, answer.logprobs), "refusal": None} if fields.logprobs else None,
         "finish_reason": speech.finish_reason(answer),
         "stop_reason": answer.stop_reason,
     }
-    return told | ({"token_ids": answer.tokens} if fields.return_token_ids else {})
+    return message | ({"token_ids": answer.tokens} if fields.return_token_ids else {})
 
 
 async def _streamed(
@@ -164,14 +164,14 @@ async def _streamed(
             yield chunks.of(first, Delta(), **more)
         answer.add(delta)
         said = speeches[at].delta(delta.text, ended=delta.ending is not None)
-        told: dict[str, Any] = {"index": at, "delta": said, "logprobs": None, "finish_reason": None}
+        choice: dict[str, Any] = {"index": at, "delta": said, "logprobs": None, "finish_reason": None}
         if delta.logprobs:
-            told["logprobs"] = {"content": chat_entries(service, delta.logprobs), "refusal": None}
+            choice["logprobs"] = {"content": chat_entries(service, delta.logprobs), "refusal": None}
         if fields.return_token_ids:
-            told["token_ids"] = list(delta.tokens)
+            choice["token_ids"] = list(delta.tokens)
         beside = delta.logprobs or delta.steps or (delta.tokens and (fields.return_token_ids or chunks.silent_deltas))
         if said or beside:
-            yield chunks.of(told, delta)
+            yield chunks.of(choice, delta)
         answer.forget_logprobs()
         if delta.ending is not None:
             last = {"index": at, "delta": {}, "logprobs": None, "finish_reason": speeches[at].finish_reason(answer)}

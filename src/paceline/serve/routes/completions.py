@@ -17,7 +17,7 @@ from paceline.serve.chunks import Chunks, head
 from paceline.serve.errors import invalid
 from paceline.serve.events import Begun, EventStream, beating, openai_frames, unless_gone
 from paceline.serve.lengths import check_length
-from paceline.serve.logprobs_told import CompletionLogprobs, joined, prompt_entries
+from paceline.serve.logprob_fields import CompletionLogprobs, joined, prompt_entries
 from paceline.serve.sampling_fields import (
     answer_tokens,
     asks,
@@ -29,7 +29,7 @@ from paceline.serve.sampling_fields import (
     seed_of,
 )
 from paceline.serve.settings import Settings
-from paceline.serve.speculation_told import metrics
+from paceline.serve.speculation_fields import metrics
 from paceline.serve.structured import check, param_of, wanted
 from paceline.serve.wire.common import STREAMS, check_model
 from paceline.serve.wire.completions import CompletionRequest
@@ -115,8 +115,10 @@ async def _asked(service: Service, settings: Settings, fields: CompletionRequest
         asked += asks(ids, params.model_copy(update={"max_tokens": longest, "seed": seed}), fields, reference, service, n)
         echoed = (prompt if isinstance(prompt, str) else service.decode(ids, skip_special_tokens=False)) if fields.echo else ""
         for _ in range(n):
-            told = None if fields.logprobs is None else CompletionLogprobs(service, fields.logprobs, params.skip_special_tokens)
-            choices.append(_Choice(ids, echoed, told))
+            logprobs = (
+                None if fields.logprobs is None else CompletionLogprobs(service, fields.logprobs, params.skip_special_tokens)
+            )
+            choices.append(_Choice(ids, echoed, logprobs))
     return asked, choices
 
 
@@ -136,7 +138,7 @@ def _whole(service: Service, fields: CompletionRequest, at: int, choice: _Choice
     if choice.logprobs is not None:
         parts = [_echo_logprobs(choice, answer)] if fields.echo else []
         logprobs = joined(*parts, choice.logprobs.answer(answer.logprobs))
-    told = {
+    entry = {
         "index": at,
         "text": choice.echoed + answer.text,
         "logprobs": logprobs,
@@ -144,8 +146,8 @@ def _whole(service: Service, fields: CompletionRequest, at: int, choice: _Choice
         "stop_reason": answer.stop_reason if fields.max_tokens != 0 else None,
     }
     if fields.return_token_ids:
-        told |= {"prompt_token_ids": choice.prompt, "token_ids": answer.tokens}
-    return told | _prompt_logprobs(service, fields, answer)
+        entry |= {"prompt_token_ids": choice.prompt, "token_ids": answer.tokens}
+    return entry | _prompt_logprobs(service, fields, answer)
 
 
 def _echo_logprobs(choice: _Choice, answer: Answer) -> dict[str, list[Any]]:
@@ -167,29 +169,29 @@ async def _streamed(
         if fields.max_tokens == 0:
             delta = replace(delta, text="", tokens=(), sources=(), logprobs=(), steps=())
         answer.add(delta)
-        told = {"index": at, "text": delta.text, "logprobs": None, "finish_reason": None}
+        entry = {"index": at, "text": delta.text, "logprobs": None, "finish_reason": None}
         parts: list[dict[str, list[Any]]] = []
         if not choice.begun:
             choice.begun = True
-            told["text"] = choice.echoed + delta.text
+            entry["text"] = choice.echoed + delta.text
             if fields.echo and choice.logprobs is not None:
                 # of a long prompt it takes seconds, as below
                 parts.append(await asyncio.to_thread(_echo_logprobs, choice, answer))
             if answer.prompt_logprobs:
-                told |= await asyncio.to_thread(_prompt_logprobs, chunks.service, fields, answer)
-            told |= {"prompt_token_ids": choice.prompt} if fields.return_token_ids else {}
+                entry |= await asyncio.to_thread(_prompt_logprobs, chunks.service, fields, answer)
+            entry |= {"prompt_token_ids": choice.prompt} if fields.return_token_ids else {}
         if choice.logprobs is not None and delta.tokens:
             parts.append(choice.logprobs.answer(delta.logprobs or ()))
         if parts:
-            told["logprobs"] = joined(*parts)
+            entry["logprobs"] = joined(*parts)
         if fields.return_token_ids:
-            told["token_ids"] = list(delta.tokens)
+            entry["token_ids"] = list(delta.tokens)
         if delta.ending is not None:
-            told["finish_reason"] = answer.finish_reason if fields.max_tokens != 0 else "length"
-            told["stop_reason"] = answer.stop_reason if fields.max_tokens != 0 else None
-        says = told["text"] or parts or delta.steps or delta.ending or "prompt_logprobs" in told
+            entry["finish_reason"] = answer.finish_reason if fields.max_tokens != 0 else "length"
+            entry["stop_reason"] = answer.stop_reason if fields.max_tokens != 0 else None
+        says = entry["text"] or parts or delta.steps or delta.ending or "prompt_logprobs" in entry
         if says or fields.return_token_ids or chunks.silent_deltas:
-            yield chunks.of(told, delta)
+            yield chunks.of(entry, delta)
         answer.forget_logprobs()
     for chunk in chunks.last():
         yield chunk

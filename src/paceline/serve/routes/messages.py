@@ -11,12 +11,12 @@ from fastapi.responses import JSONResponse
 from paceline.serve.asking import Ask, Delta, Service
 from paceline.serve.choices import Answer, usage
 from paceline.serve.conversing import answered, ask_of, prompt_of
-from paceline.serve.events import frame, told, unless_gone
+from paceline.serve.events import api_error, frame, unless_gone
 from paceline.serve.message_blocks import Blocks
 from paceline.serve.refusals import body_of
 from paceline.serve.sampling_fields import check_stops, drawing_values, extension_values
 from paceline.serve.settings import Settings
-from paceline.serve.speculation_told import metrics, traced
+from paceline.serve.speculation_fields import metrics, traced
 from paceline.serve.structured import check
 from paceline.serve.tools import ToolPlan, plan as plan_of, planned
 from paceline.serve.wire.common import check_model
@@ -111,7 +111,7 @@ class _Growing:
         return self._with_steps([*events, last, {"type": "message_stop"}])
 
     def fail(self, error: Exception) -> list[dict[str, Any]]:
-        return [body_of(told(error), PATH)]
+        return [body_of(api_error(error), PATH)]
 
     def _with_steps(self, events: list[dict[str, Any]]) -> list[dict[str, Any]]:
         if events and self._steps:

@@ -12,12 +12,12 @@ from fastapi.responses import JSONResponse
 from paceline.serve.asking import Ask, Delta, Service
 from paceline.serve.choices import Answer, usage
 from paceline.serve.conversing import answered, ask_of, prompt_of
-from paceline.serve.events import BEAT, told, unless_gone
-from paceline.serve.logprobs_told import chat_entries
+from paceline.serve.events import BEAT, api_error, unless_gone
+from paceline.serve.logprob_fields import chat_entries
 from paceline.serve.response_items import Items
 from paceline.serve.sampling_fields import generation_values
 from paceline.serve.settings import Settings
-from paceline.serve.speculation_told import metrics, traced
+from paceline.serve.speculation_fields import metrics, traced
 from paceline.serve.structured import check, param_of
 from paceline.serve.tools import ToolPlan, planned
 from paceline.serve.wire.common import STREAMS, check_model
@@ -100,17 +100,17 @@ class _Growing:
         return self._numbered_events([*events, {"type": kind, "response": self.body}])
 
     def fail(self, error: Exception) -> list[dict[str, Any]]:
-        described = {"code": "server_error", "message": told(error).message}
+        described = {"code": "server_error", "message": api_error(error).message}
         failed = {**self._head, "status": "failed", "error": described, "output": self._items.output}
         return self._numbered_events([{"type": "response.failed", "response": failed}])
 
     def _numbered_events(self, events: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        told = [{**event, "sequence_number": self._numbered + at} for at, event in enumerate(events)]
-        self._numbered += len(told)
-        if told and self._steps:
-            told[0]["speculation"] = {"steps": self._steps}
+        numbered = [{**event, "sequence_number": self._numbered + at} for at, event in enumerate(events)]
+        self._numbered += len(numbered)
+        if numbered and self._steps:
+            numbered[0]["speculation"] = {"steps": self._steps}
             self._steps = []
-        return told
+        return numbered
 
     def _usage(self) -> dict[str, Any]:
         counts = usage([len(self._ask.prompt)], [self._answer], self._fields.prediction is not None)

@@ -12,12 +12,12 @@ from paceline.serve.asking import Service
 from paceline.serve.errors import invalid
 from paceline.serve.lengths import check_length
 from paceline.serve.settings import Settings
-from paceline.serve.speculation_told import shown
+from paceline.serve.speculation_fields import shown
 from paceline.serve.tools import planned
 from paceline.serve.wire.common import REFUSALS, check_model
 from paceline.serve.wire.tokens import DetokenizeRequest, TokenizeRequest, TokenizeText
 
-_ALWAYS_TOLD = ("bos_token", "eos_token", "pad_token", "unk_token")
+_ALWAYS_LISTED = ("bos_token", "eos_token", "pad_token", "unk_token")
 
 
 def router(service: Service, settings: Settings) -> APIRouter:
@@ -53,7 +53,7 @@ def router(service: Service, settings: Settings) -> APIRouter:
     @routes.get("/tokenizer_info")
     async def tokenizer_info() -> dict[str, Any]:
         """Special tokens and the chat template, as tokenizer_config.json names them; null for what the model has not."""
-        absent = dict.fromkeys(_ALWAYS_TOLD)
+        absent = dict.fromkeys(_ALWAYS_LISTED)
         return {
             **absent,
             **service.special_tokens,

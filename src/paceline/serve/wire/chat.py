@@ -76,14 +76,14 @@ class Message(Wire):
     @property
     def for_template(self) -> dict[str, Any]:
         """What the model's template reads. Templates know no developers."""
-        told: dict[str, Any] = {"role": "system" if self.role == "developer" else self.role, "content": self.text}
+        message: dict[str, Any] = {"role": "system" if self.role == "developer" else self.role, "content": self.text}
         if self.thought:
-            told["reasoning_content"] = self.thought
+            message["reasoning_content"] = self.thought
         for name in ("name", "tool_call_id"):
             if (value := getattr(self, name)) is not None:
-                told[name] = value
+                message[name] = value
         if self.tool_calls:
-            told["tool_calls"] = [
+            message["tool_calls"] = [
                 {
                     "id": call.id,
                     "type": "function",
@@ -94,7 +94,7 @@ class Message(Wire):
                 }
                 for call in self.tool_calls
             ]
-        return told
+        return message
 
 
 class Function(Wire):

@@ -168,29 +168,29 @@ class Prompting(Wire):
     @property
     def template_messages(self) -> list[dict[str, Any]]:
         """Turns of one role are one message, as Anthropic reads them and templates want them."""
-        told: list[dict[str, Any]] = []
+        messages: list[dict[str, Any]] = []
         # of each message; joined in the end, for a body may hold a hundred thousand blocks
         texts: list[list[str]] = []
         if self.system is not None and (text := _text(self.system)):
-            told.append({"role": "system"})
+            messages.append({"role": "system"})
             texts.append([text])
         for turn in self.messages:
             for block in turn.blocks:
                 if block.type == "tool_result":
                     said = ("Error: " if block.is_error else "") + _text(block.content or "")
-                    told.append({"role": "tool", "tool_call_id": block.tool_use_id})
+                    messages.append({"role": "tool", "tool_call_id": block.tool_use_id})
                     texts.append([said])
                     continue
-                if not (told and told[-1]["role"] == turn.role):
-                    told.append({"role": turn.role})
+                if not (messages and messages[-1]["role"] == turn.role):
+                    messages.append({"role": turn.role})
                     texts.append([])
                 if block.type == "text":
                     if texts[-1] or block.text:
                         texts[-1].append(block.text or "")
                 else:
                     call = {"id": block.id, "type": "function", "function": {"name": block.name, "arguments": block.input}}
-                    told[-1].setdefault("tool_calls", []).append(call)
-        return [{**message, "content": "\n".join(parts)} for message, parts in zip(told, texts, strict=True)]
+                    messages[-1].setdefault("tool_calls", []).append(call)
+        return [{**message, "content": "\n".join(parts)} for message, parts in zip(messages, texts, strict=True)]
 
     @property
     def plain_tools(self) -> list[dict[str, Any]]:

@@ -199,23 +199,23 @@ class ResponsesRequest(Generation):
         leading = list(takewhile(lambda item: item.role in ("system", "developer"), items))
         # one message: many templates take no second one
         systems = [self.instructions or "", *(joined(item.content) for item in leading)]
-        told: list[dict[str, Any]] = []
+        messages: list[dict[str, Any]] = []
         if self.instructions or leading:
-            told.append({"role": "system", "content": "\n\n".join(filter(None, systems))})
+            messages.append({"role": "system", "content": "\n\n".join(filter(None, systems))})
         calling = False
         for item in items[len(leading) :]:
             if item.type == "message":
-                told.append({"role": "system" if item.role == "developer" else item.role, "content": joined(item.content)})
+                messages.append({"role": "system" if item.role == "developer" else item.role, "content": joined(item.content)})
             elif item.type == "function_call_output":
-                told.append({"role": "tool", "tool_call_id": item.call_id, "content": joined(item.output)})
+                messages.append({"role": "tool", "tool_call_id": item.call_id, "content": joined(item.output)})
             else:
                 # calls are part of the message that the model wrote before them
-                if not (told and told[-1]["role"] == "assistant" and (calling or "tool_calls" not in told[-1])):
-                    told.append({"role": "assistant", "content": ""})
+                if not (messages and messages[-1]["role"] == "assistant" and (calling or "tool_calls" not in messages[-1])):
+                    messages.append({"role": "assistant", "content": ""})
                 function = {"name": item.name, "arguments": arguments(item.arguments or "")}
-                told[-1].setdefault("tool_calls", []).append({"id": item.call_id, "type": "function", "function": function})
+                messages[-1].setdefault("tool_calls", []).append({"id": item.call_id, "type": "function", "function": function})
             calling = item.type == "function_call"
-        return told
+        return messages
 
     @property
     def plain_tools(self) -> list[dict[str, Any]]:
