@@ -18,7 +18,7 @@ from paceline.engine.llm import LLM
 from paceline.engine.scheduler import Limits
 from paceline.kernels.choices.logprobs import token_logprobs as compiled_token_logprobs
 from paceline.logprobs import token_logprobs
-from paceline.models.probe import Identity, probed
+from paceline.models.selfcheck import Identity, best_backend
 from paceline.params import SamplingParams
 from paceline.policies.fixed import FixedPolicy
 from paceline.sequence import Sequence
@@ -110,7 +110,7 @@ def no_models(path: str) -> Any:
 @pytest.mark.parametrize("kind", ["llama", "falcon", "bloom", "qwen3_next", "mamba"])
 def test_every_backend_tells_prompts(kind: str) -> None:
     reference = tiny_model(kind)
-    model = probed(tiny_model(kind), Identity(kind, 128, frozenset()))
+    model = best_backend(tiny_model(kind), Identity(kind, 128, frozenset()))
     prompts = [(5, 9, 31, 7, 7, 40), (30, 31, 30, 31, 30)]
     drafter = build_drafter("ngram", Surroundings(model, None, no_models))  # pyright: ignore[reportArgumentType]
     speculative = Speculative(model, drafter, Match(), FixedPolicy())

@@ -17,14 +17,14 @@ from paceline import LLM, SamplingParams, sampling
 from paceline.cache.paged import PagedCache
 from paceline.kernels import device, fused_sampling
 from paceline.kernels.step_tables import SMALLEST, Extent
-from paceline.models import paged, paged_attention, probe
+from paceline.models import paged, paged_attention, selfcheck
 from paceline.models.attention import NAME
 from paceline.models.base import KV_CACHES, ModelError, Scores
 from paceline.models.hub import HubModel
 from paceline.models.paged import OverPages, PagedModel
 from paceline.models.paged_attention import window_of
-from paceline.models.probe import Identity, probed
 from paceline.models.recording import Recording
+from paceline.models.selfcheck import Identity, best_backend
 from paceline.step import Step, Verdict
 from paceline.tree import DraftTree
 from stepping import accept, missing, score, sequence
@@ -60,24 +60,24 @@ def test_the_probe_prefers_pages_and_falls_back_to_slabs(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     identity = Identity("tiny", CONTEXT, frozenset())
-    assert isinstance(probed(tiny_model("mistral"), identity), PagedModel)
+    assert isinstance(best_backend(tiny_model("mistral"), identity), PagedModel)
     assert not caplog.messages
 
     def unknown(*_: object) -> int:
         raise NotImplementedError("a layer's attention is neither causal nor a sliding window")
 
     monkeypatch.setattr(paged_attention, "window_of", unknown)
-    assert type(probed(tiny_model("mistral"), identity)) is HubModel
+    assert type(best_backend(tiny_model("mistral"), identity)) is HubModel
     (told,) = caplog.messages
     assert told.startswith("'tiny' does not run on the kernels for this device: ")
     assert "neither causal nor a sliding window" in told
     monkeypatch.setattr(device, "SERVED", {"cuda"})
-    assert type(probed(tiny_model("llama"), identity)) is HubModel
+    assert type(best_backend(tiny_model("llama"), identity)) is HubModel
 
 
 @pytest.mark.parametrize("kind", KV_CACHES)
 def test_narrow_keys_and_values_are_near_the_models_own(kind: str) -> None:
-    wide, narrow = (probed(tiny_model("mistral"), Identity("tiny", CONTEXT, frozenset(), each)) for each in (None, kind))
+    wide, narrow = (best_backend(tiny_model("mistral"), Identity("tiny", CONTEXT, frozenset(), each)) for each in (None, kind))
     assert isinstance(narrow, PagedModel)
     assert narrow.described == f"tiny (fp32, keys and values {kind})"
     found, kept = list[torch.Tensor](), list[int]()
@@ -96,12 +96,12 @@ def test_narrow_keys_and_values_are_refused_where_they_cannot_be_kept(objects: s
     """There is no other backend for them: one that is not asked for would be another target."""
     identity = Identity("tiny", CONTEXT, frozenset(), "int8")
     if objects:
-        monkeypatch.setattr(probe._Trial, "objection", lambda *_, rounded=False: objects if rounded else "")
+        monkeypatch.setattr(selfcheck._Trial, "objection", lambda *_, rounded=False: objects if rounded else "")
     else:
         monkeypatch.setattr(device, "SERVED", {"cuda"})
-        monkeypatch.setattr(probe, "_paged", lambda *_: 1 / 0)
+        monkeypatch.setattr(selfcheck, "_paged", lambda *_: 1 / 0)
     with pytest.raises(ModelError, match="'tiny' cannot keep its keys and values as int8 here: ") as refusal:
-        probed(tiny_model("mistral"), identity)
+        best_backend(tiny_model("mistral"), identity)
     assert (objects or "division by zero") in str(refusal.value)
 
 
@@ -125,7 +125,7 @@ def test_windows_are_read_from_a_layers_rule() -> None:
 
 
 def backend_over(kind: str) -> PagedModel:
-    """As the probe leaves it: it has seen a step, and knows how heads share their keys."""
+    """As the self-check leaves it: it has seen a step, and knows how heads share their keys."""
     model = tiny_model(kind)
     model.set_attn_implementation(NAME)
     backend = PagedModel(model, kind, CONTEXT)

@@ -9,7 +9,7 @@ import torch
 
 from paceline.cache.base import Branching
 from paceline.models.base import LanguageModel
-from paceline.models.probe import Identity, probed
+from paceline.models.selfcheck import Identity, best_backend
 from paceline.models.stateful import ReplayModel, StatefulModel
 from paceline.step import Verdict
 from paceline.tree import DraftTree
@@ -166,7 +166,7 @@ def test_models_that_cannot_branch_say_so(kind: str) -> None:
 def test_forks_part_ways_and_abandoned_steps_leave_no_trace(kind: str) -> None:
     """Through the real states: a step never committed, a fork, a truncated fork that goes on otherwise, then both again."""
     reference = tiny_model(kind)
-    model = probed(tiny_model(kind), Identity(kind, 128, frozenset()))
+    model = best_backend(tiny_model(kind), Identity(kind, 128, frozenset()))
     cache, first = model.new_cache(), sequence(0, [21, 34, 55, 89, 13, 8])
     score(model, cache, [missing(cache, first, upto=4)])
     score(model, cache, [missing(cache, first)])

@@ -119,12 +119,12 @@ def load_model(
             # one that also sees: transformers has it whole or not at all
             raise ModelError(f"the language model of '{checkpoint.path}' cannot be read alone: {reason}")
         # not needed by most, and it brings 80 MB of torch's compiler along
-        from paceline.models.probe import Identity, probed
+        from paceline.models.selfcheck import Identity, best_backend
 
         model = _weighed(checkpoint, config, DTYPES[weights] if weights else None)
         identity = Identity(checkpoint.name, context_length(model.config), checkpoint.eos_token_ids, kv_cache)
         try:
-            return probed(model, identity)
+            return best_backend(model, identity)
         except ModelError:
             raise
         # what configurations from strangers ask for may fail in any way once it runs

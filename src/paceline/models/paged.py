@@ -237,8 +237,8 @@ class OverPages(FlatModel):
 class PagedModel(OverPages, HubModel):  # pyright: ignore[reportIncompatibleMethodOverride]
     """model: a causal LM in eval mode, switched to the attention named `attention.NAME` by whoever loads it.
 
-    Raises NotImplementedError from `score` where a layer's rule is neither causal nor a sliding window: the probe then takes the
-    dense backend.
+    Raises NotImplementedError from `score` where a layer's rule is neither causal nor a sliding window: the self-check then takes
+    the dense backend.
     """
 
     def __init__(self, model: Any, name: str, context_length: int, eos_token_ids: frozenset[int] = frozenset()) -> None:

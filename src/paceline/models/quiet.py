@@ -1,4 +1,4 @@
-"""Quiet: transformers' logs, warnings and progress bars stay off the user's screen while a checkpoint is read and probed."""
+"""Quiet: transformers' logs, warnings and progress bars stay off the user's screen while a checkpoint is read and checked."""
 
 from __future__ import annotations
 

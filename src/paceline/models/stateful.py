@@ -119,7 +119,7 @@ class _GrowingKeys:
 
 
 class StatefulModel(OwnStateModel):
-    """branching: TREE where the model reads an additive 4-D mask and position ids, else CHAIN; the probe tells."""
+    """branching: TREE where the model reads an additive 4-D mask and position ids, else CHAIN; the self-check finds out."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""The probe takes the best backend that gives the model's own numbers, and its measure tells a wrong mask from rounding."""
+"""The self-check takes the best backend that gives the model's own numbers, and its measure tells a wrong mask from rounding."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from paceline.models import attention
 from paceline.models.attention import AttentionOptions, Forward
 from paceline.models.base import LanguageModel, ModelError
 from paceline.models.hub import HubModel
-from paceline.models.probe import Identity, probed
+from paceline.models.selfcheck import Identity, best_backend
 from paceline.models.stateful import ReplayModel, StatefulModel
 from paceline.params import SamplingParams
 from paceline.sequence import Sequence
@@ -30,13 +30,13 @@ BACKENDS: dict[str, tuple[type[LanguageModel], Branching]] = {
 }
 
 
-def probe(model: Any, context_length: int = 128) -> LanguageModel:
-    return probed(model, Identity("tiny", context_length, frozenset({2})))
+def checked(model: Any, context_length: int = 128) -> LanguageModel:
+    return best_backend(model, Identity("tiny", context_length, frozenset({2})))
 
 
 @pytest.mark.parametrize("kind", BACKENDS)
 def test_every_family_finds_its_backend(kind: str) -> None:
-    found = probe(tiny_model(kind))
+    found = checked(tiny_model(kind))
     assert (type(found), found.branching) == BACKENDS[kind]
     assert found.eos_token_ids == {2}
 
@@ -55,7 +55,7 @@ def test_queries_scaled_by_the_length_of_a_text_are_those_of_the_model() -> None
     ids = torch.randint(3, 90, (1, 100), generator=torch.Generator().manual_seed(0)).tolist()[0]
     with torch.inference_mode():
         wanted = model(input_ids=torch.tensor([ids]), use_cache=False).logits[0, -1]
-    found = probe(model)
+    found = checked(model)
     found.prefill_chunk = 8
     owner = Sequence(0, tuple(ids), SamplingParams(), seed=0)
     (told,) = found.logits_after([(owner, tuple(ids))], found.new_cache())
@@ -64,30 +64,30 @@ def test_queries_scaled_by_the_length_of_a_text_are_those_of_the_model() -> None
 
 @pytest.mark.parametrize("kind", ["llama", "gemma2", "mixtral", "gpt_oss", "falcon", "bloom", "mpt", "lfm2"])
 def test_half_precision_finds_the_same_backend(kind: str) -> None:
-    found = probe(tiny_model(kind).to(torch.bfloat16))
+    found = checked(tiny_model(kind).to(torch.bfloat16))
     assert (type(found), found.branching) == BACKENDS[kind]
 
 
 @pytest.mark.parametrize("context_length", [5, 6, 9, 13])
 def test_short_contexts_are_probed_within_their_length(context_length: int) -> None:
     model = tiny_model("gpt2", n_positions=context_length)
-    assert probe(model, context_length).branching is Branching.TREE
+    assert checked(model, context_length).branching is Branching.TREE
 
 
 def test_a_context_too_short_to_draft_in_is_refused() -> None:
     with pytest.raises(ModelError, match="context of 4 tokens"):
-        probe(tiny_model("gpt2", n_positions=4), 4)
+        checked(tiny_model("gpt2", n_positions=4), 4)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_lost_tree_mask_is_noticed(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype) -> None:
-    """The mutant reads every draft as a chain; the probe must leave the flat backend."""
+    """The mutant reads every draft as a chain; the self-check must leave the flat backend."""
 
     def blind(segment: Segment) -> torch.Tensor:
         return torch.ones(segment.rows, segment.rows, dtype=torch.bool).tril()
 
     monkeypatch.setattr(Segment, "ancestors", property(blind))
-    found = probe(tiny_model("llama").to(dtype))
+    found = checked(tiny_model("llama").to(dtype))
     assert found.branching is Branching.CHAIN
 
 
@@ -98,7 +98,7 @@ def test_positions_by_slot_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
         return tuple(range(segment.start, segment.end))
 
     monkeypatch.setattr(Segment, "row_positions", property(numbered))
-    assert probe(tiny_model("llama")).branching is Branching.CHAIN
+    assert checked(tiny_model("llama")).branching is Branching.CHAIN
 
 
 def test_a_lost_prefix_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,12 +113,12 @@ def test_a_lost_prefix_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
         return mask
 
     monkeypatch.setattr(attention.Forward, "mask", forgetful)
-    assert isinstance(probe(tiny_model("llama")), StatefulModel)
+    assert isinstance(checked(tiny_model("llama")), StatefulModel)
 
 
 def test_a_model_that_reads_ahead_is_refused_by_name() -> None:
     with pytest.raises(ModelError, match=r"BertLMHeadModel is not supported: .* BertAttention") as refusal:
-        probe(tiny_model("bert"))
+        checked(tiny_model("bert"))
     assert "\n" not in str(refusal.value)
 
 
@@ -127,19 +127,19 @@ def test_weights_that_are_not_numbers_are_refused() -> None:
     for parameter in model.parameters():
         parameter.fill_(float("nan"))
     with pytest.raises(ModelError, match="not finite"):
-        probe(model)
+        checked(model)
 
 
 def test_a_refused_model_is_left_with_its_own_attention() -> None:
     model = tiny_model("falcon")
     own = model.config._attn_implementation
-    probe(model)
+    checked(model)
     assert model.config._attn_implementation == own
 
 
 @pytest.mark.parametrize("kind", ["lfm2", "qwen3_next"])
 def test_snapshots_of_a_text_share_its_keys(kind: str) -> None:
-    model = probe(tiny_model(kind))
+    model = checked(tiny_model(kind))
     owner, cache = Sequence(0, tuple(range(3, 63)), SamplingParams(), seed=0), model.new_cache()
     for start in range(0, 60, 10):
         step = Step.of([Feed(owner, start, owner.prompt[start : start + 10])])

@@ -1,4 +1,4 @@
-"""The capability probe: with the loaded model itself, find the best backend on which the engine gets the model's own numbers.
+"""The self-check at load: with the loaded model itself, find the best backend on which the engine gets the model's own numbers.
 
 A few random tokens are run through a prompt in two chunks, a draft, a commit and the step after it, two sequences at once,
 and every row is compared with what the untouched model says about that text alone. Backends are tried from the best down: trees
@@ -51,7 +51,7 @@ class Identity:
     """A narrow format to keep keys and values in."""
 
 
-def probed(model: Any, identity: Identity) -> LanguageModel:
+def best_backend(model: Any, identity: Identity) -> LanguageModel:
     """The model behind the engine's contract, on the best backend that gives its own numbers.
 
     model: a causal LM in eval mode with its own attention. Raises ModelError where no backend does. Narrow keys and values are
@@ -126,7 +126,7 @@ def _paged(model: Any, identity: Identity) -> HubModel:
 def _free_of_slots(model: Any) -> bool:
     """False where something depends on cache slots instead of positions, so that no mask from outside makes a tree right.
 
-    Windows hide what no mask can give back, and the prompts of the probe are shorter than any real window; linear biases are
+    Windows hide what no mask can give back, and the prompts of the self-check are shorter than any real window; linear biases are
     mild enough over a few tokens to pass for rounding in half precision. So these are read, not tried.
     """
     config = model.config.get_text_config()
@@ -137,7 +137,7 @@ def _free_of_slots(model: Any) -> bool:
 
 def _by_length(model: Any) -> bool:
     """True where queries are scaled by how much a cache holds, as Llama 4 does: only one that holds a text and nothing else can
-    tell. The prompts of the probe are shorter than the texts for which that begins, so it is read, not tried."""
+    tell. The prompts of the self-check are shorter than the texts for which that begins, so it is read, not tried."""
     return bool(getattr(model.config.get_text_config(), "attn_temperature_tuning", False))
 
 
@@ -150,7 +150,7 @@ def _mixer(layer: torch.nn.Module) -> str:
 
 
 class _Trial:
-    """The texts of the probe, and the untouched model's answers to them, taken while it still has its own attention."""
+    """The texts of the self-check, and the untouched model's answers to them, taken while it still has its own attention."""
 
     def __init__(self, model: Any, context_length: int) -> None:
         self._model = model
