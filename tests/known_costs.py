@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from paceline.budget import Budget, Part
+from paceline.budget import Budget, DrafterInfo
 from paceline.policies import adaptive
 
-MODEL = Part("model", Budget(6, 6), costly=True)
-LOOKUP = Part("ngram", Budget(6, 6))
+MODEL = DrafterInfo("model", Budget(6, 6), costly=True)
+LOOKUP = DrafterInfo("ngram", Budget(6, 6))
 
 
 def adaptive_with(points: dict[int, float], draft_s: float = 0.0) -> adaptive.AdaptivePolicy:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fakes import ChainDrafter, TableModel, WrongDrafter, coupled
-from paceline.budget import Budget, Part
+from paceline.budget import Budget, DrafterInfo
 from paceline.cache.base import Branching
 from paceline.drafters.merge import MergedDrafter
 from paceline.drafting import Work
@@ -52,7 +52,7 @@ def test_nobody_decides_on_a_sequence_that_may_draft_nothing() -> None:
     """As one that is to have a single token: it would be taken for one that was drafted for in vain."""
 
     class Noting(FixedPolicy):
-        def budgets(self, part: Part, sequences: Many[Sequence], trees: Many[DraftTree]) -> list[Budget]:
+        def budgets(self, part: DrafterInfo, sequences: Many[Sequence], trees: Many[DraftTree]) -> list[Budget]:
             asked.append([sequence.key for sequence in sequences])
             return super().budgets(part, sequences, trees)
 

@@ -41,7 +41,7 @@ NOTHING = Budget(0, 0)
 
 
 @frozen
-class Part:
+class DrafterInfo:
     """A drafter as a policy sees it: its name, what it wants per step, whether drafting takes time beside a forward, whether it
     drafts from the reference that a request brings, and whether a costly draft ends, and takes no more time, where it is told to
     (`Budget.stopping`)."""

@@ -163,10 +163,10 @@ class Drafting:
         """What a part may draft: all it wants for a request that names its drafters, else what the policy decides."""
         decided = [at for at, sequence in enumerate(sequences) if sequence.drafters is None]
         if len(decided) == len(sequences):
-            return self._policy.budgets(part.part, sequences, trees)
+            return self._policy.budgets(part.info, sequences, trees)
         granted = [part.budget] * len(sequences)
         if decided:
-            wishes = self._policy.budgets(part.part, [sequences[at] for at in decided], [trees[at] for at in decided])
+            wishes = self._policy.budgets(part.info, [sequences[at] for at in decided], [trees[at] for at in decided])
             for at, budget in zip(decided, wishes, strict=True):
                 granted[at] = budget
         return granted

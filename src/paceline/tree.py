@@ -135,7 +135,7 @@ class DraftTree:
         It is not looked over again, which would take as long as to look its tokens up.
         """
         size, parents = len(tokens), tuple(parents)
-        # most of what look-ups find is one
+        # most of what lookups find is one
         chain = parents == tuple(range(-1, size - 1))
         return cls.unchecked(
             tokens=tuple(tokens),

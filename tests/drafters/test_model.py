@@ -280,7 +280,7 @@ def test_what_drafts_inside_a_draft_through_text_knows_whose_request_it_is(folde
     for key, tenant in enumerate(("one", "other")):
         drafter.propose([Sequence(key, tuple(PROMPTS[4]), SamplingParams(), 0, tenant=tenant)], [drafter.budget])
     assert isinstance(drafter, TextDrafter)
-    assert not drafter.part.ends_early, "a rule of stopping is of the target's tokens, and a draft as deep as it is granted"
+    assert not drafter.info.ends_early, "a rule of stopping is of the target's tokens, and a draft as deep as it is granted"
     inside = drafter._model._model._pair.drafter  # pyright: ignore[reportAttributeAccessIssue]
     assert set(inside._tables) == {"one", "other"}
 

@@ -47,7 +47,7 @@ def test_a_request_that_differs_is_told_apart_and_forgotten_when_it_ends() -> No
 
 
 def test_a_request_that_fails_where_a_draft_is_in_doubt_is_not_doubted_where_it_is_sure() -> None:
-    """As with look-ups: the first token is often wrong, but behind five that were right the next one is too."""
+    """As with lookups: the first token is often wrong, but behind five that were right the next one is too."""
     learnt = Acceptance()
     for key in range(400):
         learnt.observe(key, chain([1, 2, 3, 4]), [1, 2, 3, 4] if key % 2 else [5])

@@ -189,7 +189,7 @@ class Clock:
 
 
 class ReadingDrafter(ChainDrafter):
-    """A look-up that takes a second per request, and a hundred more to read the text of one that it does not know."""
+    """A lookup that takes a second per request, and a hundred more to read the text of one that it does not know."""
 
     def __init__(self, model: TableModel, clock: Clock) -> None:
         super().__init__(model)

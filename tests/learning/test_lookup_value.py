@@ -4,25 +4,25 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.budget import Budget, Part
+from paceline.budget import Budget, DrafterInfo
 from paceline.learning.costs import Costs
 from paceline.learning.lookup_value import LookupValues
 from paceline.tree import DraftTree
 from stepping import sequence
 
-FOUND = Part("found", Budget(6, 6))
+FOUND = DrafterInfo("found", Budget(6, 6))
 
 
 @pytest.mark.parametrize(("crowd", "nodes", "depth"), [(1, 32, 12), (8, 32, 12), (16, 16, 12), (64, 4, 4), (200, 4, 4)])
 def test_in_a_crowd_a_look_up_is_asked_for_its_share(crowd: int, nodes: int, depth: int) -> None:
     """A node that a crowd finds costs the host its time, and of several hundred a device looks at few."""
-    part = Part("found", Budget(32, 12, floor=0.25))
+    part = DrafterInfo("found", Budget(32, 12, floor=0.25))
     granted = LookupValues(Costs()).budgets(part, [sequence(key, range(5)) for key in range(crowd)], 0, True)
     assert granted == [Budget(nodes, depth, floor=0.25)] * crowd
 
 
 def lookup_values_of(ask_s: float) -> LookupValues:
-    """Where asking a look-up takes so many seconds, a token one, and a row next to nothing."""
+    """Where asking a lookup takes so many seconds, a token one, and a row next to nothing."""
     costs = Costs()
     for rows, seconds in ((1, 1.0), (8, 1.001)):
         costs.curve.put(rows, seconds)
@@ -83,7 +83,7 @@ def test_a_look_up_that_pays_anyway_is_accounted_for_where_a_step_is_learnt_from
 
 def test_a_request_with_a_reference_is_awake_as_long_as_what_drafts_from_it_is() -> None:
     lookup_values, one = lookup_values_of(0.2), sequence(1, range(5))
-    refers = Part("refers", Budget(6, 6), refers=True)
+    refers = DrafterInfo("refers", Budget(6, 6), refers=True)
     for depth in range(1, 7):
         lookup_values._costs.measured("refers", depth, 1, 0.2)
     assert lookup_values.awake(1, 0), "nobody has asked yet"
@@ -94,4 +94,4 @@ def test_a_request_with_a_reference_is_awake_as_long_as_what_drafts_from_it_is()
     lookup_values.budgets(refers, [one], 0, True)
     assert lookup_values.awake(1, 0)
     lookup_values._values["found"][1].next_asked, lookup_values._values["refers"][1].next_asked = 0, 100
-    assert not lookup_values.awake(1, 0), "another look-up is not what it came for"
+    assert not lookup_values.awake(1, 0), "another lookup is not what it came for"

@@ -1,4 +1,4 @@
-"""Models through transformers whose configuration or forward is not that of a plain language model, as published ones have them."""
+"""Models through transformers whose configuration or forward is not that of a plain language model, as published ones are."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings, strategies as st
 
 from fakes import TableModel
 from known_costs import LOOKUP, MODEL, adaptive_with
-from paceline.budget import NOTHING, Budget, Part
+from paceline.budget import NOTHING, Budget, DrafterInfo
 from paceline.engine.scheduler import Limits
 from paceline.learning.calibration import _Record
 from paceline.learning.costs import Timings
@@ -40,7 +40,7 @@ def teach(policy: Policy, key: int, drafted: DraftTree, emitted: list[int], gran
     policy.depth_acceptance.observe(drafted.sources[1], granted or drafted.deepest, drafted, emitted, DraftContext.ALONE)
 
 
-def run(policy: Policy, part: Part, rate: float, steps: int, key: int = 0) -> list[int]:
+def run(policy: Policy, part: DrafterInfo, rate: float, steps: int, key: int = 0) -> list[int]:
     """Depths granted in steps whose drafts come true to that share of their depth; below 0: where nothing is found."""
     depths = []
     for _ in range(steps):
@@ -229,7 +229,7 @@ def test_a_model_is_not_asked_for_what_a_look_up_has_found() -> None:
 
 
 def test_a_look_up_answers_for_the_draft_that_is_not_made_because_of_it() -> None:
-    """A model whose draft would have brought much is no longer asked: a look-up is worth what it brings beyond that."""
+    """A model whose draft would have brought much is no longer asked: a lookup is worth what it brings beyond that."""
     found = DraftTree.chain(3, [5] * 6, "ngram", confidences=[0.99] * 6)
     gains = {}
     for brings in (0, 3):
@@ -577,7 +577,7 @@ def test_probes_are_not_trimmed() -> None:
 
 
 def test_a_draft_beside_probes_adds_its_rows_all_the_same() -> None:
-    """Better nodes are looked at in place of a look-up's candidates, and probes stay."""
+    """Better nodes are looked at in place of a lookup's candidates, and probes stay."""
     points = {1: 1.0, 4: 1.05, 5: 1.06, 6: 2.5, 12: 8.5}
     probes = DraftTree((3, 1, 2, 4, 6), (-1, 0, 0, 0, 0), confidences=(1.0, *[0.1] * 4), probes=4)
     depths = []
@@ -730,7 +730,7 @@ def test_what_a_stop_cut_says_nothing_of_drafts() -> None:
 
 
 def test_what_a_token_saves_is_what_it_takes_in_this_batch() -> None:
-    """Alone, a look-up that is right every other time pays; among eight, where a token takes an eighth, it does not."""
+    """Alone, a lookup that is right every other time pays; among eight, where a token takes an eighth, it does not."""
     tree = DraftTree.chain(3, [5], "ngram", confidences=[0.5])
 
     def brought(batch: int) -> float:
@@ -764,7 +764,7 @@ def test_what_was_not_asked_because_of_several_look_ups_is_charged_to_each_by_it
     )
     lookup_values = adaptive_with({1: 1.0, 8: 1.0})._lookup_values
     lookup_values.token_s = 1.0
-    parts = [Part(name, Budget(6, 6)) for name in ("suffix", "ngram")]
+    parts = [DrafterInfo(name, Budget(6, 6)) for name in ("suffix", "ngram")]
     gains = []
     for forgone_s in (0.0, 1.0):
         for part in parts:
@@ -815,7 +815,7 @@ def test_sequences_that_are_not_asked_about_count_all_the_same() -> None:
 
 
 def test_probes_cost_what_rows_cost() -> None:
-    """A look-up that fills the forward with probes is charged with them, however little it proposes."""
+    """A lookup that fills the forward with probes is charged with them, however little it proposes."""
     gains = []
     for probes in (0, 8):
         policy = adaptive_with({1: 1.0, 16: 2.5})

@@ -6,7 +6,7 @@ import pytest
 
 from fakes import ChainDrafter, TableModel
 from known_costs import LOOKUP, MODEL, adaptive_with
-from paceline.budget import Budget, Part
+from paceline.budget import Budget, DrafterInfo
 from paceline.drafting import Work
 from paceline.learning.costs import Timings
 from paceline.params import SamplingParams
@@ -28,7 +28,9 @@ def policy_of(apart: int, row_s: float) -> adaptive.AdaptivePolicy:
     return policy
 
 
-def run(policy: adaptive.AdaptivePolicy, part: Part, right: int, steps: int, beside: bool = False) -> list[tuple[int, bool]]:
+def run(
+    policy: adaptive.AdaptivePolicy, part: DrafterInfo, right: int, steps: int, beside: bool = False
+) -> list[tuple[int, bool]]:
     """Per step, the levels that were granted and whether it was learnt from. right: tokens of a draft that come true.
 
     beside: whether another drafter is asked in every step. A step that is learnt from takes 0.04 longer.

@@ -10,7 +10,7 @@ from typing import Any, Generic, TypeVar
 
 import torch
 
-from paceline.budget import Budget, Part
+from paceline.budget import Budget, DrafterInfo
 from paceline.cache.base import Branching
 from paceline.models.base import LanguageModel, Scores
 from paceline.models.tokenizer import Tokenizer
@@ -70,9 +70,9 @@ class Drafter(ABC):
         return self.name
 
     @property
-    def part(self) -> Part:
+    def info(self) -> DrafterInfo:
         """Itself as a policy sees it."""
-        return Part(self.name, self.budget, self.costly, self.refers, self.ends_early and not self.drafts_whole)
+        return DrafterInfo(self.name, self.budget, self.costly, self.refers, self.ends_early and not self.drafts_whole)
 
     @property
     def parts(self) -> tuple[Drafter, ...]:

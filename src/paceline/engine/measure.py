@@ -119,7 +119,7 @@ class DraftOnce:
 
     def __call__(self, depth: int, batch: int) -> float:
         """Seconds of one draft of `depth` levels; the prompt was read before."""
-        budgets = [Budget(depth * self._drafter.part.width, depth)] * batch
+        budgets = [Budget(depth * self._drafter.info.width, depth)] * batch
         self._before(1)
         began = perf_counter()
         self._drafter.propose(self._sequences[:batch], budgets)
@@ -142,7 +142,7 @@ def measure(speculative: Speculative, longest: int, draft: str) -> None:
     draft: the spec that the drafters were built from. Raises ModelError where there is too little memory for any forward.
     """
     target = speculative.target
-    drafters = [(part.part, part.measured_as) for part in speculative.drafter.parts if part.costly]
+    drafters = [(part.info, part.measured_as) for part in speculative.drafter.parts if part.costly]
     file, costs = _file(target, (draft, longest, *drafters)), Costs()
     spared = _Spared()
 

@@ -13,7 +13,7 @@ from paceline.learning.forward_curve import ForwardCurve
 _READ_ALONG = 16
 """Tokens of a text that take a drafter hardly longer than one: those that came since its last draft, or a few more."""
 _SMOOTH, _MOST = 0.1, 4.0
-"""How fast it is learnt what asking a look-up anew takes, and how many times what was known it counts as at most."""
+"""How fast it is learnt what asking a lookup anew takes, and how many times what was known it counts as at most."""
 
 
 class Timings(NamedTuple):
@@ -46,11 +46,11 @@ class Costs:
     sequence_s: float = 0.0
     """Seconds that every further sequence adds to a forward, whatever its rows, at the pace at which it was measured."""
     drafts: dict[str, DraftCurve] = field(default_factory=dict)
-    """Drafter -> seconds of asking it, by depth and sequences; a look-up takes its time for each sequence anew."""
+    """Drafter -> seconds of asking it, by depth and sequences; a lookup takes its time for each sequence anew."""
     reading: dict[str, float] = field(default_factory=dict)
     """Drafter -> seconds per token of a text that it has not seen yet, paid when it is first asked for a request."""
     resumed: dict[str, float] = field(default_factory=dict)
-    """Look-up -> seconds of asking it for a request of which it lacks much: for the first time, or after a pause."""
+    """Lookup -> seconds of asking it for a request of which it lacks much: for the first time, or after a pause."""
     read: dict[str, dict[int, int]] = field(default_factory=dict)
     """Drafter -> request -> tokens that its text had when it was asked for it last."""
     steps: int = 0
@@ -86,7 +86,7 @@ class Costs:
             self.drafts.setdefault(part, DraftCurve()).see(depth, len(lengths), seconds)
 
     def looked_up(self, part: str, depth: int, lengths: Mapping[int, int], seconds: float) -> None:
-        """See what a look-up took for these requests, which it is asked for one after another. Arguments: as in `drafted`."""
+        """See what a lookup took for these requests, which it is asked for one after another. Arguments: as in `drafted`."""
         each_s = seconds / len(lengths)
         if self._has_read(part, lengths):
             self.drafts.setdefault(part, DraftCurve()).see(depth, 1, each_s)

@@ -12,7 +12,7 @@ from itertools import accumulate, pairwise
 from math import inf
 from operator import mul
 
-from paceline.budget import Part
+from paceline.budget import DrafterInfo
 from paceline.learning.acceptance import Acceptance
 from paceline.learning.calibration import Calibration
 from paceline.learning.costs import Costs
@@ -44,8 +44,8 @@ class DepthSearch:
         self._costs, self._acceptance, self._depth_acceptance = costs, acceptance, depth_acceptance
         self._calibration, self._step_time, self._draft_history = calibration, step_time, draft_history
 
-    def decided(self, part: Part, sequences: Many[Sequence], trees: Many[DraftTree]) -> Decision:
-        """The decision on one costly drafter. trees: what the target would look at of what look-ups found."""
+    def decided(self, part: DrafterInfo, sequences: Many[Sequence], trees: Many[DraftTree]) -> Decision:
+        """The decision on one costly drafter. trees: what the target would look at of what lookups found."""
         depth, chosen = self.best(part, sequences, trees)
         if not chosen:
             return NOBODY
@@ -64,10 +64,10 @@ class DepthSearch:
         drafted = self._depth_acceptance.drafted(part.name, depth, where)
         return Decision(depth, chosen, least, self._draft_s(part, drafted, count), pays, sum(drafted))
 
-    def best(self, part: Part, sequences: Many[Sequence], trees: Many[DraftTree]) -> tuple[int, Many[int]]:
+    def best(self, part: DrafterInfo, sequences: Many[Sequence], trees: Many[DraftTree]) -> tuple[int, Many[int]]:
         """The depth, and the places of the sequences, with the most expected tokens per second; depth 0 for none.
 
-        trees: what the target would look at of what look-ups found.
+        trees: what the target would look at of what lookups found.
         """
         rows = self._step_time.rows(trees)
         before = [self._levels(tree, part.budget.depth) for tree in trees]
@@ -113,17 +113,17 @@ class DepthSearch:
             falling = top
         return depth, chosen
 
-    def _draft_s(self, part: Part, drafted: Many[float], count: int) -> float:
+    def _draft_s(self, part: DrafterInfo, drafted: Many[float], count: int) -> float:
         """Seconds that drafts for so many sequences are expected to take. drafted: how likely each level is drafted for one."""
         levels = sum(drafted) if count == 1 else sum([1.0 - (1.0 - share) ** count for share in drafted])
         return self._costs.draft_s(part.name, levels, count)
 
-    def reading_s(self, part: Part, sequence: Sequence) -> float:
+    def reading_s(self, part: DrafterInfo, sequence: Sequence) -> float:
         """Seconds in which this drafter reads what it lacks of a text, before it can draft."""
         return self._draft_history.lacking(part.name, sequence) * self._costs.reading.get(part.name, 0.0)
 
-    def chain(self, sequence: Sequence, part: Part, tree: DraftTree) -> list[float]:
-        """Per depth, how likely a token of this drafter comes true with all before it. tree: what look-ups found."""
+    def chain(self, sequence: Sequence, part: DrafterInfo, tree: DraftTree) -> list[float]:
+        """Per depth, how likely a token of this drafter comes true with all before it. tree: what lookups found."""
         odds = self._acceptance.odds_before(sequence.key, part.name)
         brought = self._depth_acceptance.brought(
             part.name, part.budget.depth, DraftContext.of(sequence.generated_tokens, len(tree) > 1)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence as Many
 from dataclasses import dataclass
 from math import sqrt
 
-from paceline.budget import NOTHING, Budget, Part
+from paceline.budget import NOTHING, Budget, DrafterInfo
 from paceline.learning.costs import Costs
 from paceline.sequence import Sequence
 from paceline.tree import DraftTree
@@ -83,11 +83,11 @@ class LookupValues:
         """Lookup -> seconds that asking it saves, as a moving average over all requests, the time of asking not subtracted."""
         self._begun, self._vain = defaultdict[str, int](int), defaultdict[str, int](int)
         """Lookup -> new requests so far, and the latest ones in a row for which the first ask saved nothing."""
-        self._asked: list[tuple[int, Part]] = []
+        self._asked: list[tuple[int, DrafterInfo]] = []
         self._refer: set[str] = set()
         """Lookups that draft from the reference that a request brings."""
 
-    def budgets(self, part: Part, sequences: Many[Sequence], now: int, learns: bool) -> list[Budget]:
+    def budgets(self, part: DrafterInfo, sequences: Many[Sequence], now: int, learns: bool) -> list[Budget]:
         """Per sequence, what a lookup may draft in step `now`: all it wants, its share in a large batch, or nothing.
 
         learns: whether the step is learnt from; where it is not, lookups that pay anyway are not updated.
@@ -121,7 +121,7 @@ class LookupValues:
         """Whether a lookup was asked in this step whose value `update` will change."""
         return bool(self._asked)
 
-    def _opened(self, key: int, part: Part, now: int) -> LookupValue | None:
+    def _opened(self, key: int, part: DrafterInfo, now: int) -> LookupValue | None:
         """A new value; None while asking was never timed, as nothing could be compared with it."""
         ask_s = self._ask_s(part)
         if not ask_s:
@@ -136,11 +136,11 @@ class LookupValues:
         value = self._values[part.name][key] = LookupValue(credit_s, now, now, now + waits)
         return value
 
-    def _ask_s(self, part: Part) -> float:
+    def _ask_s(self, part: DrafterInfo) -> float:
         """Seconds that asking a lookup takes for one request."""
         return self._costs.draft_s(part.name, part.budget.depth, 1)
 
-    def _anew_s(self, part: Part, ask_s: float) -> float:
+    def _anew_s(self, part: DrafterInfo, ask_s: float) -> float:
         """Seconds that asking takes for a request whose text the lookup has yet to read. ask_s: for one it has read."""
         return max(ask_s, self._costs.resumed.get(part.name, 0.0))
 

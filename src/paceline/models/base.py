@@ -22,7 +22,7 @@ from paceline.torch_threads import quiet
 from paceline.tree import DraftTree
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-"""Formats in which every road holds weights."""
+"""Formats in which every backend holds weights."""
 WEIGHTS = (*DTYPES, "w16a16", "int8", "int4", "w8a8")
 """Formats in which weights can be held, those of packed weights included; losslessness is against the target in its format."""
 KV_CACHES = {"fp8": torch.float8_e4m3fn, "int8": torch.int8}

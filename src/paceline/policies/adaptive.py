@@ -7,10 +7,10 @@ drafted token is to come true, by drafter, depth, confidence and request (`learn
 - *Is any drafter asked at all?* Now and then some steps go without drafts, and are timed against those before. Where tokens came
   faster that way, no drafter is asked for a while (`learning/draft_pauses`); the other decisions too compare with the time that
   such steps take.
-- *Is a look-up worth its time?* Each request tracks, in seconds, what look-ups saved (`learning/lookup_value`), beyond what a
+- *Is a lookup worth its time?* Each request tracks, in seconds, what lookups saved (`learning/lookup_value`), beyond what a
   costly drafter would have saved that was not asked because of them.
 - *Is a costly drafter asked, and for whom?* For the set of sequences with the most expected tokens per second at whatever depth,
-  counting the levels that the target would look at anyway because look-ups proposed them. A drafter that is never worth it is
+  counting the levels that the target would look at anyway because lookups proposed them. A drafter that is never worth it is
   tried now and then. One whose drafts end where they are told to may go as deep as it can, any other to that depth.
 - *Where does its draft end early?* Behind a token that makes the whole path so unlikely that the tokens to be expected of one
   more level would take longer than tokens usually take.
@@ -31,7 +31,7 @@ from time import perf_counter
 
 from pydantic import BaseModel
 
-from paceline.budget import NOTHING, Budget, Part
+from paceline.budget import NOTHING, Budget, DrafterInfo
 from paceline.learning.calibration import Calibration
 from paceline.learning.costs import Timings
 from paceline.learning.decision_cache import ALONE, NOBODY, Decision, DecisionCache, situation_of
@@ -77,10 +77,10 @@ class AdaptivePolicy(Policy):
         self._steps = self._expected = 0
         """Steps so far, and their number when the calibration was last updated."""
         self._deepened: dict[int, list[float]] = {}
-        """Request -> acceptance probabilities per depth of what a costly drafter was asked for in this step although a look-up
+        """Request -> acceptance probabilities per depth of what a costly drafter was asked for in this step although a lookup
         had found something."""
         self._forgone_s: dict[int, float] = {}
-        """Request -> seconds that a costly drafter would have saved which was not asked because of what look-ups found."""
+        """Request -> seconds that a costly drafter would have saved which was not asked because of what lookups found."""
         self._learning_s = [0.0, 0.0]
         """Seconds that learning from a step took last, for a plain step and for one with drafts."""
         self._drafted_s = 0.0
@@ -116,12 +116,12 @@ class AdaptivePolicy(Policy):
             self.learns = self._learning_interval.skip(due)
         return skips
 
-    def budgets(self, part: Part, sequences: Many[Sequence], trees: Many[DraftTree]) -> list[Budget]:
+    def budgets(self, part: DrafterInfo, sequences: Many[Sequence], trees: Many[DraftTree]) -> list[Budget]:
         if part.costly:
             return self._deep(part, sequences, trees)
         return self._lookup_values.budgets(part, sequences, self._steps, self.learns)
 
-    def _deep(self, part: Part, sequences: Many[Sequence], trees: Many[DraftTree]) -> list[Budget]:
+    def _deep(self, part: DrafterInfo, sequences: Many[Sequence], trees: Many[DraftTree]) -> list[Budget]:
         """Budgets for the depth, and the sequences, with the most expected tokens per second."""
         cache = self._decision_caches[part.name]
         situation, decision = ALONE, NOBODY
@@ -158,8 +158,8 @@ class AdaptivePolicy(Policy):
         self._drafted_s += decision.draft_s or self.costs.draft_s(part.name, depth, len(chosen))
         return granted
 
-    def _forgo(self, part: Part, sequences: Many[Sequence], trees: Many[DraftTree], alone: Decision) -> None:
-        """Note what a costly drafter would have been worth that nobody asks because of what look-ups found. alone: what was
+    def _forgo(self, part: DrafterInfo, sequences: Many[Sequence], trees: Many[DraftTree], alone: Decision) -> None:
+        """Note what a costly drafter would have been worth that nobody asks because of what lookups found. alone: what was
         decided last where they found nothing."""
         for at in alone.chosen:
             chain, rows = self._search.chain(sequences[at], part, trees[at])[: alone.depth], self._step_time.fed
@@ -167,7 +167,7 @@ class AdaptivePolicy(Policy):
             worth_s = self._lookup_values.token_s * self._calibration.factor(part.name) * sum(chain)
             self._forgone_s[sequences[at].key] = max(worth_s - rows_s - alone.draft_s / len(alone.chosen), 0.0)
 
-    def _tried(self, part: Part, sequences: Many[Sequence]) -> tuple[int, Many[int]]:
+    def _tried(self, part: DrafterInfo, sequences: Many[Sequence]) -> tuple[int, Many[int]]:
         """One sequence to try a drafter on that is not thought to be worth it, if there is time for that.
 
         Of those that there is time for a request that was never tried goes first, then the one tried longest ago.

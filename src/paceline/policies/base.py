@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence as Many
 
-from paceline.budget import Budget, Part
+from paceline.budget import Budget, DrafterInfo
 from paceline.learning.acceptance import Acceptance, expected_tokens
 from paceline.learning.costs import Costs, Timings
 from paceline.learning.depth_acceptance import DepthAcceptance
@@ -42,7 +42,7 @@ class Policy(ABC):
         return False
 
     @abstractmethod
-    def budgets(self, part: Part, sequences: Many[Sequence], trees: Many[DraftTree]) -> list[Budget]:
+    def budgets(self, part: DrafterInfo, sequences: Many[Sequence], trees: Many[DraftTree]) -> list[Budget]:
         """How much this drafter may draft for each sequence in this step. trees: what the drafters before it proposed."""
 
     def trimmed(self, sequences: Many[Sequence], trees: Many[DraftTree]) -> list[DraftTree]:

@@ -2,7 +2,7 @@
 
 If a whole draft was accepted for any sequence, the length grows by `increment`, up to `limit`. Otherwise it shrinks by a tenth,
 and by one more if it shrank in the step before too, but never below the most tokens that were accepted in the step. A draft model
-goes as deep as that unless it is given a `depth`; look-ups stay within their own.
+goes as deep as that unless it is given a `depth`; lookups stay within their own.
 
 Source: BASS (arXiv:2404.15778), Algorithm 1.
 """
@@ -15,7 +15,7 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from paceline.budget import Budget, Part
+from paceline.budget import Budget, DrafterInfo
 from paceline.learning.costs import Timings
 from paceline.policies.base import Policy
 from paceline.sequence import Sequence
@@ -68,7 +68,7 @@ class BassPolicy(Policy):
     def deepest(self, whole: bool) -> int | None:
         return self.options.limit
 
-    def budgets(self, part: Part, sequences: Many[Sequence], trees: Many[DraftTree]) -> list[Budget]:
+    def budgets(self, part: DrafterInfo, sequences: Many[Sequence], trees: Many[DraftTree]) -> list[Budget]:
         depth = min(self.length, part.budget.depth)
         self._granted = max(self._granted, depth)
         return [Budget(depth * part.width, depth)] * len(sequences)

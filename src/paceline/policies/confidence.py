@@ -1,7 +1,7 @@
 """Confidence: a draft goes on as long as its drafter is sure enough of it.
 
 A draft model stops after the first token that it holds less likely than the threshold, or, unless it is given another `depth`,
-after 20; where a device makes drafts whole, it stays at the depth it has by itself. Look-ups draft at no cost, so their nodes
+after 20; where a device makes drafts whole, it stays at the depth it has by itself. Lookups draft at no cost, so their nodes
 below the threshold are left out afterwards. How likely such a node is follows from how often drafts of that confidence came true,
 and from what likelier tokens of other drafters leave of it.
 
@@ -16,7 +16,7 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from paceline.budget import Budget, Part
+from paceline.budget import Budget, DrafterInfo
 from paceline.policies.base import Policy
 from paceline.sequence import Sequence
 from paceline.tree import DraftTree
@@ -46,7 +46,7 @@ class ConfidencePolicy(Policy):
     def deepest(self, whole: bool) -> int | None:
         return None if whole else _DEEPEST
 
-    def budgets(self, part: Part, sequences: Many[Sequence], trees: Many[DraftTree]) -> list[Budget]:
+    def budgets(self, part: DrafterInfo, sequences: Many[Sequence], trees: Many[DraftTree]) -> list[Budget]:
         if not part.costly:
             return [part.budget] * len(sequences)
         self._stopping.add(part.name)

@@ -9,7 +9,7 @@ from collections.abc import Sequence as Many
 
 from pydantic import BaseModel
 
-from paceline.budget import Budget, Part
+from paceline.budget import Budget, DrafterInfo
 from paceline.policies.base import Policy
 from paceline.sequence import Sequence
 from paceline.tree import DraftTree
@@ -22,7 +22,7 @@ class Options(BaseModel):
 class FixedPolicy(Policy):
     name = "fixed"
 
-    def budgets(self, part: Part, sequences: Many[Sequence], trees: Many[DraftTree]) -> list[Budget]:
+    def budgets(self, part: DrafterInfo, sequences: Many[Sequence], trees: Many[DraftTree]) -> list[Budget]:
         return [part.budget] * len(sequences)
 
 
