@@ -133,8 +133,8 @@ def test_what_top_p_leaves_out_is_impossible_where_rows_have_the_same_bits(monke
     for cut in ({"top_p": 0.7}, {"min_p": 0.1}, {"top_k": 5}):
         narrow = wide.model_copy(update=cut)
         answers = [llm.generate(PROMPTS[0], params)[0] for params in (wide, narrow)]
-        assert [placed(llm, PROMPTS[0], narrow, one).impossible > 3 for one in answers] == [llm.target.has_same_bits, False]
-    monkeypatch.setattr(llm.target, "has_same_bits", False)
+        assert [placed(llm, PROMPTS[0], narrow, one).impossible > 3 for one in answers] == [llm.target.batch_invariant, False]
+    monkeypatch.setattr(llm.target, "batch_invariant", False)
     assert placed(llm, PROMPTS[0], narrow, answers[0]).impossible == 0
 
 
@@ -145,16 +145,16 @@ def test_an_answer_is_ranked_in_few_forwards_to_the_same_bits(monkeypatch: pytes
     answer, (score, steps) = llm.generate(PROMPTS[3], params)[0], (llm.target.score, [])
     monkeypatch.setattr(llm.target, "score", lambda step, cache: steps.append(step) or score(step, cache))
     together = placed(llm, PROMPTS[3], params, answer)
-    forwards, same_bits = len(steps), llm.target.has_same_bits
-    monkeypatch.setattr(llm.target, "has_same_bits", False)
+    forwards, same_bits = len(steps), llm.target.batch_invariant
+    monkeypatch.setattr(llm.target, "batch_invariant", False)
     assert placed(llm, PROMPTS[3], params, answer) == together
     assert len(steps) - forwards == len(answer.token_ids) + 1
     assert forwards < 6 or not same_bits
 
 
 def test_only_backends_of_our_own_have_the_same_bits(models) -> None:
-    assert LLM(models[0], "none").target.has_same_bits == runs_here()
-    assert not tiny_hub().has_same_bits
+    assert LLM(models[0], "none").target.batch_invariant == runs_here()
+    assert not tiny_hub().batch_invariant
 
 
 def test_no_more_tokens_are_drawn_than_tell_something() -> None:

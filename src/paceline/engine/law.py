@@ -129,7 +129,7 @@ def draws(llm: LLM, prompts: Many[Prompt], params: SamplingParams) -> Iterator[D
 def placed(llm: LLM, prompt: Prompt, params: SamplingParams, answer: Completion) -> Draws:
     """Where the tokens of an answer lie in the distributions that plain decoding has behind the same text."""
     sequence = Sequence(0, tuple(llm.encode(prompt)), params, answer.seed, llm.engine.stop_ids(params))
-    exact, ranks, excess, variance, impossible = llm.target.has_same_bits, list[float](), 0.0, 0.0, 0
+    exact, ranks, excess, variance, impossible = llm.target.batch_invariant, list[float](), 0.0, 0.0, 0
     for token, logits in zip(answer.token_ids, _rows(llm.target, sequence, answer.token_ids), strict=True):
         context = Context(sequence)
         probs = probabilities(target_scores(logits, context))
@@ -150,7 +150,7 @@ def _rows(target: LanguageModel, sequence: Sequence, answer: Many[int]) -> Itera
     """float32 [V] for each token of an answer: the logits it was chosen by. Every row is a forward of its own, as in plain
     decoding, unless it has the same bits anyway."""
     text, first = (*sequence.prompt, *answer[:-1]), len(sequence.prompt) - 1
-    cache, size = target.new_cache(), _ROWS if target.has_same_bits else 1
+    cache, size = target.new_cache(), _ROWS if target.batch_invariant else 1
     if first:
         target.logits_after([(sequence, text[:first])], cache)
     for start in range(first, len(text), size):

@@ -99,7 +99,7 @@ class LanguageModel(ABC):
     """Whether `score` returns while a GPU is still at work; whoever reads a number waits for it."""
     drafts_whole = False
     """Whether a chain that it drafts takes the time of all levels that it may have, however early it stops."""
-    has_same_bits = False
+    batch_invariant = False
     """Whether a row's logits have the same bits in every forward that holds it."""
     threads_of_its_own = False
     """Whether it computes on threads that are not torch's, and needs the cores that those would spin on."""

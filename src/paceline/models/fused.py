@@ -65,7 +65,7 @@ class FusedModel(OverPages):
 
     # a tensor core multiplies sixteen rows at once, however few there are; lookups draft 32 deep on a GPU
     smallest = SMALLEST._replace(rows=16, depth=32)
-    has_same_bits = True
+    batch_invariant = True
     never_waits = True
     drafts_whole = True
 

@@ -51,7 +51,7 @@ class NativeModel(LanguageModel):
 
     # twice as many do not stay in the second-level cache: prompts are read no faster, with int8 slower, and scratch is larger
     prefill_chunk = 256
-    has_same_bits = True
+    batch_invariant = True
     threads_of_its_own = True
 
     def __init__(self, weights: Weights, name: str, context_length: int, eos_token_ids: frozenset[int] = frozenset()) -> None:

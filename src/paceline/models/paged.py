@@ -203,7 +203,7 @@ class OverPages(FlatModel):
 
     def _place(self, cache: PagedCache, place: _Place, at_least: Callable[[Extent], Extent]) -> _Place:
         """As `_Recordings.serving` has it, where other rows, though nothing lies in them, change no bits."""
-        return self._recordings_of(cache).serving(place, at_least) if self.has_same_bits else place
+        return self._recordings_of(cache).serving(place, at_least) if self.batch_invariant else place
 
     def _recordings_of(self, cache: PagedCache) -> _Recordings:
         """Those of a cache, none once its pages have moved."""
