@@ -54,7 +54,7 @@ MEANING = {
     "bits": "rows whose attention in a tree, and in a prefill chunk, has the very bits of decoding them alone, of rows compared",
     "model_bits": "logits of tokens in a prompt's chunk and in drafts of up to 32 sequences at once, against those of the same"
     " tokens decoded one by one, of the first layers of the model and its head: rows equal in all bits, of those compared",
-    "engine[]": "whole answers of 128 tokens through the engine, one at a time or `batch` at once: the road the model takes,"
+    "engine[]": "whole answers of 128 tokens through the engine, one at a time or `batch` at once: the backend,"
     " whether its steps are recorded, how many answers equal those without drafts, tokens per step (tau), tokens_per_s (median of"
     " the turns), over_none (the same over those without drafts, in turns). Every draft has answered all of them before, until"
     " nothing more was recorded, ten times at most",
@@ -312,7 +312,7 @@ class Bench:
                         fed(other, [Feed(owner, 0, tuple(text[:begin]))])
                         other.commit([Verdict()])
                     chunk = tuple(text[begin : begin + size])
-                    found = fed(other, [Feed(owner, begin, chunk, DraftTree.root(chunk[-1]), told=True)])
+                    found = fed(other, [Feed(owner, begin, chunk, DraftTree.root(chunk[-1]), prompt_logits=True)])
                     compare(f"a prompt's {size}", torch.cat([found[1:], found[:1]]), begin)
         for batch, drafted in product((1, 2, 5, 16, 32), (1, 4, 8)):
             lengths = [length for length in range(60, 60 + 17 * batch, 17) if length + drafted < len(text)]

@@ -4,7 +4,7 @@
 
 Parts are medians over the steps of the quietest turn, in microseconds: draft, stage (the cache makes room, the rows are laid
 out), verify, commit, and other (scheduler, stops, text and the engine's loop); the fake forward is left out. Vocabularies differ,
-so that what only the vocabulary needs shows as the difference to the smallest. The look-ups of `ngram`, `suffix` and `datastore`
+so that what only the vocabulary needs shows as the difference to the smallest. The lookups of `ngram`, `suffix` and `datastore`
 are timed alone, by the length of the text that is looked up in, or that is written beside the datastore.
 """
 
@@ -55,7 +55,7 @@ PHRASES, WORDS, PEAK = 24, 64, 14.0
 
 
 def script(length: int) -> list[int]:
-    """Phrases of a few words in random order: a text in which look-up is often right and often wrong."""
+    """Phrases of a few words in random order: a text in which a lookup is often right and often wrong."""
     chance = Random(0)
     phrases = [[chance.randrange(WORDS) for _ in range(chance.randint(4, 12))] for _ in range(PHRASES)]
     tokens: list[int] = []
@@ -65,7 +65,7 @@ def script(length: int) -> list[int]:
 
 
 class ScriptedTarget(LanguageModel):
-    """Wants the script's next word at every position: a look-up of a row that lies ready, and nothing else."""
+    """Wants the script's next word at every position: a lookup of a row that lies ready, and nothing else."""
 
     name, weights, context_length = "scripted", "fp32", 2**20
     branching, eos_token_ids, weights_bytes = Branching.TREE, frozenset(), 0
@@ -245,7 +245,7 @@ def main() -> None:
     rows, found = parts(arguments.steps, arguments.turns), look_ups(100, arguments.turns)
     if arguments.out:
         report = {
-            "what": "a step beside the model, and look-ups by text length: microseconds, medians in the quietest turn",
+            "what": "a step beside the model, and lookups by text length: microseconds, medians in the quietest turn",
             "argv": sys.argv[1:],
             "threads": 1,
             **origin(),

@@ -67,7 +67,7 @@ def test_a_reference_is_drafted_from_without_being_asked_for(llm: LLM) -> None:
     assert "reference" not in plain.sources
 
 
-def test_while_the_policy_rests_only_who_is_named_drafts(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_while_the_policy_skips_drafting_only_who_is_named_drafts(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     prompt, params = [12, 13, 14, 12, 13, 14, 12, 13], SamplingParams(max_tokens=40, ignore_eos=True)
     monkeypatch.setattr(llm.engine.speculative.policy, "skips_drafting", lambda sequences: True)
     resting = llm.engine.add(prompt, params)

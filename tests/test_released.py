@@ -37,7 +37,7 @@ def test_nothing_is_known_of_requests_that_ended() -> None:
     assert not any((scheduler._waited, scheduler._reached, scheduler._overdue, scheduler._came, len(scheduler._shares)))
 
 
-def test_a_policy_forgets_whom_it_visited() -> None:
+def test_a_policy_forgets_whom_it_drafted_for() -> None:
     policy, one = AdaptivePolicy(), Sequence(3, (1, 2), SamplingParams(), 0)
     policy._draft_history.record("model", one, 1, tried=False)
     assert policy._draft_history._last_drafts

@@ -46,7 +46,7 @@ def test_a_sign_joins_any_number_of_specs(sign: str) -> None:
     assert parse(f"a{sign}b:1 {sign} c") == Combination(sign, (Method("a"), Method("b", ("1",)), Method("c")))
 
 
-def test_approximation_binds_tightest_and_merging_loosest() -> None:
+def test_a_weight_format_binds_tightest_and_merging_loosest() -> None:
     a, b, c, d = (Method(name) for name in "abcd")
     assert parse("a@b^c+d") == Combination("+", (Combination("^", (Combination("@", (a, b)), c)), d))
     assert parse("a+b^c@d") == Combination("+", (a, Combination("^", (b, Combination("@", (c, d))))))

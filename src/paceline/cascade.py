@@ -3,9 +3,10 @@
 What it drafts is token for token what its model would have drafted alone, in fewer of its forwards: inside, `match` verifies with
 the noise of the request, as outside. Confidences are the model's own, and a draft ends where the budget says so of the model's.
 
-Only chains of the model's own choices are drafted so: those of `match`, and of greedy requests under any rule. Wider drafts
-(width, samples, tree), drafts that a rule wants drawn (those of `rejection`, `block` and the like, at a temperature) and those of
-an amateur (`contrastive`) are the model's alone: the drafter ahead is not asked, though the draft still goes by the name `a^b`.
+Only chains of the model's own choices are drafted so: those of `match`, and of greedy requests under any verifier. Wider drafts
+(width, samples, tree), those that a verifier wants drawn (`rejection`, `block` and the like) or of the likeliest tokens
+(`typical`, `relaxed`) at a temperature, and those of an amateur (`contrastive`) are the model's alone: the drafter ahead is not
+asked, though the draft still goes by the name `a^b`.
 
 Source: cascades of drafts, Spector and Re, Accelerating LLM Inference with Staged Speculative Decoding (arXiv:2308.04623).
 Proposals: those of b
@@ -51,8 +52,8 @@ class Cascade(LanguageModel):
         self.vocab_size, self.context_length = model.vocab_size, model.context_length
         self.branching, self.eos_token_ids = model.branching, model.eos_token_ids
         self.prefill_chunk = model.prefill_chunk
-        self._rule = _Confident(verifier)
-        self._pair = Speculative(model, drafter, self._rule, policy)
+        self._verifier = _Confident(verifier)
+        self._pair = Speculative(model, drafter, self._verifier, policy)
         self._shadows: dict[int, _Shadow] = {}
         self._seen: dict[int, list[int]] = {}
         """What the drafter inside was shown of a sequence that has no shadow yet: that of another, whose state it was given."""
@@ -111,7 +112,7 @@ class Cascade(LanguageModel):
                     draft.end()
                 continue
             for draft in live:
-                draft.judge(self._rule.told(draft.shadow.key))
+                draft.judge(self._verifier.confidences_of(draft.shadow.key))
         return [self._finished(draft, vocab_size, source) for draft in drafts]
 
     def cut(self, sequence: Sequence, verdict: Verdict) -> Verdict:
@@ -270,20 +271,20 @@ def _alike(tokens: Many[int], others: Many[int]) -> int:
 
 
 class _Confident(Verifier):
-    """A rule that also notes how likely the model inside holds each token that it emits."""
+    """A verifier that also notes how likely the model inside holds each token that it emits."""
 
-    def __init__(self, rule: Verifier) -> None:
-        self.name, self.exactness, self.prefers = rule.name, rule.exactness, rule.prefers
-        self._rule = rule
-        self._told: dict[int, list[float]] = {}
+    def __init__(self, verifier: Verifier) -> None:
+        self.name, self.exactness, self.prefers = verifier.name, verifier.exactness, verifier.prefers
+        self._verifier = verifier
+        self._confidences: dict[int, list[float]] = {}
 
-    def told(self, key: int) -> list[float]:
-        """The confidences of the tokens that the last step emitted for a sequence, told once."""
-        return self._told.pop(key, [])
+    def confidences_of(self, key: int) -> list[float]:
+        """Those of the tokens that the last step emitted for a sequence, given out once."""
+        return self._confidences.pop(key, [])
 
     def __call__(self, sequences: Many[Sequence], trees: Many[DraftTree], logits: Many[torch.Tensor]) -> list[Verdict]:
-        verdicts = self._rule(sequences, trees, logits)
-        self._told = {
+        verdicts = self._verifier(sequences, trees, logits)
+        self._confidences = {
             sequence.key: _confidences(sequence, rows, verdict)
             for sequence, rows, verdict in zip(sequences, logits, verdicts, strict=True)
         }

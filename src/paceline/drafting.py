@@ -1,5 +1,6 @@
 """Drafting: what the drafters propose for each sequence of a step, one after another, as far as the policy grants and the target
-can verify. Nothing here can change a text: a draft is verified, whatever it holds.
+can verify. Under `match` nothing here can change a text. Of drafts that are drawn, what is kept never depends on their tokens
+(`_prevails`, `_trim`).
 """
 
 from __future__ import annotations
@@ -178,7 +179,7 @@ class Drafting:
     def _prevails(self, part: Drafter, budget: Budget, draft: Draft, sequence: Sequence) -> bool:
         """Whether a part that draws is expected to bring more than what was looked up before, which then goes.
 
-        Together they would be point masses, and hide from a rule what was drawn from what. It is settled before anything is
+        Together they would be point masses, and hide from a verifier what was drawn from what. It is settled before anything is
         drawn, as a choice that has seen drawn tokens leaves nothing of how they were drawn.
         """
         if len(draft.tree) == 1 or draft.tree.kind.drawn:

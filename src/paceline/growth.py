@@ -203,7 +203,7 @@ class Draft:
 
 
 def _distribution(scores: torch.Tensor) -> torch.Tensor | None:
-    """float32 [V]: what scores stand for; None where they hold no numbers, which no rule could weigh."""
+    """float32 [V]: what scores stand for; None where they hold no numbers, which no verifier could weigh."""
     probs = scores.softmax(-1)
     return probs if bool(probs[0] >= 0.0) else None
 

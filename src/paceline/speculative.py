@@ -46,7 +46,7 @@ class Stops(Protocol):
 
 
 class Speculative:
-    """A target, the drafters that run ahead of it, and the caches and rules between them.
+    """A target, the drafters that run ahead of it, and the caches and the verifier between them.
 
     on_request: names of parts of the drafter that draft only for sequences which name them.
     """

@@ -15,7 +15,7 @@ def union(one: DraftTree, other: DraftTree) -> DraftTree:
 
     Both trees share the root. The union of two COUPLED trees is COUPLED; that of two trees drawn in the same way by
     different sources is drawn in that way, equal tokens side by side, each with its own proposal; any other is POINT and
-    shows no proposals: what was drawn for either tree alone was not drawn for their union, so only rules that need no
+    shows no proposals: what was drawn for either tree alone was not drawn for their union, so only verifiers that need no
     proposal are exact for it.
     """
     if one.tokens[0] != other.tokens[0]:
@@ -59,7 +59,7 @@ class _Union:
         """Node that both trees hold -> how likely either says it is."""
 
     def take(self, tree: DraftTree, nodes: Iterable[int], place: dict[int, int], probes: bool = False) -> dict[int, int]:
-        """Add nodes of a tree; where each of its nodes is in the both. What both hold counts as likely as either says."""
+        """Add nodes of a tree; where each of its nodes is in the union. What both hold counts as likely as either says."""
         for node in nodes:
             parent, token = place[tree.parents[node]], tree.tokens[node]
             at = None if self._apart or probes else self._children.get((parent, token))

@@ -56,7 +56,7 @@ def test_every_family_of_the_flat_step_is_what_it_is_alone(kind: str, monkeypatc
     assert backend.attention_calls == reference.config.num_hidden_layers
 
 
-def test_the_probe_prefers_pages_and_falls_back_to_slabs(
+def test_the_check_at_load_prefers_pages_and_falls_back_to_slabs(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     identity = Identity("tiny", CONTEXT, frozenset())

@@ -204,7 +204,8 @@ class ReadingDrafter(ChainDrafter):
 @pytest.mark.parametrize("requests", [1, 16])
 def test_a_look_up_costs_what_it_takes_for_one_request_that_it_knows(requests: int, monkeypatch: pytest.MonkeyPatch) -> None:
     model, clock = TableModel(6), Clock()
-    monkeypatch.setattr("paceline.speculative.now", clock)
+    for module in ("speculative", "drafting"):
+        monkeypatch.setattr(f"paceline.{module}.now", clock)
     engine = engine_of(model, ReadingDrafter(model, clock), Limits(batch=17))
     costs, params = engine.speculative.costs, SamplingParams(max_tokens=60, ignore_eos=True)
     for _ in range(requests):

@@ -69,7 +69,7 @@ def test_half_precision_finds_the_same_backend(kind: str) -> None:
 
 
 @pytest.mark.parametrize("context_length", [5, 6, 9, 13])
-def test_short_contexts_are_probed_within_their_length(context_length: int) -> None:
+def test_short_contexts_are_checked_within_their_length(context_length: int) -> None:
     model = tiny_model("gpt2", n_positions=context_length)
     assert checked(model, context_length).branching is Branching.TREE
 

@@ -548,7 +548,7 @@ def test_beside_one_that_names_its_drafters_a_step_is_no_rest_and_is_learnt_from
         policy.budgets(LOOKUP, [one], [DraftTree.root(3)])
         drafted = DraftTree.chain(3, [5, 5], "ngram", confidences=[0.9, 0.9])
         policy.observe([one], [drafted], [Verdict((1, 2), (5, 5, 7), 2)], Timings(1e-6, 1.0, 0.05, 0.0, 1e-6))
-    assert vars(policy._draft_pauses) == before, "and a rest goes on where it was"
+    assert vars(policy._draft_pauses) == before, "and a pause goes on where it was"
     assert policy._lookup_values._values["ngram"][0].updated > updated + 15
 
 

@@ -91,6 +91,13 @@ def _flat(routes: Iterable[Any]) -> Iterable[Any]:
         yield from _flat(inner.routes) if inner is not None and hasattr(inner, "routes") else [route]
 
 
+def test_the_schema_names_the_path_that_a_proxy_strips() -> None:
+    app = application([])
+    assert "servers" not in TestClient(app).get("/openapi.json").json()
+    assert TestClient(app, root_path="/llm").get("/openapi.json").json()["servers"] == [{"url": "/llm"}]
+    assert TestClient(app).head("/openapi.json").status_code == 200
+
+
 def test_every_route_but_health_and_the_page_wants_a_key() -> None:
     routes = served_routes()
     paths = {route.path for route in routes}

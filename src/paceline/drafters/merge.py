@@ -92,7 +92,7 @@ class MergedDrafter(Drafter):
 
 def left_beside(tree: DraftTree, room: Budget) -> Budget:
     """What is left of a room for who drafts next. Drawn trees share it: which nodes go where both together are too large would
-    depend on what was drawn, and rules of the law are exact only for what was settled before."""
+    depend on what was drawn, and verifiers that keep the distribution are exact only for what was settled before."""
     return replace(room, nodes=max(room.nodes - (len(tree) - 1), 0)) if tree.kind.drawn else room
 
 

@@ -55,7 +55,7 @@ class LearningInterval:
         self._passed_s += seconds
 
     def mean(self, seconds: float) -> float:
-        """Mean seconds in that part over the steps since the last lesson. seconds: of this step, which is learnt from."""
+        """Mean seconds in that part since the last step that was learnt from. seconds: of this step, which is learnt from."""
         return (self._passed_s + seconds) / self.steps
 
     def learnt(self, seconds: float, step_s: float) -> None:

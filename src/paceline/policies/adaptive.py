@@ -111,7 +111,7 @@ class AdaptivePolicy(Policy):
         self._paused = self._draft_pauses.active
         skips = self._paused or self._reconsideration.skips(max([sequence.key for sequence in sequences]), len(sequences))
         if skips:
-            # a machine that becomes faster or slower meanwhile is followed in a long rest too
+            # a machine that becomes faster or slower meanwhile is followed in a long pause too
             due = self._draft_pauses.timing or self._learning_interval.overdue if self._paused else self._reconsideration.observed
             self.learns = self._learning_interval.skip(due)
         return skips
@@ -240,7 +240,7 @@ class AdaptivePolicy(Policy):
         asked, reconsideration = bool(timings.asked_s), self._reconsideration
         if not self._paused:
             reconsideration.saw(asked)
-        # beside one that names its drafters a rest is none
+        # beside one that names its drafters a pause is none
         timed = self._paused == self._draft_pauses.active and self._draft_pauses.passed(asked, self._step_time.reads)
         if not self.learns:
             self._learning_interval.passed(timings.commit_s)
@@ -255,7 +255,7 @@ class AdaptivePolicy(Policy):
         if timed:
             seconds = timings.draft_s + timings.forward_s + timings.verify_s + commit_s + self._step_time.between_s
             if thought:
-                # to learn from it takes time too, which a rest spares
+                # to learn from it takes time too, which a pause spares
                 seconds += self._learning_s[drafted] / self._learning_interval.mean_steps
             if timed_s := self._draft_pauses.saw(seconds, tokens, alike):
                 self._step_time.saw_calm(timed_s)

@@ -33,10 +33,12 @@ def application(routers: Iterable[APIRouter]) -> FastAPI:
     for router in routers:
         app.include_router(router)
 
-    @app.get("/openapi.json", include_in_schema=False)
-    async def schema() -> Response:
+    async def schema(request: Request) -> Response:
         # to make it takes a second or two, once, for which no stream should stop
-        return JSONResponse(await asyncio.to_thread(app.openapi))
+        made, root = await asyncio.to_thread(app.openapi), request.scope.get("root_path", "").rstrip("/")
+        return JSONResponse({**made, "servers": [{"url": root}]} if root else made)
+
+    app.add_route("/openapi.json", schema, include_in_schema=False)
 
     @app.exception_handler(APIError)
     async def refused(request: Request, error: APIError) -> Response:

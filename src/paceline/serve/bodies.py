@@ -1,5 +1,5 @@
-"""Whether a body may be parsed at all: UTF-8, nested no deeper than a parser's stack bears, and of no more objects than may take
-the time of everybody's event loop."""
+"""Whether a body may be parsed at all: UTF-8, nested no deeper than a parser's stack bears, and with no more objects than the
+event loop, which all requests share, can afford."""
 
 from __future__ import annotations
 

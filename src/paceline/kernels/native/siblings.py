@@ -3,7 +3,7 @@
 They are those that `growth.Draft` would choose: the likeliest, with the noise of the position or without, or draws, of the tokens
 that the request's cuts leave. Where the row holds what is no number there are none; nor where two with the noise of the position
 are too close together to be the target's choice for sure. Draws are never withheld for that: how close two come depends on what
-is drawn, and rules that keep the law rest on draws that nobody picks over.
+is drawn, and verifiers of the distribution rest on draws that nobody picks over.
 """
 
 from __future__ import annotations
