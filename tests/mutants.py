@@ -455,7 +455,7 @@ def what_is_known_of_a_place_outlives_a_commit(patch: pytest.MonkeyPatch) -> Non
 
 @mutant("grammar")
 def what_was_chosen_without_a_mask_is_committed(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(GrammarConstraint, "told", lambda self, tokens: len(tokens))
+    patch.setattr(GrammarConstraint, "checked", lambda self, tokens: len(tokens))
 
 
 @mutant("grammar")

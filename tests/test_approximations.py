@@ -54,10 +54,10 @@ def test_it_binds_tighter_than_other_signs(llm: LLM) -> None:
     ("spec", "reason"),
     [
         ("ngram@int8", "'ngram' is none"),
-        (f"{DRAFT}@kivi:4", "one format of weights so far, fp32"),
-        (f"{DRAFT}@int8:4", "one format of weights so far"),
-        (f"{DRAFT}@int8@int4", "one format of weights so far"),
-        (f"{DRAFT}@(ngram)", "one format of weights so far"),
+        (f"{DRAFT}@kivi:4", "one weight format, fp32"),
+        (f"{DRAFT}@int8:4", "one weight format"),
+        (f"{DRAFT}@int8@int4", "one weight format"),
+        (f"{DRAFT}@(ngram)", "one weight format"),
     ],
 )
 def test_what_cannot_be_built_is_refused_in_one_sentence(llm: LLM, spec: str, reason: str) -> None:
