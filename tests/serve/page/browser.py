@@ -88,7 +88,7 @@ class Browser:
             message = json.loads(entry["message"])["message"]
             if message["method"] == "Network.requestWillBeSent":
                 url = message["params"]["request"]["url"]
-                self._requested += [] if url.startswith("chrome:") else [url]
+                self._requested += [] if url.startswith(("chrome:", "chrome-untrusted:")) else [url]
         return self._requested
 
 
