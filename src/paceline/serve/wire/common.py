@@ -78,10 +78,10 @@ _OFF: Mapping[str, Any] = {"n": 1, "best_of": 1, "length_penalty": 1.0, "include
 
 
 def _is_off(name: str, value: Any) -> bool:
-    if value is None or name in _OFF:
-        return value is None or value == _OFF[name]
+    if name in _OFF:
+        return value in (None, _OFF[name])
     # 0 equals False, and asks for something
-    return value is False or value in ("", [])
+    return value is None or value is False or value in ("", [])
 
 
 def refusal(name: str, reason: str) -> PydanticCustomError:
