@@ -219,6 +219,60 @@ def test_sampling():
     assert usage["completion_tokens_details"]["accepted_prediction_tokens"] == 5
 
 
+def thinker(answer: str = "<think>\nHm, 2.\n</think>\n\nTwo.", **more: Any) -> FakeService:
+    return fake(answer, chat_template="{{ messages }}{{ enable_thinking }}{{ tools }}</think><tool_call>", **more)
+
+
+def test_thoughts_are_blocks():
+    body = post(thinker())
+    thought, said = body["content"]
+    assert thought == {"type": "thinking", "thinking": "Hm, 2.", "signature": ""}
+    assert said == {"type": "text", "text": "Two."}
+    assert body["usage"]["output_tokens_details"] == {"thinking_tokens": len("<think>\nHm, 2.\n</think>")}
+    events = stream(thinker())
+    blocks = [event["content_block"] for event in events if event["type"] == "content_block_start"]
+    assert blocks == [{"type": "thinking", "thinking": "", "signature": ""}, {"type": "text", "text": ""}]
+    deltas = [(event["index"], event["delta"]) for event in events if event["type"] == "content_block_delta"]
+    assert "".join(delta["thinking"] for index, delta in deltas if index == 0) == "Hm, 2."
+    assert "".join(delta["text"] for index, delta in deltas if index == 1) == "Two."
+    assert [event["index"] for event in events if event["type"] == "content_block_stop"] == [0, 1]
+
+
+def test_a_thought_may_be_all_there_is_or_lead_to_a_call():
+    cut = post(thinker("<think>\nHm, 2."))
+    assert [block["type"] for block in cut["content"]] == ["thinking"]
+    assert cut["usage"]["output_tokens_details"]["thinking_tokens"] == cut["usage"]["output_tokens"]
+    called = post(
+        thinker('<think>\nHm.</think>\n<tool_call>\n{"name": "look", "arguments": {"at": 1}}\n</tool_call>'), tools=[LOOK]
+    )
+    assert [block["type"] for block in called["content"]] == ["thinking", "tool_use"]
+    assert called["stop_reason"] == "tool_use"
+
+
+def test_how_much_is_thought_is_for_the_template_to_say():
+    for thinking, told in (
+        (None, ""),
+        ({"type": "disabled"}, '{"enable_thinking": false}'),
+        ({"type": "enabled", "budget_tokens": 1024}, '{"enable_thinking": true}'),
+        ({"type": "adaptive"}, '{"enable_thinking": true}'),
+    ):
+        service = thinker()
+        post(service, thinking=thinking)
+        assert service.encoded[-1].startswith(told + "\n" if told else "user"), thinking
+        count = send(service, {"messages": HELLO, "thinking": thinking}, f"{PATH}/count_tokens").json()["input_tokens"]
+        assert count == len(service.asked[0][0].prompt)
+    # a template that cannot be told is asked as ever
+    assert asked(thinking={"type": "disabled"}).prompt == asked().prompt
+
+
+def test_thoughts_that_are_sent_back_are_for_the_template():
+    thought = {"type": "thinking", "thinking": "Hm.", "signature": "x"}
+    turn = {"role": "assistant", "content": [thought, {"type": "text", "text": "Two."}]}
+    service = thinker()
+    post(service, messages=[*HELLO, turn, {"role": "user", "content": "Sure?"}])
+    assert service.chats[0][0][1] == {"role": "assistant", "reasoning_content": "Hm.", "content": "Two."}
+
+
 def test_stream():
     service = fake()
     events = stream(service)
@@ -383,7 +437,11 @@ def said(*blocks: Any, role: str = "user") -> dict[str, Any]:
         ({"system": 3}, "'system' must be a text or a list of blocks"),
         (said({"type": "image", "source": {"type": "url", "url": "http://a"}}), "'messages[0].content[0].type' is not supported"),
         (said({"type": "document", "source": {}}), "'document'"),
-        (said({"type": "thinking", "thinking": "a", "signature": ""}, role="assistant"), "'thinking'"),
+        ({"thinking": {"type": "odd"}}, "'odd'"),
+        ({"thinking": {"type": "adaptive", "display": "omitted"}}, "'thinking.display' is not supported"),
+        (said({"type": "thinking", "thinking": "a", "signature": ""}), "does not belong to the role 'user'"),
+        (said({"type": "redacted_thinking", "data": "a"}, role="assistant"), "'redacted_thinking'"),
+        (said({"type": "text", "text": "a", "signature": "b"}, role="assistant"), "no part of a block"),
         (said({"type": "text"}), "'messages[0].content[0].text' is missing"),
         (said({"type": "text", "text": "a", "id": "b"}), "no part of a block"),
         (said({"type": "text", "text": "a", "is_error": True}), "no part of a block"),

@@ -336,3 +336,61 @@ def test_a_stream_that_cannot_begin_says_so(monkeypatch: pytest.MonkeyPatch):
 @pytest.mark.parametrize("streams", [False, True])
 def test_leaving_ends_the_work(streams: bool):
     assert RESPONSES.left_at_work(stream=streams) == 1
+
+
+def thinker(answer: str = "<think>\nHm, 2.\n</think>\n\nTwo.", **more: Any) -> FakeService:
+    template = "{{ messages }}{{ enable_thinking }}{{ tools }}</think><tool_call>"
+    return FakeService(answer=answer, chat_template=template, context_length=4096, **more)
+
+
+@pytest.mark.parametrize("step", [1, 3, 100])
+def test_thoughts_are_items(step: int):
+    body = post(thinker(step=step), include=LOGPROBS, top_logprobs=1)
+    thought, message = body["output"]
+    assert thought["content"] == [{"type": "reasoning_text", "text": "Hm, 2."}]
+    assert (thought["type"], thought["status"], thought["summary"]) == ("reasoning", "completed", [])
+    (part,) = message["content"]
+    assert part["text"] == "Two."
+    # blanks behind the thought, the words, and what ends them
+    assert len(part["logprobs"]) == len("\n\nTwo.") + 1
+    counted = body["usage"]["output_tokens_details"]["reasoning_tokens"]
+    assert counted == len("<think>\nHm, 2.\n</think>")
+    events = stream(thinker(step=step))
+    kinds = [event["type"] for event in events]
+    assert kinds.index("response.reasoning_text.done") < kinds.index("response.output_text.delta")
+    assert kinds.count("response.output_item.added") == kinds.count("response.output_item.done") == 2
+    for kind, text in (("reasoning_text", "Hm, 2."), ("output_text", "Two.")):
+        assert "".join(event["delta"] for event in events if event["type"] == f"response.{kind}.delta") == text
+        assert [event["text"] for event in events if event["type"] == f"response.{kind}.done"] == [text]
+
+
+def test_a_thought_that_is_cut_off_or_leads_to_a_call():
+    cut = post(thinker("<think>\nHm, 2 and so on"), max_output_tokens=12)
+    assert (cut["status"], [one["status"] for one in cut["output"]]) == ("incomplete", ["incomplete"])
+    called = post(thinker('<think>\nHm.</think>\n<tool_call>\n{"name": "look", "arguments": {}}\n</tool_call>'), tools=[LOOK])
+    assert [one["type"] for one in called["output"]] == ["reasoning", "function_call"]
+
+
+def test_thoughts_that_are_sent_back_belong_to_what_they_led_to():
+    body = post(thinker('<think>\nHm.</think>\n<tool_call>\n{"name": "look", "arguments": {}}\n</tool_call>'), tools=[LOOK])
+    thought, call = body["output"]
+    output = {"type": "function_call_output", "call_id": call["call_id"], "output": "it is there"}
+    messages = told(thinker(), [{"role": "user", "content": "Look."}, thought, call, output], tools=[LOOK])
+    assert messages[1]["reasoning_content"] == "Hm."
+    assert messages[1]["tool_calls"][0]["function"]["name"] == "look"
+    assert all("reasoning_content" not in message for message in (messages[0], messages[2]))
+
+
+def test_how_much_is_thought_is_for_the_template_to_say():
+    service = thinker()
+    post(service, reasoning={"effort": "none", "summary": "auto"}, include=["reasoning.encrypted_content"])
+    assert service.encoded[-1].startswith('{"enable_thinking": false}')
+    service = FakeService(chat_template="{{ messages }}{{ reasoning_effort }}")
+    assert post(service, reasoning={"effort": "high"})["reasoning"]["effort"] == "high"
+    assert service.encoded[-1].startswith('{"reasoning_effort": "high"}')
+
+
+def test_what_had_begun_when_the_engine_failed_is_incomplete():
+    failed = stream(FakeService(breaks=(2, RuntimeError("broken"))))[-1]
+    assert failed["type"] == "response.failed"
+    assert [one["status"] for one in failed["response"]["output"]] == ["incomplete"]

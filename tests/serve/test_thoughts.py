@@ -12,7 +12,7 @@ from paceline.models.grammar import Grammars
 from paceline.models.load import resolve
 from paceline.models.tokenizer import Tokenizer
 from paceline.params import Grammar
-from paceline.serve.thoughts import Thoughts, is_left_open, is_open, thinks
+from paceline.serve.thoughts import Thoughts, ThoughtTokens, is_left_open, is_open, thinks
 from serve.fakes import FakeService
 from serve.front import CHAT
 
@@ -48,6 +48,26 @@ def test_a_thought_is_told_apart_however_it_is_cut(text: str, opened: bool, thou
         assert found == [thought, said], size
 
 
+@pytest.mark.parametrize(
+    ("text", "opened", "counted"),
+    [
+        ("<think>a</think>b", False, "<think>a</think>"),
+        (" \n<think>a < b</think>c</think>", False, " \n<think>a < b</think>"),
+        ("<thin ice>", False, ""),
+        ("<thi", False, ""),
+        ("<think>cut", False, "<think>cut"),
+        ("Hm.</think>b", True, "Hm.</think>"),
+        ("no </think> here", False, ""),
+    ],
+)
+def test_the_tokens_of_a_thought_are_counted_with_its_marks(text: str, opened: bool, counted: str) -> None:
+    for size in (1, 2, 5, 100):
+        counter = ThoughtTokens(opened, lambda token: bytes([token]))
+        for at in range(0, len(text), size):
+            counter.see(text[at : at + size].encode())
+        assert counter.count == len(counted), size
+
+
 def test_what_thinks_and_what_opens_a_thought() -> None:
     assert thinks("{{ '<think></think>' }}")
     assert not thinks("{{ messages }}")
@@ -67,6 +87,8 @@ def thinker(**more: Any) -> FakeService:
 def test_a_chat_tells_thoughts_by_themselves(step: int) -> None:
     message = post(thinker(step=step))["choices"][0]["message"]
     assert (message["reasoning_content"], message["content"]) == ("Hm.", "Two.")
+    usage = post(thinker(step=step), n=2)["usage"]
+    assert usage["completion_tokens_details"] == {"reasoning_tokens": 2 * len("<think>\nHm.\n</think>")}
     deltas = [chunk["choices"][0]["delta"] for chunk in stream(thinker(step=step)) if chunk["choices"]]
     assert "".join(delta.get("reasoning_content") or "" for delta in deltas) == "Hm."
     assert "".join(delta.get("content") or "" for delta in deltas) == "Two."
@@ -141,6 +163,17 @@ def test_an_answer_in_a_form_ends_the_thought_of_its_prompt(fields: dict[str, An
     assert verdict(grammars, params.grammar, "Hm</think>zz") == "refused"
     assert verdict(grammars, params.grammar, said) == "begun"
     assert params.grammar == service.grammars[-1]
+
+
+def test_a_thought_that_the_model_opens_is_read_from_text_that_shows_what_ends_it() -> None:
+    class Special(FakeService):
+        async def special_id(self, marker: str) -> int | None:
+            return 300 if marker == "</think>" else None
+
+    service = Special(answer="<think>Hm.</think>Two.", chat_template="{{ messages }}</think>")
+    message = post(service)["choices"][0]["message"]
+    assert (message["reasoning_content"], message["content"]) == ("Hm.", "Two.")
+    assert not service.asked[0][0].params.skip_special_tokens
 
 
 def test_a_thought_that_a_special_token_ends_is_read_from_text_that_shows_it() -> None:

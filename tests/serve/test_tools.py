@@ -85,7 +85,7 @@ def verdict(grammar: Grammar | None, tokenizer: Tokenizer, text: str) -> str:
 
 def read(made: ToolPlan, text: str, size: int) -> tuple[str, list[tuple[str, str]], list[int]]:
     """Content, calls and which of them ended, of a text fed `size` characters at a time."""
-    parser = made.parser()
+    parser = made.reader()
     events = [event for low in range(0, len(text), size) for event in parser.feed(text[low : low + size])] + parser.end()
     calls: list[list[str]] = []
     for event in events:
@@ -266,7 +266,7 @@ def test_blanks_of_a_call_may_differ():
 
 
 def test_arguments_come_as_they_are_written():
-    parser = plan(TOOLS).parser("toolu_")
+    parser = plan(TOOLS).reader("toolu_")
     begun = parser.feed('well <tool_call>\n{"name": "weather", "arguments": {"ci')
     assert begun[0] == Content("well")
     assert isinstance(begun[1], CallBegun)

@@ -10,22 +10,26 @@ from typing import Any
 from paceline.logprobs import TokenLogprobs
 from paceline.serve.asking import Ask, Delta, Ending, Service
 from paceline.serve.errors import APIError
+from paceline.serve.thoughts import ThoughtTokens
 
 
 @dataclass
 class Answer:
-    """One choice, grown by the deltas of its steps."""
+    """One choice, grown by the deltas of its steps. thought: counts what was thought of it, where it may begin so."""
 
     text: str = ""
     tokens: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
     ended: Ending | None = None
+    thought: ThoughtTokens | None = None
 
     def add(self, delta: Delta) -> None:
         """Raises APIError where the engine gave the choice up: 500 where it cannot be answered, 503 where it may be later."""
         self.text += delta.text
         self.tokens += delta.tokens
+        if self.thought is not None:
+            self.thought.see(delta.tokens)
         self.logprobs += delta.logprobs or ()
         self.prompt_logprobs = delta.prompt_logprobs or self.prompt_logprobs
         self.ended = delta.ending or self.ended
@@ -55,22 +59,20 @@ class Answer:
         return "timeout" if self.ending.reason == "timeout" else self.ending.stop
 
 
-async def collected(service: Service, asks: Many[Ask]) -> list[Answer]:
-    """All choices, whole. Raises APIError as `Service.submit` does."""
-    answers = [Answer() for _ in asks]
+async def collected(service: Service, asks: Many[Ask], answers: Many[Answer]) -> None:
+    """All choices, whole. answers: to grow, one for each. Raises APIError as `Service.submit` does."""
     async with aclosing(service.submit(asks)) as deltas:
         async for choice, delta in deltas:
             answers[choice].add(delta)
     for answer in answers:
         _ = answer.ending
-    return answers
 
 
 def usage(prompts: Many[int], answers: Many[Answer], predicted: bool) -> dict[str, Any]:
     """OpenAI's counts. prompts: their lengths in tokens; the choices of each follow one another, equally many for all.
 
-    Prompts count once, however many choices they have. Tokens of a prediction that were drafted in vain are told, and no
-    part of `completion_tokens`.
+    Prompts count once, however many choices they have. Tokens of thoughts are part of `completion_tokens`; tokens of a prediction
+    that were drafted in vain are told, and no part of them.
     """
     generated = sum(len(answer.tokens) for answer in answers)
     each = len(answers) // len(prompts)
@@ -81,10 +83,11 @@ def usage(prompts: Many[int], answers: Many[Answer], predicted: bool) -> dict[st
         "total_tokens": sum(prompts) + generated,
         "prompt_tokens_details": {"cached_tokens": sum(ending.cached_tokens for ending in firsts)},
     }
+    details: dict[str, int] = {}
+    if thoughts := [answer.thought for answer in answers if answer.thought is not None]:
+        details["reasoning_tokens"] = sum(thought.count for thought in thoughts)
     if predicted:
         endings = [answer.ended for answer in answers if answer.ended]
-        counts["completion_tokens_details"] = {
-            "accepted_prediction_tokens": sum(ending.accepted_reference_tokens for ending in endings),
-            "rejected_prediction_tokens": sum(ending.rejected_reference_tokens for ending in endings),
-        }
-    return counts
+        details["accepted_prediction_tokens"] = sum(ending.accepted_reference_tokens for ending in endings)
+        details["rejected_prediction_tokens"] = sum(ending.rejected_reference_tokens for ending in endings)
+    return counts | ({"completion_tokens_details": details} if details else {})

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping, Sequence as Many
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Any, Protocol
 
 from fastapi import Response
@@ -14,24 +15,77 @@ from fastapi import Response
 from paceline.params import SamplingParams
 from paceline.serve.answer_bodies import whole
 from paceline.serve.asking import Ask, Delta, Service
+from paceline.serve.choices import Answer
+from paceline.serve.errors import invalid
 from paceline.serve.events import Begun, EventStream, frame
 from paceline.serve.lengths import characters, check_length
 from paceline.serve.sampling_fields import answer_tokens, asks, reference_of, sampling_params
 from paceline.serve.settings import Settings
-from paceline.serve.tools import ToolPlan
+from paceline.serve.thoughts import CLOSES, ThoughtTokens, is_left_open, is_open, thinks
+from paceline.serve.tools import ToolPlan, behind_thought
 from paceline.serve.wire.generation import Extensions
+
+_LAST = 8
+"""Tokens at the end of a prompt, among which the mark is that opens a thought."""
 
 
 async def prompt_of(
-    service: Service, settings: Settings, plan: ToolPlan, messages: Many[Mapping[str, Any]], param: str, *, begun: bool = False
+    service: Service,
+    settings: Settings,
+    plan: ToolPlan,
+    messages: Many[Mapping[str, Any]],
+    param: str,
+    *,
+    begun: bool = False,
+    variables: Mapping[str, Any] | None = None,
 ) -> list[int]:
     """Token ids of a conversation with its tools. messages: as chat templates read them. begun: the last one is continued.
+    variables: as of `Service.chat`.
 
     Raises APIError (400). param: the field that holds the messages.
     """
     conversation = plan.conversation(messages)
-    check_length(characters(conversation, plan.shown), settings, param)
-    return await service.chat(conversation, plan.shown, answer_begun=begun)
+    check_length(characters(conversation, plan.shown, variables), settings, param)
+    return await service.chat(conversation, plan.shown, answer_begun=begun, variables=variables)
+
+
+def thinking_variables(
+    service: Service, effort: str | None, param: str, given: Mapping[str, Any] | None = None
+) -> Mapping[str, Any] | None:
+    """Variables for the chat template where a request says how much the model is to think: templates have two names for it.
+
+    effort: "none", or whatever the model knows; None where nothing is said. param: the field that says it. given: variables of
+    the request, which come first. Raises APIError (400) for an effort that the template has no choice of.
+    """
+    template = service.chat_template or ""
+    if effort == "none":
+        return {"enable_thinking": False, **(given or {})} if "enable_thinking" in template else given
+    if effort is None:
+        return given
+    if "reasoning_effort" not in template:
+        raise invalid(f"'{param}' is not supported: the model has one way to answer", param)
+    return {"reasoning_effort": effort, **(given or {})}
+
+
+async def with_thought(service: Service, plan: ToolPlan, prompt: Many[int], continued: str | None, param: str) -> ToolPlan:
+    """The plan of an answer, with whether it begins in a thought: where the prompt opens one, or the message that is continued
+    left one open. No thought is expected of any other answer that keeps to a grammar from its first token on.
+
+    continued: text of that message; None for a new one. Raises APIError (400). param: the field that asks for a grammar.
+    """
+    if not thinks(service.chat_template):
+        return plan
+    end = service.decode(prompt[-_LAST:], skip_special_tokens=False)
+    if is_open(end) if continued is None else is_left_open(continued):
+        return await behind_thought(service, plan, param)
+    if plan.grammar is not None and not plan.free:
+        return plan
+    return replace(plan, opened=False, closing=await service.special_id(CLOSES))
+
+
+def unanswered(service: Service, plan: ToolPlan) -> Answer:
+    """An answer to be, with a count of its thoughts."""
+    return Answer(thought=None if plan.opened is None else ThoughtTokens(plan.opened, service.piece))
 
 
 def params_of(service: Service, settings: Settings, plan: ToolPlan, values: Mapping[str, Any]) -> SamplingParams:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable
 from typing import Any
 
-from paceline.serve.tool_parsing import Arguments, CallBegun, CallEnded, Event
+from paceline.serve.tool_parsing import Arguments, CallBegun, CallEnded, Event, Thought
 
 
 class Blocks:
@@ -44,12 +44,22 @@ class Blocks:
             elif isinstance(event, CallEnded):
                 self.called = True
                 emitted += self.close()
+            elif isinstance(event, Thought):
+                emitted += self._grown("thinking", event.text, {"signature": ""})
             else:
-                if not self._open:
-                    emitted.append(self._begin({"type": "text", "text": ""}))
-                self._blocks[-1]["text"] += event.text
-                emitted.append(self._delta({"type": "text_delta", "text": event.text}))
+                emitted += self._grown("text", event.text, {})
         return emitted
+
+    def _grown(self, kind: str, text: str, more: dict[str, Any]) -> list[dict[str, Any]]:
+        """More of a text or a thought. kind: of block, of which only the first is followed by another without a call between.
+        more: what else is in such a block."""
+        emitted: list[dict[str, Any]] = []
+        if self._open and self._blocks[-1]["type"] != kind:
+            emitted += self.close()
+        if not self._open:
+            emitted.append(self._begin({"type": kind, kind: "", **more}))
+        self._blocks[-1][kind] += text
+        return [*emitted, self._delta({"type": f"{kind}_delta", kind: text})]
 
     def close(self) -> list[dict[str, Any]]:
         """The open block, if any, is done."""

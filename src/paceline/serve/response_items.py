@@ -6,13 +6,14 @@ import secrets
 from collections.abc import Iterable
 from typing import Any
 
-from paceline.serve.tool_parsing import Arguments, CallBegun, CallEnded, Event
+from paceline.serve.tool_parsing import Arguments, CallBegun, CallEnded, Event, Thought
 
 
 class Items:
     """`output` of one response. Every method returns events of its stream, yet without their numbers.
 
-    Log-probabilities go with the text that follows them; those of calls, which the API has no place for, are left out.
+    Log-probabilities go with the text that follows them; those of calls and thoughts, which the API has no place for, are left
+    out.
     """
 
     def __init__(self) -> None:
@@ -20,10 +21,12 @@ class Items:
         self._open: dict[str, Any] | None = None
         self._logprobs: list[dict[str, Any]] = []
 
-    def add(self, events: Iterable[Event], logprobs: Iterable[dict[str, Any]] = ()) -> list[dict[str, Any]]:
-        """What a step brought."""
+    def add(self, events: Iterable[Event], logprobs: Iterable[dict[str, Any]] = (), thought: int = 0) -> list[dict[str, Any]]:
+        """What a step brought. thought: how many of the log-probabilities without text yet, the oldest first, turned out to be of
+        a thought."""
         emitted: list[dict[str, Any]] = []
         self._logprobs += logprobs
+        del self._logprobs[:thought]
         for event in events:
             if isinstance(event, CallBegun):
                 emitted += self.close()
@@ -42,20 +45,30 @@ class Items:
             elif isinstance(event, CallEnded):
                 emitted += self.close()
             else:
-                emitted += self._text(event.text)
+                emitted += self._thought(event.text) if isinstance(event, Thought) else self._text(event.text)
         return emitted
 
     def finish(self, cut: bool) -> list[dict[str, Any]]:
-        """The answer ended. cut: before it was whole. One without any text or call has an empty message."""
+        """The answer ended. cut: before it was whole. One without any text, thought or call has an empty message."""
         emitted = [] if self.output else self._begin_message()
         # a call that is whole was closed when it was: this one was cut off, by a stop string if by nothing else
         cut = cut or (self._open is not None and self._open["type"] == "function_call")
         return [*emitted, *self.close("incomplete" if cut else "completed")]
 
-    def _text(self, text: str) -> list[dict[str, Any]]:
-        emitted = []
+    def _thought(self, text: str) -> list[dict[str, Any]]:
+        emitted: list[dict[str, Any]] = []
         if self._open is None:
-            emitted = self._begin_message()
+            thought = {"id": f"rs_{secrets.token_hex(16)}", "type": "reasoning", "status": "in_progress", "summary": []}
+            emitted = self._begin_with_part(thought, {"type": "reasoning_text", "text": ""})
+        assert self._open is not None
+        self._open["content"][0]["text"] += text
+        return [*emitted, {"type": "response.reasoning_text.delta", **self._place("part"), "delta": text}]
+
+    def _text(self, text: str) -> list[dict[str, Any]]:
+        # a thought comes first and once: whatever follows ends it
+        emitted = self.close() if self._open is not None and self._open["type"] == "reasoning" else []
+        if self._open is None:
+            emitted += self._begin_message()
         assert self._open is not None
         part, logprobs = self._open["content"][0], self._logprobs
         self._logprobs = []
@@ -66,9 +79,11 @@ class Items:
 
     def _begin_message(self) -> list[dict[str, Any]]:
         message = {"id": f"msg_{secrets.token_hex(16)}", "type": "message", "status": "in_progress", "role": "assistant"}
-        emitted = self._begin({**message, "content": []})
+        return self._begin_with_part(message, {"type": "output_text", "text": "", "annotations": [], "logprobs": []})
+
+    def _begin_with_part(self, item: dict[str, Any], part: dict[str, Any]) -> list[dict[str, Any]]:
+        emitted = self._begin({**item, "content": []})
         assert self._open is not None
-        part = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
         self._open["content"].append(part)
         return [*emitted, {"type": "response.content_part.added", **self._place("part"), "part": _copied(part)}]
 
@@ -86,15 +101,21 @@ class Items:
         if item["type"] == "function_call":
             done = {"type": "response.function_call_arguments.done", **self._place("item_id"), "name": item["name"]}
             emitted.append({**done, "arguments": item["arguments"]})
+            self._logprobs = []
+        elif item["type"] == "reasoning":
+            part = item["content"][0]
+            emitted.append({"type": "response.reasoning_text.done", **self._place("part"), "text": part["text"]})
+            emitted.append({"type": "response.content_part.done", **self._place("part"), "part": part})
         else:
             part = item["content"][0]
             # of tokens that show no text, as the one that ends it
             part["logprobs"] += self._logprobs
+            self._logprobs = []
             done = {"type": "response.output_text.done", **self._place("part"), "text": part["text"]}
             emitted.append({**done, "logprobs": part["logprobs"]})
             emitted.append({"type": "response.content_part.done", **self._place("part"), "part": part})
         emitted.append({"type": "response.output_item.done", **self._place("output"), "item": item})
-        self._open, self._logprobs = None, []
+        self._open = None
         return emitted
 
     def _place(self, what: str) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What a choice of a chat completion says: content and calls of tools, whole or as the deltas of a stream."""
+"""What a choice of a chat completion says: thought, content and calls of tools, whole or as the deltas of a stream."""
 
 from __future__ import annotations
 
@@ -6,29 +6,22 @@ from collections.abc import Iterable
 from typing import Any
 
 from paceline.serve.choices import Answer
-from paceline.serve.thoughts import Thoughts
-from paceline.serve.tool_parsing import Arguments, CallBegun, CallEnded, Content, Event
+from paceline.serve.tool_parsing import Arguments, CallBegun, CallEnded, Content, Event, Thought
 from paceline.serve.tools import ToolPlan
 
 
 class Speech:
-    """One choice, read as it comes. plan: of the request's tools. thoughts: what reads a thought; None where none is."""
+    """One choice, read as it comes. plan: of its request."""
 
-    def __init__(self, plan: ToolPlan, thoughts: Thoughts | None = None) -> None:
-        self._parser, self._thoughts = plan.parser(), thoughts
+    def __init__(self, plan: ToolPlan) -> None:
+        self._reader, self._may_think = plan.reader(), plan.opened is not None
         self._calls = self._whole = False
         """Whether it has called anything, and whether the last call is whole."""
 
     def delta(self, text: str, ended: bool) -> dict[str, Any]:
         """`delta` of a chunk, empty where nothing became known. text: what is new of the answer."""
-        thought = ""
-        if self._thoughts is not None:
-            thought, text = self._thoughts.feed(text)
-            if ended:
-                more, rest = self._thoughts.end()
-                thought, text = thought + more, text + rest
-        events = [*self._parser.feed(text), *(self._parser.end() if ended else ())]
-        content, calls = _read(events)
+        events = [*self._reader.feed(text), *(self._reader.end() if ended else ())]
+        thought, content, calls = _read(events)
         for event in events:
             if isinstance(event, CallBegun | CallEnded):
                 self._calls, self._whole = True, isinstance(event, CallEnded)
@@ -40,7 +33,7 @@ class Speech:
         said = self.delta(answer.text, ended=True)
         content = said.get("content", None if self._calls else "")
         message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
-        if self._thoughts is not None:
+        if self._may_think:
             message["reasoning_content"] = said.get("reasoning_content")
         if self._calls:
             message["tool_calls"] = [{key: call[key] for key in ("id", "type", "function")} for call in said["tool_calls"]]
@@ -52,11 +45,13 @@ class Speech:
         return "tool_calls" if self._whole and reason == "stop" else reason
 
 
-def _read(events: Iterable[Event]) -> tuple[str, list[dict[str, Any]]]:
-    """Content, and per call its index, what is new of its arguments, and, where it begins, its id and name."""
-    content, calls = "", dict[int, dict[str, Any]]()
+def _read(events: Iterable[Event]) -> tuple[str, str, list[dict[str, Any]]]:
+    """Thought, content, and per call its index, what is new of its arguments, and, where it begins, its id and name."""
+    thought, content, calls = "", "", dict[int, dict[str, Any]]()
     for event in events:
         match event:
+            case Thought(text):
+                thought += text
             case Content(text):
                 content += text
             case CallBegun(index, call, name):
@@ -67,4 +62,4 @@ def _read(events: Iterable[Event]) -> tuple[str, list[dict[str, Any]]]:
                 call["function"]["arguments"] += text
             case _:
                 pass
-    return content, list(calls.values())
+    return thought, content, list(calls.values())

@@ -6,6 +6,7 @@ not known here, and text between them is content.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from enum import Enum, auto
 
 from paceline.serve.tool_parsing import overlap
@@ -88,3 +89,31 @@ class Thoughts:
         """What was still held back when the answer ended."""
         held, self._held = self._held, ""
         return (held, "") if self._state is _State.GOES_ON else ("", held if self._state is _State.BEGINS else "")
+
+
+class ThoughtTokens:
+    """Counts the tokens of a thought, its marks included, as an answer comes.
+
+    opened: as of `Thoughts`. piece: the bytes of a token, of special ones too. count: those so far.
+    """
+
+    def __init__(self, opened: bool, piece: Callable[[int], bytes]) -> None:
+        self.count = self._seen = 0
+        self._piece, self._begins, self._ended = piece, not opened, False
+        self._held = b""
+
+    def see(self, tokens: Iterable[int]) -> None:
+        """The next tokens of the answer."""
+        for token in tokens:
+            if self._ended:
+                return
+            self._seen += 1
+            self._held += self._piece(token)
+            if self._begins:
+                start = self._held.lstrip(_BLANK.encode())
+                if len(start) < len(_OPENS) and _OPENS.encode().startswith(start):
+                    continue
+                self._begins, self._ended, self._held = False, not start.startswith(_OPENS.encode()), start[len(_OPENS) :]
+            if not self._ended:
+                self.count, self._ended = self._seen, CLOSES.encode() in self._held
+            self._held = self._held[-len(CLOSES) :]

@@ -12,6 +12,13 @@ from paceline.serve.tool_forms import PYTHON_TAG, Form
 
 
 @dataclass(frozen=True)
+class Thought:
+    """What a model thinks before it answers (`thoughts`)."""
+
+    text: str
+
+
+@dataclass(frozen=True)
 class Content:
     """Text that is no call."""
 
@@ -42,7 +49,7 @@ class CallEnded:
     index: int
 
 
-Event: TypeAlias = Content | CallBegun | Arguments | CallEnded
+Event: TypeAlias = Thought | Content | CallBegun | Arguments | CallEnded
 
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,128}")
 _BLANK = " \t\r\n"

@@ -1,4 +1,4 @@
-"""Tools of a request: what the model is shown of them, the grammar its answer keeps to, and how calls are read from it."""
+"""Tools of a request: what the model is shown of them, the grammar its answer keeps to, and how the answer is read."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from paceline.constraint import GrammarError
 from paceline.models.grammar import thought_first
 from paceline.models.schemas import DEEPEST, levels_of
 from paceline.params import Grammar
+from paceline.serve.answer_reader import AnswerReader
 from paceline.serve.asking import Service
 from paceline.serve.errors import APIError, invalid
 from paceline.serve.structured import check
-from paceline.serve.thoughts import CLOSES
+from paceline.serve.thoughts import CLOSES, thinks
 from paceline.serve.tool_forms import HERMES, PYTHON_TAG, Form, form_of
 from paceline.serve.tool_grammar import grammar_of
 from paceline.serve.tool_parsing import PlainText, ToolParser
@@ -38,8 +39,9 @@ class ToolPlan:
     functions: name, description, parameters and strict of those that may be called. shown: tools for the template, as
     `Service.chat` takes them. grammar: what the answer keeps to; None where nothing binds it. special: ids of the pieces of calls
     that are special tokens. free: whether the answer may be plain text whatever the grammar. native, system, short_ids: of the
-    template, whether it shows tools, takes a system message, and wants ids of calls to have nine letters and digits. closing: of
-    the thought in which the answer begins, where it is a special token: its id.
+    template, whether it shows tools, takes a system message, and wants ids of calls to have nine letters and digits. opened:
+    whether the answer begins in a thought; None where it has none. closing: the id of what ends a thought, where it is a special
+    token.
     """
 
     form: Form
@@ -52,6 +54,7 @@ class ToolPlan:
     native: bool = False
     system: bool = True
     short_ids: bool = False
+    opened: bool | None = None
     closing: int | None = None
 
     @property
@@ -60,11 +63,10 @@ class ToolPlan:
         `SamplingParams.skip_special_tokens` must be False."""
         return bool(self.functions and self.special) or self.closing is not None
 
-    def parser(self, prefix: str = "call_") -> ToolParser | PlainText:
+    def reader(self, prefix: str = "call_") -> AnswerReader:
         """For one answer. prefix: of the ids of its calls."""
-        if not self.functions:
-            return PlainText()
-        return ToolParser(self.form, {function["name"] for function in self.functions}, prefix)
+        names = {function["name"] for function in self.functions}
+        return AnswerReader(ToolParser(self.form, names, prefix) if names else PlainText(), self.opened)
 
     def conversation(self, messages: Many[Mapping[str, Any]]) -> list[dict[str, Any]]:
         """Messages as the template takes them. One that knows no tools is told of them in a system message, as JSON, with the
@@ -81,15 +83,21 @@ async def planned(
     parallel: bool | None = None,
     answer: Grammar | None = None,
     allowed: Collection[str] | None = None,
-    *,
-    thoughts: bool = False,
 ) -> ToolPlan:
     """`plan` for the template and vocabulary of a service; its grammar compiles, without patterns where it does not with them.
     Raises APIError: 400 where it does not either, 503 where none can be compiled now."""
     template = service.chat_template
     special = await _special(service, form_of(template or "") or HERMES) if tools else {}
     planned_as = partial(
-        plan, tools, tool_choice, parallel, template, special=special, answer=answer, allowed=allowed, thoughts=thoughts
+        plan,
+        tools,
+        tool_choice,
+        parallel,
+        template,
+        special=special,
+        answer=answer,
+        allowed=allowed,
+        thoughts=thinks(template),
     )
     made = planned_as()
     if made.grammar is None or made.grammar is answer:
@@ -123,13 +131,13 @@ async def behind_thought(service: Service, made: ToolPlan, param: str) -> ToolPl
     Raises APIError (400)."""
     closing = await service.special_id(CLOSES)
     if made.grammar is None:
-        return replace(made, closing=closing)
+        return replace(made, opened=True, closing=closing)
     try:
         grammar = thought_first(made.grammar, CLOSES if closing is None else closing, free=made.free)
     except GrammarError as error:
         raise invalid(str(error), param) from None
     await check(service, grammar, param)
-    return replace(made, grammar=grammar, closing=closing)
+    return replace(made, grammar=grammar, opened=True, closing=closing)
 
 
 async def _refusal(service: Service, made: ToolPlan) -> APIError | None:

@@ -14,7 +14,7 @@ from paceline.serve.answer_bodies import whole
 from paceline.serve.asking import Ask, Delta, Service
 from paceline.serve.choices import Answer, collected, usage
 from paceline.serve.chunks import Chunks, head
-from paceline.serve.conversing import longest_of, params_of
+from paceline.serve.conversing import longest_of, params_of, prompt_of, thinking_variables, unanswered, with_thought
 from paceline.serve.errors import APIError
 from paceline.serve.events import Begun, EventStream, beating, openai_frames, unless_gone
 from paceline.serve.lengths import check_length
@@ -24,13 +24,9 @@ from paceline.serve.settings import Settings
 from paceline.serve.speculation_fields import metrics
 from paceline.serve.speech import Speech
 from paceline.serve.structured import check, param_of, wanted
-from paceline.serve.thoughts import Thoughts, is_left_open, is_open, thinks
-from paceline.serve.tools import ToolPlan, behind_thought, planned
+from paceline.serve.tools import ToolPlan, planned
 from paceline.serve.wire.chat import ChatRequest
 from paceline.serve.wire.common import STREAMS, check_model
-
-_LAST = 8
-"""Tokens at the end of a prompt, among which the mark is that opens a thought."""
 
 
 def router(service: Service, settings: Settings) -> APIRouter:
@@ -46,16 +42,16 @@ def router(service: Service, settings: Settings) -> APIRouter:
 
 async def _answered(service: Service, settings: Settings, fields: ChatRequest) -> Response:
     check_model(fields.model, service.model)
-    tools, opened, prompt, asked = await _asked(service, settings, fields)
-    speeches = [Speech(tools, None if opened is None else Thoughts(opened)) for _ in asked]
+    tools, prompt, asked = await _asked(service, settings, fields)
+    speeches, answers = [Speech(tools) for _ in asked], [unanswered(service, tools) for _ in asked]
     if fields.stream:
         deltas = await Begun.of(service.submit(asked))
         top = head(service, "chat.completion.chunk", "chatcmpl")
-        chunks = Chunks(service, fields, top, [len(prompt)], [Answer() for _ in asked])
+        chunks = Chunks(service, fields, top, [len(prompt)], answers)
         frames = openai_frames(_streamed(chunks, fields, speeches, prompt, deltas))
         nothing = chunks.of({"index": 0, "delta": {}, "logprobs": None, "finish_reason": None}, Delta())
         return EventStream(beating(frames, deltas, nothing), deltas)
-    answers = await collected(service, asked)
+    await collected(service, asked, answers)
     top = head(service, "chat.completion", "chatcmpl")
 
     def built() -> dict[str, Any]:
@@ -73,9 +69,8 @@ async def _answered(service: Service, settings: Settings, fields: ChatRequest) -
     return await whole(built, asked)
 
 
-async def _asked(service: Service, settings: Settings, fields: ChatRequest) -> tuple[ToolPlan, bool | None, list[int], list[Ask]]:
-    """The tools, what `_thinks` says of them, the prompt and its choices. Everything that can be refused is, before the engine
-    hears of any of it."""
+async def _asked(service: Service, settings: Settings, fields: ChatRequest) -> tuple[ToolPlan, list[int], list[Ask]]:
+    """The tools, the prompt and its choices. Everything that can be refused is, before the engine hears of any of it."""
     n = check_count(fields.n, settings)
     service.check_room(n)
     check_length(fields.characters, settings, "messages")
@@ -84,28 +79,15 @@ async def _asked(service: Service, settings: Settings, fields: ChatRequest) -> t
     tools = await _tools(service, fields, answer)
     reference = await reference_of(service, settings, fields, n)
     values = generation_values(fields) | {"logprobs": (fields.top_logprobs or 0) if fields.logprobs else None}
-    messages = tools.conversation(fields.template_messages)
-    begun, variables = fields.continue_final_message, fields.chat_template_kwargs
-    prompt = await service.chat(messages, tools.shown, answer_begun=begun, variables=variables)
-    opened = _thinks(service, fields, tools, prompt)
-    if opened:
-        tools = await behind_thought(service, tools, "tools" if tools.functions else param_of(fields))
+    begun = fields.continue_final_message
+    variables = thinking_variables(service, fields.reasoning_effort, "reasoning_effort", fields.chat_template_kwargs)
+    prompt = await prompt_of(service, settings, tools, fields.template_messages, "messages", begun=begun, variables=variables)
+    bound = "tools" if tools.functions else param_of(fields)
+    tools = await with_thought(service, tools, prompt, fields.messages[-1].text if begun else None, bound)
     params = params_of(service, settings, tools, values)
     longest = longest_of(service, settings, prompt, fields.most_tokens, "messages")
     check_prompts(service, settings, len(prompt) * n, "messages")
-    return tools, opened, prompt, asks(prompt, params.model_copy(update={"max_tokens": longest}), fields, reference, service, n)
-
-
-def _thinks(service: Service, fields: ChatRequest, tools: ToolPlan, prompt: list[int]) -> bool | None:
-    """Whether the answer begins in a thought, which the prompt opens or the continued message left open; None where none is
-    expected, as of any other answer that keeps to a grammar from its first token on."""
-    if not thinks(service.chat_template):
-        return None
-    if fields.continue_final_message:
-        opened = is_left_open(fields.messages[-1].text)
-    else:
-        opened = is_open(service.decode(prompt[-_LAST:], skip_special_tokens=False))
-    return None if not opened and tools.grammar is not None and not tools.free else opened
+    return tools, prompt, asks(prompt, params.model_copy(update={"max_tokens": longest}), fields, reference, service, n)
 
 
 async def _tools(service: Service, fields: ChatRequest, answer: Grammar | None) -> ToolPlan:
@@ -117,7 +99,6 @@ async def _tools(service: Service, fields: ChatRequest, answer: Grammar | None) 
             fields.parallel_tool_calls,
             answer,
             fields.allowed_tools,
-            thoughts=thinks(service.chat_template),
         )
     except APIError as error:
         error.param = error.param or "tools"

@@ -62,14 +62,14 @@ async def _answered(service: Service, settings: Settings, fields: CompletionRequ
     check_model(fields.model, service.model)
     asked, choices = await _asked(service, settings, fields)
     prompts = [len(choice.prompt) for choice in choices[:: fields.n or 1]]
-    top = head(service, "text_completion", "cmpl")
+    top, answers = head(service, "text_completion", "cmpl"), [Answer() for _ in asked]
     if fields.stream:
         deltas = await Begun.of(service.submit(asked))
-        chunks = Chunks(service, fields, top, prompts, [Answer() for _ in asked])
+        chunks = Chunks(service, fields, top, prompts, answers)
         frames = openai_frames(_streamed(chunks, fields, choices, deltas))
         nothing = chunks.of({"index": 0, "text": "", "logprobs": None, "finish_reason": None}, Delta())
         return EventStream(beating(frames, deltas, nothing), deltas)
-    answers = await collected(service, asked)
+    await collected(service, asked, answers)
     if fields.max_tokens == 0:
         for answer in answers:
             answer.text, answer.tokens, answer.logprobs = "", [], []

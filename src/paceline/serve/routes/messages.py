@@ -9,8 +9,9 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
 from paceline.serve.asking import Ask, Delta, Service
-from paceline.serve.choices import Answer, usage
-from paceline.serve.conversing import answered, ask_of, prompt_of
+from paceline.serve.choices import usage
+from paceline.serve.conversing import answered, ask_of, prompt_of, thinking_variables, unanswered, with_thought
+from paceline.serve.errors import invalid
 from paceline.serve.events import api_error, frame, unless_gone
 from paceline.serve.message_blocks import Blocks
 from paceline.serve.refusals import body_of
@@ -18,6 +19,7 @@ from paceline.serve.sampling_fields import check_stops, drawing_values, extensio
 from paceline.serve.settings import Settings
 from paceline.serve.speculation_fields import metrics, traced
 from paceline.serve.structured import check
+from paceline.serve.thoughts import thinks
 from paceline.serve.tools import ToolPlan, plan as plan_of, planned
 from paceline.serve.wire.common import check_model
 from paceline.serve.wire.messages import MessageErrorBody, MessagesRequest, Prompting, TokenCount
@@ -43,8 +45,8 @@ def router(service: Service, settings: Settings) -> APIRouter:
         """How many tokens a conversation has, its tools included."""
         check_model(fields.model, service.model)
         plan = plan_of(fields.plain_tools, fields.plain_choice, fields.parallel, service.chat_template)
-        prompt = prompt_of(service, settings, plan, fields.template_messages, "messages", begun=fields.begun)
-        return TokenCount(input_tokens=len(await unless_gone(request, prompt)))
+        prompt = await unless_gone(request, _prompt(service, settings, plan, fields))
+        return TokenCount(input_tokens=len(prompt))
 
     return routes
 
@@ -55,12 +57,28 @@ async def _answered(service: Service, settings: Settings, fields: MessagesReques
     grammar = fields.grammar
     await check(service, grammar, "output_config" if fields.output_config else "structured_outputs")
     plan = await planned(service, fields.plain_tools, fields.plain_choice, fields.parallel, grammar)
-    prompt = await prompt_of(service, settings, plan, fields.template_messages, "messages", begun=fields.begun)
+    prompt = await _prompt(service, settings, plan, fields)
+    plan = await with_thought(service, plan, prompt, fields.continued, "tools" if plan.functions else "output_config")
     stops = tuple(fields.stop_sequences or ())
     check_stops(settings, stops, "stop_sequences")
     values = {**extension_values(fields), **drawing_values(fields.temperature, fields.top_p, fields.seed), "stop": stops}
     ask = await ask_of(service, settings, fields, plan, prompt, values, fields.max_tokens, "messages")
     return await answered(service, ask, _Growing(service, fields, plan, ask), streamed=bool(fields.stream))
+
+
+async def _prompt(service: Service, settings: Settings, plan: ToolPlan, fields: Prompting) -> list[int]:
+    """Raises APIError (400)."""
+    asked, template = fields.thinking, service.chat_template
+    if asked is None:
+        variables = None
+    elif asked.type == "disabled":
+        variables = thinking_variables(service, "none", "thinking")
+    elif thinks(template):
+        variables = {"enable_thinking": True}
+    else:
+        raise invalid("'thinking' is not supported: the model does not think before it answers", "thinking")
+    begun = fields.continued is not None
+    return await prompt_of(service, settings, plan, fields.template_messages, "messages", begun=begun, variables=variables)
 
 
 class _Growing:
@@ -70,7 +88,7 @@ class _Growing:
 
     def __init__(self, service: Service, fields: MessagesRequest, plan: ToolPlan, ask: Ask) -> None:
         self._service, self._fields, self._ask = service, fields, ask
-        self._parser, self._blocks, self._answer = plan.parser("toolu_"), Blocks(), Answer()
+        self._reader, self._blocks, self._answer = plan.reader("toolu_"), Blocks(), unanswered(service, plan)
         self._steps: list[Any] = []
         self._head = {"id": f"msg_{secrets.token_hex(16)}", "type": "message", "role": "assistant", "model": service.model}
 
@@ -95,12 +113,12 @@ class _Growing:
         self._answer.add(delta)
         if (steps := traced(self._service, delta)) is not None:
             self._steps += steps["steps"]
-        return self._with_steps(self._blocks.add(self._parser.feed(delta.text)))
+        return self._with_steps(self._blocks.add(self._reader.feed(delta.text)))
 
     def finish(self) -> list[dict[str, Any]]:
         """Raises APIError (503) where the engine stopped without a word."""
         ending = self._answer.ending
-        events = [*self._blocks.add(self._parser.end()), *self._blocks.close()]
+        events = [*self._blocks.add(self._reader.end()), *self._blocks.close()]
         last: dict[str, Any] = {
             "type": "message_delta",
             "delta": {"stop_reason": self._stop_reason, "stop_sequence": self._stop_sequence},
@@ -136,10 +154,13 @@ class _Growing:
         """Anthropic counts what came from the cache by itself; how much that is, is known at the end."""
         counts = usage([len(self._ask.prompt)], [self._answer], self._fields.prediction is not None)
         cached = counts["prompt_tokens_details"]["cached_tokens"]
+        details = counts.get("completion_tokens_details", {})
+        thought = details.pop("reasoning_tokens", None)
         return {
             "input_tokens": counts["prompt_tokens"] - cached,
             "cache_creation_input_tokens": 0,
             "cache_read_input_tokens": cached,
             "output_tokens": counts["completion_tokens"],
-            **{name: counts[name] for name in ("completion_tokens_details",) if name in counts},
+            **({} if thought is None else {"output_tokens_details": {"thinking_tokens": thought}}),
+            **({"completion_tokens_details": details} if details else {}),
         }

@@ -10,8 +10,8 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
 from paceline.serve.asking import Ask, Delta, Service
-from paceline.serve.choices import Answer, usage
-from paceline.serve.conversing import answered, ask_of, prompt_of
+from paceline.serve.choices import usage
+from paceline.serve.conversing import answered, ask_of, prompt_of, thinking_variables, unanswered, with_thought
 from paceline.serve.events import BEAT, api_error, unless_gone
 from paceline.serve.logprob_fields import chat_entries
 from paceline.serve.response_items import Items
@@ -42,7 +42,9 @@ async def _answered(service: Service, settings: Settings, fields: ResponsesReque
     await check(service, grammar, "text.format" if fields.text and fields.text.format else param_of(fields))
     tools, choice, allowed = fields.plain_tools, fields.plain_choice, fields.allowed_tools
     plan = await planned(service, tools, choice, fields.parallel_tool_calls, grammar, allowed)
-    prompt = await prompt_of(service, settings, plan, fields.template_messages, "input")
+    variables = thinking_variables(service, fields.effort, "reasoning.effort")
+    prompt = await prompt_of(service, settings, plan, fields.template_messages, "input", variables=variables)
+    plan = await with_thought(service, plan, prompt, None, "tools" if plan.functions else "text.format")
     values = generation_values(fields) | {"logprobs": (fields.top_logprobs or 0) if fields.tells_logprobs else None}
     ask = await ask_of(service, settings, fields, plan, prompt, values, fields.max_output_tokens, "input")
     return await answered(service, ask, _Growing(service, fields, plan, ask), streamed=bool(fields.stream))
@@ -55,7 +57,7 @@ class _Growing:
 
     def __init__(self, service: Service, fields: ResponsesRequest, plan: ToolPlan, ask: Ask) -> None:
         self._service, self._fields = service, fields
-        self._parser, self._items, self._answer = plan.parser(), Items(), Answer()
+        self._reader, self._items, self._answer = plan.reader(), Items(), unanswered(service, plan)
         self._ask = ask
         self._numbered = 0
         self._steps: list[Any] = []
@@ -85,21 +87,26 @@ class _Growing:
 
     def add(self, delta: Delta) -> list[dict[str, Any]]:
         """Raises APIError (500, 503) where the engine gave the response up."""
+        thought = self._answer.thought
+        before = thought.count if thought else 0
         self._answer.add(delta)
         if (steps := traced(self._service, delta)) is not None:
             self._steps += steps["steps"]
         logprobs = chat_entries(self._service, delta.logprobs or ())
         self._answer.forget_logprobs()
-        return self._numbered_events(self._items.add(self._parser.feed(delta.text), logprobs))
+        thought_of = thought.count - before if thought else 0
+        return self._numbered_events(self._items.add(self._reader.feed(delta.text), logprobs, thought_of))
 
     def finish(self) -> list[dict[str, Any]]:
         """Raises APIError (503) where the engine stopped without a word."""
         cut = self._answer.finish_reason != "stop"
-        events = [*self._items.add(self._parser.end()), *self._items.finish(cut)]
+        events = [*self._items.add(self._reader.end()), *self._items.finish(cut)]
         kind = "response.incomplete" if cut else "response.completed"
         return self._numbered_events([*events, {"type": kind, "response": self.body}])
 
     def fail(self, error: Exception) -> list[dict[str, Any]]:
+        # what had begun will never be whole
+        self._items.close("incomplete")
         described = {"code": "server_error", "message": api_error(error).message}
         failed = {**self._head, "status": "failed", "error": described, "output": self._items.output}
         return self._numbered_events([{"type": "response.failed", "response": failed}])
@@ -139,7 +146,7 @@ def _echo(service: Service, fields: ResponsesRequest, ask: Ask) -> dict[str, Any
         "metadata": fields.metadata or {},
         "parallel_tool_calls": fields.parallel_tool_calls is not False,
         "previous_response_id": None,
-        "reasoning": {"effort": None, "summary": None},
+        "reasoning": {"effort": fields.effort, "summary": None},
         "service_tier": "default",
         "store": False,
         "temperature": ask.params.temperature,

@@ -225,8 +225,6 @@ class ChatRequest(Conversation, Generation):
     def _text_only(self) -> ChatRequest:
         if self.modalities is not None and self.modalities != ["text"]:
             raise refusal("modalities", "answers are text")
-        if self.reasoning_effort not in (None, "none"):
-            raise refusal("reasoning_effort", "the model has one way to answer")
         if self.verbosity not in (None, "medium"):
             raise refusal("verbosity", "the model has one way to answer")
         if self.top_logprobs is not None and not self.logprobs:

@@ -52,7 +52,7 @@ _BRANCHES = frozenset({"str", "int", "float", "bool", "dict", "list", "none"})
 
 class Wire(BaseModel):
     """Part of a request. `unsupported`: fields of other servers that this one lacks, and why; with a value that asks for nothing
-    they are as if absent."""
+    they are as if absent, and so is every field that is null, for clients write out fields that are newer than this server."""
 
     model_config = ConfigDict(extra="forbid", strict=True, hide_input_in_errors=True)
     unsupported: ClassVar[Mapping[str, str]] = {}
@@ -62,6 +62,8 @@ class Wire(BaseModel):
     def _supported(cls, values: Any) -> Any:
         if not isinstance(values, dict):
             return values
+        if None in values.values():
+            values = {name: value for name, value in values.items() if value is not None}
         for name, reason in cls.unsupported.items():
             if not _is_off(name, values.get(name)):
                 raise refusal(name, reason)

@@ -9,7 +9,7 @@ from pydantic import BaseModel, Field, Tag, model_validator
 from paceline.params import Finite, Grammar
 from paceline.serve.errors import invalid
 from paceline.serve.structured import schema_grammar, structured
-from paceline.serve.wire.common import Name, Text, Wire, misfit, refusal, up_to
+from paceline.serve.wire.common import Name, Text, Wire, misfit, up_to
 from paceline.serve.wire.generation import CacheControl, Extensions
 from paceline.serve.wire.typed import OfType, by_kind
 
@@ -30,17 +30,22 @@ Texts = Annotated[
     Annotated[Text, Tag("str")] | Annotated[list[TextBlock], up_to(1024), Tag("list")],
     _BY_KIND,
 ]
-_BELONG = {"text": {"text"}, "tool_use": {"id", "name", "input"}, "tool_result": {"tool_use_id"}}
+_BELONG = {"text": {"text"}, "thinking": {"thinking"}, "tool_use": {"id", "name", "input"}, "tool_result": {"tool_use_id"}}
+_OWN = {"content": "tool_result", "is_error": "tool_result", "signature": "thinking"}
+"""Fields that a block of one type may have."""
 
 
 class Block(OfType):
-    """A text, a call that the model made, or what came of it."""
+    """A text, what the model thought before it, a call that it made, or what came of that. signature: of a thought; nobody reads
+    it."""
 
     known: ClassVar = tuple(_BELONG)
     unsupported: ClassVar = {"caller": "only the model calls tools"}
 
-    type: Literal["text", "tool_use", "tool_result"]
+    type: Literal["text", "thinking", "tool_use", "tool_result"]
     text: Text | None = None
+    thinking: Text | None = None
+    signature: Text | None = None
     citations: Annotated[list[Any], up_to(0)] | None = None
     id: Name | None = None
     name: FunctionName | None = None
@@ -53,12 +58,12 @@ class Block(OfType):
     @model_validator(mode="after")
     def _coherent(self) -> Block:
         needed = _BELONG[self.type]
-        for field in ("text", "id", "name", "input", "tool_use_id"):
+        for field in ("text", "thinking", "id", "name", "input", "tool_use_id"):
             if (getattr(self, field) is not None) != (field in needed):
                 said = "is missing from" if field in needed else "is no part of"
                 raise misfit(field, f"{said} a block of type '{self.type}'")
-        for field in ("content", "is_error"):
-            if getattr(self, field) is not None and self.type != "tool_result":
+        for field, owner in _OWN.items():
+            if getattr(self, field) is not None and self.type != owner:
                 raise misfit(field, f"is no part of a block of type '{self.type}'")
         return self
 
@@ -74,8 +79,8 @@ class Turn(Wire):
 
     @model_validator(mode="after")
     def _coherent(self) -> Turn:
-        stranger = "tool_use" if self.role == "user" else "tool_result"
-        if any(block.type == stranger for block in self.blocks):
+        strangers = ("tool_use", "thinking") if self.role == "user" else ("tool_result",)
+        if stranger := next((block.type for block in self.blocks if block.type in strangers), None):
             raise misfit("content", f"holds a '{stranger}', which does not belong to the role '{self.role}'")
         return self
 
@@ -130,6 +135,16 @@ class OutputConfig(Wire):
     format: SchemaOf | None = None
 
 
+class Thinking(OfType):
+    """budget_tokens: about how many a thought may have; a local model cannot be told."""
+
+    known: ClassVar = ("disabled", "enabled", "adaptive")
+    unsupported: ClassVar = {"display": "thoughts are told as they are"}
+
+    type: Literal["disabled", "enabled", "adaptive"]
+    budget_tokens: Annotated[int, Field(ge=1, le=2**31)] | None = None
+
+
 class Prompting(Wire):
     """What is said, and with which tools: all that /v1/messages/count_tokens reads."""
 
@@ -148,22 +163,21 @@ class Prompting(Wire):
     system: Texts | None = None
     tools: Annotated[list[ToolOf], up_to(128)] | None = None
     tool_choice: ToolChoice | None = None
-    thinking: dict[str, Any] | None = None
+    thinking: Thinking | None = None
     output_config: OutputConfig | None = None
     cache_control: CacheControl | None = None
 
     @model_validator(mode="after")
     def _answerable(self) -> Prompting:
-        if self.thinking is not None and self.thinking != {"type": "disabled"}:
-            raise refusal("thinking", "the model has one way to answer")
-        if self.begun and any(block.type == "tool_use" for block in self.messages[-1].blocks):
+        if self.continued is not None and any(block.type == "tool_use" for block in self.messages[-1].blocks):
             raise misfit("messages", "end with a call; its 'tool_result' must follow")
         return self
 
     @property
-    def begun(self) -> bool:
-        """Whether the last message is the assistant's, which the answer continues."""
-        return self.messages[-1].role == "assistant"
+    def continued(self) -> str | None:
+        """The text of the last message where it is the assistant's, which the answer continues."""
+        last = self.messages[-1]
+        return "\n".join(block.text or "" for block in last.blocks) if last.role == "assistant" else None
 
     @property
     def template_messages(self) -> list[dict[str, Any]]:
@@ -184,7 +198,10 @@ class Prompting(Wire):
                 if not (messages and messages[-1]["role"] == turn.role):
                     messages.append({"role": turn.role})
                     texts.append([])
-                if block.type == "text":
+                if block.type == "thinking":
+                    thought = messages[-1].get("reasoning_content")
+                    messages[-1]["reasoning_content"] = f"{thought}\n{block.thinking}" if thought else block.thinking
+                elif block.type == "text":
                     if texts[-1] or block.text:
                         texts[-1].append(block.text or "")
                 else:

@@ -15,15 +15,15 @@ from paceline.serve.wire.common import Name, Text, Wire, arguments, misfit, prin
 from paceline.serve.wire.generation import FOREIGN, Generation
 from paceline.serve.wire.typed import OfType, by_kind
 
-LOGPROBS = "message.output_text.logprobs"
+LOGPROBS, ENCRYPTED = "message.output_text.logprobs", "reasoning.encrypted_content"
 
 
 class Part(OfType):
     """A part of a message. annotations, logprobs: of an earlier answer that is sent back; they say nothing to the model."""
 
-    known: ClassVar = ("input_text", "output_text", "refusal")
+    known: ClassVar = ("input_text", "output_text", "reasoning_text", "refusal")
 
-    type: Literal["input_text", "output_text", "refusal"]
+    type: Literal["input_text", "output_text", "reasoning_text", "refusal"]
     text: Text | None = None
     refusal: Text | None = None
     annotations: list[Any] | None = None
@@ -44,15 +44,19 @@ _BELONG = {
     "message": ("role", "content"),
     "function_call": ("call_id", "name", "arguments"),
     "function_call_output": ("call_id", "output"),
+    "reasoning": (),
 }
 
 
 class Item(OfType):
-    """A message, a call that the model made, or what came of it. id, status: of items that an earlier answer held."""
+    """A message, a call that the model made, what came of it, or what the model thought before either. id, status: of items that
+    an earlier answer held. summary: of a thought, beside which nothing is read."""
+
+    unsupported: ClassVar = {"encrypted_content": "thoughts are told as they are"}
 
     known: ClassVar = tuple(_BELONG)
 
-    type: Literal["message", "function_call", "function_call_output"] = "message"
+    type: Literal["message", "function_call", "function_call_output", "reasoning"] = "message"
     id: Name | None = None
     status: Literal["in_progress", "completed", "incomplete"] | None = None
     phase: Name | None = None
@@ -62,10 +66,18 @@ class Item(OfType):
     name: FunctionName | None = None
     arguments: Text | None = None
     output: Content | None = None
+    summary: Annotated[list[Any], up_to(1024)] | None = None
 
     @model_validator(mode="after")
     def _coherent(self) -> Item:
+        thought = self.type == "reasoning"
+        if self.summary is not None and not thought:
+            raise misfit("summary", f"is no part of an item of type '{self.type}'")
+        if any((part.type == "reasoning_text") != thought for part in _parts(self.content) + _parts(self.output)):
+            raise misfit("content", "holds a part that belongs to another type of item")
         for field in ("role", "content", "call_id", "name", "arguments", "output"):
+            if thought and field == "content":
+                continue
             if (getattr(self, field) is not None) != (field in _BELONG[self.type]):
                 needs = field in _BELONG[self.type]
                 raise misfit(field, f"{'is missing from' if needs else 'is no part of'} an item of type '{self.type}'")
@@ -128,6 +140,14 @@ class TextOptions(Wire):
     verbosity: Literal["medium"] | None = None
 
 
+class Reasoning(Wire):
+    """How much a model thinks. Thoughts are told as they are, and never summed up."""
+
+    effort: Name | None = None
+    summary: Literal["auto"] | None = None
+    generate_summary: None = None
+
+
 class ResponsesRequest(Generation):
     """A conversation that the model answers. Nothing is stored: each request holds all of it."""
 
@@ -167,7 +187,7 @@ class ResponsesRequest(Generation):
     parallel_tool_calls: bool | None = None
     include: Annotated[list[Name], up_to(16)] | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
-    reasoning: dict[str, Any] | None = None
+    reasoning: Reasoning | None = None
     truncation: Name | None = None
     background: bool | None = None
     prompt_cache_options: dict[str, Any] | None = None
@@ -179,15 +199,17 @@ class ResponsesRequest(Generation):
         if self.truncation not in (None, "disabled"):
             raise refusal("truncation", "nothing is left out of a conversation")
         for name in self.include or ():
-            if name != LOGPROBS:
+            if name not in (LOGPROBS, ENCRYPTED):
                 raise refusal("include", f"there is no '{printable(name)}' here, only {LOGPROBS}")
-        if any(value not in (None, "none") for value in (self.reasoning or {}).values()):
-            raise refusal("reasoning", "the model has one way to answer")
         if self.stream_options is not None and self.stream_options.continuous_usage_stats:
             raise refusal("stream_options.continuous_usage_stats", "the usage comes with the last event")
         if self.top_logprobs and not self.tells_logprobs:
             raise misfit("top_logprobs", f"needs 'include' to hold '{LOGPROBS}'")
         return self
+
+    @property
+    def effort(self) -> str | None:
+        return self.reasoning.effort if self.reasoning else None
 
     @property
     def tells_logprobs(self) -> bool:
@@ -202,8 +224,11 @@ class ResponsesRequest(Generation):
         messages: list[dict[str, Any]] = []
         if self.instructions or leading:
             messages.append({"role": "system", "content": "\n\n".join(filter(None, systems))})
-        calling = False
+        calling, thought = False, ""
         for item in items[len(leading) :]:
+            if item.type == "reasoning":
+                thought = joined(item.content)
+                continue
             if item.type == "message":
                 messages.append({"role": "system" if item.role == "developer" else item.role, "content": joined(item.content)})
             elif item.type == "function_call_output":
@@ -215,6 +240,10 @@ class ResponsesRequest(Generation):
                 function = {"name": item.name, "arguments": arguments(item.arguments or "")}
                 messages[-1].setdefault("tool_calls", []).append({"id": item.call_id, "type": "function", "function": function})
             calling = item.type == "function_call"
+            if thought and messages[-1]["role"] == "assistant":
+                # it is part of what it led to
+                messages[-1].setdefault("reasoning_content", thought)
+            thought = ""
         return messages
 
     @property
@@ -255,6 +284,10 @@ class ResponsesRequest(Generation):
         if outputs is not None:
             raise invalid("'text.format' excludes other structured output", "text.format")
         return ANY_OBJECT if asked.schema_ is None else schema_grammar(asked.schema_, "text.format.schema")
+
+
+def _parts(content: Content | None) -> list[Part]:
+    return content if isinstance(content, list) else []
 
 
 def joined(content: Content | None) -> str:
