@@ -4,6 +4,20 @@ A third backend beside the transformers adapter and the packed weights of proces
 alone, in one order, whatever rides beside it: verifying, decoding and reading a prompt in any chunking give the same bits. The
 residual stream and all sums are float32; what meets a matrix, keys and values have the precision of the weights.
 
+The launches of a layer:
+
+    residual_norms   add what the block before left to the residual stream, and normalise it
+    row_products     times the query, key and value matrix, in parts of the inputs
+    rotary           add up the parts, and rotate heads to their positions; keys and values go into their pages
+    tree_attention   every row against its keys, in splits of the positions that it reaches (`work_items`)
+    tree_attention   merge the splits of a row; where tiles are many the first launch does that too
+    row_products     times the output matrix
+    residual_norms   as above
+    row_products     gates, what they gate, and their product in one
+    row_products     times the last matrix
+
+Narrow keys and values are rounded and written by torch, behind `rotary`.
+
 Source: the form is that of Llama (arXiv:2302.13971) and the families after it; see `forms.py`.
 """
 

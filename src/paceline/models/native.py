@@ -3,8 +3,8 @@
 A second backend beside the transformers adapter, behind the same contract. A row's logits have the same bits whatever is computed
 beside it and on any number of threads, so that verifying equals decoding in every format, int4 included. Activations are float32,
 but integers where they meet such weights, bfloat16 under `w16a16`, and two bfloat16 each where a matrix unit multiplies them
-under `bf16`; keys and values are float32 where weights are, else float16. Under formats of whole numbers embeddings keep the
-checkpoint's precision.
+under `bf16`; keys and values are float32 where weights are, else float16. The format is that of linear layers and of the head.
+Norms and biases are float32 under all of them, and under formats of whole numbers embeddings keep the checkpoint's precision.
 """
 
 from __future__ import annotations

@@ -2,7 +2,33 @@
 
 The line is drawn once, in `step`: embed, then per layer norm, queries keys and values, rotation, attention, output, norm, gated
 MLP, and at the end norm and head for the rows that are wanted. Threads divide panels of outputs, rows or heads, never a sum,
-and meet at a barrier between; so the number of threads changes no bit either.
+and meet at a barrier between; so the number of threads changes no bit either. A barrier for every line that is drawn:
+
+                   what a thread takes          writes
+    embed          rows                         residual [T, hidden]
+    ------------------------------------------------------------------------- per layer
+    norm, lay out  all rows, or tiles (1)       [inputs, rows of a tile]: a row becomes a column of a tile
+    q, k, v        panels of outputs            projected [T, panels]
+    ------------------------------------------------------------------------- (2)
+    norm, rotate   key heads of rows            queries in place; keys and values into the slab
+    ------------------------------------------------------------------------- (2)
+    attend (3)     runs of tiles of queries     attended [T, heads]
+    -------------------------------------------------------------------------
+    out            panels                       added to the residual stream
+    -------------------------------------------------------------------------
+    norm, gate, up pairs of panels              inner [T, inner]: activation of the gates, times what they gate
+    -------------------------------------------------------------------------
+    down           panels                       added to the residual stream
+    ------------------------------------------------------------------------- at the end
+    norm, head     panels                       logits, of wanted rows only
+
+(1) Every thread lays out the rows of one tile for itself; those of several tiles are shared out, with one more barrier. The same
+holds before every other product.
+(2) None where a thread goes on with the key heads that it has: outputs lie by key head, its queries, its key and its value.
+(3) From here on the last layer has the wanted rows only: of the others, only keys and values are read later.
+
+A norm behind a block, or one that all heads pass together, takes one more barrier. Mixtures of experts (`experts`) take the place
+of the lines from "norm, gate, up" to "down".
 """
 
 from __future__ import annotations
