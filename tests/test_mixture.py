@@ -52,9 +52,9 @@ def test_nobody_decides_on_a_sequence_that_may_draft_nothing() -> None:
     """As one that is to have a single token: it would be taken for one that was drafted for in vain."""
 
     class Noting(FixedPolicy):
-        def budgets(self, part: DrafterInfo, sequences: Many[Sequence], trees: Many[DraftTree]) -> list[Budget]:
+        def budgets(self, drafter: DrafterInfo, sequences: Many[Sequence], trees: Many[DraftTree]) -> list[Budget]:
             asked.append([sequence.key for sequence in sequences])
-            return super().budgets(part, sequences, trees)
+            return super().budgets(drafter, sequences, trees)
 
     asked, model = list[list[int]](), TableModel(6)
     speculative = Speculative(model, MergedDrafter([Wrong(model), Right(model)]), Match(), Noting())

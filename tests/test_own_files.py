@@ -61,15 +61,15 @@ class Options(BaseModel):
 class Mine(Policy):
     name = "mine"
 
-    def budgets(self, part, sequences, trees):
-        return [part.budget] * len(sequences)
+    def budgets(self, drafter, sequences, trees):
+        return [drafter.budget] * len(sequences)
 
 def build(options):
     return Mine()
 '''
 CHAIN, FOLLOWED, GRANTED = (
     re.search(rf"return ({begin}.*)", source).group(1)  # pyright: ignore[reportOptionalMemberAccess]
-    for source, begin in ((DRAFTER, r"\[Draft"), (RULE, "follow"), (POLICY, r"\[part"))
+    for source, begin in ((DRAFTER, r"\[Draft"), (RULE, "follow"), (POLICY, r"\[drafter"))
 )
 PARAMS = SamplingParams(max_tokens=6)
 BUILT = [

@@ -11,6 +11,7 @@ import pytest
 from fastapi import Request
 
 from paceline.serve import events
+from paceline.serve.asking import Delta
 from paceline.serve.choices import Answer
 from paceline.serve.errors import APIError
 from paceline.serve.events import BEAT, Begun, EventStream, beating, frame, openai_frames, unless_gone
@@ -271,23 +272,24 @@ def test_what_tells_of_a_whole_prompt_is_written_in_a_thread(
 
 
 @pytest.mark.parametrize(
-    ("front", "module", "wishes"),
+    ("front", "wishes"),
     [
-        (CHAT, "chat", {"logprobs": True, "prompt_logprobs": 1}),
-        (COMPLETIONS, "completions", {"logprobs": 1, "prompt_logprobs": 1}),
-        (RESPONSES, "responses", {"include": ["message.output_text.logprobs"]}),
+        (CHAT, {"logprobs": True, "prompt_logprobs": 1}),
+        (COMPLETIONS, {"logprobs": 1, "prompt_logprobs": 1}),
+        (RESPONSES, {"include": ["message.output_text.logprobs"]}),
     ],
 )
 def test_a_stream_keeps_no_log_probabilities_that_it_has_told(
-    monkeypatch: pytest.MonkeyPatch, front: Front, module: str, wishes: dict[str, Any]
+    monkeypatch: pytest.MonkeyPatch, front: Front, wishes: dict[str, Any]
 ) -> None:
     answers: list[Answer] = []
+    add = Answer.add
 
-    def noted(**fields: Any) -> Answer:
-        answers.append(Answer(**fields))
-        return answers[-1]
+    def noted(answer: Answer, delta: Delta) -> None:
+        answers.append(answer)
+        add(answer, delta)
 
-    monkeypatch.setattr(f"paceline.serve.routes.{module}.Answer", noted)
+    monkeypatch.setattr(Answer, "add", noted)
     answer = front.client(FakeService()).post(front.path, json={**front.body, **wishes, "stream": True})
     assert '"logprob' in answer.text
     assert answers[0].tokens

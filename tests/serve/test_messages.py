@@ -258,7 +258,7 @@ def test_how_much_is_thought_is_for_the_template_to_say():
     ):
         service = thinker()
         post(service, thinking=thinking)
-        assert service.encoded[-1].startswith(told + "\n" if told else "user"), thinking
+        assert service.encoded[0].startswith(told + "\n" if told else "user"), thinking
         count = send(service, {"messages": HELLO, "thinking": thinking}, f"{PATH}/count_tokens").json()["input_tokens"]
         assert count == len(service.asked[0][0].prompt)
     # a template that cannot be told is asked as ever

@@ -384,7 +384,7 @@ def test_thoughts_that_are_sent_back_belong_to_what_they_led_to():
 def test_how_much_is_thought_is_for_the_template_to_say():
     service = thinker()
     post(service, reasoning={"effort": "none", "summary": "auto"}, include=["reasoning.encrypted_content"])
-    assert service.encoded[-1].startswith('{"enable_thinking": false}')
+    assert service.encoded[0].startswith('{"enable_thinking": false}')
     service = FakeService(chat_template="{{ messages }}{{ reasoning_effort }}")
     assert post(service, reasoning={"effort": "high"})["reasoning"]["effort"] == "high"
     assert service.encoded[-1].startswith('{"reasoning_effort": "high"}')

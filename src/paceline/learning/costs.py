@@ -72,39 +72,39 @@ class Costs:
         """Seconds that a decoding step's forward is expected to take; 0.0 where nothing was ever measured."""
         return self.curve(rows) + (batch - 1) * self.sequence_s * self.curve.pace
 
-    def measured(self, part: str, depth: int, batch: int, seconds: float) -> None:
+    def measured(self, drafter: str, depth: int, batch: int, seconds: float) -> None:
         """Set what such a draft takes, measured on its own."""
-        self.drafts.setdefault(part, DraftCurve()).put(depth, batch, seconds)
+        self.drafts.setdefault(drafter, DraftCurve()).put(depth, batch, seconds)
 
-    def drafted(self, part: str, depth: int, lengths: Mapping[int, int], seconds: float) -> None:
+    def drafted(self, drafter: str, depth: int, lengths: Mapping[int, int], seconds: float) -> None:
         """See what a drafter that runs a model took for drafts of up to `depth` levels.
 
         lengths: request -> tokens of its text. Where much of one had to be read first, as in a trial after a long pause, that
         says nothing of drafts: reading has a price of its own.
         """
-        if self._has_read(part, lengths):
-            self.drafts.setdefault(part, DraftCurve()).see(depth, len(lengths), seconds)
+        if self._has_read(drafter, lengths):
+            self.drafts.setdefault(drafter, DraftCurve()).see(depth, len(lengths), seconds)
 
-    def looked_up(self, part: str, depth: int, lengths: Mapping[int, int], seconds: float) -> None:
+    def looked_up(self, drafter: str, depth: int, lengths: Mapping[int, int], seconds: float) -> None:
         """See what a lookup took for these requests, which it is asked for one after another. Arguments: as in `drafted`."""
         each_s = seconds / len(lengths)
-        if self._has_read(part, lengths):
-            self.drafts.setdefault(part, DraftCurve()).see(depth, 1, each_s)
+        if self._has_read(drafter, lengths):
+            self.drafts.setdefault(drafter, DraftCurve()).see(depth, 1, each_s)
         else:
-            known = self.resumed.get(part, each_s)
-            self.resumed[part] = known + _SMOOTH * (min(each_s, _MOST * known) - known)
+            known = self.resumed.get(drafter, each_s)
+            self.resumed[drafter] = known + _SMOOTH * (min(each_s, _MOST * known) - known)
 
-    def _has_read(self, part: str, lengths: Mapping[int, int]) -> bool:
+    def _has_read(self, drafter: str, lengths: Mapping[int, int]) -> bool:
         """Whether a drafter knew these texts but for their last tokens; it knows them now."""
-        read, knew = self.read.setdefault(part, {}), True
+        read, knew = self.read.setdefault(drafter, {}), True
         for key, length in lengths.items():
             knew = knew and key in read and length - read[key] <= _READ_ALONG
             read[key] = length
         return knew
 
-    def draft_s(self, part: str, depth: float, batch: int) -> float:
+    def draft_s(self, drafter: str, depth: float, batch: int) -> float:
         """Seconds that a draft of this depth for `batch` sequences is expected to take; 0.0 where none was measured."""
-        known = self.drafts.get(part)
+        known = self.drafts.get(drafter)
         return known(depth, batch) if known else 0.0
 
     def start_from(self, measured: Costs, pace: float) -> None:
@@ -114,7 +114,7 @@ class Costs:
         self.drafts.update(measured.drafts)
         for curve in measured.drafts.values():
             curve.pace *= pace
-        self.reading.update((part, seconds * pace) for part, seconds in measured.reading.items())
+        self.reading.update((drafter, seconds * pace) for drafter, seconds in measured.reading.items())
 
     def release(self, key: int) -> None:
         """Forget a request; what it taught about costs stays."""

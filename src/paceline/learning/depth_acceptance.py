@@ -91,58 +91,58 @@ class DepthAcceptance:
         self._known: dict[str, dict[DraftContext, _Rates]] = {}
         """Drafter -> context -> its rates, until its next draft is observed."""
 
-    def brought(self, part: str, depth: int, where: DraftContext) -> list[float]:
+    def brought(self, drafter: str, depth: int, where: DraftContext) -> list[float]:
         """Per depth up to `depth`, the probability that a granted level is drafted and accepted, given that its parent was."""
-        return _to(depth, self._rates(part, where).brought)
+        return _to(depth, self._rates(drafter, where).brought)
 
-    def right(self, part: str, depth: int, where: DraftContext) -> list[float]:
+    def right(self, drafter: str, depth: int, where: DraftContext) -> list[float]:
         """Per depth up to `depth`, the probability that a drafted level is accepted, given that its parent was."""
-        return _to(depth, self._rates(part, where).right)
+        return _to(depth, self._rates(drafter, where).right)
 
-    def drafted(self, part: str, depth: int, where: DraftContext) -> list[float]:
+    def drafted(self, drafter: str, depth: int, where: DraftContext) -> list[float]:
         """Per depth up to `depth`, the probability that a granted level is drafted."""
-        shares = self._rates(part, where).drafted[:depth]
-        for chance in self.brought(part, depth, where)[len(shares) :]:
+        shares = self._rates(drafter, where).drafted[:depth]
+        for chance in self.brought(drafter, depth, where)[len(shares) :]:
             # a draft continues about as often as it is accepted
             shares.append(shares[-1] * chance if shares else 1.0)
         return shares
 
-    def _rates(self, part: str, where: DraftContext) -> _Rates:
-        known = self._known.get(part, {}).get(where)
+    def _rates(self, drafter: str, where: DraftContext) -> _Rates:
+        known = self._known.get(drafter, {}).get(where)
         if known is None:
-            places = self._places.get(part, {})
+            places = self._places.get(drafter, {})
             # the beginning of an answer says the least about the other contexts
-            counted = (self._counted(part, place) for place in (where, *reversed(DraftContext)) if place in places)
+            counted = (self._counted(drafter, place) for place in (where, *reversed(DraftContext)) if place in places)
             levels = next(filter(None, counted), [])
             known = _Rates(
                 [level.drafted.rate for level in levels],
                 [level.brought.rate for level in levels],
                 [level.right.rate for level in levels],
             )
-            self._known.setdefault(part, {})[where] = known
+            self._known.setdefault(drafter, {})[where] = known
         return known
 
-    def observe(self, part: str, granted: int, tree: DraftTree, emitted: Many[int], where: DraftContext) -> None:
+    def observe(self, drafter: str, granted: int, tree: DraftTree, emitted: Many[int], where: DraftContext) -> None:
         """Observe one draft that was granted so many levels. emitted: the tokens that followed its root."""
-        places = self._places.setdefault(part, {})
+        places = self._places.setdefault(drafter, {})
         place = places.get(where) or places.setdefault(where, _Place())
         granted, drafted, right = min(granted, DEEPEST), tree.deepest, _right(tree, emitted)
         told = min(right + 1, len(emitted), granted)
         # decisions hold for several steps: counting their drafts together takes a fraction of the time
         place.fresh.append(_Draft(granted, min(drafted, granted), min(right, granted), told, min(told, drafted)))
         if len(place.fresh) >= _COUNTED_TOGETHER:
-            self._counted(part, where)
-        self._known.pop(part, None)
+            self._counted(drafter, where)
+        self._known.pop(drafter, None)
 
-    def _counted(self, part: str, where: DraftContext) -> list[_Level]:
+    def _counted(self, drafter: str, where: DraftContext) -> list[_Level]:
         """The levels of a context, with all drafts counted."""
-        place = self._places[part][where]
+        place = self._places[drafter][where]
         if not place.fresh:
             return place.levels
         fresh, place.fresh = place.fresh, []
         deepest = max(draft.granted for draft in fresh)
         if len(place.levels) < deepest:
-            known = zip(*(rates(part, deepest, where) for rates in (self.drafted, self.brought, self.right)), strict=True)
+            known = zip(*(rates(drafter, deepest, where) for rates in (self.drafted, self.brought, self.right)), strict=True)
             for rates in list(known)[len(place.levels) :]:
                 place.levels.append(_Level(*(DecayedRate(_PRIOR * rate, _PRIOR, _MEMORY) for rate in rates)))
         granted, drafted, right, told, judged = (_at_least(lengths, deepest) for lengths in zip(*fresh, strict=True))
@@ -152,7 +152,7 @@ class DepthAcceptance:
             level.drafted.see(there, trials)
             level.brought.see(hits, parents)
             level.right.see(hits, looked_at)
-        self._known.pop(part, None)
+        self._known.pop(drafter, None)
         return place.levels
 
 

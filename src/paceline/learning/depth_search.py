@@ -44,58 +44,58 @@ class DepthSearch:
         self._costs, self._acceptance, self._depth_acceptance = costs, acceptance, depth_acceptance
         self._calibration, self._step_time, self._draft_history = calibration, step_time, draft_history
 
-    def decided(self, part: DrafterInfo, sequences: Many[Sequence], trees: Many[DraftTree]) -> Decision:
+    def decided(self, drafter: DrafterInfo, sequences: Many[Sequence], trees: Many[DraftTree]) -> Decision:
         """The decision on one costly drafter. trees: what the target would look at of what lookups found."""
-        depth, chosen = self.best(part, sequences, trees)
+        depth, chosen = self.best(drafter, sequences, trees)
         if not chosen:
             return NOBODY
-        if part.ends_early:
+        if drafter.ends_early:
             # where it ends is decided token by token; of levels that are never granted nothing would be learnt again
-            depth = part.budget.depth
-        count, wide, where = len(chosen), len(chosen) * part.width, _where(sequences, trees)
+            depth = drafter.budget.depth
+        count, wide, where = len(chosen), len(chosen) * drafter.width, _where(sequences, trees)
         forwards_s = self._costs.curve.span(self._step_time.rows(trees), depth * wide)[::wide]
         rows_s, worth_s = [after - before for before, after in pairwise(forwards_s)], self._step_time.token_s
-        drafts_s = [self._costs.draft_s(part.name, level, count) for level in (1, depth)]
-        level_s, right = (drafts_s[1] - drafts_s[0]) / max(depth - 1, 1), self._depth_acceptance.right(part.name, depth, where)
-        worth_all_s = count * worth_s * self._calibration.factor(part.name)
+        drafts_s = [self._costs.draft_s(drafter.name, level, count) for level in (1, depth)]
+        level_s, right = (drafts_s[1] - drafts_s[0]) / max(depth - 1, 1), self._depth_acceptance.right(drafter.name, depth, where)
+        worth_all_s = count * worth_s * self._calibration.factor(drafter.name)
         least = [(row_s + level_s) / (worth_all_s * chance) for row_s, chance in zip(rows_s[1:], right[1:], strict=True)]
         first_s = rows_s[0] + self._step_time.drafting_s
         pays = CLEARLY * first_s / worth_s, sum(rows_s) / depth / worth_s
-        drafted = self._depth_acceptance.drafted(part.name, depth, where)
-        return Decision(depth, chosen, least, self._draft_s(part, drafted, count), pays, sum(drafted))
+        drafted = self._depth_acceptance.drafted(drafter.name, depth, where)
+        return Decision(depth, chosen, least, self._draft_s(drafter, drafted, count), pays, sum(drafted))
 
-    def best(self, part: DrafterInfo, sequences: Many[Sequence], trees: Many[DraftTree]) -> tuple[int, Many[int]]:
+    def best(self, drafter: DrafterInfo, sequences: Many[Sequence], trees: Many[DraftTree]) -> tuple[int, Many[int]]:
         """The depth, and the places of the sequences, with the most expected tokens per second; depth 0 for none.
 
         trees: what the target would look at of what lookups found.
         """
         rows = self._step_time.rows(trees)
-        before = [self._levels(tree, part.budget.depth) for tree in trees]
+        before = [self._levels(tree, drafter.budget.depth) for tree in trees]
         # what the trees so far are expected to emit, the target's own token of every sequence included
         # and of those that nobody asks about, whose time this is too
-        tokens, factor = max(self._step_time.batch, len(trees)) + sum(map(sum, before)), self._calibration.factor(part.name)
-        drafted = self._depth_acceptance.drafted(part.name, part.budget.depth, _where(sequences, trees))
+        tokens, factor = max(self._step_time.batch, len(trees)) + sum(map(sum, before)), self._calibration.factor(drafter.name)
+        drafted = self._depth_acceptance.drafted(drafter.name, drafter.budget.depth, _where(sequences, trees))
         gains = [
-            list(accumulate(map(_more, [factor * chance for chance in self.chain(sequence, part, tree)], levels)))
+            list(accumulate(map(_more, [factor * chance for chance in self.chain(sequence, drafter, tree)], levels)))
             for sequence, tree, levels in zip(sequences, trees, before, strict=True)
         ]
         readings = [
-            self.reading_s(part, sequence) / self._draft_history.drafts_left(part.name, sequence) for sequence in sequences
+            self.reading_s(drafter, sequence) / self._draft_history.drafts_left(drafter.name, sequence) for sequence in sequences
         ]
         worth, clearly = self._step_time.worth(_CLEARLY_COSTLY)
         best, depth, chosen = clearly * worth(tokens, self._step_time.step_s(rows, any(len(tree) > 1 for tree in trees))), 0, ()
         # by sequences drafted for: rows that the levels so far add if all are drafted, and what the step is expected to take
-        forwards_s = self._costs.curve.span(rows, len(gains) * part.budget.depth * part.width)
+        forwards_s = self._costs.curve.span(rows, len(gains) * drafter.budget.depth * drafter.width)
         undrafted = (0, self._step_time.step_s(rows, True))
         steps: dict[int, tuple[int, float]] = {}
         falling, everyone, unfound = -inf, list(range(len(gains))), sum([len(tree) == 1 for tree in trees])
-        for level in range(1, part.budget.depth + 1):
+        for level in range(1, drafter.budget.depth + 1):
             order = sorted(everyone, key=lambda at, level=level: -gains[at][level - 1]) if len(everyone) > 1 else everyone
             gained, added, reading_s, top = 0.0, 0, 0.0, -inf
             for count, at in enumerate(order, 1):
                 gained += gains[at][level - 1]
                 # of two drafts for one sequence the better nodes will be looked at, not all
-                added += max(1 + level * part.width - trees[at].candidates, 0)
+                added += max(1 + level * drafter.width - trees[at].candidates, 0)
                 reading_s += readings[at]
                 if count & (count - 1) and count < len(order) and count != unfound:
                     # powers of two are close enough; and what is for those without a find stands for a while
@@ -103,7 +103,7 @@ class DepthSearch:
                 fewer, step_s = steps.get(count, undrafted)
                 step_s += drafted[level - 1] * (forwards_s[added] - forwards_s[fewer])
                 steps[count] = added, step_s
-                value = worth(tokens + gained, step_s + self._draft_s(part, drafted[:level], count) + reading_s)
+                value = worth(tokens + gained, step_s + self._draft_s(drafter, drafted[:level], count) + reading_s)
                 top = max(top, value)
                 if value > best:
                     best, depth, chosen = value, level, order[:count]
@@ -113,20 +113,20 @@ class DepthSearch:
             falling = top
         return depth, chosen
 
-    def _draft_s(self, part: DrafterInfo, drafted: Many[float], count: int) -> float:
+    def _draft_s(self, drafter: DrafterInfo, drafted: Many[float], count: int) -> float:
         """Seconds that drafts for so many sequences are expected to take. drafted: how likely each level is drafted for one."""
         levels = sum(drafted) if count == 1 else sum([1.0 - (1.0 - share) ** count for share in drafted])
-        return self._costs.draft_s(part.name, levels, count)
+        return self._costs.draft_s(drafter.name, levels, count)
 
-    def reading_s(self, part: DrafterInfo, sequence: Sequence) -> float:
+    def reading_s(self, drafter: DrafterInfo, sequence: Sequence) -> float:
         """Seconds in which this drafter reads what it lacks of a text, before it can draft."""
-        return self._draft_history.lacking(part.name, sequence) * self._costs.reading.get(part.name, 0.0)
+        return self._draft_history.lacking(drafter.name, sequence) * self._costs.reading.get(drafter.name, 0.0)
 
-    def chain(self, sequence: Sequence, part: DrafterInfo, tree: DraftTree) -> list[float]:
+    def chain(self, sequence: Sequence, drafter: DrafterInfo, tree: DraftTree) -> list[float]:
         """Per depth, how likely a token of this drafter comes true with all before it. tree: what lookups found."""
-        odds = self._acceptance.odds_before(sequence.key, part.name)
+        odds = self._acceptance.odds_before(sequence.key, drafter.name)
         brought = self._depth_acceptance.brought(
-            part.name, part.budget.depth, DraftContext.of(sequence.generated_tokens, len(tree) > 1)
+            drafter.name, drafter.budget.depth, DraftContext.of(sequence.generated_tokens, len(tree) > 1)
         )
         return list(accumulate([min(shifted(chance, odds), LIKELIEST) for chance in brought], mul))
 

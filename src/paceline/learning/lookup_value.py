@@ -87,24 +87,24 @@ class LookupValues:
         self._refer: set[str] = set()
         """Lookups that draft from the reference that a request brings."""
 
-    def budgets(self, part: DrafterInfo, sequences: Many[Sequence], now: int, learns: bool) -> list[Budget]:
+    def budgets(self, drafter: DrafterInfo, sequences: Many[Sequence], now: int, learns: bool) -> list[Budget]:
         """Per sequence, what a lookup may draft in step `now`: all it wants, its share in a large batch, or nothing.
 
         learns: whether the step is learnt from; where it is not, lookups that pay anyway are not updated.
         """
-        values, granted = self._values.setdefault(part.name, {}), []
-        if part.refers:
-            self._refer.add(part.name)
+        values, granted = self._values.setdefault(drafter.name, {}), []
+        if drafter.refers:
+            self._refer.add(drafter.name)
         share = max(_CROWD // len(sequences), _FEWEST)
-        budget = part.budget.within(Budget(share, share))
+        budget = drafter.budget.within(Budget(share, share))
         for sequence in sequences:
-            value = values.get(sequence.key) or self._opened(sequence.key, part, now)
+            value = values.get(sequence.key) or self._opened(sequence.key, drafter, now)
             if value is not None and value.next_asked > now:
                 granted.append(NOTHING)
                 continue
             granted.append(budget)
             if learns or value is None or not value.pays:
-                self._asked.append((sequence.key, part))
+                self._asked.append((sequence.key, drafter))
         return granted
 
     def awake(self, key: int, now: int) -> bool:
@@ -121,28 +121,28 @@ class LookupValues:
         """Whether a lookup was asked in this step whose value `update` will change."""
         return bool(self._asked)
 
-    def _opened(self, key: int, part: DrafterInfo, now: int) -> LookupValue | None:
+    def _opened(self, key: int, drafter: DrafterInfo, now: int) -> LookupValue | None:
         """A new value; None while asking was never timed, as nothing could be compared with it."""
-        ask_s = self._ask_s(part)
+        ask_s = self._ask_s(drafter)
         if not ask_s:
             return None
-        self._begun[part.name] += 1
+        self._begun[drafter.name] += 1
         most_s = _CREDIT * ask_s
         # a lookup that pays for others, or is not known yet, is not given up after a first ask in vain
-        usual = self._usual.get(part.name, most_s)
+        usual = self._usual.get(drafter.name, most_s)
         credit_s = min(max(usual, 0.0), most_s)
-        share = max(_FIRST_SHARE / (1.0 + self._vain[part.name] / _UNLIKELY), _TRIAL_SHARE)
-        waits = self._pause(self._anew_s(part, ask_s), share) if usual < ask_s and self._begun[part.name] % _HOPEFUL else 0
-        value = self._values[part.name][key] = LookupValue(credit_s, now, now, now + waits)
+        share = max(_FIRST_SHARE / (1.0 + self._vain[drafter.name] / _UNLIKELY), _TRIAL_SHARE)
+        waits = self._pause(self._anew_s(drafter, ask_s), share) if usual < ask_s and self._begun[drafter.name] % _HOPEFUL else 0
+        value = self._values[drafter.name][key] = LookupValue(credit_s, now, now, now + waits)
         return value
 
-    def _ask_s(self, part: DrafterInfo) -> float:
+    def _ask_s(self, drafter: DrafterInfo) -> float:
         """Seconds that asking a lookup takes for one request."""
-        return self._costs.draft_s(part.name, part.budget.depth, 1)
+        return self._costs.draft_s(drafter.name, drafter.budget.depth, 1)
 
-    def _anew_s(self, part: DrafterInfo, ask_s: float) -> float:
+    def _anew_s(self, drafter: DrafterInfo, ask_s: float) -> float:
         """Seconds that asking takes for a request whose text the lookup has yet to read. ask_s: for one it has read."""
-        return max(ask_s, self._costs.resumed.get(part.name, 0.0))
+        return max(ask_s, self._costs.resumed.get(drafter.name, 0.0))
 
     def _pause(self, ask_s: float, share: float) -> int:
         """Steps over which asking once takes only this share of a sequence's time."""
@@ -168,29 +168,29 @@ class LookupValues:
             return
         looked_at = {sequence.key: tree for sequence, tree in zip(sequences, trees, strict=True)}
         shares_s: tuple[float, float] | None = None
-        for key, part in self._asked:
-            tree, value = looked_at.get(key), self._values[part.name].get(key)
+        for key, drafter in self._asked:
+            tree, value = looked_at.get(key), self._values[drafter.name].get(key)
             if tree is None or value is None:
                 continue
-            ask_s = self._ask_s(part)
+            ask_s = self._ask_s(drafter)
             gain_s = 0.0
-            if taken := tree.sources.count(part.name):
+            if taken := tree.sources.count(drafter.name):
                 # in most steps nothing is found, and this is not needed
                 row_s, tree_s = shares_s = shares_s or self._shares_s(trees, beside_s())
-                gain_s = self.token_s * _brought(tree, part.name, known.get(key)) - row_s * taken
+                gain_s = self.token_s * _brought(tree, drafter.name, known.get(key)) - row_s * taken
                 # what a tree costs as a whole is split among its drafters by number of nodes
                 gain_s -= (tree_s + forgone_s.get(key, 0.0)) * taken / (len(tree) - 1)
             if gain_s > 0.0:
-                self._vain[part.name] = 0
+                self._vain[drafter.name] = 0
             elif value.updated == value.begun:
-                self._vain[part.name] += 1
+                self._vain[drafter.name] += 1
             # drafts that are rejected lose more than asking takes
             lost_s = max(-value.gain_s, 0.0)
             value.update(gain_s, ask_s, now)
             if gain_s <= 0.0 and not value.pays:
-                value.wait(ask_s, self._pause(self._anew_s(part, ask_s) + lost_s, _TRIAL_SHARE))
-            usual = self._usual.get(part.name, _CREDIT * ask_s)
-            self._usual[part.name] = usual + _LEARN * (gain_s - usual)
+                value.wait(ask_s, self._pause(self._anew_s(drafter, ask_s) + lost_s, _TRIAL_SHARE))
+            usual = self._usual.get(drafter.name, _CREDIT * ask_s)
+            self._usual[drafter.name] = usual + _LEARN * (gain_s - usual)
 
     def _shares_s(self, trees: Many[DraftTree], beside_s: float) -> tuple[float, float]:
         """Seconds that the step took longer for its drafts: for each of their rows, and for each tree with any."""

@@ -116,68 +116,68 @@ class AdaptivePolicy(Policy):
             self.learns = self._learning_interval.skip(due)
         return skips
 
-    def budgets(self, part: DrafterInfo, sequences: Many[Sequence], trees: Many[DraftTree]) -> list[Budget]:
-        if part.costly:
-            return self._deep(part, sequences, trees)
-        return self._lookup_values.budgets(part, sequences, self._steps, self.learns)
+    def budgets(self, drafter: DrafterInfo, sequences: Many[Sequence], trees: Many[DraftTree]) -> list[Budget]:
+        if drafter.costly:
+            return self._deep(drafter, sequences, trees)
+        return self._lookup_values.budgets(drafter, sequences, self._steps, self.learns)
 
-    def _deep(self, part: DrafterInfo, sequences: Many[Sequence], trees: Many[DraftTree]) -> list[Budget]:
+    def _deep(self, drafter: DrafterInfo, sequences: Many[Sequence], trees: Many[DraftTree]) -> list[Budget]:
         """Budgets for the depth, and the sequences, with the most expected tokens per second."""
-        cache = self._decision_caches[part.name]
+        cache = self._decision_caches[drafter.name]
         situation, decision = ALONE, NOBODY
         alone = len(sequences) == 1
         # how an answer begins is another matter than how it goes on, but most of a batch goes on
         begins = alone and not sequences[0].generated_tokens
         if not cache.declined(sequences, self._steps) or begins:
-            lacking = self._draft_history.lacking(part.name, sequences[0]) if alone else 0
+            lacking = self._draft_history.lacking(drafter.name, sequences[0]) if alone else 0
             situation = situation_of(trees, self._step_time.fed - self._step_time.batch, lacking, begins)
             unfound = [] if alone or not situation.found else [at for at, tree in enumerate(trees) if len(tree) == 1]
             decision = cache.get(sequences, situation, unfound)
             if decision is None:
-                decision = self._search.decided(part, sequences, self.trimmed(sequences, trees) if situation.found else trees)
+                decision = self._search.decided(drafter, sequences, self.trimmed(sequences, trees) if situation.found else trees)
                 cache.put(decision, sequences, situation, unfound, self._learning_interval.mean_steps)
         depth, chosen = decision.depth, decision.chosen
         if not chosen:
-            if self.learns and self._exploration.may_be_due(part.name):
-                depth, chosen = self._tried(part, sequences)
+            if self.learns and self._exploration.may_be_due(drafter.name):
+                depth, chosen = self._tried(drafter, sequences)
             if not chosen:
                 if situation.found and self._lookup_values.asked:
-                    self._forgo(part, sequences, trees, cache.latest(sequences, situation._replace(found=0)))
+                    self._forgo(drafter, sequences, trees, cache.latest(sequences, situation._replace(found=0)))
                 return [NOTHING] * len(sequences)
         granted = [NOTHING] * len(sequences)
-        chances = self.acceptance.chances(part.name)
+        chances = self.acceptance.chances(drafter.name)
         for at in chosen:
             key = sequences[at].key
-            stopping = Stopping(chances, self.acceptance.odds(key, part.name), decision.least)
-            granted[at] = Budget(depth * part.width, depth, stopping=stopping)
-            self._draft_history.record(part.name, sequences[at], self._steps, tried=not decision.chosen)
+            stopping = Stopping(chances, self.acceptance.odds(key, drafter.name), decision.least)
+            granted[at] = Budget(depth * drafter.width, depth, stopping=stopping)
+            self._draft_history.record(drafter.name, sequences[at], self._steps, tried=not decision.chosen)
             if self._lookup_values.asked and len(trees[at]) > 1:
-                self._deepened[key] = self._search.chain(sequences[at], part, trees[at])[:depth]
+                self._deepened[key] = self._search.chain(sequences[at], drafter, trees[at])[:depth]
         self._pays = decision.pays if self._step_time.batch == 1 and not situation.found else None
         # a trial is no decision, and goes to its depth
-        self._drafted_s += decision.draft_s or self.costs.draft_s(part.name, depth, len(chosen))
+        self._drafted_s += decision.draft_s or self.costs.draft_s(drafter.name, depth, len(chosen))
         return granted
 
-    def _forgo(self, part: DrafterInfo, sequences: Many[Sequence], trees: Many[DraftTree], alone: Decision) -> None:
+    def _forgo(self, drafter: DrafterInfo, sequences: Many[Sequence], trees: Many[DraftTree], alone: Decision) -> None:
         """Note what a costly drafter would have been worth that nobody asks because of what lookups found. alone: what was
         decided last where they found nothing."""
         for at in alone.chosen:
-            chain, rows = self._search.chain(sequences[at], part, trees[at])[: alone.depth], self._step_time.fed
-            rows_s = self.costs.curve(rows + round(alone.drafted * part.width)) - self.costs.curve(rows)
-            worth_s = self._lookup_values.token_s * self._calibration.factor(part.name) * sum(chain)
+            chain, rows = self._search.chain(sequences[at], drafter, trees[at])[: alone.depth], self._step_time.fed
+            rows_s = self.costs.curve(rows + round(alone.drafted * drafter.width)) - self.costs.curve(rows)
+            worth_s = self._lookup_values.token_s * self._calibration.factor(drafter.name) * sum(chain)
             self._forgone_s[sequences[at].key] = max(worth_s - rows_s - alone.draft_s / len(alone.chosen), 0.0)
 
-    def _tried(self, part: DrafterInfo, sequences: Many[Sequence]) -> tuple[int, Many[int]]:
+    def _tried(self, drafter: DrafterInfo, sequences: Many[Sequence]) -> tuple[int, Many[int]]:
         """One sequence to try a drafter on that is not thought to be worth it, if there is time for that.
 
         Of those that there is time for a request that was never tried goes first, then the one tried longest ago.
         """
-        depth = min(_TRIED_LEVELS, part.budget.depth)
-        least_s = self.costs.draft_s(part.name, depth, 1) + self._step_time.drafting_s
+        depth = min(_TRIED_LEVELS, drafter.budget.depth)
+        least_s = self.costs.draft_s(drafter.name, depth, 1) + self._step_time.drafting_s
         places = {sequence.key: at for at, sequence in enumerate(sequences)}
-        waited = sorted(sequences, key=lambda sequence: self._draft_history.last(part.name, sequence))
-        costs_s = {sequence.key: self._search.reading_s(part, sequence) + least_s for sequence in waited}
-        tried = self._exploration.begin(part.name, costs_s, least_s)
+        waited = sorted(sequences, key=lambda sequence: self._draft_history.last(drafter.name, sequence))
+        costs_s = {sequence.key: self._search.reading_s(drafter, sequence) + least_s for sequence in waited}
+        tried = self._exploration.begin(drafter.name, costs_s, least_s)
         return (0, ()) if tried is None else (depth, (places[tried],))
 
     def trimmed(self, sequences: Many[Sequence], trees: Many[DraftTree]) -> list[DraftTree]:
@@ -282,7 +282,7 @@ class AdaptivePolicy(Policy):
         if trial := self._exploration.begun:
             for sequence, tree, verdict in zip(sequences, trees, verdicts, strict=True):
                 if sequence.key == trial.key:
-                    self._exploration.end(self._gain_s(trial.part, tree, verdict, rows))
+                    self._exploration.end(self._gain_s(trial.drafter, tree, verdict, rows))
         self._learning_s[drafted] = learning_s = self._end_step(sequences, trees) - began
         self._learning_interval.learnt(learning_s, step_s)
 
@@ -294,10 +294,10 @@ class AdaptivePolicy(Policy):
         self._forget_step()
         return self._step_time.ended()
 
-    def _gain_s(self, part: str, tree: DraftTree, verdict: Verdict, rows: int) -> float:
+    def _gain_s(self, drafter: str, tree: DraftTree, verdict: Verdict, rows: int) -> float:
         """Seconds that one drafter's nodes in a tree were worth, less those of their rows. rows: of the step."""
-        brought = sum([tree.sources[node] == part for node in verdict.path])
-        rows_s = self.costs.curve(rows) - self.costs.curve(rows - tree.sources.count(part))
+        brought = sum([tree.sources[node] == drafter for node in verdict.path])
+        rows_s = self.costs.curve(rows) - self.costs.curve(rows - tree.sources.count(drafter))
         return brought * self._step_time.token_s - rows_s
 
     def _forget_step(self) -> None:

@@ -42,7 +42,7 @@ class Policy(ABC):
         return False
 
     @abstractmethod
-    def budgets(self, part: DrafterInfo, sequences: Many[Sequence], trees: Many[DraftTree]) -> list[Budget]:
+    def budgets(self, drafter: DrafterInfo, sequences: Many[Sequence], trees: Many[DraftTree]) -> list[Budget]:
         """How much this drafter may draft for each sequence in this step. trees: what the drafters before it proposed."""
 
     def trimmed(self, sequences: Many[Sequence], trees: Many[DraftTree]) -> list[DraftTree]:

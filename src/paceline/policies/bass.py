@@ -68,10 +68,10 @@ class BassPolicy(Policy):
     def deepest(self, whole: bool) -> int | None:
         return self.options.limit
 
-    def budgets(self, part: DrafterInfo, sequences: Many[Sequence], trees: Many[DraftTree]) -> list[Budget]:
-        depth = min(self.length, part.budget.depth)
+    def budgets(self, drafter: DrafterInfo, sequences: Many[Sequence], trees: Many[DraftTree]) -> list[Budget]:
+        depth = min(self.length, drafter.budget.depth)
         self._granted = max(self._granted, depth)
-        return [Budget(depth * part.width, depth)] * len(sequences)
+        return [Budget(depth * drafter.width, depth)] * len(sequences)
 
     def observe(self, sequences: Many[Sequence], trees: Many[DraftTree], verdicts: Many[Verdict], timings: Timings) -> None:
         # a request that names its drafters may draft further

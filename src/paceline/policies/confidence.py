@@ -46,11 +46,11 @@ class ConfidencePolicy(Policy):
     def deepest(self, whole: bool) -> int | None:
         return None if whole else _DEEPEST
 
-    def budgets(self, part: DrafterInfo, sequences: Many[Sequence], trees: Many[DraftTree]) -> list[Budget]:
-        if not part.costly:
-            return [part.budget] * len(sequences)
-        self._stopping.add(part.name)
-        return [replace(part.budget, floor=self.threshold)] * len(sequences)
+    def budgets(self, drafter: DrafterInfo, sequences: Many[Sequence], trees: Many[DraftTree]) -> list[Budget]:
+        if not drafter.costly:
+            return [drafter.budget] * len(sequences)
+        self._stopping.add(drafter.name)
+        return [replace(drafter.budget, floor=self.threshold)] * len(sequences)
 
     def trimmed(self, sequences: Many[Sequence], trees: Many[DraftTree]) -> list[DraftTree]:
         return [tree.only(node for node in range(1, len(tree)) if self._keeps(tree, node)) for tree in trees]

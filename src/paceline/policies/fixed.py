@@ -22,8 +22,8 @@ class Options(BaseModel):
 class FixedPolicy(Policy):
     name = "fixed"
 
-    def budgets(self, part: DrafterInfo, sequences: Many[Sequence], trees: Many[DraftTree]) -> list[Budget]:
-        return [part.budget] * len(sequences)
+    def budgets(self, drafter: DrafterInfo, sequences: Many[Sequence], trees: Many[DraftTree]) -> list[Budget]:
+        return [drafter.budget] * len(sequences)
 
 
 def build(options: Options) -> FixedPolicy:

@@ -45,7 +45,7 @@ async def prompt_of(
     Raises APIError (400). param: the field that holds the messages.
     """
     conversation = plan.conversation(messages)
-    check_length(characters(conversation, plan.shown, variables), settings, param)
+    check_length(characters(conversation, plan.shown), settings, param)
     return await service.chat(conversation, plan.shown, answer_begun=begun, variables=variables)
 
 

@@ -14,7 +14,7 @@ from paceline.serve.answer_bodies import whole
 from paceline.serve.asking import Ask, Delta, Service
 from paceline.serve.choices import Answer, collected, usage
 from paceline.serve.chunks import Chunks, head
-from paceline.serve.conversing import longest_of, params_of, prompt_of, thinking_variables, unanswered, with_thought
+from paceline.serve.conversing import longest_of, params_of, thinking_variables, unanswered, with_thought
 from paceline.serve.errors import APIError
 from paceline.serve.events import Begun, EventStream, beating, openai_frames, unless_gone
 from paceline.serve.lengths import check_length
@@ -81,7 +81,8 @@ async def _asked(service: Service, settings: Settings, fields: ChatRequest) -> t
     values = generation_values(fields) | {"logprobs": (fields.top_logprobs or 0) if fields.logprobs else None}
     begun = fields.continue_final_message
     variables = thinking_variables(service, fields.reasoning_effort, "reasoning_effort", fields.chat_template_kwargs)
-    prompt = await prompt_of(service, settings, tools, fields.template_messages, "messages", begun=begun, variables=variables)
+    messages = tools.conversation(fields.template_messages)
+    prompt = await service.chat(messages, tools.shown, answer_begun=begun, variables=variables)
     bound = "tools" if tools.functions else param_of(fields)
     tools = await with_thought(service, tools, prompt, fields.messages[-1].text if begun else None, bound)
     params = params_of(service, settings, tools, values)
