@@ -107,6 +107,8 @@ def _entry(row: dict[str, str], chosen: list[Option], shown: tuple[str, ...]) ->
             said = meaning.partition(": ")[2] if len(several) > 1 else meaning
             lines.append(f"- {', '.join(map(_shown, several))}: {said}")
         lines.append("")
+    if missing := [field for field in shown if field not in row and shown is not SHOWN["caches"]]:
+        sys.exit(f"the docstring of '{row['name']}' lacks the field '{missing[0].capitalize()}:'")
     fields = [f"- {_linked(field)}: {_linked(row[field])}" for field in shown if field in row]
     return [*lines, *fields, *[""][: len(fields)]]
 

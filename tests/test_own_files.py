@@ -27,7 +27,7 @@ class Mine(Drafter):
     budget = Budget(4, 4)
 
     def propose(self, sequences, budgets):
-        return [DraftTree.chain(sequence.root, [5, 6], self.name) for sequence in sequences]
+        return [DraftTree.chain(one.root, [5, 6][: room.levels], self.name) for one, room in zip(sequences, budgets, strict=True)]
 
 def build(options, surroundings):
     return Mine()
@@ -78,6 +78,9 @@ BUILT = [
     ("draft", "frozenset({Proposal.POINT})", "Proposal.POINT", "the 'kinds' of its Mine is not a frozenset of Proposal"),
     ("draft", "budget = Budget(4, 4)", "", "its Mine has no 'budget', a Budget of whole numbers from 0 on"),
     ("draft", "Budget(4, 4)", "Budget(4, 'x')", "the 'budget' of its Mine is not a Budget"),
+    ("draft", 'name = "mine"', 'name, taps = "mine", 8', "the 'taps' of its Mine is not a tuple of layers"),
+    ("draft", 'name = "mine"', 'name, taps = "mine", ("last",)', "the 'taps' of its Mine is not a tuple of layers"),
+    ("draft", 'name = "mine"', 'name, trees_by = "mine", None', "the 'trees_by' of its Mine is not a text"),
     ("draft", "def propose", "def proposes", "its 'build' raised TypeError: Can't instantiate abstract class Mine"),
     ("draft", "return Mine()", "Mine()", "is no drafter: its 'build' returned None"),
     (
@@ -141,8 +144,17 @@ ANSWERED = [
     ("draft", "[5, 6]", "[5, 1 << 20]", "its 'propose' returned the token 1048576, of a vocabulary from 0 to"),
     ("draft", "[5, 6]", "[-1]", "its 'propose' returned the token -1, of a vocabulary from 0 to"),
     ("draft", "[5, 6]", "[5.0]", "its 'propose' returned something of the type 'float' where a token id belongs"),
-    ("draft", "sequence.root, [5", "7, [5", "its 'propose' returned a tree with the root 7, not with"),
-    ("draft", "self.name)", "self.name, Proposal.IID)", "of the kind Proposal.IID, which is none of its 'kinds'"),
+    ("draft", "one.root, [5", "7, [5", "its 'propose' returned a tree with the root 7, not with"),
+    ("draft", "[5, 6][: room.levels]", "[5] * 40", "its 'propose' returned a tree of 40 nodes on 40 levels, for a budget of"),
+    ("draft", "self.name)", "'ngram')", "its 'propose' returned a node whose source is 'ngram', not its name 'mine'"),
+    ("draft", CHAIN, "[one.tokens.append(5) for one in sequences]", "its 'propose' wrote into 'tokens' of a sequence"),
+    ("draft", "def propose", "def suits(self, _): ...\n    def propose", "its 'suits' returned None, not True or False"),
+    (
+        "draft",
+        "self.name)",
+        "self.name, Proposal.IID)",
+        "of the kind IID, which is none of its 'kinds': add it to them, or pass 'kind='",
+    ),
     (
         "draft",
         "self.name)",
@@ -259,6 +271,19 @@ def test_an_answer_that_cannot_be_ends_the_request_and_not_the_engine(
     assert sentence in said(refused.value)
     llm.use("none")
     assert llm.generate("the thin", PARAMS)[0].finish_reason == "length"
+
+
+def test_a_file_that_was_written_anew_is_read_anew(llm: LLM, written: Written) -> None:
+    llm.use(**written("draft", "Budget(4, 4)", "Budget(3, 3)"))
+    assert llm.engine.speculative.drafter.budget.depth == 3
+    llm.use(**written("draft", "Budget(4, 4)", "Budget(2, 2)"))
+    assert llm.engine.speculative.drafter.budget.depth == 2
+
+
+def test_a_file_that_was_named_without_its_ending(llm: LLM, written: Written) -> None:
+    written("draft", "", "")
+    with pytest.raises(UnknownMethod, match=r"'\./mine' names no drafter: a file of your own is named in full, '\./mine\.py'"):
+        llm.use("./mine")
 
 
 def test_memory_that_ends_in_a_draft_costs_the_draft_alone(llm: LLM, written: Written) -> None:

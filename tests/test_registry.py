@@ -17,7 +17,7 @@ from paceline.compose import build_drafter, build_verifier
 from paceline.drafters.base import Drafter, Surroundings
 from paceline.methods import FAMILIES, approximations, composed, compositions, described, listed, options
 from paceline.models.base import WEIGHTS
-from paceline.registry import DRAFTERS, POLICIES, VERIFIERS, Registry, UnknownMethod
+from paceline.registry import DRAFTERS, POLICIES, VERIFIERS, Registry, UnknownMethod, __file__ as registry_file
 from paceline.spec import Method, SpecError, bind, parse
 from paceline.tree import Proposal
 
@@ -37,6 +37,14 @@ def test_every_row_names_a_module_that_describes_itself(family: str, name: str) 
     assert "\n" not in row["summary"]
     assert FIELDS[family] <= row.keys()
     assert all(row[field] for field in FIELDS[family])
+
+
+@pytest.mark.parametrize("family", ["drafters", "verifiers", "policies"])
+def test_every_file_of_methods_has_a_row(family: str) -> None:
+    """Or nobody could name what it holds. base, merge: what methods are made from, and what mixes them."""
+    folder = Path(registry_file).parent / family
+    files = {file.stem for file in folder.glob("*.py")} - {"__init__", "base", "merge"}
+    assert {f"paceline.{family}.{name}" for name in files} == {row.module for row in FAMILIES[family].values()}
 
 
 @pytest.mark.parametrize(("name", "example"), [(name, spec) for name, row in DRAFTERS.items() for spec in row.examples])

@@ -49,7 +49,7 @@ class Cascade(LanguageModel):
 
     def __init__(self, model: LanguageModel, drafter: Drafter, verifier: Verifier, policy: Policy) -> None:
         self.name, self.weights, self.weights_bytes = model.name, model.weights, model.weights_bytes
-        self.vocab_size, self.context_length = model.vocab_size, model.context_length
+        self.vocab_size, self.context_length, self.layers = model.vocab_size, model.context_length, model.layers
         self.branching, self.eos_token_ids = model.branching, model.eos_token_ids
         self.prefill_chunk = model.prefill_chunk
         self._verifier = _Confident(verifier)

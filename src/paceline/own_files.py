@@ -113,6 +113,7 @@ def _blamed(file: str, module: ModuleType, what: str, kind: type[UnknownMethod] 
 _Check = tuple[Callable[[Any], Any], str]
 """Whether a value can be, and what it should be."""
 _NAME: _Check = (lambda name: isinstance(name, str) and name != "", "a text")
+_FLAG: _Check = (lambda flag: isinstance(flag, bool), "True or False")
 _MADE = "what super().__init__() makes: call it in its __init__"
 _DECLARED: Mapping[type, Mapping[str, _Check]] = {
     Drafter: {
@@ -123,6 +124,11 @@ _DECLARED: Mapping[type, Mapping[str, _Check]] = {
         ),
         "budget": (lambda budget: _is_budget(budget), "a Budget of whole numbers from 0 on"),
         "branching": (lambda branching: isinstance(branching, Branching), "a Branching"),
+        "taps": (lambda taps: isinstance(taps, tuple) and _all(int, taps), "a tuple of layers, whole numbers"),
+        "trees_by": (lambda option: isinstance(option, str), "a text"),
+        "costly": _FLAG,
+        "ends_early": _FLAG,
+        "read_texts": (lambda number: isinstance(number, int) and 0 <= number < 1 << 63, "a whole number from 0 to 2^63"),
     },
     StatefulDrafter: {"_states": (lambda states: isinstance(states, dict), _MADE)},
     Verifier: {
@@ -192,14 +198,31 @@ def _watched(file: str, module: ModuleType, name: str, answer: Answer | None, sc
     what = f"its '{name}'"
 
     def ask(self: Any, *arguments: Any, **named: Any) -> Any:
+        texts = [(one, tuple(one.tokens)) for one in _sequences(arguments)]
         with _blamed(file, module, what):
             found = getattr(super(scope["made"], self), name)
             answered = found(*arguments, **named) if callable(found) else found
+        for sequence, tokens in texts:
+            if tuple(sequence.tokens) != tokens:
+                sequence.tokens[:] = tokens
+                raise OwnFileError(file, f"{what} wrote into 'tokens' of a sequence, which is the text itself")
         if answer is not None and (mistake := _mistaken(answer, module.__file__ or file, self, arguments, answered)):
             raise OwnFileError(file, f"{what} returned {mistake}")
         return answered
 
     return ask
+
+
+def _sequences(arguments: tuple[Any, ...]) -> Many[Sequence]:
+    """Those that a method is given, which come first."""
+    first = arguments[0] if arguments else ()
+    return (
+        [first]
+        if isinstance(first, Sequence)
+        else [one for one in first if isinstance(one, Sequence)]
+        if isinstance(first, (list, tuple))
+        else []
+    )
 
 
 def _mistaken(answer: Answer, source: str, *asked: Any) -> str:
@@ -232,15 +255,15 @@ def _proposed(vocab_size: int) -> Answer:
     """What is wrong with drafts for a target of so many tokens."""
 
     def judge(drafter: Drafter, arguments: tuple[Any, ...], trees: Any) -> str:
-        sequences = arguments[0]
+        sequences, budgets = arguments
         return _one_each(DraftTree, sequences, trees) or _first(
-            _drafted(drafter, *one, vocab_size) for one in zip(sequences, trees, strict=True)
+            _drafted(drafter, *one, vocab_size) for one in zip(sequences, budgets, trees, strict=True)
         )
 
     return judge
 
 
-def _drafted(drafter: Drafter, sequence: Sequence, tree: DraftTree, vocab_size: int) -> str:
+def _drafted(drafter: Drafter, sequence: Sequence, budget: Budget, tree: DraftTree, vocab_size: int) -> str:
     """What is wrong with the draft for one sequence."""
     try:
         # trees that are made by `chain` or `grown` were not looked over
@@ -254,7 +277,12 @@ def _drafted(drafter: Drafter, sequence: Sequence, tree: DraftTree, vocab_size: 
     if not all(isinstance(held, Real) and 0 <= float(held) <= 1 for held in tree.confidences):
         return f"confidences that are not all from 0 to 1: {_listed(tree.confidences)}"
     if len(tree) > 1 and tree.kind not in drafter.kinds:
-        return f"a tree of the kind {tree.kind}, which is none of its 'kinds'"
+        return f"a tree of the kind {tree.kind.name}, which is none of its 'kinds': add it to them, or pass 'kind='"
+    if tree.candidates - 1 > budget.nodes or tree.deepest > budget.depth:
+        drafted = f"{tree.candidates - 1} nodes on {tree.deepest} levels"
+        return f"a tree of {drafted}, for a budget of {budget.nodes} on {budget.depth}"
+    if stranger := next((source for source in tree.sources[1:] if source not in {part.name for part in drafter.parts}), None):
+        return f"a node whose source is '{stranger}', not its name '{drafter.name}'"
     return _undrawn(tree, vocab_size) if tree.kind.drawn else ""
 
 
@@ -263,7 +291,7 @@ def _undrawn(tree: DraftTree, vocab_size: int) -> str:
     for node in range(1, tree.candidates):
         row = tree.proposals.get((tree.parents[node], tree.sources[node]))
         if not isinstance(row, torch.Tensor) or row.shape != (vocab_size,):
-            return f"drawn tokens without what they were drawn from: 'proposals' needs {vocab_size} numbers by (node, source)"
+            return f"drawn tokens without what they were drawn from: 'proposals' needs {vocab_size} numbers by (parent, source)"
         if not row[tree.tokens[node]] > 0.0:
             return f"the token {tree.tokens[node]}, to which its proposal gives no probability"
     return ""
@@ -323,8 +351,12 @@ def _predicted(policy: Policy, arguments: tuple[Any, ...], tokens: Any) -> str:
     return "" if isinstance(tokens, Real) else f"{_said(tokens)}, not a number of tokens"
 
 
+def _suited(drafter: Drafter, arguments: tuple[Any, ...], suits: Any) -> str:
+    return "" if isinstance(suits, bool) else f"{_said(suits)}, not True or False"
+
+
 _ANSWERS: Mapping[type, Mapping[str, Answer]] = {
-    Drafter: {},
+    Drafter: {"suits": _suited},
     Verifier: {"__call__": _judged},
     Policy: {"budgets": _granted, "trimmed": _trimmed, "predicted": _predicted},
 }

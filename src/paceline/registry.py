@@ -99,10 +99,16 @@ def _is_model(name: str) -> bool:
     return not name.endswith(".py") and ("/" in name or isdir(name) or isdir(_EMBEDDED / name))
 
 
+_READ: dict[str, int] = {}
+"""Modules of files -> when the file had been written last as it was read, in nanoseconds."""
+
+
 def _of_file(file: Path) -> ModuleType:
-    """The module of a file; the same one for the same file."""
+    """The module of a file; the same one for the same file, until that is written anew."""
     name = f"paceline_own_{file.stem}_{sha256(str(file.resolve()).encode()).hexdigest()[:8]}"
-    if name not in sys.modules:
+    written = file.stat().st_mtime_ns
+    if name not in sys.modules or _READ.get(name) != written:
+        _READ[name] = written
         spec = spec_from_file_location(name, file)
         assert spec is not None
         assert spec.loader is not None
@@ -131,6 +137,8 @@ class Registry(Mapping[str, Row]):
         if name not in self._rows:
             if self.family == "drafter" and _is_model(name):
                 hint = f"a smaller model drafts as 'model:{name}' or '{AUTO}:{name}'"
+                if isfile(f"{name}.py"):
+                    hint = f"a file of your own is named in full, '{name}.py'"
                 raise UnknownMethod(f"'{name}' names no drafter: {hint}")
             if _is_own(name):
                 return Row(name, name)

@@ -127,11 +127,16 @@ def doubt(rows: Many[Row]) -> str | None:
         return "this verifier promises nothing for these drafts: what it kept here it may not keep elsewhere"
     if _parted(rows):
         return "texts part where two tokens are all but equally likely, and nowhere else"
-    accepted: dict[float, int] = {}
+    counts: dict[float, tuple[int, int]] = {}
     for row in rows:
-        accepted[row.temperature] = accepted.get(row.temperature, 0) + row.speculative.speculation.accepted_tokens
-    if not accepted or not all(accepted.values()):
+        drafted, accepted = counts.get(row.temperature, (0, 0))
+        count = row.speculative.speculation
+        counts[row.temperature] = drafted + count.draft_tokens, accepted + count.accepted_tokens
+    if not any(accepted for _, accepted in counts.values()):
         return "nothing that was drafted was accepted, so nothing was put to the test"
+    for temperature, (drafted, accepted) in counts.items():
+        if drafted and not accepted:
+            return f"at temperature {temperature:g} nothing that was drafted was accepted, so nothing was put to the test there"
     law = law_of(rows)
     if law is not None and law.is_wide:
         return f"{law.tokens} drawn tokens refuse hardly any verifier: raise max-tokens, or give more prompts"

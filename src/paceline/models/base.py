@@ -69,6 +69,12 @@ class Scores:
             return (self.logits,)
         return self.logits[: sum(sizes)].split(sizes) if trees else ()
 
+    def taps_of(self, trees: Many[DraftTree]) -> list[dict[int, torch.Tensor]]:
+        """The hidden states at the nodes of each tree of the step: layer index -> [N, hidden], probes included."""
+        sizes = [len(tree) for tree in trees]
+        split = {layer: states[: sum(sizes)].split(sizes) for layer, states in self.taps.items()} if trees else {}
+        return [{layer: states[at] for layer, states in split.items()} for at in range(len(trees))]
+
     def of_prompts(self, step: Step) -> list[tuple[Segment, torch.Tensor]]:
         """The segments that want the logits of committed tokens, with these: float32 [`prompt_rows`, V]."""
         segments = [segment for segment in step.segments if segment.prompt_rows]
@@ -88,6 +94,8 @@ class LanguageModel(ABC):
     """The narrow format of its keys and values; None where they are as they come, or as the format of its weights has them."""
     vocab_size: int
     context_length: int
+    layers: int = 0
+    """How many there are to tap (`Drafter.taps`); 0 where that cannot be told."""
     branching: Branching
     eos_token_ids: frozenset[int]
     """What ends a text, as the checkpoint says; empty where it does not."""

@@ -95,6 +95,7 @@ class FusedModel(OverPages):
         super().__init__(weights.embedding.device)
         self.name, self.weights, self.weights_bytes = name, weights.format, weights.held_bytes
         self.context_length, self.vocab_size, self.kv_cache = context_length, form.vocabulary, kv_cache
+        self.layers = len(form.layers)
         self.eos_token_ids = frozenset(token for token in eos_token_ids if token < form.vocabulary)
         self._held = weights
         self._heads = Heads(form.heads, form.key_heads, form.head_size, form.rotary)

@@ -58,7 +58,7 @@ class NativeModel(LanguageModel):
         form = weights.form
         self.name, self.weights, self.context_length = name, weights.format, context_length
         self.weights_bytes = weights.held_bytes
-        self.vocab_size = form.vocabulary
+        self.vocab_size, self.layers = form.vocabulary, len(form.layers)
         self.eos_token_ids = frozenset(token for token in eos_token_ids if token < form.vocabulary)
         self.branching = Branching.TREE
         self.packed = weights

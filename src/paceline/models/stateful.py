@@ -23,7 +23,7 @@ from paceline.cache.replay import ReplayCache
 from paceline.cache.stateful import StatefulCache
 from paceline.kernels.prepacked import held_bytes, outputs_of
 from paceline.models.base import LanguageModel, Scores, weights_name
-from paceline.models.taps import decoder_layers, tapped
+from paceline.models.taps import decoder_layers, layer_count, tapped
 from paceline.step import Segment, Step
 
 
@@ -41,7 +41,7 @@ class OwnStateModel(LanguageModel):
 
     def __init__(self, model: Any, name: str, context_length: int, eos_token_ids: frozenset[int] = frozenset()) -> None:
         self.model, self.name = model, name
-        self.vocab_size = outputs_of(model.get_output_embeddings())
+        self.vocab_size, self.layers = outputs_of(model.get_output_embeddings()), layer_count(model)
         self.weights = weights_name(model.dtype)
         self.weights_bytes = held_bytes(model)
         self.context_length = context_length

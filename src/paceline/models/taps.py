@@ -15,9 +15,14 @@ import torch
 from paceline.models.base import ModelError
 
 
+def layer_count(model: Any) -> int:
+    """The number of decoder layers of a transformers model, as its configuration says; 0 where it does not."""
+    return getattr(model.config.get_text_config(), "num_hidden_layers", 0)
+
+
 def decoder_layers(model: Any) -> torch.nn.ModuleList:
     """The list of decoder layers of a transformers model. Raises ModelError where none can be told."""
-    count = model.config.get_text_config().num_hidden_layers
+    count = layer_count(model)
     found = [m for m in model.modules() if isinstance(m, torch.nn.ModuleList) and len(m) == count]
     if not found:
         raise ModelError(f"{type(model).__name__} has no list of decoder layers to tap")
