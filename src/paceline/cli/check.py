@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from paceline.engine.check import Row
     from paceline.engine.law import Fit
     from paceline.engine.llm import LLM
+    from paceline.engine.small_law import SmallFit
 
 
 def check(
@@ -61,7 +62,7 @@ def check(
     """
     from rich.progress import Progress
 
-    from paceline.engine.check import Comparison, examine, verdict
+    from paceline.engine.check import Comparison, examine, law_of, small_fits, verdict
     from paceline.engine.law import tokens_drawn
     from paceline.engine.prompts import all_prompts
 
@@ -77,11 +78,13 @@ def check(
         for row in examine(llm, draft, asked, settings):
             rows.append(row)
             bar.advance(task, 1 if isinstance(row, Comparison) else len(asked) * len(row.ranks) / drawn)
-    answer = verdict(rows)
+        bar.update(task, description="checking the verifier on four tokens", total=None)
+        small = list(small_fits(llm)) if law_of(rows) else []
+    answer = verdict(rows, small)
     if as_json:
-        tell_json(_check_json(llm, rows, answer))
+        tell_json(_check_json(llm, rows, small, answer))
     else:
-        _show_check(llm, rows, answer)
+        _show_check(llm, rows, small, answer)
     raise typer.Exit({"lossless": 0, "not lossless": 1, "inconclusive": 3}[answer])
 
 
@@ -109,7 +112,7 @@ def _prompt_of(row: dict[str, Any]) -> str:
     return row["prompt"]
 
 
-def _check_json(llm: LLM, rows: list[Row], answer: str) -> dict[str, Any]:
+def _check_json(llm: LLM, rows: list[Row], small: list[SmallFit], answer: str) -> dict[str, Any]:
     from paceline.engine.check import Comparison, doubt, law_of
 
     accepted = sum(row.speculative.speculation.accepted_tokens for row in rows)
@@ -124,6 +127,9 @@ def _check_json(llm: LLM, rows: list[Row], answer: str) -> dict[str, Any]:
         "tokens": sum(len(row.speculative.token_ids) for row in rows),
         "accepted_tokens": accepted,
         "law": _law_json(law) if law else None,
+        "small_vocabulary": [
+            {"kind": one.kind.name, "drafts": one.drafts, "deviation": one.deviation, "bound": one.bound} for one in small
+        ],
         "divergences": [
             {
                 "prompt": row.prompt,
@@ -149,11 +155,14 @@ def _law_json(law: Fit) -> dict[str, Any]:
         "excess": law.excess,
         "excess_bound": law.excess_bound,
         "impossible": law.impossible,
+        "drafted": law.drafted,
+        "drafted_distance": law.drafted_distance if law.drafted else None,
+        "drafted_bound": law.drafted_bound if law.drafted else None,
         "false_alarm": FALSE_ALARM,
     }
 
 
-def _show_check(llm: LLM, rows: list[Row], answer: str) -> None:
+def _show_check(llm: LLM, rows: list[Row], small: list[SmallFit], answer: str) -> None:
     from paceline.engine.check import Comparison, doubt, law_of
     from paceline.engine.law import FALSE_ALARM
 
@@ -179,6 +188,20 @@ def _show_check(llm: LLM, rows: list[Row], answer: str) -> None:
         )
         if law.impossible:
             out.print(f"{law.impossible} of them have no probability there at all", highlight=False)
+        if law.drafted:
+            out.print(
+                f"drafts: {law.drafted} drafted tokens are {law.drafted_distance:.4f} from what the drafter recorded; up to"
+                f" {law.drafted_bound:.4f} is chance",
+                highlight=False,
+                soft_wrap=True,
+            )
+    for one in small:
+        out.print(
+            f"verifier, four tokens: of {one.drafts} drafts of the kind {one.kind.name}, a text came {one.deviation:.4f} more or"
+            f" less often than it should; up to {one.bound:.4f} is chance",
+            highlight=False,
+            soft_wrap=True,
+        )
     tokens = sum(len(row.speculative.token_ids) for row in rows)
     accepted = sum(row.speculative.speculation.accepted_tokens for row in rows)
     form = "" if law is None else " (distribution)"

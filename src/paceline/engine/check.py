@@ -9,11 +9,13 @@ from dataclasses import dataclass
 import torch
 
 from paceline.engine.engine import RequestError
-from paceline.engine.law import Draws, Fit, draws, fit
+from paceline.engine.law import FALSE_ALARM, Draws, Fit, draws, fit
 from paceline.engine.llm import LLM, Completion, Prompt
+from paceline.engine.small_law import SmallFit, small_fit, small_kinds
 from paceline.errors import PacelineError
 from paceline.noise import gumbel
 from paceline.params import SamplingParams
+from paceline.registry import VERIFIERS
 from paceline.sampling import Context, target_scores
 from paceline.sequence import Sequence
 from paceline.verifiers.base import Exactness
@@ -113,10 +115,21 @@ def law_of(rows: Many[Row]) -> Fit | None:
     return fit(drawn) if drawn else None
 
 
-def verdict(rows: Many[Row]) -> str:
-    """Says `lossless`, `not lossless`, or `inconclusive`, for which `doubt` says why."""
+def small_fits(llm: LLM) -> Iterator[SmallFit]:
+    """Put a verifier of somebody's own to drafts of which everything is known, kind by kind. For those of the package its tests
+    enumerate them all."""
+    verifier = llm.engine.speculative.verifier
+    kinds = small_kinds(verifier) if verifier.name not in {*VERIFIERS} else []
+    for kind in kinds:
+        yield small_fit(verifier, kind, FALSE_ALARM / len(kinds))
+
+
+def verdict(rows: Many[Row], small: Many[SmallFit] = ()) -> str:
+    """Says `lossless`, `not lossless`, or `inconclusive`, for which `doubt` says why. small: of `small_fits`."""
     law = law_of(rows)
     if any(not divergence.near_tie for divergence in _parted(rows)) or (law is not None and not law.holds):
+        return "not lossless"
+    if not all(one.holds for one in small):
         return "not lossless"
     return "lossless" if doubt(rows) is None else "inconclusive"
 

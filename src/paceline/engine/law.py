@@ -16,7 +16,7 @@ that of Dvoretzky, Kiefer and Wolfowitz with Massart's constant (1990), the othe
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence as Many
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 from math import exp, log, sqrt
 
@@ -24,6 +24,7 @@ import numpy as np
 import torch
 
 from paceline.engine.llm import LLM, Completion, Prompt
+from paceline.engine.noted_drafts import noted_drafts, rank_of
 from paceline.models.base import LanguageModel
 from paceline.noise import stream, uniform
 from paceline.params import SamplingParams
@@ -33,7 +34,7 @@ from paceline.step import Feed, Step, Verdict
 from paceline.tree import DraftTree
 
 FALSE_ALARM = 1e-6
-"""How often a verifier that keeps the law fails the test; each of the two bounds is passed half as often."""
+"""How often a verifier that keeps the law fails the test; each of the two bounds, and that of drafts, is passed half as often."""
 TURNS = 3
 """How many times as many tokens are drawn as a comparison of texts would need: a distribution shows itself slowly."""
 MOST = 4096
@@ -53,7 +54,7 @@ _ROWS = 64
 class Draws:
     """One prompt decoded once. ranks: one per token, each between 0 and 1. excess, variance: how much more often the likeliest
     token came than expected, and the variance of that under the law. impossible: tokens that cannot come under the law, counted
-    where the target's rows have the same bits in every forward."""
+    where the target's rows have the same bits in every forward. drafted: ranks of drafted tokens in their proposals."""
 
     prompt: Prompt
     temperature: float
@@ -62,22 +63,36 @@ class Draws:
     excess: float
     variance: float
     impossible: int
+    drafted: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
 class Fit:
-    """How far the ranks of `tokens` tokens are from uniform, and how far they may be; the rest as in `Draws`, of all together."""
+    """How far the ranks of `tokens` tokens are from uniform, and how far they may be; the rest as in `Draws`, of all together.
+    drafted, drafted_distance: the same of drafted tokens in their proposals."""
 
     tokens: int
     distance: float
     excess: float = 0.0
     variance: float = 0.0
     impossible: int = 0
+    drafted: int = 0
+    drafted_distance: float = 0.0
 
     @property
     def bound(self) -> float:
         """What `distance` stays below."""
-        return sqrt(log(4 / FALSE_ALARM) / (2 * self.tokens))
+        return _bound(self.tokens)
+
+    @property
+    def drafted_bound(self) -> float:
+        """What `drafted_distance` stays below, where any were drafted."""
+        return _bound(self.drafted)
+
+    @property
+    def drafts_hold(self) -> bool:
+        """Whether drafted tokens may have been drawn from what was recorded of them."""
+        return not self.drafted or self.drafted_distance < self.drafted_bound
 
     @property
     def excess_bound(self) -> float:
@@ -87,7 +102,8 @@ class Fit:
 
     @property
     def holds(self) -> bool:
-        return self.distance < self.bound and abs(self.excess) < self.excess_bound and not self.impossible
+        fits = self.distance < self.bound and abs(self.excess) < self.excess_bound and not self.impossible
+        return fits and self.drafts_hold
 
     @property
     def is_wide(self) -> bool:
@@ -99,7 +115,14 @@ def fit(rows: Many[Draws]) -> Fit:
     """What all rows together say; they hold at least one token."""
     ranks = [rank for row in rows for rank in row.ranks]
     excess, variance = sum(row.excess for row in rows), sum(row.variance for row in rows)
-    return Fit(len(ranks), distance(ranks), excess, variance, sum(row.impossible for row in rows))
+    drafted = [rank for row in rows for rank in row.drafted]
+    impossible = sum(row.impossible for row in rows)
+    return Fit(len(ranks), distance(ranks), excess, variance, impossible, len(drafted), distance(drafted) if drafted else 0.0)
+
+
+def _bound(ranks: int) -> float:
+    """What the distance of so many ranks stays below."""
+    return sqrt(log(4 / FALSE_ALARM) / (2 * ranks))
 
 
 def distance(ranks: Many[float] | np.ndarray) -> float:
@@ -115,15 +138,17 @@ def tokens_drawn(prompts: int, max_tokens: int) -> int:
 
 def draws(llm: LLM, prompts: Many[Prompt], params: SamplingParams) -> Iterator[Draws]:
     """Decode the prompts in turn, every time with another seed, until `tokens_drawn` were drawn."""
-    seed, left = params.seed or 0, tokens_drawn(len(prompts), params.max_tokens)
+    seed, left, noted = params.seed or 0, tokens_drawn(len(prompts), params.max_tokens), 0
     for run in count():
         if not left:
             return
         prompt = prompts[run % len(prompts)]
         change = {"seed": (seed + run) % 2**64, "max_tokens": min(params.max_tokens, left)}
-        answer = llm.generate(prompt, params.model_copy(update=change))[0]
+        with noted_drafts(llm.engine.speculative, MOST - noted) as drafted:
+            answer = llm.generate(prompt, params.model_copy(update=change))[0]
         left -= len(answer.token_ids)
-        yield placed(llm, prompt, params, answer)
+        noted += len(drafted)
+        yield replace(placed(llm, prompt, params, answer), drafted=tuple(drafted))
 
 
 def placed(llm: LLM, prompt: Prompt, params: SamplingParams, answer: Completion) -> Draws:
@@ -133,9 +158,7 @@ def placed(llm: LLM, prompt: Prompt, params: SamplingParams, answer: Completion)
     for token, logits in zip(answer.token_ids, _rows(llm.target, sequence, answer.token_ids), strict=True):
         context = Context(sequence)
         probs = probabilities(target_scores(logits, context))
-        likelier = probs[probs > probs[token]].sum() + probs[:token][probs[:token] == probs[token]].sum()
-        share = uniform(stream(sequence.seed, "check"), len(sequence.tokens))
-        ranks.append(float(likelier + share * probs[token]))
+        ranks.append(rank_of(token, probs, uniform(stream(sequence.seed, "check"), len(sequence.tokens))))
         likeliest = int(probs.argmax())
         chance = float(probs[likeliest])
         excess += (token == likeliest) - chance

@@ -1,0 +1,60 @@
+"""Noted drafts: were drafted tokens really drawn from what their drafter recorded?
+
+A verifier that keeps a distribution takes a drafter at its word. One that records another distribution than the one it drew from
+changes what comes out, however right the verifier is. So drafted tokens are placed in their proposals as those of answers are in
+the target's distribution (`law`): where the drafter told the truth, these ranks are independent uniform numbers too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence as Many
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+
+from paceline.noise import stream, uniform
+from paceline.sequence import Sequence
+from paceline.speculative import Speculative
+from paceline.step import Verdict
+from paceline.tree import DraftTree
+from paceline.trials import recorded
+from paceline.verifiers.base import Verifier
+
+
+def rank_of(token: int, probs: np.ndarray, share: float) -> float:
+    """The probability of what is likelier than a token, of equal ones those with smaller ids, and a share of its own.
+    probs: float64 [V]. share: from 0 to 1."""
+    likelier = probs[probs > probs[token]].sum() + probs[:token][probs[:token] == probs[token]].sum()
+    return float(likelier + share * probs[token])
+
+
+@contextmanager
+def noted_drafts(speculative: Speculative, most: int) -> Iterator[list[float]]:
+    """The ranks, up to `most`, of tokens that are drafted meanwhile: of every node's first child, which was drawn from the whole
+    proposal whatever the kind."""
+    noting = _Noting(speculative.verifier, most)
+    speculative.verifier = noting
+    try:
+        yield noting.ranks
+    finally:
+        speculative.verifier = noting.verifier
+
+
+class _Noting(Verifier):
+    """A verifier that is another one, and looks at what it is given."""
+
+    def __init__(self, verifier: Verifier, most: int) -> None:
+        self.verifier, self._most, self.ranks = verifier, most, list[float]()
+        self.name, self.exactness, self.law = verifier.name, verifier.exactness, verifier.law
+
+    def __call__(self, sequences: Many[Sequence], trees: Many[DraftTree], logits: Many[torch.Tensor]) -> list[Verdict]:
+        for sequence, tree in zip(sequences, trees, strict=True):
+            firsts = set[tuple[int, str]]()
+            for node in range(1, tree.candidates) if tree.kind.drawn else ():
+                place = tree.parents[node], tree.sources[node]
+                if place not in firsts and place in tree.proposals and len(self.ranks) < self._most:
+                    firsts.add(place)
+                    share = uniform(stream(sequence.draws_seed, "check", node), len(sequence.tokens))
+                    self.ranks.append(rank_of(tree.tokens[node], recorded(tree.proposals[place]), share))
+        return self.verifier(sequences, trees, logits)
