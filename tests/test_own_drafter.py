@@ -1,4 +1,4 @@
-"""The drafter of docs/drafters.md, taken from the page: it passes what every drafter must, and describes itself."""
+"""The examples of docs/drafters.md, taken from the page: its first drafter passes what every drafter must and describes itself."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from paceline import LLM, SamplingParams
+from paceline.engine.check import examine, law_of, verdict
 from paceline.methods import described, options
 from paceline.registry import DRAFTERS, Row, UnknownMethod
 from test_lossless import Way, plain, run
@@ -105,3 +106,28 @@ def test_a_file_that_holds_no_drafter_is_one_sentence(
         LLM(draft=spec)
     assert str(refused.value).startswith(said)
     assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("draft", "verify"),
+    [
+        ("./counts.py", "match"),
+        ("./counts.py", "rejection"),
+        ("./small.py:paceline-14m-draft", "match"),
+        ("./small.py:paceline-14m-draft", "./single.py"),
+    ],
+)
+def test_the_other_examples_are_lossless(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, draft: str, verify: str) -> None:
+    """What they draw and judge keeps the distribution, too; and some of their drafts are accepted."""
+    for source in re.findall(r"```python\n(\"\"\".*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL):
+        name = source.removeprefix('"""').partition(":")[0].lower()
+        (tmp_path / f"{name}.py").write_text(source, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    prompts = ["a b c a b c a b", "Once upon a time, there was a"]
+    params = [SamplingParams(max_tokens=24), SamplingParams(max_tokens=24, temperature=1.0)]
+    rows = list(examine(LLM(draft=draft, verify=verify), draft, prompts, params))
+    assert sum(row.speculative.speculation.accepted_tokens for row in rows) > 0
+    found = law_of(rows)
+    assert (found is None) == (verify == "match")
+    assert verdict(rows) != "not lossless"
+    assert found is None or found.holds
