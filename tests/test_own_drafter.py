@@ -1,4 +1,4 @@
-"""The examples of docs/drafters.md, taken from the page: its first drafter passes what every drafter must and describes itself."""
+"""The examples of docs/drafters.md, taken from it: its first drafter passes what every drafter must and describes itself."""
 
 from __future__ import annotations
 
