@@ -55,8 +55,8 @@ class SmallFit:
 
 
 def small_kinds(verifier: Verifier) -> list[Proposal]:
-    """The kinds that a verifier is put to: of those that it asks for, and of tokens that were not drawn, all of which it says that
-    it keeps the distribution."""
+    """The kinds that a verifier is put to: those it asks for, and tokens that were not drawn, where it says that it keeps the
+    distribution."""
     kinds = dict.fromkeys((*verifier.prefers, Proposal.POINT))
     return [kind for kind in kinds if kind is not Proposal.COUPLED and verifier.exactness.get(kind) is Exactness.LAW]
 
