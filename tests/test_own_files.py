@@ -286,6 +286,30 @@ def test_a_file_that_was_named_without_its_ending(llm: LLM, written: Written) ->
         llm.use("./mine")
 
 
+def test_states_come_by_tree_and_node(llm: LLM, written: Written) -> None:
+    """What enters the first layer is the token itself, at the node where it stands."""
+    tapped = """name = "mine"
+    seen = {}
+
+    def observe(self, sequences, trees, verdicts, scores):
+        assert len(scores.taps_of(trees)) == len(trees)
+        for tree, states in zip(trees, scores.taps_of(trees)):
+            assert set(states) == set(self.taps)
+            assert all(len(rows) == len(tree) for rows in states.values())
+            for token, row in zip(tree.tokens, states[0]):
+                assert self.seen.setdefault(token, row.clone()).equal(row)
+            assert not states[self.taps[1]].equal(states[0])
+"""
+    written("draft", 'name = "mine"', tapped)
+    source = Path("mine.py").read_text("utf-8").replace("return Mine()", "return with_taps(Mine(), surroundings.target.layers)")
+    source += "\ndef with_taps(drafter, layers):\n    assert layers > 0\n    drafter.taps = (0, layers)\n    return drafter\n"
+    Path("mine.py").write_text(source, "utf-8")
+    llm.use("./mine.py")
+    answers = llm.generate(["the thin thin", "this"], SamplingParams(max_tokens=12, ignore_eos=True))
+    assert all(answer.speculation.steps for answer in answers)
+    assert len(type(llm.engine.speculative.drafter).seen) > 1  # pyright: ignore[reportAttributeAccessIssue]
+
+
 def test_memory_that_ends_in_a_draft_costs_the_draft_alone(llm: LLM, written: Written) -> None:
     llm.use("none")
     plain = llm.generate("the thin thin", PARAMS)[0].text

@@ -103,7 +103,7 @@ def _logits(tree: DraftTree) -> torch.Tensor:
 
 def _drafted(kind: Proposal, dice: np.random.Generator) -> DraftTree:
     """A draft of a kind, drawn by dice that no verifier has seen."""
-    tokens, parents, proposals, texts = [0], [-1], dict[tuple[int, str], torch.Tensor](), [()]
+    tokens, parents, proposals, texts = [0], [-1], dict[tuple[int, str], torch.Tensor](), list[Tokens]([()])
     level = [0]
     for width in _WIDTHS:
         below = []
