@@ -1,10 +1,13 @@
-"""Interrupts: Ctrl-C while modules are imported and a model loads ends the command line at once.
+"""Interrupts: Ctrl-C while modules are imported and a model loads ends the command line at once; in a step of the engine it waits
+until that is over.
 
-Raised as an exception there, it is lost in imports that go on without what they could not import, or becomes another error.
+Raised as an exception while something is imported, it is lost in imports that go on without what they could not import, or
+becomes another error. Raised in a step, it would leave other threads' requests with half of what that brought, or locks held.
 """
 
 from __future__ import annotations
 
+import _signal  # pyright: ignore[reportMissingImports]
 import os
 import signal
 from collections.abc import Iterator
@@ -12,6 +15,8 @@ from contextlib import contextmanager, suppress
 from threading import current_thread, main_thread
 from typing import Any
 
+_SIGINT = int(signal.SIGINT)
+"""What `_signal` takes: the functions that `signal` makes of its own look names up for 25 us, which every step would wait."""
 INTERRUPTED = 128 + signal.SIGINT
 """As a shell tells of a program that Ctrl-C ended."""
 
@@ -41,6 +46,32 @@ def raised() -> Iterator[None]:
     finally:
         if ended:
             end_at_once()
+
+
+class Deferred:
+    """A context in which interrupts of the main thread wait. At its end they are handled as if they came then."""
+
+    def __init__(self) -> None:
+        self._handler: Any = None
+        self._came: tuple[Any, ...] | None = None
+
+    def __enter__(self) -> None:
+        if current_thread() is not main_thread() or not callable(handler := _signal.getsignal(_SIGINT)):
+            return
+        # in the main thread of another interpreter nobody may
+        with suppress(ValueError):
+            _signal.signal(_SIGINT, self._note)
+            self._handler = handler
+
+    def __exit__(self, *_: object) -> None:
+        if self._handler is None:
+            return
+        _signal.signal(_SIGINT, self._handler)
+        if self._came is not None:
+            self._handler(*self._came)
+
+    def _note(self, *arguments: Any) -> None:
+        self._came = arguments
 
 
 def _end(*_: Any) -> None:

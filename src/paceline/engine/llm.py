@@ -18,6 +18,7 @@ from paceline.engine.engine import Engine, Progress, RequestError
 from paceline.engine.measure import measure
 from paceline.engine.scheduler import Limits
 from paceline.errors import PacelineError
+from paceline.interrupts import Deferred
 from paceline.logprobs import TokenLogprobs
 from paceline.models.base import LanguageModel, check_formats
 from paceline.models.embedded import DEFAULT
@@ -166,16 +167,17 @@ class LLM:
     @contextmanager
     def _turn(self) -> Iterator[None]:
         """Have the engine for oneself. Who waits comes next: one that steps on and on would else let nobody in."""
-        with self._next:
-            self._lock.acquire()
-        self._taken = True
-        try:
-            yield
-        finally:
-            while self._left:
-                self.engine.abort(self._left.pop())
-            self._taken = False
-            self._lock.release()
+        with Deferred():
+            with self._next:
+                self._lock.acquire()
+            self._taken = True
+            try:
+                yield
+            finally:
+                while self._left:
+                    self.engine.abort(self._left.pop())
+                self._taken = False
+                self._lock.release()
 
     def _engine(self, draft: str, policy: str | None = None, verify: str | None = None) -> Engine:
         chosen = self._policy if policy is None else policy

@@ -1,0 +1,78 @@
+"""Interrupts of the main thread while it runs the engine, for itself and for requests of other threads."""
+
+from __future__ import annotations
+
+import os
+import signal
+from threading import Thread, current_thread, main_thread
+
+import pytest
+
+from commandline import save_pair
+from paceline import LLM, SamplingParams
+from paceline.interrupts import Deferred
+
+PARAMS = SamplingParams(max_tokens=24, ignore_eos=True)
+
+
+def test_an_interrupt_waits_until_the_end() -> None:
+    passed = list[str]()
+
+    def interrupted() -> None:
+        with Deferred():
+            os.kill(os.getpid(), signal.SIGINT)
+            passed.append("the end")
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert passed
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_whoever_handles_interrupts_is_told_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = list[int]()
+    before = signal.signal(signal.SIGINT, lambda number, _: told.append(number))
+    try:
+        with Deferred():
+            os.kill(os.getpid(), signal.SIGINT)
+            assert not told
+        assert told == [signal.SIGINT]
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        with Deferred():
+            os.kill(os.getpid(), signal.SIGINT)
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.parametrize("where", ["_commit", "_drafting.draft", "cache.commit", "policy.observe"])
+def test_an_interrupt_in_a_step_is_raised_behind_it(where: str, tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And harms nobody: a request of another thread goes on, and so does whoever was interrupted."""
+    llm = LLM(save_pair(tmp_path)[0], "ngram")
+    alone = [llm.generate(prompt, PARAMS)[0].token_ids for prompt in ("the thin thin", "this")]
+    owner, _, name = where.rpartition(".")
+    owner = getattr(llm.engine.speculative, owner) if owner else llm.engine.speculative
+    method, steps, others = getattr(owner, name), [], []
+
+    def interrupted(*given, **named):
+        found = method(*given, **named)
+        steps.append(where)
+        # one that came while this thread does something else would end the test
+        if current_thread() is main_thread() and len(steps) % 3 == 0:
+            os.kill(os.getpid(), signal.SIGINT)
+        return found
+
+    monkeypatch.setattr(owner, name, interrupted)
+    beside = Thread(target=lambda: others.append(llm.generate("this", PARAMS)[0].token_ids))
+    beside.start()
+    raised = 0
+    while beside.is_alive() or not raised:
+        try:
+            assert llm.generate("the thin thin", PARAMS)[0].token_ids == alone[0]
+        except KeyboardInterrupt:
+            raised += 1
+    beside.join()
+    monkeypatch.undo()
+    assert others == [alone[1]]
+    assert llm.generate("the thin thin", PARAMS)[0].token_ids == alone[0]
+    assert not llm._inboxes
