@@ -29,7 +29,7 @@ def test_an_interrupt_waits_until_the_end() -> None:
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
-def test_whoever_handles_interrupts_is_told_then(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_whoever_handles_interrupts_is_told_then() -> None:
     told = list[int]()
     before = signal.signal(signal.SIGINT, lambda number, _: told.append(number))
     try:

@@ -216,13 +216,7 @@ def _watched(file: str, module: ModuleType, name: str, answer: Answer | None, sc
 def _sequences(arguments: tuple[Any, ...]) -> Many[Sequence]:
     """Those that a method is given, which come first."""
     first = arguments[0] if arguments else ()
-    return (
-        [first]
-        if isinstance(first, Sequence)
-        else [one for one in first if isinstance(one, Sequence)]
-        if isinstance(first, (list, tuple))
-        else []
-    )
+    return [one for one in (first if isinstance(first, (list, tuple)) else (first,)) if isinstance(one, Sequence)]
 
 
 def _mistaken(answer: Answer, source: str, *asked: Any) -> str:
@@ -281,7 +275,8 @@ def _drafted(drafter: Drafter, sequence: Sequence, budget: Budget, tree: DraftTr
     if tree.candidates - 1 > budget.nodes or tree.deepest > budget.depth:
         drafted = f"{tree.candidates - 1} nodes on {tree.deepest} levels"
         return f"a tree of {drafted}, for a budget of {budget.nodes} on {budget.depth}"
-    if stranger := next((source for source in tree.sources[1:] if source not in {part.name for part in drafter.parts}), None):
+    names = {part.name for part in drafter.parts}
+    if stranger := next((source for source in tree.sources[1:] if source not in names), None):
         return f"a node whose source is '{stranger}', not its name '{drafter.name}'"
     return _undrawn(tree, vocab_size) if tree.kind.drawn else ""
 

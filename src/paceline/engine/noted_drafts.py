@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence as Many
 from contextlib import contextmanager
+from itertools import chain, islice
 
 import numpy as np
 import torch
@@ -18,7 +19,7 @@ from paceline.sequence import Sequence
 from paceline.speculative import Speculative
 from paceline.step import Verdict
 from paceline.tree import DraftTree
-from paceline.trials import recorded
+from paceline.trials import groups_below
 from paceline.verifiers.base import Verifier
 
 
@@ -50,11 +51,9 @@ class _Noting(Verifier):
 
     def __call__(self, sequences: Many[Sequence], trees: Many[DraftTree], logits: Many[torch.Tensor]) -> list[Verdict]:
         for sequence, tree in zip(sequences, trees, strict=True):
-            firsts = set[tuple[int, str]]()
-            for node in range(1, tree.candidates) if tree.kind.drawn else ():
-                place = tree.parents[node], tree.sources[node]
-                if place not in firsts and place in tree.proposals and len(self.ranks) < self._most:
-                    firsts.add(place)
-                    share = uniform(stream(sequence.draws_seed, "check", node), len(sequence.tokens))
-                    self.ranks.append(rank_of(tree.tokens[node], recorded(tree.proposals[place]), share))
+            drawn = chain.from_iterable(groups_below(tree, (node,)) for node in range(tree.candidates) if tree.kind.drawn)
+            for group in islice(drawn, self._most - len(self.ranks)):
+                share = uniform(stream(sequence.draws_seed, "check", group.nodes[0]), len(sequence.tokens))
+                if group.proposal_probs is not None:
+                    self.ranks.append(rank_of(group.tokens[0], group.proposal_probs, share))
         return self.verifier(sequences, trees, logits)

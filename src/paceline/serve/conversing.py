@@ -75,12 +75,15 @@ async def with_thought(service: Service, plan: ToolPlan, prompt: Many[int], cont
     """
     if not thinks(service.chat_template):
         return plan
-    end = service.decode(prompt[-_LAST:], skip_special_tokens=False)
-    if is_open(end) if continued is None else is_left_open(continued):
+    if _opens_thought(service, prompt) if continued is None else is_left_open(continued):
         return await behind_thought(service, plan, param)
     if plan.grammar is not None and not plan.free:
         return plan
     return replace(plan, opened=False, closing=await service.special_id(CLOSES))
+
+
+def _opens_thought(service: Service, prompt: Many[int]) -> bool:
+    return is_open(service.decode(prompt[-_LAST:], skip_special_tokens=False))
 
 
 def unanswered(service: Service, plan: ToolPlan) -> Answer:
