@@ -224,6 +224,18 @@ def test_answers_that_ended_are_remembered_inside_until_they_are_forgotten(reaso
     assert not inside._past
 
 
+def test_what_a_drafter_inside_learnt_is_not_held_for_a_sequence() -> None:
+    """Texts that ended would be given up for it, one after the other, and it would be there still."""
+    model = TableModel(6, seed=3)
+    pair = Cascade(model.disturbed(0.8), SuffixDrafter(SuffixOptions()), Match(), FixedPolicy())
+    drafter = ModelDrafter(pair, 6, ModelOptions(path="fake", depth=4))
+    engine = engine_of(model, drafter)
+    served(engine, [([1, 2, 3, 1, 2], params) for params in PARAMS])
+    engine.prefixes.make_room(0)
+    assert pair._pair.drafter.held_bytes > 0
+    assert drafter.sequence_bytes == 0
+
+
 def test_a_whole_engine_on_a_cascade_keeps_the_text() -> None:
     model = TableModel(6, seed=3)
     inner = model.disturbed(0.8)

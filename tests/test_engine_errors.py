@@ -11,6 +11,7 @@ from fakes import DenseTableCache, RecordingCache, TableModel, coupled
 from paceline.cascade import Cascade
 from paceline.compose import build_verifier
 from paceline.drafters.base import Drafter
+from paceline.drafters.merge import MergedDrafter
 from paceline.drafters.model import ModelDrafter, Options as ModelOptions
 from paceline.drafters.ngram import NgramDrafter, Options as NgramOptions
 from paceline.drafters.reference import Options as ReferenceOptions, ReferenceDrafter
@@ -301,6 +302,55 @@ def test_of_two_that_end_in_a_step_that_fails_both_are_told(monkeypatch: pytest.
     assert interrupted == 1
     assert [last[sequence].text for sequence in sequences] == [engine.tokenizer.decode(one.generated) for one in sequences]
     assert [last[sequence].finished for sequence in sequences] == [True, True]
+
+
+@pytest.mark.parametrize("where", ["propose", "observe", "truncate", "fork", "move", "settle", "release"])
+@pytest.mark.parametrize("behind", [False, True])
+def test_a_drafter_that_raises_costs_nobody_its_text(where: str, behind: bool) -> None:
+    """At each of its calls in turn, before or behind what it does there; texts are shared, and cache is short."""
+    model, beginning = TableModel(6), [n * n % 5 for n in range(9)]
+    prompts = [beginning, [*beginning, 3], [2, 4, 4], [*beginning[:6], 4, 1], [*beginning, 3]]
+    alone = engine_of(model)
+    texts = [ended(alone, [one := alone.add(prompt, PARAMS)])[one].text for prompt in prompts]
+
+    def raises_at(call: int) -> bool:
+        """Whether there were that many."""
+        own, calls = NgramDrafter(NgramOptions(max=3, min=1)), list[bool]()
+        method = getattr(own, where)
+
+        def raising(*given, **named):
+            calls.append(True)
+            if len(calls) == call and not behind:
+                raise RuntimeError
+            found = method(*given, **named)
+            if len(calls) == call:
+                raise RuntimeError
+            return found
+
+        setattr(own, where, raising)
+        drafter = MergedDrafter([own, ReferenceDrafter(ReferenceOptions()), coupled(model)])
+        engine = engine_of(model, drafter, Limits(batch=3, chunk=4, cache_tokens=44, shortest_prefix=4))
+        sequences = [engine.add(prompt, PARAMS) for prompt in prompts]
+        last, failed = dict[Sequence, Progress](), 0
+        for _ in range(200):
+            try:
+                last |= {one.sequence: one for one in engine.step()}
+            except RuntimeError:
+                failed += 1
+        assert failed == (len(calls) >= call)
+        assert [last[one].text for one in sequences] == texts
+        assert [one.finish_reason for one in sequences] == ["length"] * len(sequences)
+        assert [*engine.prefixes._running, *engine.prefixes._awaited] == []
+        setattr(own, where, method)
+        # what it did not let go of is its own affair
+        own._states.clear()
+        assert idle(engine)
+        return failed > 0
+
+    calls = 0
+    while raises_at(calls + 1):
+        calls += 1
+    assert calls
 
 
 def test_an_interrupted_draft_of_a_cascade_leaves_the_next_steps_their_text(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -76,3 +76,17 @@ def test_an_interrupt_in_a_step_is_raised_behind_it(where: str, tmp_path, monkey
     assert others == [alone[1]]
     assert llm.generate("the thin thin", PARAMS)[0].token_ids == alone[0]
     assert not llm._inboxes
+
+
+def test_an_interrupt_as_requests_are_closed_leaves_none_of_them(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+    llm = LLM(save_pair(tmp_path)[0], "ngram")
+    abort = llm.engine.abort
+
+    def interrupted(sequence) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        abort(sequence)
+
+    monkeypatch.setattr(llm.engine, "abort", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        llm.generate(["the thin thin", "this"], PARAMS)
+    assert not llm._inboxes

@@ -78,6 +78,15 @@ def test_streams_beside_each_other_lose_nothing(llm: LLM) -> None:
     assert idle(llm)
 
 
+def test_an_answer_says_what_it_was_admitted_under(folder: Path) -> None:
+    llm = LLM(str(folder), "ngram:min=1", verify="typical", lossy=True)
+    stream = llm.stream("the thin", PARAMS)
+    last = next(stream)
+    llm.use("ngram:min=1", verify="match")
+    assert llm.completed(last.sequence, last.text).keeps == "nothing"
+    assert llm.generate("the thin", PARAMS)[0].keeps == "text"
+
+
 def test_a_stream_that_is_left_ends_its_request(llm: LLM) -> None:
     stream = llm.stream("the", PARAMS)
     sequence = next(stream).sequence

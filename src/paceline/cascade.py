@@ -223,8 +223,8 @@ class Cascade(LanguageModel):
 
     @property
     def held_bytes(self) -> int:
-        """Bytes that the model's cache and the drafter inside hold."""
-        return self._pair.cache.held_bytes + self._pair.drafter.held_bytes
+        """Bytes that the model's cache and the drafter inside hold by sequence."""
+        return self._pair.cache.held_bytes + self._pair.drafter.sequence_bytes
 
 
 @dataclass

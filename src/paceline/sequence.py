@@ -110,6 +110,8 @@ class Sequence:
     """The stop string or the token id that ended it, if one did."""
     read_texts: int = 0
     """Tells apart the texts that its drafters have read (`Drafter.read_texts`)."""
+    keeps: str = ""
+    """What its answer keeps of plain decoding, as `Completion.keeps`: it was admitted under a verifier that may have changed."""
     tokens: list[int] = field(init=False)
     sources: list[str] = field(default_factory=list)
     """Per generated token, the drafter that proposed it, or "" where the target chose it unaided."""

@@ -6,6 +6,7 @@ What is drafted, and by whom, is settled in `drafting`.
 from __future__ import annotations
 
 from collections.abc import Sequence as Many
+from contextlib import ExitStack
 from typing import Protocol
 
 import torch
@@ -159,11 +160,10 @@ class Speculative:
 
     def release(self, key: int) -> None:
         """Drop all state of a sequence: it ended, or it was preempted and will be computed again."""
-        self.cache.release(key)
-        self.drafter.release(key)
-        self.policy.release(key)
-        self.acceptance.release(key)
-        self.costs.release(key)
+        # whatever a drafter of one's own raises, the others let go
+        with ExitStack() as released:
+            for holder in (self.cache, self.drafter, self.policy, self.acceptance, self.costs):
+                released.callback(holder.release, key)
 
 
 def _feed(item: Work, tree: DraftTree | None) -> Feed:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence as Many
+from contextlib import ExitStack
 from dataclasses import replace
 
 from paceline.budget import Budget
@@ -74,8 +75,10 @@ class MergedDrafter(Drafter):
             part.settle(key)
 
     def release(self, key: int) -> None:
-        for part in self._parts:
-            part.release(key)
+        # where one raises, the others let go
+        with ExitStack() as released:
+            for part in self._parts:
+                released.callback(part.release, key)
 
     def forget(self) -> None:
         for part in self._parts:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence as Many
+from collections.abc import Iterable, Iterator, Mapping, Sequence as Many
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
@@ -62,14 +62,15 @@ class Completion:
 
 
 class _Inbox:
-    """Progress of one request that nobody has read yet. keeps: how many of the latest; None for all.
+    """Progress of one request that nobody has read yet; of one that is not streamed the latest alone.
 
     Texts only grow, so the latest holds them all, and of trees what can be shown is enough: a stream that is never read takes
     memory in proportion to its answer.
     """
 
-    def __init__(self, keeps: int | None) -> None:
-        self._steps: deque[tuple[Outcome, int, PacelineError | None]] = deque(maxlen=keeps)
+    def __init__(self, sequence: Sequence) -> None:
+        self.sequence = sequence
+        self._steps: deque[tuple[Outcome, int, PacelineError | None]] = deque(maxlen=None if sequence.streamed else 1)
         self._text = ""
 
     def __len__(self) -> int:
@@ -249,7 +250,7 @@ class LLM:
             sequence.seed,
             list(sequence.sources),
             sequence.speculation,
-            _word(self._kept(sequence.params)),
+            sequence.keeps,
             list(sequence.logprobs),
             list(sequence.prompt_logprobs),
         )
@@ -282,18 +283,16 @@ class LLM:
             references *= len(asked)
         if len(references) != len(asked):
             raise RequestError(f"{len(asked)} prompts came with {len(references)} references")
-        opened: dict[Sequence, _Inbox] = {}
+        opened = list[_Inbox]()
         try:
             with self._turn():
                 for one in chosen:
                     self.check_exactness(one)
                 for prompt, one, like in zip(asked, chosen, references, strict=True):
-                    sequence = self.engine.add(self.encode(prompt), one, reference=self._reference(like, prompt), streamed=False)
-                    opened[sequence] = self._opened(sequence, keeps=1)
-            return [self.completed(sequence, self._text_at_end(sequence, inbox)) for sequence, inbox in opened.items()]
+                    opened.append(self._begun(prompt, one, like, streamed=False))
+            return [self.completed(inbox.sequence, self._text_at_end(inbox)) for inbox in opened]
         finally:
-            for sequence in opened:
-                self._close(sequence)
+            self._close(opened)
 
     def stream(
         self,
@@ -307,40 +306,42 @@ class LLM:
         `Progress.text` is cumulative, and the trees of outcomes have no `proposals`. params, reference and errors are as for
         `generate`; the request begins, and errors are raised, when the first `Progress` is asked for.
         """
-        params = _checked(params)
-        like = self._reference(reference, prompt)
-        with self._turn():
-            self.check_exactness(params)
-            sequence = self.engine.add(self.encode(prompt), params, reference=like)
-            inbox = self._opened(sequence)
+        params, opened = _checked(params), list[_Inbox]()
         try:
-            yield from self._received(sequence, inbox)
+            with self._turn():
+                self.check_exactness(params)
+                opened.append(self._begun(prompt, params, reference, streamed=True))
+            yield from self._received(opened[0])
         finally:
-            self._close(sequence)
+            self._close(opened)
 
-    def _opened(self, sequence: Sequence, keeps: int | None = None) -> _Inbox:
-        """Make an inbox for its progress. keeps: as `_Inbox` has it."""
+    def _begun(self, prompt: Prompt, params: SamplingParams, reference: Prompt | None, *, streamed: bool) -> _Inbox:
+        """Admit a request and make an inbox for its progress."""
+        like = self._reference(reference, prompt)
+        sequence = self.engine.add(self.encode(prompt), params, reference=like, streamed=streamed)
+        sequence.keeps = _word(self._kept(params))
         # by the sequence itself: every engine counts its keys from 0
-        inbox = self._inboxes[sequence] = _Inbox(keeps)
+        inbox = self._inboxes[sequence] = _Inbox(sequence)
         return inbox
 
-    def _close(self, sequence: Sequence) -> None:
+    def _close(self, inboxes: Iterable[_Inbox]) -> None:
         # not in turn: the collector may close a stream where this thread has the engine already, in the middle of a step
-        with self._lock:
-            self._inboxes.pop(sequence, None)
-            if self._taken:
-                self._left.append(sequence)
-            else:
-                self.engine.abort(sequence)
+        with Deferred(), self._lock:
+            for inbox in inboxes:
+                self._inboxes.pop(inbox.sequence, None)
+                if self._taken:
+                    self._left.append(inbox.sequence)
+                else:
+                    self.engine.abort(inbox.sequence)
 
-    def _received(self, sequence: Sequence, inbox: _Inbox) -> Iterator[Progress]:
+    def _received(self, inbox: _Inbox) -> Iterator[Progress]:
         """The progress of one request, until it ends or another engine is used. Whoever waits runs the engine for all, and leaves
         the others theirs in their inbox. Raises LogitsError."""
         while True:
             with self._turn():
                 # while it waited for its turn, another's step may have brought something
                 if not inbox:
-                    if not self.engine.serves(sequence):
+                    if not self.engine.serves(inbox.sequence):
                         return
                     self._step()
                 progress = inbox.take() if inbox else None
@@ -355,9 +356,9 @@ class LLM:
             if (inbox := self._inboxes.get(progress.sequence)) is not None:
                 inbox.put(progress)
 
-    def _text_at_end(self, sequence: Sequence, inbox: _Inbox) -> str:
-        text = ""
-        for progress in self._received(sequence, inbox):
+    def _text_at_end(self, inbox: _Inbox) -> str:
+        text, sequence = "", inbox.sequence
+        for progress in self._received(inbox):
             text = progress.text
         # another engine is used by now
         return self.engine.stops.cut_short(sequence) if sequence.finish_reason == "abort" else text

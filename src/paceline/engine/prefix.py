@@ -154,7 +154,12 @@ class Prefixes:
     def release(self, sequence: Sequence) -> None:
         """Hold nothing more for a sequence that has not ended: it was preempted, or nobody waits for it any longer."""
         self._awaited.pop(sequence.key, None)
-        self._free(sequence.key, sequence.tenant)
+        try:
+            self._free(sequence.key, sequence.tenant)
+        except Exception:
+            # a drafter raised; what was read is gone, and nobody is to wait for it
+            self._running.pop(sequence.key, None)
+            raise
         self._running.pop(sequence.key, None)
 
     def make_room(self, tokens: int) -> None:

@@ -238,14 +238,14 @@ class Scheduler:
         free = self.limits.cache_tokens - sum([len(sequence.tokens) for sequence in self.running])
         while len(self.running) > 1 and free < 0:
             sequence = max(self.running, key=lambda one: (one.key not in self._overdue, one.priority, one.key))
-            self.running.remove(sequence)
-            self._prefixes.release(sequence)
-            self._queue(sequence)
+            self._wait_again(sequence)
             self._fed.pop(sequence.key, None)
             # the steps in which it was in flight are no waiting; what it waited before is, or it might go in and out for ever
             self._came[sequence.key] = self._steps - self._waited[sequence.key]
             self.preemptions += 1
             free += len(sequence.tokens)
+            # last: what a drafter of one's own raises then loses nobody's place
+            self._prefixes.release(sequence)
         return free
 
     def _admit(self, wished: Budget, free: int) -> int:
