@@ -5,11 +5,15 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from commandline import save_pair
+from commandline import run, save_pair
+from paceline import LLM
+from paceline.engine.engine import Progress
+from paceline.sampling import LogitsError
 
 FULL = Path("/dev/full")
 PACELINE = (sys.executable, "-m", "paceline")
@@ -78,3 +82,19 @@ def test_characters_that_the_output_has_not_are_written_by_their_number(target: 
     assert ended.returncode == 0
     assert ended.stdout.isascii()
     assert b"Traceback" not in ended.stderr
+
+
+def test_what_ends_an_answer_is_said_on_a_line_of_its_own(
+    target: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def steps(self: LLM, *_: object) -> Iterator[Progress]:
+        yield next(stream(self, "the thin"))
+        raise LogitsError
+
+    stream = LLM.stream
+    monkeypatch.setattr(LLM, "stream", steps)
+    assert run(monkeypatch, "generate", target, "-p", "the thin", "--draft", "none") == 2
+    printed = capsys.readouterr()
+    assert len(printed.out) > 1
+    assert printed.out.endswith("\n")
+    assert printed.err.count("\n") == 1

@@ -7,6 +7,7 @@ from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 from paceline.cli.terminal import err, out
+from paceline.errors import PacelineError
 from paceline.interrupts import raise_again
 
 if TYPE_CHECKING:
@@ -61,10 +62,17 @@ def streamed(
 ) -> Progress:
     """Run an answer to its end, or until it is `enough`, showing every step; the last one."""
     last = None
-    for last in steps:
-        if show:
-            show(last)
-        if enough and enough():
-            break
+    try:
+        for last in steps:
+            if show:
+                show(last)
+            if enough and enough():
+                break
+    except (PacelineError, KeyboardInterrupt):
+        if last is not None and show:
+            # what is said of it, or a shell's prompt, has a line of its own
+            out.file.write("\n")
+            out.file.flush()
+        raise
     assert last is not None
     return last
