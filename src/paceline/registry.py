@@ -206,6 +206,7 @@ CACHES = Registry(
     {
         "dense": Row("paceline.cache.dense", "dense"),
         "panels": Row("paceline.cache.panels", "panels"),
+        "paged": Row("paceline.cache.paged", "paged"),
         "stateful": Row("paceline.cache.stateful", "stateful"),
         "replay": Row("paceline.cache.replay", "replay"),
     },

@@ -19,7 +19,7 @@ FIGURES = f"""\
 - They get the same token ids and compute every prompt. They run in processes of their own, which are stopped while others are
   measured. Records that were made otherwise say so, or their memory includes that of peers.
 - 8 bits of OpenVINO are what `optimum-cli --weight-format int8` makes. In older runs they are Q8_0 read from GGUF, which is
-  slower. Its 4 bits are still read from GGUF (Q4_0); compressed by NNCF they decode 1.27 times as fast.
+  slower. Its 4 bits are still read from GGUF (Q4_0).
 - OpenVINO keeps equal constants once, also the zeros that a grown model is padded with. So it reads about a seventh less of a
   grown model. On a real model it would not have this advantage.
 - llama.cpp has the draft model in newer runs, in a loop of ours that drafts as its server did by default until 2026. Before

@@ -2,8 +2,7 @@
 
 A sequence's slot s lies in page `blocks[s // page_size]` at place `s % page_size`. Slots [0, length) hold the committed prefix
 in order; staged rows lie behind it. Forks share pages by counting their holders, and a shared page is copied before a step
-writes to it. Shapes are learnt from the first write of a layer. A prefix shared between requests is a fork that finds its
-source by content: what an index of prefixes would add is who holds a page, not how pages are kept.
+writes to it. Shapes are learnt from the first write of a layer. Branching: TREE.
 
 Source: PagedAttention, Kwon et al. (arXiv:2309.06180), sections 4.1 to 4.4.
 """

@@ -59,7 +59,8 @@ def build_datastore(
         tell_json(built)
     else:
         out.print(
-            f"{header.documents} documents, {header.suffixes} tokens, {built['size_bytes'] / 1e6:.1f} MB in '{out_dir}'",
+            f"{header.documents} document{'s' * (header.documents != 1)}, {header.suffixes} tokens,"
+            f" {built['size_bytes'] / 1e6:.3g} MB in '{out_dir}'",
             highlight=False,
             soft_wrap=True,
         )
