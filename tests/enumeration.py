@@ -75,6 +75,10 @@ class Source:
     amateur: bool = False
     floor: float = 0.0
 
+    def beside(self, tree: DraftTree) -> Source:
+        """What drafts where others have drafted this."""
+        return self
+
     def tree(self, sequence: Sequence, dice: Dice) -> DraftTree:
         tokens, parents, proposals = [sequence.root], [-1], {}
         texts, level, ended = [tuple(sequence.tokens)], [0], set[int]()
@@ -134,7 +138,7 @@ def blocks(
     """constraint: makes one that has read nothing."""
     sequence, found = _sequence(params, constraint), Blocks()
     drafts: dict[int, tuple[float, DraftTree]] = {}
-    for weight, tree in every(lambda dice: reduce(union, [source.tree(sequence, dice) for source in sources])):
+    for weight, tree in every(lambda dice: _drafted(sources, sequence, dice)):
         same = hash((tree.tokens, tree.parents, tree.sources))
         drafts[same] = (drafts.get(same, (0.0, tree))[0] + weight, tree)
     assert abs(sum(weight for weight, _ in drafts.values()) - 1) < 1e-12
@@ -146,6 +150,13 @@ def blocks(
             for last, probability in enumerate(law):
                 found.by_text[*tokens[:-1], last] += weight * chance * float(probability)
     return found
+
+
+def _drafted(sources: Many[Source], sequence: Sequence, dice: Dice) -> DraftTree:
+    """What all of them draft, one after the other."""
+    return reduce(
+        lambda tree, source: union(tree, source.beside(tree).tree(sequence, dice)), sources, DraftTree.root(sequence.root)
+    )
 
 
 def _judged(

@@ -33,7 +33,7 @@ class Group:
     """Children of one node that one source chose together, in the order of their draws.
 
     proposal_probs: float64 [V], what they were drawn from; None for a deterministic choice, a point mass each. hub: the
-    likeliest token of the proposal, where the kind is HUB.
+    likeliest token of the proposal, where the kind is HUB. source: who drafted them.
     """
 
     nodes: tuple[int, ...]
@@ -41,6 +41,7 @@ class Group:
     kind: Proposal = Proposal.POINT
     proposal_probs: np.ndarray | None = None
     hub: int | None = None
+    source: str = ""
 
     def first(self) -> Group:
         """Its first child alone: a draw from the proposal, whatever came after it."""
@@ -62,7 +63,7 @@ def groups_below(tree: DraftTree, nodes: Many[int]) -> Iterator[Group]:
         if row is None:
             raise ProposalError(f"'{place[1]}' drew tokens and does not say from what")
         hub = likeliest(row) if tree.kind is Proposal.HUB else None
-        yield Group(tuple(children), tokens, tree.kind, recorded(row), hub)
+        yield Group(tuple(children), tokens, tree.kind, recorded(row), hub, place[1])
 
 
 def recorded(row: torch.Tensor) -> np.ndarray:

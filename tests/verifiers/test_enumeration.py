@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pytest
 
@@ -94,6 +94,36 @@ def test_so_it_has_behind_two_models_side_by_side(rule: str, kind: Proposal) -> 
     assert error(found, target_law(target, PLAIN), 3, 3) < 1e-12
     alone = blocks(build_verifier(rule), target, sources[:1], PLAIN)
     assert found.accepted > alone.accepted or build_verifier(rule).reads_chain
+
+
+@pytest.mark.parametrize("same", [True, False])
+@pytest.mark.parametrize("kind", [kind for kind in Proposal if kind.drawn])
+@pytest.mark.parametrize("rule", RULES)
+def test_so_it_has_where_one_drafts_in_the_room_that_another_left(rule: str, kind: Proposal, same: bool) -> None:
+    """How much the second drafts hangs on what the first one drew. same: it is one model under two names."""
+    target, draft = models(3)
+    other = draft if same else target.disturbed(1.5, seed=5)
+    for end in range(3):
+        sources = [Ended(draft, kind, (1, 1, 1), end=end), Behind(other, kind, (1, 1, 1), "other")]
+        found = blocks(build_verifier(rule), target, sources, PLAIN)
+        assert error(found, target_law(target, PLAIN), 3, 4) < 1e-12
+
+
+@dataclass(frozen=True)
+class Ended(Source):
+    """Drafts nothing behind one token."""
+
+    end: int = 0
+
+    def tree(self, sequence, dice):
+        return super().tree(sequence, dice).until(frozenset({self.end}))
+
+
+class Behind(Source):
+    """Drafts no more than a room of three nodes has left."""
+
+    def beside(self, tree):
+        return replace(self, widths=self.widths[: max(len(self.widths) + 1 - len(tree), 0)])
 
 
 @pytest.mark.parametrize("kind", Proposal)

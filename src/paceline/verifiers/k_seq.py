@@ -54,7 +54,11 @@ class KSeq(NodeByNode):
 
 
 def _together(groups: Iterator[Group]) -> Iterator[Group]:
-    """Independent draws from one proposal as one group, though they hang on several nodes of the same text."""
+    """One source's independent draws from one proposal as one group, though they hang on several nodes of the same text.
+
+    How many there are is settled before any of them is drawn. Of two sources it is not: where room is short, the second drafts as
+    much as what the first one drew has left.
+    """
     held: Group | None = None
     for group in groups:
         if held is not None and _alike(held, group):
@@ -68,7 +72,7 @@ def _together(groups: Iterator[Group]) -> Iterator[Group]:
 
 
 def _alike(one: Group, other: Group) -> bool:
-    if one.kind is not Proposal.IID or one.proposal_probs is None or other.proposal_probs is None:
+    if one.kind is not Proposal.IID or one.source != other.source or one.proposal_probs is None or other.proposal_probs is None:
         return False
     return np.array_equal(one.proposal_probs, other.proposal_probs)
 
