@@ -150,6 +150,44 @@ def test_what_is_drawn_keeps_its_proposals_or_is_not_drawn(rule: Verifier, drawi
     assert (sources[0], sources[-1]) == ("found", "drawing")
 
 
+def test_a_model_that_drew_badly_beside_lookups_can_come_back() -> None:
+    class Found(ChainDrafter):
+        name = "found"
+
+        def propose(self, sequences: Many[Sequence], budgets: Many[Budget]) -> list[DraftTree]:
+            return [DraftTree.chain(one.root, [2, 2], self.name, confidences=[0.5, 0.5]) for one in sequences]
+
+    class Drawing(ChainDrafter):
+        """Draws what the target will choose, at last."""
+
+        name, kinds, costly, right = "drawing", frozenset({Proposal.POINT, Proposal.IID}), True, False
+
+        def propose(self, sequences: Many[Sequence], budgets: Many[Budget]) -> list[DraftTree]:
+            return [self._drawn(one) for one in sequences]
+
+        def _drawn(self, one: Sequence) -> DraftTree:
+            text, proposals = list(one.tokens), dict[tuple[int, str], torch.Tensor]()
+            for node in range(3):
+                likely = int(model.row(text).argmax())
+                token = likely if self.right else (likely + 1) % 6
+                proposals[node, self.name] = torch.eye(6)[token]
+                text.append(token)
+            return DraftTree.chain(one.root, text[len(one.tokens) :], self.name, Proposal.IID, proposals=proposals)
+
+    model = TableModel(6, sharpness=30.0)
+    drawing = Drawing(model)
+    speculative = Speculative(model, MergedDrafter([Found(model), drawing]), Rejection(), FixedPolicy())
+    sequence, sources = Sequence(0, (1, 2, 3), SamplingParams(temperature=1.0, max_tokens=10_000), 0), list[str | None]()
+    for number in range(1200):
+        drawing.right = number >= 300
+        held = speculative.cache.length(0)
+        (outcome,) = speculative.step([Work(sequence, held, len(sequence.tokens) - held, Budget(5, 5))], NeverEnds())
+        assert outcome.tree is not None
+        sources.append(outcome.tree.only_source)
+    assert sources[200:300].count("drawing") <= 4
+    assert sources[-100:].count("drawing") > 90
+
+
 @pytest.mark.parametrize(("temperature", "size"), [(1.0, 2), (0.0, 3)])
 def test_a_rule_that_reads_a_chain_is_shown_one(temperature: float, size: int) -> None:
     class Wide(ChainDrafter):

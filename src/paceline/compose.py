@@ -33,7 +33,7 @@ Single = TypeVar("Single", Verifier, Policy)
 
 
 def automatic(model_path: str, draft_path: str = "") -> str:
-    """What `auto` stands for: n-gram lookup and the draft model that is embedded for this target, or token recycling if there is none.
+    """What `auto` stands for: n-gram lookup and the draft model embedded for this target, or token recycling where there is none.
 
     `auto:PATH` names a smaller model of one's own to draft with instead.
     How deep the draft goes, if it is made at all, is for the policy; eight levels are more than a small machine ever asks for.

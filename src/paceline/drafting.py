@@ -5,6 +5,7 @@ can verify. Under `match` nothing here can change a text. Of drafts that are dra
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
 from itertools import accumulate
@@ -27,6 +28,9 @@ from paceline.sequence import Sequence
 from paceline.tree import DraftTree, Proposal
 from paceline.union import union
 from paceline.verifiers.base import Verifier
+
+_TRIED = 32
+"""Of so many drafts that a part is denied for what was looked up, the last one is made: what is known of it would else stay."""
 
 
 @frozen
@@ -74,6 +78,8 @@ class Drafting:
         self._costs, self._acceptance, self._depth_acceptance = policy.costs, policy.acceptance, policy.depth_acceptance
         self._vocab_size = target.vocab_size
         self._chains, self._reads_chain = target.branching < Branching.TREE, verifier.reads_chain
+        self._denied = Counter[str]()
+        """By part, since it last drafted in place of what was looked up."""
 
     def draft(self, work: Many[Work]) -> tuple[list[Draft], float]:
         """One tree per sequence: each drafter drafts what the policy grants, knowing what those before it proposed.
@@ -186,7 +192,10 @@ class Drafting:
             return True
         brought = self._depth_acceptance.brought(part.name, budget.levels, DraftContext.of(sequence.generated_tokens, True))
         if 1.0 + sum(accumulate(brought, mul)) < expected_tokens(draft.tree):
-            return False
+            self._denied[part.name] += 1
+            if self._denied[part.name] < _TRIED:
+                return False
+        self._denied[part.name] = 0
         draft.tree = DraftTree.root(sequence.root)
         return True
 

@@ -106,7 +106,9 @@ def test_several_sources_are_tested_one_after_another_and_keep_the_law(pair: tup
 
 
 def _shifted(group: Group) -> Group:
-    return Group(tuple(node + 10 for node in group.nodes), group.tokens, group.kind, group.proposal_probs, group.hub, group.source)
+    return Group(
+        tuple(node + 10 for node in group.nodes), group.tokens, group.kind, group.proposal_probs, group.hub, group.source
+    )
 
 
 @pytest.mark.parametrize("kind", [Proposal.IID, Proposal.WITHOUT_REPLACEMENT, Proposal.HUB])

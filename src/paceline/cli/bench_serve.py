@@ -84,8 +84,9 @@ def bench_serve(
     out_dir: Annotated[Path | None, path_option("--out", "Write the record as JSON, with plots, to this directory.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Measure an OpenAI-compatible server under load, from outside. Exit code 1 if no request is answered, or if --find-rate finds no rate.
+    """Measure an OpenAI-compatible server under load, from outside.
 
+    Exit code 1 if no request is answered, or if --find-rate finds no rate.
     Without --rate and --trace, requests come in a closed loop. TTFT counts
     from when a request was due. ITL is per token: a chunk of k tokens is one
     gap and k - 1 zeros. TPOT is a request's time behind its first text, over
