@@ -11,6 +11,7 @@ import pytest
 
 from commandline import run, save_pair
 from paceline import LLM, SamplingParams
+from paceline.drafters.ngram import NgramDrafter
 from paceline.engine import law
 from paceline.engine.check import doubt, examine, law_of, verdict
 from paceline.engine.engine import Engine, RequestError
@@ -18,7 +19,7 @@ from paceline.engine.law import FALSE_ALARM, MOST, TURNS, Fit, distance, draws, 
 from paceline.models.embedded import DEFAULT, embedded_models
 from paceline.models.native import runs_here
 from paceline.registry import VERIFIERS
-from paceline.tree import Proposal
+from paceline.tree import DraftTree, Proposal
 from paceline.verifiers.base import Exactness, NodeByNode
 from paceline.verifiers.contrastive import Contrastive
 from shared import CHECKPOINTS, WHY
@@ -57,7 +58,7 @@ def test_the_bound_is_met_as_rarely_as_is_stated() -> None:
     loose = sqrt(np.log(2 / 0.05) / (2 * size))
     passed = sum(distance(noise.random(size)) > loose for _ in range(runs))
     assert 0.01 * runs < passed < 0.06 * runs
-    assert Fit(size, 0.0).bound == pytest.approx(loose * sqrt(np.log(4 / FALSE_ALARM) / np.log(2 / 0.05)))
+    assert Fit(size, 0.0).bound == pytest.approx(loose * sqrt(np.log(6 / FALSE_ALARM) / np.log(2 / 0.05)))
 
 
 def test_the_likeliest_token_passes_its_bound_no_more_often_than_is_stated(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -197,6 +198,21 @@ def test_too_few_tokens_show_nothing_and_it_is_said_what_to_raise(monkeypatch, c
     assert f"{TURNS * 11 * 6} drawn tokens refuse hardly any verifier: raise max-tokens, or give more prompts" in said
     assert run(monkeypatch, *call, "--json") == 3
     assert "raise max-tokens" in json.loads(capsys.readouterr().out)["reason"]
+
+
+def test_where_nothing_is_drafted_nothing_is_shown(models, monkeypatch: pytest.MonkeyPatch) -> None:
+    propose = NgramDrafter.propose
+
+    def when_greedy(self, sequences, budgets):
+        trees = zip(sequences, propose(self, sequences, budgets), strict=True)
+        return [DraftTree.root(one.root) if one.params.temperature else tree for one, tree in trees]
+
+    monkeypatch.setattr(NgramDrafter, "propose", when_greedy)
+    llm = LLM(models[0], "ngram", verify="rejection")
+    settings = [SamplingParams(max_tokens=80), SamplingParams(max_tokens=80, temperature=1.0)]
+    rows = list(examine(llm, "ngram", PROMPTS, settings))
+    assert verdict(rows) == "inconclusive"
+    assert doubt(rows) == "at temperature 1 nothing was drafted, so nothing was put to the test there"
 
 
 @real

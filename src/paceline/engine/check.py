@@ -148,8 +148,9 @@ def doubt(rows: Many[Row]) -> str | None:
     if not any(accepted for _, accepted in counts.values()):
         return "nothing that was drafted was accepted, so nothing was put to the test"
     for temperature, (drafted, accepted) in counts.items():
-        if drafted and not accepted:
-            return f"at temperature {temperature:g} nothing that was drafted was accepted, so nothing was put to the test there"
+        if not accepted:
+            what = "nothing that was drafted was accepted" if drafted else "nothing was drafted"
+            return f"at temperature {temperature:g} {what}, so nothing was put to the test there"
     law = law_of(rows)
     if law is not None and law.is_wide:
         return f"{law.tokens} drawn tokens refuse hardly any verifier: raise max-tokens, or give more prompts"

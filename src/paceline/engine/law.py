@@ -34,7 +34,9 @@ from paceline.step import Feed, Step, Verdict
 from paceline.tree import DraftTree
 
 FALSE_ALARM = 1e-6
-"""How often a verifier that keeps the law fails the test; each of the two bounds, and that of drafts, is passed half as often."""
+"""How often a verifier that keeps the law fails; one of somebody's own by `small_law` as often again."""
+_BOUNDS = 3
+"""Which share that: of ranks, of the likeliest tokens, and of drafts."""
 TURNS = 3
 """How many times as many tokens are drawn as a comparison of texts would need: a distribution shows itself slowly."""
 MOST = 4096
@@ -97,7 +99,7 @@ class Fit:
     @property
     def excess_bound(self) -> float:
         """What `excess` stays below, whichever its sign."""
-        chance = log(4 * len(_RATES) / FALSE_ALARM)
+        chance = log(2 * _BOUNDS * len(_RATES) / FALSE_ALARM)
         return min((chance + (exp(rate) - 1 - rate) * self.variance) / rate for rate in _RATES)
 
     @property
@@ -122,7 +124,7 @@ def fit(rows: Many[Draws]) -> Fit:
 
 def _bound(ranks: int) -> float:
     """What the distance of so many ranks stays below."""
-    return sqrt(log(4 / FALSE_ALARM) / (2 * ranks))
+    return sqrt(log(2 * _BOUNDS / FALSE_ALARM) / (2 * ranks))
 
 
 def distance(ranks: Many[float] | np.ndarray) -> float:
