@@ -149,6 +149,32 @@ def test_the_largest_of_noised_scores_is_drawn_from_their_softmax() -> None:
     assert float(torch.special.gammaincc(torch.tensor(2.0).double(), statistic / 2)) > FALSE_ALARM
 
 
+def match_rate(target: torch.Tensor, draft: torch.Tensor) -> float:
+    """How often two distributions choose the same token by the same noise; float64 [V] each, all above 0. Daliri et al., Coupling
+    without Communication and Drafter-Invariant Speculative Decoding (arXiv:2408.07978)."""
+    larger = torch.maximum(target[None] / target[:, None], draft[None] / draft[:, None])
+    return float((1.0 / larger.sum(-1)).sum())
+
+
+@given(st.lists(st.tuples(st.floats(0.01, 1.0), st.floats(0.01, 1.0)), min_size=1, max_size=6))
+def test_one_noise_agrees_at_least_as_often_as_its_bound_says(pairs: list[tuple[float, float]]) -> None:
+    weights = torch.tensor(pairs, dtype=torch.float64)
+    target, draft = (weights / weights.sum(0)).T
+    apart = float((target - draft).abs().sum()) / 2
+    assert (1 - apart) / (1 + apart) - 1e-12 <= match_rate(target, draft) <= 1 - apart + 1e-12
+
+
+def test_target_and_draft_choose_alike_as_often_as_the_formula_says() -> None:
+    """4,000 seeds, two-sided by the normal approximation."""
+    target, draft = torch.tensor([0.5, 0.3, 0.1, 0.1]).double(), torch.tensor([0.2, 0.3, 0.4, 0.1]).double()
+    size, rate = 4_000, match_rate(target, draft)
+    alike = sum(
+        noise.noised_best(target.log().float(), seed, 5)[0] == noise.noised_best(draft.log().float(), seed, 5)[0]
+        for seed in range(size)
+    )
+    assert abs(alike - size * rate) < SIGMAS * math.sqrt(size * rate * (1 - rate))
+
+
 def with_hash(monkeypatch: pytest.MonkeyPatch, word: int) -> float:
     """The noise of a token whose signed hash is `word`."""
     monkeypatch.setattr(noise, "hashed", lambda seed, position, tokens: torch.full_like(tokens, word, dtype=torch.int32))

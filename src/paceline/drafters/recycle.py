@@ -1,9 +1,9 @@
 """Token recycling: what the target held likeliest after a token when it last saw it is drafted after that token again.
 
-Every row of every forward, accepted or not, says which tokens the target would put next. For each token a table keeps the best of
-them, over all requests of a tenant, and a tree is filled from it. The tree has the shape that is best for how often the token of
-each rank came true so far (Sequoia, arXiv:2402.12374, section 4.1). Tables are kept from request to request, until they are
-forgotten or other tenants need the room.
+Every row of a forward, accepted or not, says which tokens the target would put next; while nobody is drafted for, one step in
+four is looked at. For each token a table keeps the best of them, over all requests of a tenant, and a tree is filled from it. The
+tree has the shape that is best for how often the token of each rank came true so far (Sequoia, arXiv:2402.12374, section 4.1).
+Tables are kept from request to request, until they are forgotten or other tenants need the room.
 
 Source: Luo et al., Turning Trash into Treasure: Accelerating Inference of Large Language Models with Token Recycling
 (arXiv:2408.08696), section 3.
