@@ -1,8 +1,8 @@
 """BASS: one draft length for the whole batch, longer after a draft was accepted to its end, shorter after every other step.
 
 If as much was accepted for any sequence as the deepest draft of the step has levels, the length grows by `increment`, up to
-`limit`. Otherwise it shrinks by a tenth, and by one more if it shrank in the step before too, but never below the most tokens that
-were accepted in the step. A draft model goes as deep as that unless it is given a `depth`; lookups stay within their own.
+`limit`. Otherwise it shrinks by a tenth, and by one more if it shrank in the step before too, but never below the most tokens
+that were accepted in the step. A draft model goes as deep as that unless it is given a `depth`; lookups stay within their own.
 
 Source: BASS (arXiv:2404.15778), Algorithm 1.
 """
