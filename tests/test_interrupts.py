@@ -12,6 +12,7 @@ from commandline import save_pair
 from paceline import LLM, SamplingParams
 from paceline.interrupts import Deferred
 
+pytestmark = pytest.mark.usefixtures("ctrl_c_is_heard")
 PARAMS = SamplingParams(max_tokens=24, ignore_eos=True)
 
 
