@@ -10,6 +10,7 @@ from pathlib import Path
 
 from paceline import spec
 from paceline.bench.markdown import anchor, table
+from paceline.display import option_default
 from paceline.methods import FAMILIES, Option, compositions, described, options
 from paceline.tree import Proposal
 
@@ -115,12 +116,7 @@ def _entry(row: dict[str, str], chosen: list[Option], shown: tuple[str, ...]) ->
 
 def _shown(option: Option) -> str:
     """`max` (6; 1 to 32)"""
-    default = option.default
-    if isinstance(default, bool):
-        default = "yes" if default else "no"
-    elif default is None:
-        default = "needed" if option.needed else "none"
-    return f"`{option.name}` ({default}; {option.values})"
+    return f"`{option.name}` ({option_default(vars(option))}; {option.values})"
 
 
 def _linked(text: str) -> str:

@@ -196,6 +196,21 @@ def test_methods_speak_json(monkeypatch, capsys) -> None:
     assert "a+b" in said
 
 
+def test_one_method_is_told_in_full(monkeypatch, capsys) -> None:
+    assert run(monkeypatch, "methods", "--json") == 0
+    for rows in json.loads(capsys.readouterr().out).values():
+        for row in rows:
+            assert run(monkeypatch, "methods", row["name"]) == 0
+            said = capsys.readouterr().out
+            assert said.startswith(row["name"])
+            assert all(option["name"] in said for option in row.get("options", []))
+    assert run(monkeypatch, "methods", "ngram", "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [row["name"] for row in found["drafters"]] == ["ngram"]
+    assert run(monkeypatch, "methods", "ngrm") == 2
+    assert capsys.readouterr().err == "paceline: there is no method 'ngrm'; the nearest is 'ngram'\n"
+
+
 def test_embedded_models_speak_json(monkeypatch, capsys) -> None:
     assert run(monkeypatch, "models", "--json") == 0
     assert "models" in json.loads(capsys.readouterr().out)

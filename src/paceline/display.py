@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from rich import box
-from rich.console import Console
+from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -110,6 +110,36 @@ def profile_table(parts: Mapping[str, Spent], steps: int) -> Table:
     return table
 
 
+def method_entry(row: Mapping[str, Any]) -> Group:
+    """One method in full. row: as `methods.listed` has it."""
+    parts: list[RenderableType] = [Text(row["name"], style="bold"), Text(row["summary"])]
+    if row.get("description"):
+        parts.append(Text("\n" + row["description"]))
+    if row.get("options"):
+        table = Table(header_style="dim", box=box.SIMPLE)
+        for column in ("option", "default", "values", "meaning"):
+            table.add_column(column, ratio=1 if column == "meaning" else None)
+        for option in row["options"]:
+            table.add_row(option["name"], option_default(option), option["values"], option["meaning"])
+        parts.append(table)
+    else:
+        parts.append(Text())
+    told = {field: row[field] for field in _FIELDS if isinstance(row.get(field), str)}
+    parts += [Text.assemble((f"{field}: ", "dim"), said) for field, said in told.items()]
+    return Group(*parts)
+
+
+def option_default(option: Mapping[str, Any]) -> str:
+    """The default of a method's option, as a spec says it. option: the fields of `methods.Option`."""
+    default = option["default"]
+    if isinstance(default, bool):
+        return "yes" if default else "no"
+    if default is None:
+        return "needed" if option["needed"] else "none"
+    return str(default)
+
+
+_FIELDS = ("source", "proposals", "exactness", "lossless", "taps", "branching", "trained", "cost")
 _WIDE = 120
 """Characters of a line from which a table has room for more than names and summaries."""
 _COLUMNS = ("name", "summary", "proposals", "exactness", "branching", "trained")

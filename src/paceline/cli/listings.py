@@ -2,23 +2,49 @@
 
 from __future__ import annotations
 
+from typing import Annotated, Any
+
+import typer
+
 from paceline.cli.options import Json
-from paceline.cli.terminal import need_output, out, tell_json
+from paceline.cli.terminal import fail, need_output, out, tell_json
 
 
-def methods(as_json: Json = False) -> None:
+def methods(
+    name: Annotated[str | None, typer.Argument(help="One of them, to be told all of it and of its options.")] = None,
+    as_json: Json = False,
+) -> None:
     """List drafters and their combinations, verifiers, policies and caches, each with a description."""
     need_output()
-    from paceline.display import methods_table
+    from paceline.display import method_entry, methods_table
     from paceline.methods import FAMILIES, approximations, composed, compositions, described, listed
 
-    if as_json:
-        rows = {family: listed(family) for family in FAMILIES}
-        tell_json(rows | {"approximations": approximations(), "compositions": composed()})
+    if as_json or name is not None:
+        families = {family: listed(family) for family in FAMILIES}
+        families |= {"approximations": approximations(), "compositions": composed()}
+        if name is not None:
+            families = _named(families, name)
+        if as_json:
+            tell_json(families)
+            return
+        for rows in families.values():
+            for row in rows:
+                out.print(method_entry(row), highlight=False)
         return
     found = {family: described(registry) for family, registry in FAMILIES.items()} | {"compositions": compositions()}
     for family, rows in found.items():
         out.print(methods_table(family, rows, out.width))
+
+
+def _named(families: dict[str, list[dict[str, Any]]], name: str) -> dict[str, list[dict[str, Any]]]:
+    """Only the method of that name."""
+    from paceline.registry import suggestion
+
+    found = {family: [row for row in rows if row["name"] == name] for family, rows in families.items()}
+    if not any(found.values()):
+        names = [row["name"] for rows in families.values() for row in rows]
+        fail(f"there is no method '{name}'; {suggestion(name, names)}")
+    return {family: rows for family, rows in found.items() if rows}
 
 
 def models(as_json: Json = False) -> None:
