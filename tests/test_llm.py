@@ -207,11 +207,14 @@ def test_methods_that_cannot_be_read_are_refused_in_a_sentence(folder: Path, nam
 
 def test_another_drafter_ends_what_was_in_flight(llm: LLM) -> None:
     stream = llm.stream("the", PARAMS)
-    sequence = next(stream).sequence
+    first = next(stream)
     llm.use("none")
-    assert sequence.finish_reason == "abort"
-    assert [p.sequence is sequence for p in stream] in ([], [True])
+    assert first.sequence.finish_reason == "abort"
+    last = list(stream)[-1]
+    assert (last.sequence, last.finished, last.error) == (first.sequence, True, None)
+    assert last.text == llm.tokenizer.decode(first.sequence.generated)
     assert llm.draft_name == "none"
+    assert idle(llm)
 
 
 def test_a_stream_from_before_another_drafter_ends_none_from_after_it(llm: LLM) -> None:

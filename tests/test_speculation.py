@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
+from dataclasses import asdict
 
 from hypothesis import given, strategies as st
 
@@ -16,18 +18,30 @@ from paceline.sequence import Sequence, Speculation
 def test_a_step_counts_at_every_depth_that_it_reached(steps: list[tuple[int, int]]) -> None:
     told, drafted, accepted = Speculation(), Counter[int](), Counter[int]()
     for deepest, right in ((deepest, min(deepest, right)) for deepest, right in steps):
-        told.drafted_to[deepest] += 1
-        told.accepted_to[right] += 1
+        told.drafted(deepest, right)
         drafted.update(range(1, deepest + 1))
         accepted.update(range(1, right + 1))
-    assert told.drafted_by_depth == drafted
-    assert told.accepted_by_depth == accepted
+    assert told.drafted_by_depth == [drafted[depth] for depth in sorted(drafted)]
+    assert told.accepted_by_depth == [accepted[depth] for depth in sorted(drafted)]
     assert told.acceptance_by_depth == [accepted[depth] / drafted[depth] for depth in sorted(drafted)]
 
 
 def test_nothing_drafted_is_nothing_counted() -> None:
-    assert Speculation().drafted_by_depth == Speculation().accepted_by_depth == Counter()
+    assert Speculation().drafted_by_depth == Speculation().accepted_by_depth == []
     assert Speculation().acceptance_by_depth == []
+
+
+def test_counts_of_several_answers_add_up_and_can_be_saved() -> None:
+    one, other = Speculation(steps=2, predicted_tokens=2.5), Speculation(steps=3, predicted_tokens=1.0)
+    one.drafted(2, 1)
+    other.drafted(2, 2)
+    other.drafted(1, 0)
+    both = sum([one, other])
+    assert (both.steps, both.predicted_tokens) == (5, 3.5)
+    assert (both.drafted_by_depth, both.accepted_by_depth) == ([3, 2], [2, 1])
+    assert (one.drafted_to, other.accepted_to) == ({2: 1}, {2: 1, 0: 1}), "neither of them changes"
+    assert Speculation(**asdict(both)) == both
+    assert json.loads(json.dumps(asdict(both)))["steps"] == 5
 
 
 def test_what_is_computed_again_of_an_answer_is_no_prompt() -> None:

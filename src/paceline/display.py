@@ -95,6 +95,8 @@ def speculation_json(count: Speculation) -> dict[str, Any]:
         "tau": round(count.tau, 4),
         "predicted_tau": round(count.predicted_tau, 4),
         "acceptance_by_depth": [round(share, 4) for share in count.acceptance_by_depth],
+        "drafted_by_depth": count.drafted_by_depth,
+        "accepted_by_depth": count.accepted_by_depth,
         "target_forwards": count.target_forwards,
     }
 

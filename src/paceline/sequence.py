@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from itertools import accumulate
+from typing import Any
 
 from paceline.constraint import Constraint
 from paceline.logprobs import TokenLogprobs
@@ -23,7 +25,7 @@ class Speculation:
     """What speculation did for one sequence.
 
     What was drafted and accepted is counted before a stop cuts an accepted path, so that acceptance is unbiased by short
-    answers; what was emitted is what the answer really holds.
+    answers; what was emitted is what the answer really holds. Those of several answers can be added up, by `sum` too.
     """
 
     steps: int = 0
@@ -33,10 +35,24 @@ class Speculation:
     emitted_tokens: int = 0
     predicted_tokens: float = 0.0
     """What the policy expected all steps to emit, from the acceptance it had learnt by then."""
-    drafted_to: Counter[int] = field(default_factory=Counter)
+    drafted_to: dict[int, int] = field(default_factory=dict)
     """Depth -> steps in which the deepest node that was drafted was of that depth."""
-    accepted_to: Counter[int] = field(default_factory=Counter)
+    accepted_to: dict[int, int] = field(default_factory=dict)
     """The same of nodes that were accepted, in steps that drafted any; 0 for none."""
+
+    def drafted(self, deepest: int, accepted: int) -> None:
+        """Count a step that drafted: its deepest node, and the deepest that was accepted, 0 for none."""
+        # Counters would count faster, but `dataclasses.asdict` makes other ones of them
+        self.drafted_to[deepest] = self.drafted_to.get(deepest, 0) + 1
+        self.accepted_to[accepted] = self.accepted_to.get(accepted, 0) + 1
+
+    def __add__(self, other: Speculation) -> Speculation:
+        """The counts of both."""
+        return Speculation(*(_added(getattr(self, one.name), getattr(other, one.name)) for one in fields(self)))
+
+    def __radd__(self, zero: int) -> Speculation:
+        """What `sum` begins with adds nothing."""
+        return self
 
     @property
     def tau(self) -> float:
@@ -49,26 +65,31 @@ class Speculation:
         return self.predicted_tokens / self.steps if self.steps else 0.0
 
     @property
-    def drafted_by_depth(self) -> Counter[int]:
-        """Depth -> steps in which a node of that depth was drafted."""
-        return _by_depth(self.drafted_to)
+    def drafted_by_depth(self) -> list[int]:
+        """For depth 1, 2, ... the steps in which a node of that depth was drafted."""
+        return self._by_depth(self.drafted_to)
 
     @property
-    def accepted_by_depth(self) -> Counter[int]:
-        """Depth -> steps in which a node of that depth was accepted."""
-        return _by_depth(self.accepted_to)
+    def accepted_by_depth(self) -> list[int]:
+        """The same of nodes that were accepted, as far as any were drafted."""
+        return self._by_depth(self.accepted_to)
 
     @property
     def acceptance_by_depth(self) -> list[float]:
         """Share of the steps that drafted to depth 1, 2, ... in which a node of that depth was accepted."""
-        accepted = self.accepted_by_depth
-        return [accepted[depth] / steps for depth, steps in sorted(self.drafted_by_depth.items())]
+        return [right / steps for right, steps in zip(self.accepted_by_depth, self.drafted_by_depth, strict=True)]
+
+    def _by_depth(self, deepest: Mapping[int, int]) -> list[int]:
+        """Steps that reached each depth, from those by the deepest they reached: a step is counted once, and not once a depth."""
+        depths = range(max(self.drafted_to, default=0), 0, -1)
+        return [*accumulate(deepest.get(depth, 0) for depth in depths)][::-1]
 
 
-def _by_depth(deepest: Counter[int]) -> Counter[int]:
-    """Depth -> steps that reached it, from those by the deepest they reached: a step counts once, and not once a depth."""
-    steps = accumulate(deepest[depth] for depth in range(max(deepest, default=0), 0, -1))
-    return Counter(dict(zip(range(max(deepest, default=0), 0, -1), steps, strict=True)))
+def _added(one: Any, other: Any) -> Any:
+    """Numbers, or counts by depth."""
+    if not isinstance(one, dict):
+        return one + other
+    return {depth: one.get(depth, 0) + other.get(depth, 0) for depth in sorted({*one, *other})}
 
 
 @dataclass(eq=False)

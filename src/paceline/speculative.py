@@ -140,8 +140,7 @@ class Speculative:
             count.draft_tokens += tree.candidates - 1
             count.accepted_tokens += verdict.accepted
             count.predicted_tokens += self.policy.predicted(tree)
-            count.drafted_to[tree.deepest] += 1
-            count.accepted_to[verdict.accepted] += 1
+            count.drafted(tree.deepest, verdict.accepted)
         self.acceptance.go_on(sequence.key, verdict.tokens)
         if self.policy.learns:
             self._learn(sequence, draft, verdict)

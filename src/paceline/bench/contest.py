@@ -106,14 +106,7 @@ class Tally:
     @property
     def speculation(self) -> Speculation:
         """The counts of all repeats over all prompts."""
-        total = Speculation()
-        for one in self._all:
-            for name, value in vars(one.speculation or Speculation()).items():
-                if isinstance(value, Counter):
-                    getattr(total, name).update(value)
-                else:
-                    setattr(total, name, getattr(total, name) + value)
-        return total
+        return sum((one.speculation for one in self._all if one.speculation is not None), Speculation())
 
     @property
     def steps(self) -> int:

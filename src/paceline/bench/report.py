@@ -48,7 +48,6 @@ def task_rows(
 
 def _speculation(tally: Tally) -> dict[str, Any]:
     count = tally.speculation
-    depths = sorted(count.drafted_by_depth)
     return {
         "tau": count.tau,
         "predicted_tau": count.predicted_tau,
@@ -56,8 +55,8 @@ def _speculation(tally: Tally) -> dict[str, Any]:
         "emitted_tokens": count.emitted_tokens,
         "draft_tokens": count.draft_tokens,
         "accepted_tokens": count.accepted_tokens,
-        "drafted_by_depth": [count.drafted_by_depth[depth] for depth in depths],
-        "accepted_by_depth": [count.accepted_by_depth[depth] for depth in depths],
+        "drafted_by_depth": count.drafted_by_depth,
+        "accepted_by_depth": count.accepted_by_depth,
         "later_steps": tally.steps,
         "step_ms": tally.step_ms,
     }

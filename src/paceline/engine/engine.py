@@ -270,10 +270,13 @@ class Engine:
             else:
                 self.prefixes.release(sequence)
 
-    def abort_all(self) -> None:
-        """End every request now."""
+    def abort_all(self) -> list[Progress]:
+        """End every request now; the last progress of each."""
+        last = [*self._owed.values()]
         for sequence in [*self.scheduler.running, *self.scheduler.waiting]:
+            last.append(Progress(_nothing_more(sequence, "abort"), self.stops.cut_short(sequence)))
             self.abort(sequence)
+        return last
 
     def forget(self) -> None:
         """Hold nothing of the requests that ended: the next one is served as the first was."""

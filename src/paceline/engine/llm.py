@@ -162,7 +162,7 @@ class LLM:
         loaded; requests in flight end with "abort"."""
         with self._turn():
             engine = self._engine(draft, policy, verify)
-            self.engine.abort_all()
+            self._tell(self.engine.abort_all())
             self.engine, self._inboxes = engine, {}
 
     @contextmanager
@@ -343,7 +343,7 @@ class LLM:
                 if not inbox:
                     if not self.engine.serves(inbox.sequence):
                         return
-                    self._step()
+                    self._tell(self.engine.step())
                 progress = inbox.take() if inbox else None
             if progress is None:
                 continue
@@ -351,17 +351,16 @@ class LLM:
                 raise progress.error
             yield progress
 
-    def _step(self) -> None:
-        for progress in self.engine.step():
+    def _tell(self, told: Iterable[Progress]) -> None:
+        for progress in told:
             if (inbox := self._inboxes.get(progress.sequence)) is not None:
                 inbox.put(progress)
 
     def _text_at_end(self, inbox: _Inbox) -> str:
-        text, sequence = "", inbox.sequence
+        text = ""
         for progress in self._received(inbox):
             text = progress.text
-        # another engine is used by now
-        return self.engine.stops.cut_short(sequence) if sequence.finish_reason == "abort" else text
+        return text
 
 
 def _checkpoint(name: str, weights: str | None = None) -> tuple[LanguageModel, Tokenizer]:

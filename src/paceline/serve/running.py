@@ -95,9 +95,8 @@ class Running:
 def _counts(sequence: Sequence) -> dict[str, Any]:
     """By the names that vLLM's clients read, and tau and the acceptance by depth."""
     done = sequence.speculation
-    deepest = max(done.accepted_by_depth, default=0)
     # reached[k]: steps that accepted at least k tokens
-    reached = [done.steps, *[done.accepted_by_depth[depth] for depth in range(1, deepest + 1)], 0]
+    reached = [done.steps, *filter(None, done.accepted_by_depth), 0]
     return {
         "mean_acceptance_length": 1 + done.accepted_tokens / max(done.steps, 1),
         "draft_acceptance_rate": done.accepted_tokens / max(done.draft_tokens, 1),
@@ -105,10 +104,10 @@ def _counts(sequence: Sequence) -> dict[str, Any]:
         "num_spec_steps": done.steps,
         "num_accepted_draft_tokens": done.accepted_tokens,
         "num_draft_tokens": done.draft_tokens,
-        "num_spec_tokens": max(done.drafted_by_depth, default=0),
+        "num_spec_tokens": len(done.drafted_by_depth),
         "tau": done.tau,
         "acceptance_by_depth": done.acceptance_by_depth,
-        "drafted_by_depth": [done.drafted_by_depth[depth] for depth in sorted(done.drafted_by_depth)],
+        "drafted_by_depth": done.drafted_by_depth,
     }
 
 
