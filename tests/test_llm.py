@@ -330,7 +330,7 @@ def test_a_stream_that_nobody_reads_keeps_no_distributions(folder: Path, monkeyp
     unread = llm.stream("the", params)
     read = [next(unread).outcome.tree]
     while llm.engine.has_work:
-        llm._step()
+        llm._tell(llm.engine.step())
     (inbox,) = llm._inboxes.values()
     assert any(tree.proposals for tree in drawn)
     assert not any(tree.proposals for outcome, *_ in inbox._steps if (tree := outcome.tree) is not None)

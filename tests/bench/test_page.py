@@ -55,11 +55,18 @@ def lost(text: str) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("told", "times"), [({}, None), ({"contended": 0}, None), ({"contended": 1}, "Once "), ({"contended": 7}, "7 times ")]
+    ("told", "times"),
+    [
+        ({}, None),
+        ({"contended": 0, "lost": None}, None),
+        ({"contended": 1}, "Once "),
+        ({"contended": 7, "lost": 0.01}, "7 times "),
+        ({"lost": 0.2}, "Other work had the core for 20% of the time"),
+    ],
 )
 def test_a_run_beside_other_work_says_so(told: dict[str, int], times: str | None) -> None:
     lines = circumstances({**record(row("plain", 50, 100, 0.4), prefill={"plain": 1.0}), **told}, "one.json")
-    said = [line for line in lines if "other work" in line]
+    said = [line for line in lines if "ther work" in line]
     assert len(said) == (times is not None)
     assert all(line.startswith(f"- {times}") for line in said)
 
@@ -183,7 +190,7 @@ def test_prompts_that_were_left_out_and_a_temperature_are_told() -> None:
     one["tasks"] = {"e2e": {"prompts": 2, "left_out": 3}}
     one["settings"] |= {"temperature": 0.7, "drafts": ["auto, block"]}
     text = page({"one.json": one}, {})
-    assert "- e2e: 3 prompts were too long for the model and left out, 2 were run" in text
+    assert "- e2e: 3 prompts too long for the model and left out, 2 run" in text
     assert "- Sampled at temperature 0.7" in text
     assert ", at temperature 0.7 | 50.0 | 60.0 auto, block | 1.20 |" in text
 

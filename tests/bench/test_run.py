@@ -154,6 +154,24 @@ def test_what_was_measured_is_kept_though_nobody_reads_the_tables(monkeypatch, m
     assert json.loads(file.read_text())["rows"]
 
 
+def test_a_task_of_which_nothing_fits_is_left_out(monkeypatch, capsys, models, tmp_path: Path) -> None:
+    tasks = tmp_path / "tasks.jsonl"
+    rows = [{"prompt": "the thin", "task": "short"}, {"prompt": "the thin " * 600, "task": "long"}]
+    tasks.write_text("\n".join(map(json.dumps, rows)))
+    call = (models[0], *FEW, "--draft", "ngram", "--tasks", str(tasks))
+    assert run(monkeypatch, *call, "--json") == 0
+    record = json.loads(capsys.readouterr().out)
+    assert record["tasks"] == {"short": {"prompts": 1, "left_out": 0}, "long": {"prompts": 0, "left_out": 1}}
+    assert {row["task"] for row in record["rows"]} == {"short"}
+    assert run(monkeypatch, *call) == 0
+    assert "long: 1 prompt too long for the model and left out, none run" in capsys.readouterr().out
+
+
+def test_a_grown_model_has_no_draft_of_its_own(monkeypatch, capsys) -> None:
+    assert run(monkeypatch, "--grow", "8x384", "--draft", "ngram+model:depth=3") == 2
+    assert "it is model:paceline-14m-draft that goes with 'paceline-14m'" in capsys.readouterr().err
+
+
 def test_transformers_runs_beside_and_says_the_same(monkeypatch, capsys, models, tasks) -> None:
     call = (models[0], "--draft", "ngram", "--tasks", tasks, "--peers", "transformers", "--limit", "1", *FEW, "--json")
     assert run(monkeypatch, *call) == 0

@@ -23,7 +23,7 @@ def test_spec_bench_rows_are_grouped_by_category_and_keep_their_turns(tmp_path: 
     ]
     file.write_text("\n".join(json.dumps(row, ensure_ascii=False) for row in rows) + "\n", encoding="utf-8")
     tasks = {task.name: task.items for task in load_tasks(str(file))}
-    assert list(tasks) == ["writing", "qa", "own", "prompt"]
+    assert list(tasks) == ["writing", "qa", "own", "questions"]
     assert tasks["writing"] == (Item(("Write.", "Again."), chat=True), Item(("More\u2028lines.",), chat=True))
     assert tasks["own"] == (Item(("raw text",)),)
 
@@ -87,6 +87,16 @@ def test_a_bad_file_is_refused_in_one_sentence(tmp_path: Path, content: str | by
         load_tasks(str(file))
     assert "bad.jsonl" in str(refused.value)
     assert "\n" not in str(refused.value)
+
+
+def test_a_row_of_another_form_is_told_what_it_has(tmp_path: Path) -> None:
+    file = tmp_path / "gsm8k.jsonl"
+    file.write_text('{"prompt": "x"}\n{"question": "How many?", "answer": "3"}')
+    with pytest.raises(BenchError, match=r"row 2 is neither .* with text in it: it has 'question', 'answer'$"):
+        load_tasks(str(file))
+    file.write_text('{"prompt": "x"}\n{"prompt": "y"')
+    with pytest.raises(BenchError, match=r"row 2 is not JSON$"):
+        load_tasks(str(file))
 
 
 @pytest.mark.parametrize("named", ["", ",", "e2", "e2e,e2e", "/no/such/file.jsonl"])

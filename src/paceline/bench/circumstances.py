@@ -34,6 +34,8 @@ def circumstances(record: dict[str, Any], file: str) -> list[str]:
     lines += [f"- {line}" for line in left_out(record)]
     if times := record.get("contended"):
         lines.append(f"- {contended(times)}")
+    if text := without_core(record):
+        lines.append(f"- {text}")
     if summary := together(record):
         lines.append(f"- {summary}")
     return [*lines, *_peers(record), *_memory(record["memory"])]
@@ -42,10 +44,15 @@ def circumstances(record: dict[str, Any], file: str) -> list[str]:
 def left_out(record: dict[str, Any]) -> list[str]:
     """Of each task the prompts that were too long to be run."""
     return [
-        f"{name}: {task['left_out']} prompts were too long for the model and left out, {task['prompts']} were run"
+        f"{name}: {counted(task['left_out'], 'prompt')} too long for the model and left out, {task['prompts'] or 'none'} run"
         for name, task in record["tasks"].items()
         if task["left_out"]
     ]
+
+
+def counted(number: int, what: str) -> str:
+    """Such as `1 prompt` and `2 prompts`."""
+    return f"{number} {what}{'s' * (number != 1)}"
 
 
 def peers_draft(record: dict[str, Any]) -> str:
@@ -59,6 +66,16 @@ def contended(times: int) -> str:
     """What it means for the numbers that threads were too many so often."""
     often = "Once" if times == 1 else f"{times} times"
     return f"{often} other work kept threads from their cores, and what followed ran on fewer: a quiet machine is faster"
+
+
+def without_core(record: dict[str, Any]) -> str:
+    """What it means that other work had the core for a good part of the time; nothing where it hardly had, or nobody knows."""
+    lost = record.get("lost") or 0.0
+    return f"Other work had the core for {lost:.0%} of the time: a quiet machine is faster" if lost >= _MUCH else ""
+
+
+_MUCH = 0.03
+"""Of the time of a run; less than gains differ by from run to run anyway."""
 
 
 def together(record: dict[str, Any]) -> str:

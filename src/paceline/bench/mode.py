@@ -12,7 +12,7 @@ from paceline.bench.settings import Settings
 from paceline.compose import check_words, spelled_out, usual_policy
 from paceline.models.embedded import draft_of
 from paceline.models.load import resolve
-from paceline.spec import methods_of, parse
+from paceline.spec import Method, SpecError, methods_of, parse
 
 
 @dataclass(frozen=True)
@@ -59,13 +59,28 @@ def check_modes(settings: Settings) -> None:
             check_words(draft, Mode.verify if verify is None else verify, policy or None)
 
 
+def check_grown(modes: Iterable[Mode], source: Path) -> None:
+    """Raises SpecError where a draft model is left out that is found by the folder of the model it goes with: a grown one has
+    another."""
+    draft = draft_of(source)
+    if draft is not None and any(_path(method) is None for mode in modes for method in _models(mode)):
+        raise SpecError(f"'model' needs path beside --grow: it is model:{draft.name} that goes with '{source.name}'")
+
+
 def draft_model(modes: Iterable[Mode], source: Path) -> Path | None:
     """The folder of the first model that drafts in any of these modes; else of the draft shipped for the model, or None.
 
     Raises ModelError where there is no such model.
     """
-    for method in (method for mode in modes for method in methods_of(parse(mode.spec)) if method.name == "model"):
-        path = method.arguments[0] if method.arguments else method.options.get("path")
+    for path in (_path(method) for mode in modes for method in _models(mode)):
         if path is not None:
             return resolve(path)
     return draft_of(source)
+
+
+def _models(mode: Mode) -> list[Method]:
+    return [method for method in methods_of(parse(mode.spec)) if method.name == "model"]
+
+
+def _path(model: Method) -> str | None:
+    return model.arguments[0] if model.arguments else model.options.get("path")

@@ -6,7 +6,7 @@ from bisect import bisect_left
 from collections.abc import Iterator, Sequence as Many
 from dataclasses import dataclass, field, replace
 from itertools import cycle
-from time import perf_counter
+from time import perf_counter, thread_time
 
 from paceline.bench.contest import Decoded
 from paceline.engine.engine import Engine, Progress
@@ -96,12 +96,14 @@ class Flow:
 
 class EngineDecoder:
     """name: what its drafter was asked for by. temperature: 0 for greedy. seed: of every request. keeps: what it promises of
-    plain decoding, "text", "law" or "nothing". held_bytes: the most its cache of the target held between steps."""
+    plain decoding, "text", "law" or "nothing". held_bytes: the most its cache of the target held between steps. took_s, ran_s:
+    seconds of all answers, and those in which the thread that decodes had a core."""
 
     def __init__(self, name: str, engine: Engine, temperature: float = 0.0, seed: int = 0, keeps: str = "text") -> None:
         self.name, self.keeps, self._engine = name, keeps, engine
         self._temperature, self._seed = temperature, seed
         self.held_bytes = 0
+        self.took_s = self.ran_s = 0.0
 
     def begin(self) -> None:
         self._engine.speculative.drafter.forget()
@@ -110,13 +112,15 @@ class EngineDecoder:
         """As `Decoder`. Raises what ended the request where the engine gave it up, and RequestError."""
         costs = self._engine.speculative.costs
         first_s, first_tokens, at_first = 0.0, 0, Costs()
-        began = perf_counter()
+        began, ran = perf_counter(), thread_time()
         sequence = self._engine.add(prompt, self._params(max_tokens), streamed=False)
         while sequence.finish_reason is None:
             self._step()
             if sequence.generated_tokens and not first_tokens:
                 first_s, first_tokens, at_first = perf_counter() - began, sequence.generated_tokens, replace(costs)
         total_s = perf_counter() - began
+        self.took_s += total_s
+        self.ran_s += thread_time() - ran
         spent = {part: getattr(costs.spent, f"{part}_s") - getattr(at_first.spent, f"{part}_s") for part in _PARTS}
         # scheduling, stops and text
         spent["other"] = total_s - first_s - sum(spent.values())

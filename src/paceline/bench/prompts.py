@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from paceline.bench.contest import Decoder, answer
-from paceline.bench.errors import BenchError
 from paceline.bench.tasks import Item, Task
 from paceline.models.base import LanguageModel
 from paceline.models.tokenizer import Tokenizer
@@ -13,7 +12,8 @@ from paceline.models.tokenizer import Tokenizer
 
 @dataclass(frozen=True)
 class Prepared:
-    """A task as every decoder gets it. prompts: token ids, one prompt per turn. left_out: turns too long for the model."""
+    """A task as every decoder gets it. prompts: token ids, one prompt per turn, none where none fits. left_out: turns too long
+    for the model."""
 
     name: str
     prompts: tuple[tuple[int, ...], ...]
@@ -33,7 +33,7 @@ class Preparer:
         self._ends, self._longest, self._context_tokens = target.eos_token_ids, longest, context_tokens
 
     def __call__(self, task: Task) -> Prepared:
-        """Raises BenchError where no prompt fits, ModelError where one is not text."""
+        """Raises ModelError where a prompt is not text."""
         context = self._context(task.examples)
         prompts: list[tuple[int, ...]] = []
         left_out = 0
@@ -42,8 +42,6 @@ class Preparer:
             fitting = [tuple(context + turn) for turn in ids if 0 < len(context) + len(turn) <= self._longest - self._max_tokens]
             prompts += fitting
             left_out += len(item.texts) - len(fitting)
-        if not prompts:
-            raise BenchError(f"no prompt of '{task.name}' leaves room for {self._max_tokens} tokens in {self._longest}")
         return Prepared(task.name, tuple(prompts), left_out)
 
     def _context(self, examples: tuple[str, ...]) -> list[int]:

@@ -16,10 +16,11 @@ import torch
 from paceline.bench.batches import batch_rows
 from paceline.bench.contest import Decoder, DecoderFailed, Rules, contest
 from paceline.bench.curves import FORWARDS, PREFILL, ROWS, VERIFY_CONTEXT, verify_curve
+from paceline.bench.errors import BenchError
 from paceline.bench.files import without_folders
 from paceline.bench.grow import grown
 from paceline.bench.memory import peak_of_answering
-from paceline.bench.mode import PLAIN_MODE, Mode, check_modes, draft_model, modes_of
+from paceline.bench.mode import PLAIN_MODE, Mode, check_grown, check_modes, draft_model, modes_of
 from paceline.bench.origin import origin
 from paceline.bench.ours import PLAIN, EngineDecoder
 from paceline.bench.peers.base import Material, Peer, PeerDecoder, guarded
@@ -70,6 +71,7 @@ class _Run:
         self.source = resolve(settings.model if settings.model is not None else DEFAULT)
         self.path, self.growth = self.source, None
         if settings.growth is not None:
+            check_grown(modes_of(settings, self.source), self.source)
             self.path = work / f"{Path(name_of(self.source)).name}-grown"
             with watch("growing the model", 1):
                 grown(self.source, self.path, settings.growth)
@@ -153,10 +155,13 @@ class _Run:
             self.llm.tokenizer, self.target, self.longest, self.ours[PLAIN], settings.max_tokens, settings.context_tokens
         )
         with self.watch("preparing prompts", len(settings.tasks)) as advance:
-            tasks = []
+            prepared = list[Prepared]()
             for task in settings.tasks:
-                tasks.append(preparer(task))
+                prepared.append(preparer(task))
                 advance()
+            tasks = [task for task in prepared if task.prompts]
+            if not tasks:
+                raise BenchError(f"no prompt leaves room for {settings.max_tokens} tokens in {self.longest}")
         self.together = Together(self.threads) if self.threads > 1 and runs_here() else None
         rows = with_total([row for task in tasks for row in self._contested(task)])
         held = max(decoder.held_bytes for decoder in self.ours.values())
@@ -172,6 +177,7 @@ class _Run:
             "argv": sys.argv[1:],
             "threads": self.threads,
             "contended": CONTENTION.times - self._contended_before,
+            "lost": self._lost(),
             "together": self.together and self.together.record,
             "model": {"name": name_of(self.source), "parameters": parameters, "weights": self.target.held},
             "grown": self.growth,
@@ -188,7 +194,7 @@ class _Run:
                 "greedy": settings.temperature == 0.0,
                 "name": settings.name,
             },
-            "tasks": {task.name: {"prompts": len(task.prompts), "left_out": task.left_out} for task in tasks},
+            "tasks": {task.name: {"prompts": len(task.prompts), "left_out": task.left_out} for task in prepared},
             "rows": rows,
             "speedup": speedups(rows),
             "tau": _by_task(plain, lambda row: row["tau"]),
@@ -207,6 +213,12 @@ class _Run:
             "against_peers": against_peers(rows),
             "memory": memory,
         }
+
+    def _lost(self) -> float | None:
+        """The share of this engine's answers in which the thread that decodes had no core; None where it may wait for something
+        else."""
+        took_s, ran_s = (sum(getattr(one, name) for one in self.ours.values()) for name in ("took_s", "ran_s"))
+        return max(1.0 - ran_s / took_s, 0.0) if isinstance(self.target, NativeModel) else None
 
     def _contested(self, task: Prepared) -> list[dict[str, Any]]:
         self._judge_threads()

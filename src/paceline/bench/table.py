@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import zip_longest
+from time import perf_counter
 from typing import Any
 
 from rich import box
@@ -13,22 +14,28 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from paceline.bench.cells import batches, forwards, grown_to, model, number, rates, speed
-from paceline.bench.circumstances import contended, left_out, on_fewer_cores, peers_draft, together
+from paceline.bench.circumstances import contended, counted, left_out, on_fewer_cores, peers_draft, together, without_core
 from paceline.bench.files import threads
 from paceline.bench.fitted import print_fitted
 from paceline.bench.name import Name
 from paceline.bench.runner import Watch
 
+_A_WHILE_S = 1.0
+
 
 def watched(console: Console, quiet: bool) -> Watch:
-    """Progress bars on a terminal; nothing where nobody watches."""
+    """Progress bars on a terminal, elsewhere a line behind what took a while; nothing where nobody watches."""
 
     @contextmanager
     def watch(what: str, total: int) -> Iterator[Callable[[], None]]:
+        began = perf_counter()
         columns = (TextColumn("{task.description}", markup=False), BarColumn(), TimeRemainingColumn())
         with Progress(*columns, console=console, transient=True, disable=quiet or not console.is_terminal) as bar:
             task = bar.add_task(what, total=total if total > 1 else None)
             yield lambda: bar.advance(task)
+        took_s = perf_counter() - began
+        if total > 1 and took_s >= _A_WHILE_S and not (quiet or console.is_terminal):
+            console.print(f"{what}: {took_s:.0f} s", highlight=False, soft_wrap=True)
 
     return watch
 
@@ -64,6 +71,8 @@ def show(console: Console, record: dict[str, Any]) -> None:
     _print(console, _steps(record))
     if times := record["contended"]:
         console.print(contended(times), style="yellow", highlight=False, soft_wrap=True)
+    if text := without_core(record):
+        console.print(text, style="yellow", highlight=False, soft_wrap=True)
     if text := together(record):
         style = "yellow" if on_fewer_cores(record) else "dim"
         console.print(text, style=style, highlight=False, soft_wrap=True)
@@ -141,7 +150,7 @@ def _verify(record: dict[str, Any]) -> Table:
 
 def _floor(floor: dict[str, Any]) -> str:
     read = f"{floor['bytes'] / 1e6:.0f} MB of weights are read in {floor['reading_ms']:.2f} ms"
-    return f"{read}, a forward of one row takes {floor['row_ms']:.2f} ms: {floor['ratio']:.2f}"
+    return f"{read}, a forward of one row takes {floor['row_ms']:.2f} ms, {floor['ratio']:.2f} times that"
 
 
 def _first_tokens(record: dict[str, Any]) -> str:
@@ -170,7 +179,7 @@ def _acceptance(record: dict[str, Any]) -> Table:
 
 def _footing(record: dict[str, Any]) -> str:
     memory, versions = record["memory"], record["versions"]
-    line = f"medians of {record['settings']['repeats']} repeats in turns; {threads(record)}, "
+    line = f"medians of {counted(record['settings']['repeats'], 'repeat')} in turns; {threads(record)}, "
     line += f"{record['machine']['processor']}, torch {versions['torch']}, paceline {versions['paceline']}"
     if memory["peak_resident_bytes"] is not None:
         peak, weights, kv = (memory[f"{name}_bytes"] / 1e6 for name in ("peak_resident", "weights", "kv"))

@@ -58,7 +58,7 @@ def load_tasks(named: str, limit: int | None = None) -> list[Task]:
             if task.name == ALL:
                 raise BenchError(f"a task cannot be called '{ALL}': that is the name of their sum")
             if task.name in found:
-                raise BenchError(f"the task '{task.name}' is named twice")
+                raise BenchError(f"'{name}' has a task '{task.name}', and so has another that is named: call it something else")
             found[task.name] = Task(task.name, task.items[:limit], task.examples)
     if not found:
         raise BenchError(f"no task is named: choose from {', '.join(BUILT_IN)}, or name a JSONL file")
@@ -90,10 +90,15 @@ def read_tasks(file: Path) -> list[Task]:
     groups: dict[str, list[Item]] = {}
     for number, line in enumerate(lines, 1):
         try:
-            name, item = _parsed(json.loads(line))
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            row = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise BenchError(f"{file} row {number} is not JSON") from error
+        try:
+            name, item = _parsed(row, file.stem)
+        except (KeyError, TypeError, AttributeError) as error:
+            known = f": it has {', '.join(map(repr, row))}"[:200] if isinstance(row, dict) and row else ""
             raise BenchError(
-                f"{file} row {number} is neither {{'category', 'turns'}} nor {{'prompt'}} with text in it"
+                f"{file} row {number} is neither {{'category', 'turns'}} nor {{'prompt'}} with text in it{known}"
             ) from error
         groups.setdefault(name, []).append(item)
     if groups.keys() >= _OF_MULTI_TURN:
@@ -103,10 +108,11 @@ def read_tasks(file: Path) -> list[Task]:
     return [Task(name, tuple(items)) for name, items in groups.items()]
 
 
-def _parsed(row: dict[str, Any]) -> tuple[str, Item]:
+def _parsed(row: dict[str, Any], otherwise: str) -> tuple[str, Item]:
+    """A row's task and its item. otherwise: the task of a row that names none."""
     if "turns" in row:
-        return _text(row.get("category", "turns")), Item(tuple(_texts(row["turns"])), chat=True)
-    return _text(row.get("task", "prompt")), Item((_text(row["prompt"]),))
+        return _text(row.get("category", otherwise)), Item(tuple(_texts(row["turns"])), chat=True)
+    return _text(row.get("task", otherwise)), Item((_text(row["prompt"]),))
 
 
 def _texts(values: Iterable[Any]) -> list[str]:
