@@ -8,7 +8,7 @@ import pytest
 
 from paceline.bench.contest import Decoded, Tally
 from paceline.bench.prompts import Prepared
-from paceline.bench.report import task_rows, with_total
+from paceline.bench.report import speedups, task_rows, with_total
 from paceline.sequence import Speculation
 
 
@@ -48,3 +48,22 @@ def test_a_mode_that_failed_in_one_task_has_no_total() -> None:
         tallies = {"plain": tally((5, 1.0, 2.0)), "ngram": tally((5, 1.0, 2.0)) if name == "one" else failed}
         rows += task_rows(Prepared(name, ((1,),), 0), tallies, {}, {"plain": "text", "ngram": "text"})
     assert [row["mode"] for row in with_total(rows) if row["task"] == "all tasks"] == ["plain"]
+
+
+def test_gains_come_with_the_range_of_their_repeats() -> None:
+    rows = list[dict[str, Any]]()
+    for name in ("one", "other"):
+        plain, drafted = tally((11, 1.0, 11.0)), tally((11, 1.0, 6.0))
+        for took_s, drafted_s in ((11.0, 3.0), (11.0, 11.0)):
+            plain.add(0, Decoded(list(range(11)), 1.0, 1, took_s, Speculation(steps=11, emitted_tokens=11)))
+            drafted.add(0, Decoded(list(range(11)), 1.0, 1, drafted_s, Speculation(steps=5, emitted_tokens=11)))
+        tallies = {"plain": plain, "ngram": drafted}
+        rows += task_rows(Prepared(name, ((1,),), 0), tallies, {}, {"plain": "text", "ngram": "text"})
+    for gains in speedups(with_total(rows)).values():
+        gain = gains["ngram"]
+        assert (gain["ratio"], gain["range"]) == (pytest.approx(11 / 6), pytest.approx([1.0, 11 / 3]))
+        assert (gain["decode_ratio"], gain["decode_range"]) == (pytest.approx(2.0), pytest.approx([1.0, 5.0]))
+    once = [row for row in rows if row["task"] == "one"]
+    for row in once:
+        row["seconds"] = {name: [times[:1] for times in prompts] for name, prompts in row["seconds"].items()}
+    assert "range" not in speedups(once)["one"]["ngram"], "a single repeat has none"

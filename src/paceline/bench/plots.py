@@ -5,7 +5,7 @@ The first colours are this engine's; each peer has a hue of its own, the darker 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence as Many
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -87,7 +87,10 @@ def _plot_speedups(pyplot: ModuleType, record: dict[str, Any], stem: Path) -> li
         panels[1].set_yticklabels([])
     else:
         figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=4, fontsize=8)
-    figure.suptitle(f"{_subject(record)}\nspeed over our plain decoding, which is 1", fontsize=10, x=0.01, ha="left")
+    told = "speed over our plain decoding, which is 1"
+    if not gridded and any("range" in gain for task in record["speedup"].values() for gain in task.values()):
+        told += "; lines: from the least to the most of the repeats"
+    figure.suptitle(f"{_subject(record)}\n{told}", fontsize=10, x=0.01, ha="left")
     file = saved(figure, stem, "speedup")
     pyplot.close(figure)
     return [file]
@@ -146,7 +149,14 @@ def _speedup(axes: Axes, record: dict[str, Any], kind: str) -> None:
         places = [number + (place - (len(modes) - 1) / 2) * width for number, _ in found]
         hatch = "//" if ours >= len(COLOURS) and colours[mode] in COLOURS else None
         ours += colours[mode] in COLOURS
-        bars = axes.bar(places, [height for _, height in found], width, label=names[place], color=colours[mode], hatch=hatch)
+        heights = [height for _, height in found]
+        ends = [gains[task][mode].get(f"{kind}range") for task in gains if ratio in gains[task].get(mode, {})]
+        # from the least to the most of all repeats, where there are several
+        spread = [_beside(heights, ends, end) for end in (0, 1)] if all(ends) else None
+        whiskers = {"elinewidth": 0.8, "capsize": 1.5, "ecolor": "0.25"}
+        bars = axes.bar(
+            places, heights, width, yerr=spread, error_kw=whiskers, label=names[place], color=colours[mode], hatch=hatch
+        )
         crowded = len(modes) > 4
         # the ground under them keeps the line at 1 out of the figures
         ground = {"facecolor": "white", "edgecolor": "none", "pad": 0.6}
@@ -157,6 +167,11 @@ def _speedup(axes: Axes, record: dict[str, Any], kind: str) -> None:
     axes.set_xticks(range(len(gains)), labels, fontsize=8)
     axes.axhline(1.0, color="black", linewidth=0.8, zorder=0.5)
     axes.set_ylabel(f"{unit} over plain", fontsize=9)
+
+
+def _beside(heights: Many[float], ends: Many[Many[float]], end: int) -> list[float]:
+    """How far below, or above, these the ends of their ranges are."""
+    return [max((height - ends[0], ends[1] - height)[end], 0.0) for height, ends in zip(heights, ends, strict=True)]
 
 
 def _acceptance(axes: Axes, record: dict[str, Any]) -> str | None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence as Many
+from statistics import median
 from typing import Any
 
 from paceline.bench.contest import Tally
@@ -125,10 +126,10 @@ def _added(lists: Iterable[list[int]]) -> list[int]:
     return found
 
 
-def speedups(rows: list[dict[str, Any]]) -> dict[str, dict[str, dict[str, float]]]:
-    """Task -> mode -> tokens per second against this engine's plain decoding: both terms and their ratio, for whole answers
-    and, where tokens came behind the first, for those."""
-    found: dict[str, dict[str, dict[str, float]]] = {}
+def speedups(rows: list[dict[str, Any]]) -> dict[str, dict[str, dict[str, Any]]]:
+    """Task -> mode -> tokens per second against this engine's plain decoding: both terms, their ratio and, of several repeats,
+    the range of it, for whole answers and, where tokens came behind the first, for those."""
+    found: dict[str, dict[str, dict[str, Any]]] = {}
     plain = {row["task"]: row for row in rows if row["mode"] == PLAIN}
     for row in rows:
         if row["mode"] == PLAIN or "error" in row:
@@ -137,9 +138,33 @@ def speedups(rows: list[dict[str, Any]]) -> dict[str, dict[str, dict[str, float]
         for prefix in ("", "decode_"):
             theirs, mine = base[f"{prefix}tokens_per_s"], row[f"{prefix}tokens_per_s"]
             if theirs and mine is not None:
-                terms |= {f"plain_{prefix}tokens_per_s": theirs, f"{prefix}tokens_per_s": mine, f"{prefix}ratio": mine / theirs}
+                ratio = mine / theirs
+                terms |= {f"plain_{prefix}tokens_per_s": theirs, f"{prefix}tokens_per_s": mine, f"{prefix}ratio": ratio}
+                if gains := _gains(*(_repeats(rows, one, prefix) for one in (base, row))):
+                    terms[f"{prefix}range"] = [ratio * min(gains), ratio * max(gains)]
         found.setdefault(row["task"], {})[row["mode"]] = terms
     return found
+
+
+def _gains(plain: Many[float], drafted: Many[float]) -> list[float]:
+    """Of each repeat how much more, or less, was gained than in the middle of all; nothing of a single one. plain, drafted:
+    seconds."""
+    if len(plain) != len(drafted) or len(drafted) < 2 or not min(*plain, *drafted) > 0.0:
+        return []
+    usual = median(plain) / median(drafted)
+    return [one / other / usual for one, other in zip(plain, drafted, strict=True)]
+
+
+def _repeats(rows: Many[Mapping[str, Any]], row: Mapping[str, Any], prefix: str) -> list[float]:
+    """Seconds of each repeat over all prompts, behind the first tokens where the prefix says so."""
+    parts = [one for one in rows if one["mode"] == row["mode"] and one["task"] != ALL] if row["task"] == ALL else [row]
+    if not all("seconds" in one for one in parts):
+        return []
+    totals, firsts = (
+        [float(sum(times)) for times in zip(*(prompt for one in parts for prompt in one["seconds"][name]), strict=True)]
+        for name in ("total_s", "first_s")
+    )
+    return [total - first for total, first in zip(totals, firsts, strict=True)] if prefix else totals
 
 
 def against_peers(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:

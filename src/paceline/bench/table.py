@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import zip_longest
+from statistics import median
 from time import perf_counter
 from typing import Any
 
@@ -177,9 +178,23 @@ def _acceptance(record: dict[str, Any]) -> Table:
     return table
 
 
+def _spread(record: dict[str, Any]) -> str:
+    """By how much gains differ from repeat to repeat, in parts of the gain; nothing of a single one."""
+    found = [
+        (gain[f"{kind}range"][1] - gain[f"{kind}range"][0]) / gain[f"{kind}ratio"]
+        for modes in record["speedup"].values()
+        for gain in modes.values()
+        for kind in ("", "decode_")
+        if f"{kind}range" in gain
+    ]
+    return (
+        f", whose gains differ by {median(found):.0%} in the middle of all cells and by up to {max(found):.0%}" if found else ""
+    )
+
+
 def _footing(record: dict[str, Any]) -> str:
     memory, versions = record["memory"], record["versions"]
-    line = f"medians of {counted(record['settings']['repeats'], 'repeat')} in turns; {threads(record)}, "
+    line = f"medians of {counted(record['settings']['repeats'], 'repeat')} in turns{_spread(record)}; {threads(record)}, "
     line += f"{record['machine']['processor']}, torch {versions['torch']}, paceline {versions['paceline']}"
     if memory["peak_resident_bytes"] is not None:
         peak, weights, kv = (memory[f"{name}_bytes"] / 1e6 for name in ("peak_resident", "weights", "kv"))
