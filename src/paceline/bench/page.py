@@ -19,6 +19,7 @@ from paceline.bench.machines import machine_name
 from paceline.bench.markdown import anchor
 from paceline.bench.page_words import FIGURES, MEANING, PICTURES, READING
 from paceline.bench.plots import plot
+from paceline.bench.report import speedups
 from paceline.bench.run_page import run_section
 from paceline.bench.step_page import STEP_TITLE, step_section
 from paceline.bench.summary import SHORT, summary
@@ -105,6 +106,8 @@ def main(source: Path, docs: Path) -> None:
     for file, record in runs.items():
         place = (docs / "images" / file).with_suffix("")
         place.parent.mkdir(parents=True, exist_ok=True)
+        # older records hold every time, and no range of the gains
+        record["speedup"] = speedups(record["rows"])
         plots[file] = [os.path.relpath(png, docs) for png in plot(record, place)]
     loads = {str(file.relative_to(source)): record for file, record in _loads(source).items()}
     for file, record in loads.items():

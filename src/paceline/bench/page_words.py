@@ -43,9 +43,10 @@ READING = f"""\
 ## {PICTURES}
 
 - **Speed-up.** 1 is our own plain decoding, and the peers are measured against it too. One panel is of whole answers, the other
-  of decoding alone. Where prompts are long and answers short, whole answers gain much less.
+  of decoding alone. Where prompts are long and answers short, whole answers gain much less. Thin lines go from the least to the
+  most of the repeats, where a record has their times.
 - **Acceptance.** How deep drafts come true. Solid: of all steps, the share that accepted a token so deep. Dotted: of the steps
-  that drafted so deep, the share that accepted a token there.
+  that drafted so deep, the share that accepted a token there, where at least ten did.
 - **Verify.** What a forward of more rows costs, over one row of the same engine. Below the dotted line further rows are cheaper
   than the first, so drafts can pay. To compare engines, take the milliseconds in the legend: a slow engine may have the lower
   line.

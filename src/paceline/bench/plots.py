@@ -6,6 +6,7 @@ The first colours are this engine's; each peer has a hue of its own, the darker 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence as Many
+from math import nan
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -174,6 +175,10 @@ def _beside(heights: Many[float], ends: Many[Many[float]], end: int) -> list[flo
     return [max((height - ends[0], ends[1] - height)[end], 0.0) for height, ends in zip(heights, ends, strict=True)]
 
 
+_TELLING = 10
+"""Steps of which a share says something."""
+
+
 def _acceptance(axes: Axes, record: dict[str, Any]) -> str | None:
     """Two lines per mode, of the last group of rows: all tasks, where there are several. A drafter that seldom drafts deep can
     be right nearly always where it does; only the share of all steps says what that is worth, and is all that a grid shows.
@@ -198,11 +203,14 @@ def _acceptance(axes: Axes, record: dict[str, Any]) -> str | None:
         colour, marker = COLOURS[place % len(COLOURS)], _MARKERS[place % len(_MARKERS)]
         depths = range(1, len(row["drafted_by_depth"]) + 1)
         of_all = [accepted / row["steps"] for accepted in row["accepted_by_depth"]]
-        of_drafted = [a / max(d, 1) for a, d in zip(row["accepted_by_depth"], row["drafted_by_depth"], strict=True)]
+        # nan is not drawn
+        of_drafted = [
+            a / d if d >= _TELLING else nan for a, d in zip(row["accepted_by_depth"], row["drafted_by_depth"], strict=True)
+        ]
         axes.plot(depths, of_all, color=colour, marker=marker, label=names[row["mode"]])
         axes.plot(depths, of_drafted, ":", color=colour, marker=marker, markersize=4, markerfacecolor="white", linewidth=1.1)
     axes.plot([], [], color="grey", label="solid: of all steps")
-    axes.plot([], [], ":", color="grey", label="dotted: of the steps that drafted so deep")
+    axes.plot([], [], ":", color="grey", label=f"dotted: of the steps that drafted so deep, if {_TELLING} did")
     axes.set_xticks(range(1, max(len(row["drafted_by_depth"]) for row in rows) + 1))
     axes.set_ylim(0, 1.03)
     axes.set_ylabel("share of steps that accepted so deep")
