@@ -311,13 +311,35 @@ def test_an_option_that_names_no_place_is_refused_and_nothing_is_written(
 
 
 @pytest.mark.parametrize(
-    "content", ["", "\n \n", '{"promt": "x"}', "{broken", '{"prompt": 3}', pytest.param('{"prompt": ' + "[" * 100_000, id="deep")]
+    "content",
+    [
+        "",
+        "\n \n",
+        '{"promt": "x"}',
+        "{broken",
+        '{"prompt": 3}',
+        '{"turns": []}',
+        '{"turns": 3}',
+        pytest.param('{"prompt": ' + "[" * 100_000, id="deep"),
+    ],
 )
 def test_a_bad_prompt_file_gets_one_sentence_and_exit_code_2(monkeypatch, capsys, models, tmp_path: Path, content: str) -> None:
     file = tmp_path / "prompts.jsonl"
     file.write_text(content)
     assert run(monkeypatch, "check", models[0], "--prompts", str(file)) == 2
     assert len(capsys.readouterr().err.strip().splitlines()) == 1
+
+
+def test_prompts_may_be_those_of_a_benchmark(monkeypatch, capsys, models, tmp_path: Path) -> None:
+    file = tmp_path / "prompts.jsonl"
+    file.write_text('{"category": "qa", "turns": ["the thin thing", "more"]}\n{"prompt": "in the inn"}\nthe thin')
+    target, draft = models
+    call = ("check", target, "--draft", f"model:{draft}", "--prompts", str(file), "--max-tokens", "8", "--temperature", "0")
+    assert run(monkeypatch, *call, "--json") == 0
+    assert json.loads(capsys.readouterr().out)["runs"] == 3
+    file.write_text('the thin\n{"question": "who?"}')
+    assert run(monkeypatch, *call) == 2
+    assert "prompts.jsonl row 2 is neither a prompt nor JSON" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("wrong", [("--temperature", "nan"), ("--temperature", "-3"), ("--temperature", "0", "--top-p", "7")])

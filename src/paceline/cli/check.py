@@ -47,7 +47,7 @@ def check(
     weights: Weights = None,
     kv_cache: KVCache = None,
     prompts: Annotated[
-        Path | None, path_option("--prompts", "A file with one prompt per line, or JSONL rows with a 'prompt'.")
+        Path | None, path_option("--prompts", "A file with one prompt per line, or JSONL rows with 'prompt' or 'turns'.")
     ] = None,
     max_tokens: MaxTokens = 64,
     temperature: Temperature = 1.0,
@@ -96,20 +96,25 @@ def _read_prompts(path: Path) -> list[str]:
             fail(f"{path} is larger than {_LARGEST_BYTES >> 20} MiB")
         # not splitlines(): JSON strings may hold U+2028 and its like
         lines = [line.removesuffix("\r") for line in read.decode("utf-8-sig").split("\n") if line.strip()]
-        prompts = [_prompt_of(json.loads(line)) if line.lstrip().startswith("{") else line for line in lines]
     except (OSError, UnicodeDecodeError) as error:
         fail(f"cannot read {path}: {getattr(error, 'strerror', None) or 'it is not UTF-8 text'}")
-    except (ValueError, KeyError, TypeError, RecursionError):
-        fail(f"{path} holds a row that is neither a prompt nor JSON with a 'prompt'")
-    if not prompts:
+    if not lines:
         fail(f"{path} holds no prompt")
-    return prompts
+    return [_prompt_of(line, f"{path} row {number}") for number, line in enumerate(lines, 1)]
 
 
-def _prompt_of(row: dict[str, Any]) -> str:
-    if not isinstance(row["prompt"], str):
-        raise TypeError
-    return row["prompt"]
+def _prompt_of(line: str, place: str) -> str:
+    """A line as it is, or what a JSON object has as its `prompt`, or as the first of its `turns`, as in files of `bench`."""
+    if not line.lstrip().startswith("{"):
+        return line
+    try:
+        row = json.loads(line)
+        prompt = row["prompt"] if "prompt" in row else row["turns"][0]
+        if not isinstance(prompt, str):
+            raise TypeError
+    except (ValueError, LookupError, TypeError, RecursionError):
+        fail(f"{place} is neither a prompt nor JSON with a 'prompt', or with 'turns', in it")
+    return prompt
 
 
 def _check_json(llm: LLM, rows: list[Row], small: list[SmallFit], answer: str) -> dict[str, Any]:
