@@ -450,6 +450,7 @@ def test_a_lossy_rule_is_run_by_leave_and_named(monkeypatch, capsys, models, tas
         (["--threads", "0"], "--threads"),
         (["--threads", "9999"], f"--threads 9999: {most_threads()} can run at once on this machine"),
         (["--repeats", "0"], "--repeats"),
+        (["--name", "mine"], "keep it with --out"),
         (["--limit", "0"], "--limit"),
         (["--seed", "-1"], "--seed"),
         (["--seed", str(1 << 63)], "--seed"),

@@ -11,7 +11,7 @@ import typer
 from paceline.cli.bench_serve import bench_serve
 from paceline.cli.groups import DefaultGroup
 from paceline.cli.options import Json, KVCache, Lossy, MaxTokens, Model, Weights, path_option
-from paceline.cli.terminal import err, out, tell_json
+from paceline.cli.terminal import err, fail, out, tell_json
 from paceline.interrupts import raise_again
 
 if TYPE_CHECKING:
@@ -72,6 +72,8 @@ def bench_drafts(
     from paceline.bench.table import show, watched
 
     raise_again()
+    if name and out_dir is None and not as_json:
+        fail("--name tells a record from another: keep it with --out, or print it with --json")
     settings = Settings.of(
         model, draft or ["auto"], verify=verify or [], policy=policy or [], lossy=lossy, tasks=tasks, weights=weights,
         kv_cache=kv_cache, grow=grow, peers=peers, batch=batch, threads=threads,
