@@ -40,6 +40,16 @@ def test_the_categories_of_mt_bench_are_one_family_where_all_of_them_are_there(t
     assert len(load_tasks(str(file))) == 7, "a file of some of them means what it says"
 
 
+def test_categories_of_a_file_can_be_chosen(tmp_path: Path) -> None:
+    file = tmp_path / "questions.jsonl"
+    file.write_text("\n".join(json.dumps({"category": name, "turns": ["Who?"]}) for name in ("qa", "rag", "translation")))
+    assert [task.name for task in load_tasks(f"e2e,{file}", categories="rag, qa")] == ["e2e", "qa", "rag"]
+    with pytest.raises(BenchError, match="no file has the category 'translate'; the nearest is 'translation'"):
+        load_tasks(str(file), categories="qa,translate")
+    with pytest.raises(BenchError, match="there are none"):
+        load_tasks("e2e", categories="qa")
+
+
 def test_no_task_has_the_name_of_all_of_them(tmp_path: Path) -> None:
     file = tmp_path / "tasks.jsonl"
     file.write_text('{"prompt": "a", "task": "all tasks"}')

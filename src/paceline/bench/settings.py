@@ -67,6 +67,7 @@ class Settings:
         limit: int | None,
         context: int,
         name: str,
+        categories: str = "",
     ) -> Settings:
         """From what the command line was given. Raises BenchError."""
         for option, value, low, high in (
@@ -96,7 +97,7 @@ class Settings:
         return cls(
             model,
             tuple(dict.fromkeys(drafts)),
-            tuple(load_tasks(tasks, limit)),
+            tuple(load_tasks(tasks, limit, categories)),
             tuple(dict.fromkeys(verify)) or (None,),
             tuple(dict.fromkeys(policy)) or (None,),
             lossy,

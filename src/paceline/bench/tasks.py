@@ -19,6 +19,7 @@ from typing import Any
 
 from paceline.bench.builtin import BUILT_IN, built_in
 from paceline.bench.errors import BenchError
+from paceline.registry import suggestion
 
 ALL = "all tasks"
 """The name under which tasks are summed up."""
@@ -46,15 +47,22 @@ class Task:
     examples: tuple[str, ...] = ()
 
 
-def load_tasks(named: str, limit: int | None = None) -> list[Task]:
-    """Tasks from a comma list of built-in names and JSONL files, at most `limit` prompts of each.
+def load_tasks(named: str, limit: int | None = None, categories: str = "") -> list[Task]:
+    """Tasks from a comma list of built-in names and JSONL files, at most `limit` prompts of each. categories: a comma list of
+    those of the files that are meant; all where it is empty.
 
     Raises BenchError where a name is unknown, or a file is missing, too large or holds anything but such rows.
     """
     names = [name.strip() for name in named.split(",") if name.strip()]
     found: dict[str, Task] = {}
+    files = {name: read_tasks(Path(name)) for name in names if name not in BUILT_IN}
+    meant = {name.strip() for name in categories.split(",") if name.strip()}
+    there = {task.name: None for tasks in files.values() for task in tasks}
+    if missing := sorted(meant - there.keys()):
+        raise BenchError(f"no file has the category '{missing[0]}'; {suggestion(missing[0], there)}")
     for name in names:
-        for task in [_built_in(name)] if name in BUILT_IN else read_tasks(Path(name)):
+        of_file = [task for task in files.get(name, ()) if not meant or task.name in meant]
+        for task in [_built_in(name)] if name in BUILT_IN else of_file:
             if task.name == ALL:
                 raise BenchError(f"a task cannot be called '{ALL}': that is the name of their sum")
             if task.name in found:

@@ -38,6 +38,9 @@ def bench_drafts(
             help="Comma-separated tasks (e2e, sql, maths, code, story, copy, random) and JSONL files in Spec-Bench's format.",
         ),
     ] = "e2e,sql,maths,code,story,copy",
+    categories: Annotated[
+        str, typer.Option("--categories", help="Comma-separated categories of those files; all of them if left out.")
+    ] = "",
     out_dir: Annotated[Path | None, path_option("--out", "Write the record as JSON, with plots, to this directory.")] = None,
     name: Annotated[str, typer.Option("--name", help="Suffix of the record's name, to tell runs apart.")] = "",
     weights: Weights = None,
@@ -78,7 +81,7 @@ def bench_drafts(
         model, draft or ["auto"], verify=verify or [], policy=policy or [], lossy=lossy, tasks=tasks, weights=weights,
         kv_cache=kv_cache, grow=grow, peers=peers, batch=batch, threads=threads,
         temperature=temperature, seed=seed, max_tokens=max_tokens, repeats=repeats, limit=limit, context=context,
-        name=name,
+        name=name, categories=categories,
     )  # fmt: skip
     if out_dir is not None:
         writable(out_dir)
