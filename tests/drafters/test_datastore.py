@@ -443,7 +443,7 @@ def test_what_is_built_on_the_command_line_drafts(monkeypatch, capsys, tmp_path:
     assert drafted["token_ids"] == plain["token_ids"]
     assert drafted["speculation"]["steps"] < plain["speculation"]["steps"]
     assert run(monkeypatch, "datastore", "build", str(tmp_path / "told.txt"), "--out", out, "--model", target) == 0
-    assert "1 documents" in capsys.readouterr().out
+    assert "1 document, " in capsys.readouterr().out
 
 
 def test_a_home_is_meant_as_where_it_is_drafted_from(monkeypatch, capsys, tmp_path: Path, target: str) -> None:
