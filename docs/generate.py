@@ -10,8 +10,7 @@ from pathlib import Path
 
 from paceline import spec
 from paceline.bench.markdown import anchor, table
-from paceline.display import option_default
-from paceline.methods import FAMILIES, Option, compositions, described, options
+from paceline.methods import FAMILIES, Option, compositions, default_of, described, options
 from paceline.tree import Proposal
 
 TARGET = Path(__file__).parent / "methods.md"
@@ -116,7 +115,7 @@ def _entry(row: dict[str, str], chosen: list[Option], shown: tuple[str, ...]) ->
 
 def _shown(option: Option) -> str:
     """`max` (6; 1 to 32)"""
-    return f"`{option.name}` ({option_default(vars(option))}; {option.values})"
+    return f"`{option.name}` ({default_of(vars(option))}; {option.values})"
 
 
 def _linked(text: str) -> str:

@@ -14,6 +14,7 @@ from paceline.engine.engine import Progress
 from paceline.engine.llm import Completion
 from paceline.engine.text import TextStream
 from paceline.learning.costs import Spent
+from paceline.methods import default_of
 from paceline.models.tokenizer import Tokenizer
 from paceline.sequence import Speculation
 
@@ -122,23 +123,13 @@ def method_entry(row: Mapping[str, Any]) -> Group:
         for column in ("option", "default", "values", "meaning"):
             table.add_column(column, ratio=1 if column == "meaning" else None)
         for option in row["options"]:
-            table.add_row(option["name"], option_default(option), option["values"], option["meaning"])
+            table.add_row(option["name"], default_of(option), option["values"], option["meaning"])
         parts.append(table)
     else:
         parts.append(Text())
     told = {field: row[field] for field in _FIELDS if isinstance(row.get(field), str)}
     parts += [Text.assemble((f"{field}: ", "dim"), said) for field, said in told.items()]
     return Group(*parts)
-
-
-def option_default(option: Mapping[str, Any]) -> str:
-    """The default of a method's option, as a spec says it. option: the fields of `methods.Option`."""
-    default = option["default"]
-    if isinstance(default, bool):
-        return "yes" if default else "no"
-    if default is None:
-        return "needed" if option["needed"] else "none"
-    return str(default)
 
 
 _FIELDS = ("source", "proposals", "exactness", "lossless", "taps", "branching", "trained", "cost")

@@ -122,6 +122,16 @@ def options(module: ModuleType) -> list[Option]:
     ]
 
 
+def default_of(option: Mapping[str, Any]) -> str:
+    """The default of an option as a spec says it. option: the fields of `Option`."""
+    default = option["default"]
+    if isinstance(default, bool):
+        return "yes" if default else "no"
+    if default is None:
+        return "needed" if option["needed"] else "none"
+    return str(default)
+
+
 def _meanings(text: str, names: list[str]) -> dict[str, str]:
     """What a docstring says of each option: `one: text. two, three: text.`"""
     if not names:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import chain, combinations
 
 import numpy as np
@@ -106,9 +107,7 @@ def test_several_sources_are_tested_one_after_another_and_keep_the_law(pair: tup
 
 
 def _shifted(group: Group) -> Group:
-    return Group(
-        tuple(node + 10 for node in group.nodes), group.tokens, group.kind, group.proposal_probs, group.hub, group.source
-    )
+    return replace(group, nodes=tuple(node + 10 for node in group.nodes))
 
 
 @pytest.mark.parametrize("kind", [Proposal.IID, Proposal.WITHOUT_REPLACEMENT, Proposal.HUB])

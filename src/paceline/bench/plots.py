@@ -146,12 +146,12 @@ def _speedup(axes: Axes, record: dict[str, Any], kind: str) -> None:
     ours = 0
     width = 0.84 / len(modes)
     for place, mode in enumerate(modes):
-        found = [(number, gains[task][mode][ratio]) for number, task in enumerate(gains) if ratio in gains[task].get(mode, {})]
-        places = [number + (place - (len(modes) - 1) / 2) * width for number, _ in found]
+        mine = {number: gain for number, task in enumerate(gains.values()) if ratio in (gain := task.get(mode, {}))}
+        places = [number + (place - (len(modes) - 1) / 2) * width for number in mine]
         hatch = "//" if ours >= len(COLOURS) and colours[mode] in COLOURS else None
         ours += colours[mode] in COLOURS
-        heights = [height for _, height in found]
-        ends = [gains[task][mode].get(f"{kind}range") for task in gains if ratio in gains[task].get(mode, {})]
+        heights = [gain[ratio] for gain in mine.values()]
+        ends = [gain.get(f"{kind}range") for gain in mine.values()]
         # from the least to the most of all repeats, where there are several
         spread = [_beside(heights, ends, end) for end in (0, 1)] if all(ends) else None
         whiskers = {"elinewidth": 0.8, "capsize": 1.5, "ecolor": "0.25"}

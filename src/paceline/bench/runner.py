@@ -70,8 +70,9 @@ class _Run:
         self._contended_before = CONTENTION.times
         self.source = resolve(settings.model if settings.model is not None else DEFAULT)
         self.path, self.growth = self.source, None
+        modes = modes_of(settings, self.source)
         if settings.growth is not None:
-            check_grown(modes_of(settings, self.source), self.source)
+            check_grown(modes, self.source)
             self.path = work / f"{Path(name_of(self.source)).name}-grown"
             with watch("growing the model", 1):
                 grown(self.source, self.path, settings.growth)
@@ -92,7 +93,7 @@ class _Run:
         self.automatic = automatic(str(self.source))
         self.modes = {PLAIN: PLAIN_MODE}
         self.ours = {PLAIN: EngineDecoder(PLAIN, self.llm.engine, settings.temperature, settings.seed)}
-        for mode in modes_of(settings, self.source):
+        for mode in modes:
             self._add(mode)
         self.target: LanguageModel = self.llm.target
         self.rules = Rules(settings.max_tokens, settings.repeats, self.target.eos_token_ids)
