@@ -32,6 +32,18 @@ def test_logprobs_of_bytes_that_are_no_character():
     assert [len(top) for top in told["top_logprobs"]] == [1] * 5
 
 
+def test_text_offsets_are_right_among_unfinished_characters():
+    fake = FakeService()
+    tokens = (97, 0xC3, 98, 0xE2, 0x82, 0xC3, 0xBC)
+    told = tuple(token_logprobs(token, 0) for token in tokens)
+    text = bytes(tokens).decode(errors="replace")
+    ends = Delta(text, tokens, ("",) * 7, told)
+    service = FakeService(script=lambda ask: [replace(ends, ending=fake.ending(ask, 7, 1, "length", None))])
+    offsets = post(service, logprobs=0)["choices"][0]["logprobs"]["text_offset"]
+    assert offsets == [0, 1, 2, 3, 3, 4, 4]
+    assert [text[place] for place in offsets] == list("a\ufffdb\ufffd\ufffdüü")
+
+
 def test_special_tokens_that_the_text_leaves_out_take_no_room():
     fake = FakeService()
     told = tuple(token_logprobs(token, 0) for token in (97, EOS, 98))
@@ -42,7 +54,7 @@ def test_special_tokens_that_the_text_leaves_out_take_no_room():
 
 
 @pytest.mark.parametrize("logprob", ["-inf", "nan"])
-def test_logprobs_that_json_has_no_word_for_are_written_as_openai_writes_the_least(logprob: str):
+def test_infinite_and_nan_logprobs_are_written_as_minus_9999(logprob: str):
     impossible = TokenLogprobs(97, float(logprob), VOCAB, ((98, float(logprob)),))
     fake = FakeService()
     ends = Delta("a", (97,), ("",), (impossible,), prompt_logprobs=(None, impossible))

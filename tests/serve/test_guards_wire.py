@@ -44,7 +44,7 @@ def test_a_large_head_is_refused_over_a_connection(wire: Wire) -> None:
         b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n",
     ],
 )
-def test_what_is_no_request_is_refused(wire: Wire, head: bytes) -> None:
+def test_a_malformed_request_head_is_refused(wire: Wire, head: bytes) -> None:
     answer = wire.told(head)
     assert answer.split(b" ")[1] == b"400"
     assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["message"] == "this is not a request in HTTP/1.1"
@@ -91,7 +91,7 @@ def test_a_large_body_is_refused_over_a_connection_and_not_held(wire: Wire, chun
     assert wire.peak_bytes() - before < 24 << 20
 
 
-def test_whoever_waits_to_be_told_to_go_on_is_refused_at_once(wire: Wire) -> None:
+def test_a_large_body_announced_with_expect_100_continue_is_refused_at_once(wire: Wire) -> None:
     head = b"POST /v1/echo HTTP/1.1\r\nHost: localhost\r\nExpect: 100-continue\r\nContent-Length: %d\r\n\r\n" % (64 << 20)
     assert wire.told(head).startswith(b"HTTP/1.1 413")
 
@@ -104,7 +104,7 @@ def test_a_stream_that_breaks_is_cut_and_not_ended(wire: Wire) -> None:
     assert not broken.endswith(b"0\r\n\r\n")
 
 
-def test_an_answering_connection_is_left_in_peace(wire: Wire) -> None:
+def test_a_keep_alive_connection_stays_open_between_requests(wire: Wire) -> None:
     request = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
     assert wire.told(request, pause_s=0.6, then=request).count(b"HTTP/1.1 200") == 2
     assert not wire.closed
@@ -139,7 +139,7 @@ def test_an_answer_that_nobody_reads_is_given_up(reads: bool) -> None:
         assert ended.wait(5), "whoever hangs up is not answered either"
 
 
-def test_an_answer_told_at_once_may_take_long_to_read() -> None:
+def test_a_large_whole_answer_may_be_read_for_longer_than_the_patience() -> None:
     app, size = small_app(), 32 << 20
 
     @app.get("/v1/large")
@@ -160,7 +160,7 @@ def test_an_answer_told_at_once_may_take_long_to_read() -> None:
         assert read >= size
 
 
-def test_whoever_offers_another_protocol_is_answered_in_this_one(wire: Wire, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_offer_to_upgrade_is_answered_over_http_1_1(wire: Wire, caplog: pytest.LogCaptureFixture) -> None:
     offer = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAEAAEAAAAIAAAABAAMAAABkAAQBAAAAAAUAAEAA\r\n"
     with caplog.at_level(logging.WARNING):
         assert wire.told(b"GET /health HTTP/1.1\r\nHost: localhost\r\n" + offer + b"\r\n").startswith(b"HTTP/1.1 200")
@@ -180,5 +180,24 @@ def test_a_new_connection_takes_the_place_of_the_one_that_was_idle_longest() -> 
         for _ in range(8):
             lines.append(stack.enter_context(socket.create_connection(("127.0.0.1", wire.port), 5)))
             assert is_answered(lines[-1])
-        assert [line.recv(1) for line in lines[:5]] == [b""] * 5, "they were closed"
-        assert is_answered(lines[-1])
+        assert [line.recv(1) for line in lines[:4]] == [b""] * 4, "they were closed"
+        assert all(is_answered(line) for line in lines[4:])
+
+
+@pytest.mark.parametrize(("path", "kind"), [("/v1/echo", "api_error"), ("/v1/messages", "overloaded_error")])
+def test_a_request_beyond_the_connection_limit_gets_503(path: str, kind: str) -> None:
+    ask = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\n\r\n".encode()
+    with Wire(guarded(small_app(), Settings()), Settings(), patience_s=5.0, most_connections=2) as wire:
+        with ExitStack() as stack:
+            lines = [stack.enter_context(socket.create_connection(("127.0.0.1", wire.port), 5)) for _ in range(2)]
+            for line in lines:
+                line.sendall(ask + b"{")
+            head, _, body = wire.told(ask, b"{}").partition(b"\r\n\r\n")
+            assert head.startswith(b"HTTP/1.1 503")
+            assert b"retry-after: 1" in head.lower()
+            assert wire.closed
+            assert json.loads(body)["error"]["type"] == kind
+            for line in lines:
+                line.sendall(b"}")
+                assert line.recv(1 << 16).startswith(b"HTTP/1.1 200"), "those that were taken are answered"
+        assert wire.told(ask, b"{}").startswith(b"HTTP/1.1 200")

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import resource
 import sys
 from collections.abc import Callable
@@ -12,9 +13,12 @@ from functools import partial
 from typing import Any
 
 import h11
+from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from paceline.serve.errors import APIError
+from paceline.serve.recording import path_of
+from paceline.serve.refusals import response_of
 from paceline.serve.settings import Settings
 
 _PATIENCE_S = 10.0
@@ -27,6 +31,7 @@ it is they who close one, and not we while they send."""
 _FILES_KEPT = 64
 """Open files that are left for other things than connections."""
 _MOST_CONNECTIONS = 4096
+_log = logging.getLogger(__name__)
 
 
 class _Alarm:
@@ -44,10 +49,22 @@ class _Alarm:
             self._timer = None
 
 
+async def _refuse(scope: Scope, receive: Receive, send: Send) -> None:
+    error = APIError(503, "the server is at work on as many connections as it takes", code="overloaded", retry_after_s=1)
+    answer = response_of(error, path_of(scope))
+    answer.headers["Connection"] = "close"
+    await answer(scope, receive, send)
+
+
 class Connection(H11Protocol):
     """uvicorn's own, with an end to its patience, and refusals of malformed heads in the form of all others."""
 
     patience_s, reading_s = _PATIENCE_S, _READING_S
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        # uvicorn would refuse requests of connections that were taken long ago, and in plain text
+        self._most, self.limit_concurrency = self.limit_concurrency, None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
         self._owing, self._unread = _Alarm(), _Alarm()
@@ -57,12 +74,15 @@ class Connection(H11Protocol):
         self._make_room()
 
     def _make_room(self) -> None:
-        """Close the connection that has lain idle the longest where there are as many as there may be: uvicorn would refuse all
-        others for as long as it is kept."""
-        if self.limit_concurrency is not None and len(self.connections) >= self.limit_concurrency:
-            idle = [one for one in self.connections if isinstance(one, Connection) and one.is_idle]
-            if idle:
-                min(idle, key=lambda one: one._answered_s).transport.close()
+        """Where there are too many connections, close the one that has been idle longest; if none is idle, refuse this one."""
+        if self._most is None or len(self.connections) <= self._most:
+            return
+        idle = [one for one in self.connections if isinstance(one, Connection) and one.is_idle]
+        if idle:
+            min(idle, key=lambda one: one._answered_s).transport.close()
+        else:
+            _log.warning("a connection is refused: %d are at work", self._most)
+            self.app = _refuse
 
     @property
     def is_idle(self) -> bool:

@@ -78,9 +78,13 @@ class CompletionLogprobs:
         ids = [one.token for one in logprobs]
         offsets = []
         for token in ids:
+            hidden, piece = self._hides and self._is_special(token), self._service.piece(token)
+            if not hidden and not _continues(piece):
+                # what was begun before ends as it is: one replacement character
+                self._offset += len(self._decoder.decode(b"", final=True))
             offsets.append(self._offset)
-            if not (self._hides and self._is_special(token)):
-                self._offset += len(self._decoder.decode(self._service.piece(token)))
+            if not hidden:
+                self._offset += len(self._decoder.decode(piece))
         return self._part(ids, logprobs, offsets)
 
     def _is_special(self, token: int) -> bool:
@@ -110,6 +114,11 @@ class CompletionLogprobs:
             return piece.decode()
         except UnicodeDecodeError:
             return "bytes:" + "".join(f"\\x{byte:02x}" for byte in piece)
+
+
+def _continues(piece: bytes) -> bool:
+    """Whether it can go on with a character that another token began, as UTF-8 has it."""
+    return not piece or 0x80 <= piece[0] < 0xC0
 
 
 def joined(*parts: dict[str, list[Any]]) -> dict[str, list[Any]]:
