@@ -1,6 +1,6 @@
-"""Speculative: the step, a straight line. There is no other loop; plain decoding is the null drafter.
+"""Speculative: the step, as one straight sequence of calls. There is no other loop; plain decoding uses the null drafter.
 
-What is drafted, and by whom, is settled in `drafting`.
+What is drafted, and by which drafter, is decided in `drafting`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from paceline.clock import now
 from paceline.drafters.base import Drafter
 from paceline.drafting import Draft, Drafting, Work
 from paceline.frozen import frozen
-from paceline.kernels.choices.logprobs import token_logprobs
+from paceline.kernels.choices.logprobs import TOKEN_LOGPROBS, token_logprobs
 from paceline.kernels.compiled import available
 from paceline.kernels.precompiled import CHOICES
 from paceline.learning.costs import Timings
@@ -31,7 +31,7 @@ from paceline.verifiers.base import Verifier
 
 @frozen
 class Outcome:
-    """What one step brought for one sequence. tree is None for a prefill chunk. timings, rows: of the step."""
+    """The result of one step for one sequence. tree: None for a prefill chunk. timings, rows: of the whole step."""
 
     sequence: Sequence
     tree: DraftTree | None
@@ -66,9 +66,8 @@ class Speculative:
         self.costs, self.acceptance, self.depth_acceptance = policy.costs, policy.acceptance, policy.depth_acceptance
         self.forwards = 0
         self._drafting = Drafting(target, drafter, verifier, policy, on_request)
-        if not target.returns_early:
-            # now, and not in the first step that samples
-            available(*CHOICES, *verifier.kernels)
+        # compiled now, and not in the first step that samples; on a GPU the target's own choices are made there
+        available(*((TOKEN_LOGPROBS,) if target.returns_early else CHOICES), *verifier.kernels)
 
     def step(self, work: Many[Work], stops: Stops) -> list[Outcome]:
         """Draft, score, verify, cut and commit once for a batch: one target forward, prefill chunks included."""
@@ -91,7 +90,7 @@ class Speculative:
         with self.target.undisturbed(self.target.vocab_size):
             verdicts = self.verifier(sequences, trees, logits) if trees else []
             verified = now()
-            # text and stops are the engine's: they count as other
+            # text and stops belong to the engine: their time counts as other
             verdicts = [stops.cut(sequence, verdict) for sequence, verdict in zip(sequences, verdicts, strict=True)]
             cut = now()
             reached = dict(zip(grown, verdicts, strict=True))
@@ -107,7 +106,7 @@ class Speculative:
                 if self._looks(part, sequences):
                     part.observe(sequences, trees, verdicts, scores)
         if self.target.returns_early:
-            # whoever verifies waits for the forward, beside which it takes no time
+            # the verifier waits for the forward to end, beside which its own time does not count
             scored = verified
         timings = Timings(drafted - began, scored - drafted, verified - scored, now() - cut, asked_s)
         self.policy.observe(sequences, trees, verdicts, timings)
@@ -119,13 +118,13 @@ class Speculative:
         ]
 
     def _looks(self, part: Drafter, sequences: Many[Sequence]) -> bool:
-        """Whether what came of a step concerns a part: one on request has nothing to learn where nobody asked for it."""
+        """Whether a part observes a step: one that drafts only on request has nothing to learn where no sequence names it."""
         if part.name not in self.on_request or part.watches:
             return True
         return any(sequence.drafters is not None and part.name in sequence.drafters for sequence in sequences)
 
     def _commit(self, sequence: Sequence, draft: Draft, verdict: Verdict) -> None:
-        """Append what was emitted, count it, and learn from it; what was drafted and accepted is counted before any cut."""
+        """Append the emitted tokens, count them and learn from them; drafted and accepted tokens are counted before any cut."""
         tree = draft.tree
         sources = [tree.sources[node] for node in verdict.path] + [""] * (len(verdict.tokens) - len(verdict.path))
         sequence.commit(verdict.tokens, tuple(sources))
@@ -134,7 +133,7 @@ class Speculative:
         count.steps += 1
         count.emitted_tokens += len(verdict.tokens)
         if len(tree) == 1:
-            # in a crowd most steps draft nothing for most sequences
+            # in large batches most steps draft nothing for most sequences
             count.predicted_tokens += 1.0
         else:
             count.draft_tokens += tree.candidates - 1
@@ -145,21 +144,21 @@ class Speculative:
         if self.policy.learns:
             self._learn(sequence, draft, verdict)
         if verdict.finish is not None:
-            # it may be kept for others to begin with, but none of its drafts goes on
+            # it may be kept as a prefix for others, but is drafted for no more
             self.acceptance.release(sequence.key)
 
     def _learn(self, sequence: Sequence, draft: Draft, verdict: Verdict) -> None:
-        """See what came of what each part proposed."""
+        """Learn how much of what each part proposed was right."""
         for before, (part, granted, proposed) in enumerate(draft.proposed):
             self.acceptance.observe(sequence.key, proposed, verdict.tokens)
-            # who names its drafters has drafts that nothing ends before: they say little of those of others
+            # no policy ends the drafts of a request that names its drafters, so they say little about other drafts
             if part.costly and sequence.drafters is None:
                 where = DraftContext.of(sequence.generated_tokens - len(verdict.tokens), before > 0)
                 self.depth_acceptance.observe(part.name, granted, proposed, verdict.tokens, where)
 
     def release(self, key: int) -> None:
         """Drop all state of a sequence: it ended, or it was preempted and will be computed again."""
-        # whatever a drafter of one's own raises, the others let go
+        # whatever a user's own drafter raises, the others release their state
         with ExitStack() as released:
             for holder in (self.cache, self.drafter, self.policy, self.acceptance, self.costs):
                 released.callback(holder.release, key)
@@ -178,7 +177,7 @@ def _tell(sequence: Sequence, logits: torch.Tensor, verdict: Verdict) -> None:
 
 
 def _tell_prompt(segment: Segment, logits: torch.Tensor) -> None:
-    """Note those of prompt tokens, each by the row before it; what was told already stands. logits: float32 [R, V]."""
+    """Note the log-probabilities of prompt tokens that are still missing, each by the row before it. logits: float32 [R, V]."""
     sequence = segment.sequence
     known = len(sequence.prompt_logprobs)
     begin = known - segment.start - 1

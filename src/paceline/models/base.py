@@ -1,4 +1,4 @@
-"""LanguageModel: the one contract between the engine and whatever computes logits."""
+"""LanguageModel: the contract between the engine and the backends that compute logits."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ from paceline.torch_threads import quiet
 from paceline.tree import DraftTree
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-"""Formats in which every backend holds weights."""
+"""Weight formats that every backend supports."""
 WEIGHTS = (*DTYPES, "w16a16", "int8", "int4", "w8a8")
-"""Formats in which weights can be held, those of packed weights included; losslessness is against the target in its format."""
+"""All weight formats, those of packed weights included; lossless means lossless relative to the target in its format."""
 KV_CACHES = {"fp8": torch.float8_e4m3fn, "int8": torch.int8}
-"""Narrow formats in which a GPU can keep keys and values; they are part of what the target is, as its weights are."""
+"""Narrow formats of keys and values on a GPU; like the weight format, they are part of what the target is."""
 
 
 ROUGH = 0.3
-"""How far half precision, or rounded keys and values, may take logits from a model's own: a share of their spread, the median of
-rows."""
+"""Largest allowed error of logits in half precision or with rounded keys and values: the median over rows, relative to the
+spread of the logits."""
 
 
 def weights_name(dtype: torch.dtype) -> str:
-    """The format's name; that of torch for one that has none here."""
+    """The format's name in `DTYPES`, else torch's name of the dtype."""
     return next((name for name, kind in DTYPES.items() if kind == dtype), str(dtype).removeprefix("torch."))
 
 
@@ -44,7 +44,7 @@ class ModelError(PacelineError):
 
 
 def check_formats(weights: str | None, kv_cache: str | None) -> None:
-    """Raises ModelError for a format of weights, or of keys and values, that there is not. None: unless given."""
+    """Raises ModelError for an unknown format of weights, or of keys and values. None: not given, so not checked."""
     if weights is not None and weights not in WEIGHTS:
         raise ModelError(f"weights can be held as {', '.join(WEIGHTS)}, not as '{weights}'")
     if kv_cache is not None and kv_cache not in KV_CACHES:
@@ -53,10 +53,10 @@ def check_formats(weights: str | None, kv_cache: str | None) -> None:
 
 @frozen
 class Scores:
-    """What one forward returns.
+    """The result of one forward pass.
 
     logits: float32 [W, V], one row per wanted row of the step. taps: layer index -> [W, hidden], the hidden states that
-    enter that layer (the number of layers: that leave the last one), for the same rows.
+    enter that layer (the number of layers: that leave the last one), for the same rows, in the float dtype of the backend.
     """
 
     logits: torch.Tensor
@@ -70,9 +70,9 @@ class Scores:
         return self.logits[: sum(sizes)].split(sizes) if trees else ()
 
     def taps_of(self, trees: Many[DraftTree]) -> list[dict[int, torch.Tensor]]:
-        """The hidden states at the nodes of each tree of the step: layer index -> [N, hidden], probes included."""
+        """The hidden states at the nodes of each tree of the step: layer index -> float32 [N, hidden], probes included."""
         sizes = [len(tree) for tree in trees]
-        split = {layer: states[: sum(sizes)].split(sizes) for layer, states in self.taps.items()} if trees else {}
+        split = {layer: states[: sum(sizes)].float().split(sizes) for layer, states in self.taps.items()} if trees else {}
         return [{layer: states[at] for layer, states in split.items()} for at in range(len(trees))]
 
     def of_prompts(self, step: Step) -> list[tuple[Segment, torch.Tensor]]:
@@ -91,45 +91,45 @@ class LanguageModel(ABC):
     weights_bytes: int
     """Bytes of memory that its weights take."""
     kv_cache: str | None = None
-    """The narrow format of its keys and values; None where they are as they come, or as the format of its weights has them."""
+    """The narrow format of its keys and values; None where they are not narrowed beyond what its weight format implies."""
     vocab_size: int
     context_length: int
     layers: int = 0
-    """How many there are to tap (`Drafter.taps`); 0 where that cannot be told."""
+    """Number of decoder layers that can be tapped (`Drafter.taps`); 0 if unknown."""
     branching: Branching
     eos_token_ids: frozenset[int]
-    """What ends a text, as the checkpoint says; empty where it does not."""
+    """End-of-text tokens, as the checkpoint states them; empty if it states none."""
     is_cascade = False
-    """Whether others draft for it while it drafts, in an `extend` of its own."""
+    """Whether other drafters draft for it while it drafts, in its own `extend`."""
     prefill_chunk = 512
-    """Tokens of prompts that it is best fed in one forward; of the target's, unless the user says how many."""
+    """The best number of prompt tokens per forward pass; the user may override the target's."""
     returns_early = False
-    """Whether `score` returns while a GPU is still at work; whoever reads a number waits for it."""
+    """Whether `score` returns while a GPU is still computing; reading a number of the result then waits."""
     drafts_whole = False
-    """Whether a chain that it drafts takes the time of all levels that it may have, however early it stops."""
+    """Whether drafting a chain always takes the time of the full depth, even if the chain stops early."""
     batch_invariant = False
-    """Whether a row's logits have the same bits in every forward that holds it."""
+    """Whether a row's logits have the same bits in every forward pass that contains it."""
     threads_of_its_own = False
-    """Whether it computes on threads that are not torch's, and needs the cores that those would spin on."""
+    """Whether it computes on its own threads instead of torch's, which would occupy its cores by spinning."""
 
     def undisturbed(self, numbers: int) -> AbstractContextManager[None]:
-        """Where torch computes with so many numbers at once between its forwards: on the calling thread alone, if its own need
-        the cores."""
+        """A context for torch operations on so many numbers between forward passes: if the model has threads of its own, torch
+        computes on the calling thread alone."""
         return quiet(numbers if self.threads_of_its_own else 0)
 
     @property
     def held(self) -> str:
-        """The formats it is held in, which are part of what it is: "fp16", or "bf16, keys and values fp8"."""
+        """Its formats, which are part of what the target is: "fp16", or "bf16, keys and values fp8"."""
         return self.weights + (f", keys and values {self.kv_cache}" if self.kv_cache else "")
 
     @property
     def described(self) -> str:
-        """What an answer of it is lossless against, e.g. "paceline-14m (fp16)"."""
+        """Name and formats: the reference that its answers are lossless against, e.g. "paceline-14m (fp16)"."""
         return f"{self.name} ({self.held})"
 
     @property
     def measured_as(self) -> str:
-        """What of it decides how long its forwards take."""
+        """Its part of the key of measured costs: everything about it that decides how long its forward passes take."""
         return f"{self.described}, {self.weights_bytes} bytes"
 
     @abstractmethod
@@ -138,13 +138,13 @@ class LanguageModel(ABC):
 
     @abstractmethod
     def score(self, step: Step, cache: KVCache, taps: Iterable[int] = ()) -> Scores:
-        """One forward over the staged rows of `step`; writes their keys and values into `cache`."""
+        """One forward pass over the staged rows of `step`; writes their keys and values into `cache`."""
 
     def forget(self) -> None:
-        """Forget what was learnt from the texts of all requests so far; a no-op but for a cascade."""
+        """Forget what was learnt from the texts of all requests so far; only a cascade learns from them."""
 
     def settle(self, key: int) -> None:
-        """As `Drafter.settle`; a no-op but for a cascade."""
+        """As `Drafter.settle`; does something in a cascade only."""
 
     def extend(
         self,
@@ -158,19 +158,19 @@ class LanguageModel(ABC):
     ) -> list[DraftTree]:
         """Draft with this model: per sequence a tree of the shape and kind that `growth` asks for, within its budget.
 
-        Tokens are this model's choices under the request's sampling. POINT and COUPLED: those with the largest scores, the
-        position's noise included or not. Kinds that are drawn: `draws.siblings` of the distribution that the tree records.
-        Confidences are the model's own: the softmax of what it chose by. Behind a token that ends the request, or is held less
-        likely than the budget's floor, a draft stops. A sequence gets fewer tokens, down to none, where the context of this model
-        ends. vocab_size: the target's; rows are cut or padded to it, since checkpoints of one tokenizer may round their
+        Tokens are this model's choices under the request's sampling. POINT and COUPLED: those with the largest scores, without
+        or with the position's noise. Drawn kinds: `draws.siblings` of the distribution that the tree records. Confidences are
+        the model's own: the softmax of the scores it chose by. A draft stops after a token that ends the request, or whose
+        confidence is below the budget's floor. A sequence gets fewer tokens, down to none, where the context of this model ends.
+        vocab_size: the target's; rows are cut or padded to it, since checkpoints with the same tokenizer may round their
         vocabulary differently.
 
-        The cache is first fed what it lacks. A draft that does not fork is fed and cached as it grows; of one that does the
-        first children are kept at the end: whoever owns the cache truncates it to what came true.
+        The tokens missing from the cache are fed first. A chain is fed and cached as it grows; of a tree that forks, the path of
+        first children stays cached at the end. The caller truncates the cache to the accepted tokens.
         """
         drafts = []
         for sequence, budget in zip(sequences, budgets, strict=True):
-            # what shows its distribution behind the last token too feeds that one as well; and no level is without a node
+            # with `amateur`, the distribution after the last token is needed, so that token is fed too; each level has a node
             depth = min(self.room(sequence, cache) - growth.amateur, budget.nodes)
             drafts.append(Draft(sequence, budget.within(Budget(budget.nodes, depth)), growth, source))
         live = [draft for draft in drafts if draft.asked]
@@ -182,7 +182,7 @@ class LanguageModel(ABC):
             step = Step.of([draft.feed(cache.length(draft.sequence.key)) for draft in live])
             cache.stage(step)
             logits = self.score(step, cache).logits
-            # whole rows would be read from a device, and waited for one by one
+            # on a device, rank all rows together: reading them one by one would wait for each
             ranking = Ranking(together=self.returns_early)
             with self.undisturbed(vocab_size):
                 if self.vocab_size != vocab_size:
@@ -197,17 +197,17 @@ class LanguageModel(ABC):
         return [draft.tree() for draft in drafts]
 
     def room(self, sequence: Sequence, cache: KVCache) -> int:
-        """Levels that can be drafted before the context of this model ends, 0 or less for none; the last one is never fed."""
+        """Levels that can be drafted before this model's context ends, 0 or less for none; the last level is never fed."""
         return self.context_length - len(sequence.tokens) + 1
 
     def _catch_up(self, sequences: Many[Sequence], cache: KVCache, most: int | None = None) -> None:
-        """Feed all that is missing but for the last tokens, where it is more than one forward should take: `most`, if given."""
+        """Feed all missing tokens but each sequence's last, if they are more than `most`, by default `prefill_chunk`."""
         missing = [(sequence, tuple(sequence.tokens[cache.length(sequence.key) : -1])) for sequence in sequences]
         if sum(len(tokens) for _, tokens in missing) > (most or self.prefill_chunk):
             self.logits_after([(sequence, tokens) for sequence, tokens in missing if tokens], cache)
 
     def logits_after(self, feeds: Many[tuple[Sequence, tuple[int, ...]]], cache: KVCache) -> torch.Tensor:
-        """Feed and commit tokens behind what is cached, in bounded pieces; float32 [S, V], the logits after the last ones.
+        """Feed and commit tokens after the cached ones, in bounded pieces; float32 [S, V], the logits after the last ones.
 
         feeds: per sequence the tokens to feed, which need not be committed yet.
         """

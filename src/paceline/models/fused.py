@@ -1,22 +1,22 @@
-"""FusedModel: a Llama-form model on a GPU, nine launches of our own kernels to a layer, over pages.
+"""FusedModel: a Llama-form model on a GPU over pages, with nine launches of our own kernels per layer.
 
-A third backend beside the transformers adapter and the packed weights of processors. Every kernel computes a row from that row
-alone, in one order, whatever rides beside it: verifying, decoding and reading a prompt in any chunking give the same bits. The
-residual stream and all sums are float32; what meets a matrix, keys and values have the precision of the weights.
+The fused backend. Every kernel computes a row from that row alone, in a fixed order, whatever rows are beside it: verification,
+decoding and prefill in any chunking give the same bits. The residual stream and all sums are float32; the inputs of matrix
+products, and keys and values, have the precision of the weights.
 
 The launches of a layer:
 
-    residual_norms   add what the block before left to the residual stream, and normalise it
+    residual_norms   add the previous block's output to the residual stream, and normalise it
     row_products     times the query, key and value matrix, in parts of the inputs
     rotary           add up the parts, and rotate heads to their positions; keys and values go into their pages
-    tree_attention   every row against its keys, in splits of the positions that it reaches (`work_items`)
-    tree_attention   merge the splits of a row; where tiles are many the first launch does that too
+    tree_attention   every row against its keys, in splits of the positions that it sees (`work_items`)
+    tree_attention   merge the splits of a row; with many tiles, the first launch does that too
     row_products     times the output matrix
     residual_norms   as above
-    row_products     gates, what they gate, and their product in one
-    row_products     times the last matrix
+    row_products     gate and up matrices, activation and their product in one launch
+    row_products     times the down matrix
 
-Narrow keys and values are rounded and written by torch, behind `rotary`.
+Narrow keys and values are rounded and written by torch after `rotary`.
 
 Source: the form is that of Llama (arXiv:2302.13971) and the families after it; see `forms.py`.
 """
@@ -59,15 +59,15 @@ from paceline.step import Feed, Step
 from paceline.tree import DraftTree
 
 _MOST_PAGES = 1024
-"""Of a new cache: as many tokens as an engine keeps of what it has read, unless told otherwise."""
+"""Most initial pages of a cache: the tokens that an engine keeps for shared prefixes by default."""
 _LEVELS = 8
-"""Of a chain's tables at least."""
+"""Fewest levels of a chain's tables."""
 
 
 @dataclass(frozen=True)
 class _Staged:
-    """One forward in flight: where the keys and values of its rows go, where each row finds those that it sees, and how they are
-    attended to."""
+    """One forward pass in flight: the cache that stores its rows' keys and values, the tables by which each row finds its keys,
+    and the tiling of attention."""
 
     cache: PagedCache
     tables: RowTables
@@ -75,7 +75,7 @@ class _Staged:
 
 
 class FusedModel(OverPages):
-    """A row's logits have the same bits in every step that holds it."""
+    """A row's logits have the same bits in every step that contains it."""
 
     # a tensor core multiplies sixteen rows at once, however few there are; lookups draft 32 deep on a GPU
     smallest = SMALLEST._replace(rows=16, depth=32)
@@ -101,7 +101,7 @@ class FusedModel(OverPages):
         self._heads = Heads(form.heads, form.key_heads, form.head_size, form.rotary)
         self._tiling = Tiling.of(form.heads, form.key_heads, form.head_size, weights.dtype.itemsize)
         self._has_tall_tiles = weights.dtype.itemsize == 2 and form.head_size <= 128 and _multiplies_alike(self._device)
-        # keys and values of one row, for a cache to see their shape
+        # keys and values of one row, from which a cache takes their shape and dtype
         self._sample = torch.empty(1, form.key_heads, form.head_size, dtype=weights.dtype, device=self._device)
 
     @property
@@ -113,7 +113,7 @@ class FusedModel(OverPages):
 
     @property
     def first_pages(self) -> int:
-        """An eighth of the memory that is free, but no more than some requests come to need."""
+        """Pages for an eighth of the free memory, but at most `_MOST_PAGES`."""
         form = self._held.form
         head = form.head_size * self._held.dtype.itemsize if self.kv_cache is None else form.head_size + 4
         page = PAGE * len(form.layers) * 2 * form.key_heads * head
@@ -130,8 +130,8 @@ class FusedModel(OverPages):
         return _Staged(cache, self._tables_of(step, cache)(self._divided(tall)), tall)
 
     def _suits_tall_tiles(self, step: Step) -> bool:
-        """Whether most rows are those of prompts, of a step that is not recorded. Of a draft that forks each row takes a turn for
-        a whole tile."""
+        """Whether a step is not recorded and most of its rows belong to prompts. In a draft that forks, the rows of a tile take
+        turns, each computing the whole tile, so that taller tiles cost more."""
         if not self._has_tall_tiles or len(step.tokens) <= RECORDED_ROWS:
             return False
         tile = self.division.rows_per_tile
@@ -146,7 +146,8 @@ class FusedModel(OverPages):
         return super().score(step, cache, tapped)
 
     def _check(self, step: Step) -> None:
-        """A device that reads past a table is lost to the whole process. Raises ValueError."""
+        """Raises ValueError for a token or position out of range: an out-of-bounds read makes the device unusable for the whole
+        process."""
         last = max([one.start + one.chain - 1 + (max(one.tree.depth) if one.tree else 0) for one in step.segments])
         if last >= self.context_length + BEYOND:
             raise ValueError(f"a step reaches past the context of {self.context_length} tokens")
@@ -163,7 +164,7 @@ class FusedModel(OverPages):
         vocab_size: int,
         source: str,
     ) -> list[DraftTree]:
-        """As `LanguageModel.extend`; chains of its own choices without waiting for the device between their levels."""
+        """As `LanguageModel.extend`; chains (`is_fused`) are drafted without waiting for the device between levels."""
         work = []
         for sequence, budget in zip(sequences, budgets, strict=True):
             depth = min(budget.levels, growth.chain or 0, self.room(sequence, cache))
@@ -182,10 +183,10 @@ class FusedModel(OverPages):
     def _drafted(
         self, work: Many[tuple[Sequence, Budget, int]], cache: PagedCache, vocab_size: int, source: str
     ) -> list[DraftTree] | None:
-        """A chain for each sequence; None where too much is missing for a recording, or there can be none."""
+        """A chain for each sequence; None if the caches lack too many tokens for a recording, or nothing can be recorded."""
         draft = ChainDraft(work, cache)
         cache.stage(draft.step)
-        # one, or several: each number of a few would have recordings of its own, and a tile has room for them all
+        # one bucket for a single sequence, one for several: a tile has room for a few, so each count need not be recorded apart
         least = self.smallest._replace(depth=1) if len(work) > 1 else self.smallest._replace(items=8, sequences=1, depth=1)
         extent = draft.extent(cache, self.division, least)
         self._check(draft.step)
@@ -200,8 +201,8 @@ class FusedModel(OverPages):
 
     @torch.inference_mode()
     def _chains(self, draft: ChainDraft, cache: PagedCache, extent: Extent, vocab_size: int) -> torch.Tensor:
-        """The tokens of a staged draft and their shares, on the host, with room for more levels than it has."""
-        # drafts change their depth from step to step, and each level is a recording of its own
+        """The tokens of a staged draft and their probabilities, on the host; may have more levels than the draft."""
+        # a draft's depth varies from step to step, and each level is recorded separately
         room = rounded(draft.levels, _LEVELS)
         at_least = partial(draft.extent, cache, self.division)
         _, extent, _ = place = self._place(cache, ("chains", extent, (room, vocab_size)), at_least)
@@ -235,15 +236,15 @@ class FusedModel(OverPages):
         captured: dict[int, torch.Tensor] = {}
         parts = bias = behind = None
         last = len(held.layers) - 1
-        # what is tapped behind the last layer is asked for of any row
+        # a tap after the last layer needs all rows
         alone = None if last + 1 in taps else keep
         for index, layer in enumerate(held.layers):
             rows = joined(residual, layer.before_attention, dtype, parts, bias, behind)
             if index in taps:
-                captured[index] = (residual * held.form.residual_scale).to(dtype)[None]
+                captured[index] = (residual * held.form.residual_scale)[None]
             attended = self._attended(index, layer, rows, forward)
             if alone is not None and index == last:
-                # behind the last layer's keys and values nobody reads the other rows
+                # after the last layer's keys and values, the other rows are not needed
                 attended, residual = attended[alone], residual[alone]
             parts = row_product(attended, layer.out.weight, layer.out.parts)
             rows = joined(residual, layer.before_mlp, dtype, parts, layer.out.bias, layer.after_attention)
@@ -252,7 +253,7 @@ class FusedModel(OverPages):
             bias, behind = layer.down.bias, layer.after_mlp
         rows = joined(residual, held.last_norm, dtype, parts, bias, behind)
         if last + 1 in taps:
-            captured[last + 1] = (residual * held.form.residual_scale).to(dtype)[None]
+            captured[last + 1] = (residual * held.form.residual_scale)[None]
         if keep is not None and alone is None:
             rows = rows[keep]
         (logits,) = row_product(rows, held.head.weight, held.head.parts)
@@ -263,7 +264,7 @@ class FusedModel(OverPages):
         return logits, captured
 
     def _attended(self, index: int, layer: Layer, rows: torch.Tensor, forward: _Staged) -> torch.Tensor:
-        """What the heads of one layer say to rows [T, hidden]: [T, H D]."""
+        """Attention of one layer for rows [T, hidden], before the output matrix: [T, H D]."""
         cache, tables, form = forward.cache, forward.tables, self._held.form
         kind = form.layers[index]
         pages = cache.reserve(index, self._sample, self._sample)
@@ -293,21 +294,20 @@ class FusedModel(OverPages):
 
 
 def _multiplies_alike(device: torch.device) -> bool:
-    """Whether taller tiles have the bits of lower ones, as was seen on a Hopper. Later devices multiply them by unlike units."""
+    """Whether tall tiles give the same bits as low ones, as measured on Hopper. Later devices multiply them with other units."""
     return device.type != "cuda" or torch.cuda.get_device_capability(device) < (10, 0)
 
 
 _PROMPT = 64
-"""More rows are those of prompts: a recording for each size of them would take longer to make than it saves."""
+"""More rows than this are fed as prompts: recording each size of them would cost more than it saves."""
 _SIZES = (3, 17, 33, 65, 129, 257, 513)
-"""Rows for which the kernels of a forward are compiled, one number for each of their tiles, so that none is in the midst of an
-answer."""
+"""Row counts, one per tile size, for which kernels are compiled at load, so that none is compiled in the middle of an answer."""
 _LOW, _TALL = 65, 257
-"""Of these, what low and tall tiles attend to."""
+"""Row counts at which attention uses low and tall tiles."""
 
 
 def _tries(tiling: Tiling) -> list[tuple[Tiling, int]]:
-    """Tilings and rows that compile all kernels: attention that walks and that does not, whatever the heads of a model."""
+    """Tilings and row counts that compile all kernels: attention that walks its splits and that does not, for any heads."""
     either = [(replace(tiling, few=few), rows) for few in (0, 1 << 30) for rows in (_LOW, _TALL)]
     return [*((tiling, rows) for rows in _SIZES), *either]
 
@@ -317,11 +317,11 @@ def _text(model: FusedModel, tokens: int) -> Sequence:
 
 
 def _tried(model: FusedModel, rows: int, tiling: Tiling | None = None) -> torch.Tensor:
-    """The logits behind a text of so many tokens. tiling: the model's own, if None."""
+    """The logits after a text of so many tokens. tiling: the model's own, if None."""
     text, own, cache = _text(model, rows), model._tiling, model.new_cache()
     model._tiling = tiling or own
     try:
-        # in one forward, however many rows are more than it should take
+        # in one forward pass, even beyond `prefill_chunk`
         step = Step.of([Feed(text, 0, tuple(text.tokens), DraftTree.root(text.root))])
         cache.stage(step)
         return model.score(step, cache).logits
@@ -330,7 +330,7 @@ def _tried(model: FusedModel, rows: int, tiling: Tiling | None = None) -> torch.
 
 
 def _off(narrow: FusedModel, wide: FusedModel) -> float:
-    """What narrow keys and values change of the logits of a text, as a share of their spread: the median of its tokens."""
+    """The error of a text's logits due to narrow keys and values, relative to their spread: the median over its tokens."""
     found = []
     for model in (narrow, wide):
         text, cache = _text(model, min(_COMPARED, model.context_length)), model.new_cache()
@@ -352,8 +352,8 @@ def fused_model(
     weights: str | None = None,
     kv_cache: str | None = None,
 ) -> FusedModel:
-    """The model of a checkpoint on this backend. config: transformers' own. Raises Unsuited where it must go by the other one,
-    and ModelError where it cannot go by any.
+    """The model of a checkpoint on this backend. config: transformers' own. Raises Unsuited if this backend cannot run it but
+    transformers may, and ModelError if none can.
     """
     if weights not in (None, *DTYPES):
         raise Unsuited("packed weights are for processors only")
@@ -371,10 +371,10 @@ def fused_model(
                 raise ModelError(f"'{model.name}' cannot keep its keys and values as {kv_cache} here: {reason}")
     except (Unsuited, ModelError):
         raise
-    # a checkpoint from a stranger may hold anything, and Triton's compiler has no class of error that it could be known by
+    # an untrusted checkpoint may hold anything, and Triton's compiler has no error class of its own
     except Exception as error:
         if memory_ended(error):
-            # the other backend takes no less
+            # transformers' backend needs no less
             raise ModelError(f"the device has too little memory for '{checkpoint.name}'") from error
         getLogger("paceline").warning("'%s' does not run on the fused kernels: %s", checkpoint.name, sentence(error))
         raise Unsuited(f"it fails with '{sentence(error)}'") from error

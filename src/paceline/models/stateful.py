@@ -1,8 +1,8 @@
-"""The second backend: models that keep their own per-sequence state, scored one sequence at a time.
+"""Transformers models that keep their own per-sequence state, scored one sequence at a time.
 
 For architectures that do not route attention through `AttentionInterface`, and for hybrids whose recurrent layers cannot be
-laid out flat. `StatefulModel` takes tokens back in place (trees by an additive mask where the family reads one, else
-chains); `ReplayModel` cannot, and goes back to snapshots.
+laid out flat. `StatefulModel` removes rejected tokens in place (trees by an additive mask if the family accepts one, else
+chains); `ReplayModel` cannot, and returns to snapshots.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from paceline.step import Segment, Step
 
 @dataclass(frozen=True)
 class Piece:
-    """The wanted rows of one forward of one sequence: float32 [W, V] logits, and taps as in `Scores`; then its state."""
+    """The wanted rows of one forward pass of one sequence: float32 [W, V] logits, and taps as in `Scores`; the state after it."""
 
     logits: torch.Tensor
     taps: dict[int, torch.Tensor]
@@ -37,7 +37,7 @@ class Piece:
 
 
 class OwnStateModel(LanguageModel):
-    """What both kinds share: one forward over some rows of one sequence, through the model's own cache and attention."""
+    """Base of both kinds: one forward pass over some rows of one sequence, through the model's own cache and attention."""
 
     def __init__(self, model: Any, name: str, context_length: int, eos_token_ids: frozenset[int] = frozenset()) -> None:
         self.model, self.name = model, name
@@ -46,6 +46,7 @@ class OwnStateModel(LanguageModel):
         self.weights_bytes = held_bytes(model)
         self.context_length = context_length
         self.eos_token_ids = eos_token_ids
+        self.returns_early = model.device.type == "cuda"
         accepted = inspect.signature(model.forward).parameters
         self._takes_positions = "position_ids" in accepted
         self._keeps_rows = "logits_to_keep" in accepted
@@ -75,7 +76,7 @@ class OwnStateModel(LanguageModel):
         taps: Many[int],
         mask: torch.Tensor | None = None,
     ) -> Piece:
-        """Feed n rows behind `state` (None: an empty one that the model makes) and return the last `wanted` of them.
+        """Feed n rows after `state` (None: an empty one that the model makes) and return the last `wanted` of them.
 
         token_ids, positions: int64 [n]. mask: additive [1, 1, n, slots + n].
         """
@@ -106,7 +107,7 @@ class _GrowingKeys:
 
     def keep(self, state: DynamicCache, length: int, slots: Many[int]) -> None:
         for layer in _growing(state):
-            # absolute slices, so that a layer which a failed forward did not reach is cut right as well
+            # absolute slices, so that layers that a failed forward pass did not reach are cut correctly too
             keys, values = _pair(layer)
             layer.keys, layer.values = keys[..., :length, :], values[..., :length, :]
             if slots:
@@ -119,7 +120,7 @@ class _GrowingKeys:
 
 
 class StatefulModel(OwnStateModel):
-    """branching: TREE where the model reads an additive 4-D mask and position ids, else CHAIN; the self-check finds out."""
+    """branching: TREE if the model accepts an additive 4-D mask and position ids, else CHAIN; the self-check finds out."""
 
     def __init__(
         self,
@@ -142,7 +143,7 @@ class StatefulModel(OwnStateModel):
         yield self._forward(state, rows, segment.positions, _scored(segment), taps, mask)
 
     def _additive(self, segment: Segment) -> torch.Tensor:
-        """0 where a row may look, the least finite number elsewhere: these families add their mask to the scores."""
+        """0 where a row may attend, the lowest finite number elsewhere: these families add their mask to the scores."""
         kind, device = self.model.dtype, self.model.device
         seen = torch.ones(segment.rows, segment.end, dtype=torch.bool)
         seen[:, segment.start :] = segment.ancestors
@@ -151,9 +152,9 @@ class StatefulModel(OwnStateModel):
 
 
 class ReplayModel(OwnStateModel):
-    """Runs on copies of snapshots. A chain that is committed for certain is fed first, so that a snapshot stands at its end.
+    """Runs on copies of snapshots. The committed tokens of a step are fed first, so that a snapshot can be taken after them.
 
-    stepwise: for families that read one token at a time once they have a state; exact, but a draft then saves no forward.
+    stepwise: for families that read one token at a time once they have a state; exact, but a draft then saves no forward pass.
     """
 
     branching = Branching.REPLAY
@@ -176,7 +177,7 @@ class ReplayModel(OwnStateModel):
     def _score(self, step: Step, segment: Segment, cache: ReplayCache[Any], taps: Many[int]) -> Iterator[Piece]:
         key, state = segment.sequence.key, cache.working(segment.sequence.key)
         drafted = segment.rows - segment.chain
-        # the root alone is not worth a forward of its own: should the draft fail, the next step feeds it again
+        # the root alone is not worth its own forward pass: if the draft is rejected, the next step feeds it again
         certain = 0 if drafted and segment.chain == 1 else segment.chain
         if certain:
             for piece in self._fed(state, step, segment, range(certain), taps):
@@ -191,7 +192,7 @@ class ReplayModel(OwnStateModel):
             cache.reach(key, segment.end, state)
 
     def _fed(self, state: Any, step: Step, segment: Segment, rows: range, taps: Many[int]) -> Iterator[Piece]:
-        """Feed some rows of a segment behind `state`, in one forward or in as many as the family needs."""
+        """Feed some rows of a segment after `state`, in one forward pass or in as many as the family needs."""
         first_wanted = segment.rows - _scored(segment)
         stride = 1 if self._stepwise and state is not None else len(rows)
         for low in rows[::stride]:
@@ -212,13 +213,13 @@ def _rows(scores: Scores, low: int, high: int) -> Scores:
 
 
 def _scored(segment: Segment) -> int:
-    """How many of a segment's last rows the model is asked for: all of them where logits of committed tokens are wanted."""
+    """For how many of a segment's last rows the model computes logits: all if logits of committed tokens are wanted."""
     return segment.rows if segment.prompt_rows else segment.nodes
 
 
 @torch.inference_mode()
 def _branched(state: Any) -> Any:
-    """A copy whose recurrent states are its own; attention layers, which grow by concatenation, share their tensors."""
+    """A copy with its own recurrent states; attention layers, which grow by concatenation, share their tensors."""
     shared = {id(tensor): tensor for layer in _growing(state) for tensor in _pair(layer)}
     return copy.deepcopy(state, shared)
 
@@ -235,19 +236,19 @@ def _pair(layer: DynamicLayer) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _shared(older: Any, length: int, newer: Any, newer_length: int) -> None:
-    """Let an older state of a text hold the keys and values of its `length` tokens as part of those of a newer one: a layer that
-    grows by concatenation makes all of them anew in every forward."""
+    """Make an older state's keys and values (of `length` tokens) views of a newer state's, to free the older tensors: a layer
+    that grows by concatenation allocates all of them anew in every forward pass."""
     for layer, grown in zip(older.layers, newer.layers, strict=True):
         if not (isinstance(layer, DynamicLayer) and layer.is_initialized):
             continue
         keys, values = _pair(grown)
-        # not where a window holds the end of the text alone
+        # not if a sliding window keeps only the end of the text
         if (_pair(layer)[0].shape[-2], keys.shape[-2]) == (length, newer_length):
             layer.keys, layer.values = keys[..., :length, :], values[..., :length, :]
 
 
 def _nbytes(*states: Any) -> int:
-    """Bytes that all tensors of transformers caches take together, wherever their layers keep them."""
+    """Bytes of all tensors of transformers caches, whatever attributes of layers hold them; shared storage counts once."""
     storages = {
         tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes()
         for state in states

@@ -1,8 +1,8 @@
-"""A model behind another tokenizer: it reads and scores tokens of the target, and drafts as one of the target's family would.
+"""A draft model with another tokenizer: it reads and scores tokens of the target, and drafts like a model of its vocabulary.
 
-Where a token of the target and one of the model's stand for the same bytes, one is read for the other, and the model's logit is
-the target token's; what the model has no token for it cannot draft, and reads spelled out in several tokens of its own. Every
-token is spelled alike wherever it stands, so that what is cached stays true.
+Where a token of the target and one of the model stand for the same bytes, the model reads its own token in place of the target's,
+and its logit counts for the target's token. Other target tokens it cannot draft; it reads them spelled out in several tokens of
+its own. A token's spelling does not depend on its context, so cached keys and values stay valid.
 
 Source: token-level intersection, Timor et al., Accelerating LLM Inference with Lossless Speculative Decoding Algorithms for
 Heterogeneous Vocabularies (arXiv:2502.05202), section 4.
@@ -17,6 +17,7 @@ import torch
 
 from paceline.cache.base import KVCache
 from paceline.models.base import LanguageModel, Scores
+from paceline.models.flat import sent
 from paceline.models.pieces import Pieces, translated_specials
 from paceline.sequence import Sequence
 from paceline.step import Feed, Segment, Step, Verdict
@@ -33,7 +34,7 @@ class Translation:
         self.special = translated_specials(ours, theirs)
         self.columns = torch.full((len(ours.of),), -1, dtype=torch.int64)
         """int64 [V]: the token of the other vocabulary whose logit is this one's; -1 for none."""
-        # what opens a text is read, and never drafted
+        # opening tokens such as BOS are read, and never drafted
         names = {other: name for name, other in theirs.special.items()}
         drafted = {
             token: other
@@ -43,10 +44,10 @@ class Translation:
         for token, other in {**shared, **drafted}.items():
             self.columns[token] = other
         self.shared = len(shared) / max(min(len(ours.tokens), len(theirs.tokens)), 1)
-        """How much of the smaller vocabulary stands in the other one too."""
+        """Share of the smaller vocabulary that is in the other one too."""
 
     def spelled(self, token: int, opens: bool = False) -> tuple[int, ...]:
-        """What is read for a token, at least one. opens: whether it is the first of its text."""
+        """The model's tokens for a token of the target, at least one. opens: whether it is the first of its text."""
         found = self._spelled.get(token)
         if found is None:
             found = self._spelled[token] = self._spell(token)
@@ -60,7 +61,7 @@ class Translation:
         data = ours.of[token] or ours.names.get(token, "").encode()
         if data in theirs.tokens:
             return (theirs.tokens[data],)
-        # a row of padding is no text at all, but something has to stand in its place
+        # a padding token has no text, but needs at least one token
         return tuple(theirs.spelled(data)) or (theirs.roles.get("unk", 0),)
 
 
@@ -68,8 +69,8 @@ class Translation:
 class _InnerStep:
     """A step in the model's own tokens.
 
-    rows: which of its wanted rows are those wanted of the step. places: per segment, per node the nodes that spell it. lengths:
-    per segment, per token of its chain, how many tokens spell it.
+    rows: its wanted rows that correspond to the wanted rows of the outer step. places: per segment and node, the inner nodes that
+    spell it. lengths: per segment and token of its chain, how many inner tokens spell it.
     """
 
     step: Step
@@ -79,25 +80,25 @@ class _InnerStep:
 
 
 class TranslatedCache(KVCache):
-    """A cache in tokens of the target around one in tokens of the model: what each of the target's took of the other's."""
+    """A cache counted in tokens of the target around one in tokens of the model, with a map between their lengths."""
 
     def __init__(self, inner: KVCache, translation: Translation) -> None:
         self.inner, self.branching, self._translation = inner, inner.branching, translation
         self._ends: dict[int, list[int]] = {}
-        """Per sequence, per token held, the tokens held inside up to its end."""
+        """Per sequence and cached token, the number of inner tokens up to its end."""
         self._staged: tuple[Step, _InnerStep] | None = None
 
     def length(self, key: int) -> int:
         return len(self._ends.get(key, ()))
 
     def size(self, sequence: Sequence) -> int:
-        """Tokens that the whole text takes inside."""
+        """Inner tokens of the whole text."""
         held = self._ends.get(sequence.key, [])
         rest = enumerate(sequence.tokens[len(held) :], len(held))
         return (held[-1] if held else 0) + sum(len(self._translation.spelled(token, at == 0)) for at, token in rest)
 
     def inner_step(self, step: Step) -> _InnerStep:
-        """A staged step as the model reads it. Raises ValueError for one that is not staged."""
+        """The staged step in the model's tokens. Raises ValueError if this step is not staged."""
         if self._staged is None or self._staged[0] is not step:
             raise ValueError("the step is not the one that is staged")
         return self._staged[1]
@@ -130,7 +131,7 @@ class TranslatedCache(KVCache):
                 parents.append(above)
                 above = place[-1]
             places.append(place)
-        # two tokens may be spelled alike as far as they go
+        # IID: siblings may share inner tokens, since two spellings may begin alike
         return DraftTree(tuple(tokens), tuple(parents), Proposal.IID), places
 
     def commit(self, verdicts: Many[Verdict]) -> None:
@@ -140,7 +141,7 @@ class TranslatedCache(KVCache):
         inside = []
         for verdict, place in zip(verdicts, inner_step.places, strict=True):
             path = tuple(node for one in verdict.kept for node in place[one])
-            # a cache keeps all but the last token emitted
+            # a cache never holds the last token that was emitted
             inside.append(Verdict(path, (*path, 0), len(path)))
         self.inner.commit(inside)
         for segment, verdict, place, lengths in zip(step.segments, verdicts, inner_step.places, inner_step.lengths, strict=True):
@@ -156,7 +157,7 @@ class TranslatedCache(KVCache):
             self._settle(key)
 
     def _settle(self, key: int) -> None:
-        """Hold inside what whole tokens take: some caches fall back further than they are asked to."""
+        """Truncate the inner cache to the end of a whole outer token: some caches fall back further than they are asked to."""
         ends = self._ends[key]
         while self.inner.length(key) != (ends[-1] if ends else 0):
             if ends and ends[-1] > self.inner.length(key):
@@ -193,7 +194,7 @@ def _fed(step: Step, segment: Segment) -> tuple[int, ...]:
 
 
 class TranslatedModel(LanguageModel):
-    """inner: a model with a tokenizer of its own. translation: from the target's tokens to those."""
+    """inner: a model with its own tokenizer. translation: from the target's tokens to the model's."""
 
     def __init__(self, inner: LanguageModel, translation: Translation) -> None:
         self._inner, self._translation = inner, translation
@@ -220,14 +221,15 @@ class TranslatedModel(LanguageModel):
         inner_step = cache.inner_step(step)
         scores = self._inner.score(inner_step.step, cache.inner, taps)
         device = scores.logits.device
+        rows = sent(torch.tensor(inner_step.rows, dtype=torch.int64), device)
         if self._columns.device != device:
-            # once: a copy to a GPU waits for it
+            # only once: a copy to a GPU waits for it
             self._columns, self._missing = self._columns.to(device), self._missing.to(device)
         with self.undisturbed(max(self.vocab_size, self._inner.vocab_size)):
-            logits = scores.logits[inner_step.rows].index_select(1, self._columns)
+            logits = scores.logits[rows].index_select(1, self._columns)
             logits.masked_fill_(self._missing, -torch.inf)
-        return Scores(logits, {layer: hidden[inner_step.rows] for layer, hidden in scores.taps.items()})
+        return Scores(logits, {layer: hidden[rows] for layer, hidden in scores.taps.items()})
 
     def room(self, sequence: Sequence, cache: TranslatedCache) -> int:  # pyright: ignore[reportIncompatibleMethodOverride]
-        # what is drafted is one token inside as well
+        # every drafted token is a single inner token
         return self.context_length - cache.size(sequence) + 1
