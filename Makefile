@@ -87,14 +87,14 @@ docs: setup
 RECORDS ?= benchmarks
 THREADS ?= 1 2
 SMALLER := model:"paceline-14m-draft"
-MODEL_DRAFT := --draft '$(SMALLER),depth=5@int8'
+MODEL_DRAFT := --draft '$(SMALLER),depth=5@w8a8'
 GROWN := --grow 16x768 --tasks e2e,sql --context 320 --max-tokens 64 --draft auto $(MODEL_DRAFT) --limit 4 --repeats 3
 LARGER := --grow 20x1536 --tasks e2e,sql --context 320 --max-tokens 64 --draft auto $(MODEL_DRAFT) --limit 2 --repeats 2
 OTHERS := llama.cpp,ctranslate2,openvino
 # every drafter, and every verifier that keeps the text or its distribution, under one clock
 SIDE := --threads 1 --grow 16x768 --weights w16a16 --limit 4
-DRAFTERS := ngram suffix reference recycle lookahead jacobi bigram unigram $(SMALLER),depth=5@int8 $(SMALLER),tree=static@int8 \
-	$(SMALLER),tree=dynamic@int8 $(SMALLER),depth=5,samples=3@int8 ngram+$(SMALLER),depth=5@int8 ngram^$(SMALLER),depth=5@int8 auto
+DRAFTERS := ngram suffix reference recycle lookahead jacobi bigram unigram $(SMALLER),depth=5@w8a8 $(SMALLER),tree=static@w8a8 \
+	$(SMALLER),tree=dynamic@w8a8 $(SMALLER),depth=5,samples=3@w8a8 ngram+$(SMALLER),depth=5@w8a8 ngram^$(SMALLER),depth=5@w8a8 auto
 RULES := match rejection block multi-round k-seq spechub
 
 # answers of the embedded model alone take some ten milliseconds, so each is measured nine times
@@ -112,7 +112,7 @@ bench: $(if $(filter benchmarks,$(RECORDS)),bench-once) setup
 	done
 	$(BIN)/paceline bench --name methods $(SIDE) --repeats 3 $(patsubst %,--draft '%',$(DRAFTERS)) --out $(RECORDS)
 	$(BIN)/paceline bench --name rules $(SIDE) --repeats 2 --tasks e2e,story,copy --temperature 1 \
-		$(MODEL_DRAFT) --draft '$(SMALLER),depth=5,samples=3@int8' \
+		$(MODEL_DRAFT) --draft '$(SMALLER),depth=5,samples=3@w8a8' \
 		$(patsubst %,--verify %,$(RULES)) --out $(RECORDS)
 	$(BIN)/python -m paceline.bench.page benchmarks docs
 

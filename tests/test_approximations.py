@@ -40,7 +40,7 @@ def test_an_approximate_draft_leaves_the_text_as_it_is(llm: LLM, weights: str, t
     assert sum(completion.speculation.accepted_tokens for completion in completions) > 8
 
 
-def test_it_binds_tighter_than_other_signs(llm: LLM) -> None:
+def test_a_weight_format_binds_tighter_than_plus_and_caret(llm: LLM) -> None:
     llm.use(f"ngram+{DRAFT}@int8")
     ngram, model = llm.engine.speculative.drafter.parts
     assert (ngram.name, model.name) == ("ngram", "model")
@@ -60,7 +60,7 @@ def test_it_binds_tighter_than_other_signs(llm: LLM) -> None:
         (f"{DRAFT}@(ngram)", "one weight format"),
     ],
 )
-def test_what_cannot_be_built_is_refused_in_one_sentence(llm: LLM, spec: str, reason: str) -> None:
+def test_a_spec_with_an_unusable_weight_format_is_refused_with_its_reason(llm: LLM, spec: str, reason: str) -> None:
     with pytest.raises(SpecError, match=reason):
         llm.use(spec)
 
@@ -68,7 +68,8 @@ def test_what_cannot_be_built_is_refused_in_one_sentence(llm: LLM, spec: str, re
 @pytest.mark.parametrize("packed", [True, False])
 def test_auto_holds_its_draft_in_bytes_where_weights_are_packed(llm: LLM, monkeypatch: pytest.MonkeyPatch, packed: bool) -> None:
     monkeypatch.setattr(compose, "packs_weights", lambda draft: packed)
-    assert automatic(llm.path).endswith("@int8") is packed
+    assert automatic(llm.path).endswith(",depth=8@w8a8" if packed else ",depth=8")
+    assert automatic(llm.path, "smaller") == f'ngram+model:"smaller",depth=8{"@int8" if packed else ""}'
 
 
 def test_auto_drafts_with_a_smaller_model_of_any_family(llm: LLM, tmp_path: Path) -> None:

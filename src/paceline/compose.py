@@ -1,6 +1,6 @@
 """Compose: from a parsed spec to the drafter it names, and from names to verifiers and policies.
 
-Here a draft that the target cannot follow is refused, and it is said what a combination keeps of plain decoding.
+Drafts that the target cannot verify are refused here, and `exactness` says what a combination keeps of plain decoding.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ def automatic(model_path: str, draft_path: str = "") -> str:
     Rows are nearly free on a GPU, so lookups and recycled trees are larger there: with 32 recycled nodes in place of 8 the
     embedded model emits a quarter more tokens a step, and files rewritten with edits take an eighth fewer steps. A draft is
     free to be an approximation, so it is held in int8 where its weights can be packed: half as much to read, and hardly another
-    token.
+    token. The embedded draft model is held in w8a8, which reads prompts faster and has the same acceptance; whether it has for
+    other models is not known.
 
     Source: our own choice of methods that are listed here.
     Proposals: those of its parts
@@ -53,16 +54,17 @@ def automatic(model_path: str, draft_path: str = "") -> str:
     found, recycled = ("ngram:depth=32,nodes=32", "recycle:nodes=32") if torch.cuda.is_available() else ("ngram", "recycle")
     if not draft:
         return f"{found}+{recycled}"
-    return f'{found}+model:"{draft}",depth=8{"@int8" if packs_weights(draft) else ""}'
+    held = "@int8" if draft_path else "@w8a8"
+    return f'{found}+model:"{draft}",depth=8{held if packs_weights(draft) else ""}'
 
 
 def is_automatic(draft: str) -> bool:
-    """Whether a draft is left to `auto`. Raises SpecError where it cannot be read."""
+    """Whether a draft is `auto`, with or without a path. Raises SpecError where it cannot be parsed."""
     return _smaller(draft) is not None
 
 
 def _smaller(draft: str) -> str | None:
-    """The path of the smaller model that an `auto` names, "" for none; None for any other draft."""
+    """The path of the smaller model that an `auto` spec names, "" for none; None for any other draft."""
     spec = parse(draft)
     if not isinstance(spec, Method) or spec.name != AUTO:
         return None
@@ -72,14 +74,14 @@ def _smaller(draft: str) -> str | None:
 
 
 def usual_policy(draft: str) -> str:
-    """The policy of a user's `draft` where none is asked for. Raises SpecError where it cannot be read."""
+    """The default policy for a user's `draft`. Raises SpecError where it cannot be parsed."""
     return "adaptive" if is_automatic(draft) else "fixed"
 
 
 def spelled_out(draft: str, model_path: str) -> str:
     """The spec that a user's `draft` stands for: what `auto` is for this target, or itself.
 
-    Raises SpecError where `auto` is put together with others, or given options.
+    Raises SpecError where `auto` is combined with other methods or given options.
     """
     smaller = _smaller(draft)
     if smaller is not None:
@@ -91,8 +93,8 @@ def spelled_out(draft: str, model_path: str) -> str:
 
 
 def check_words(draft: str, verify: str, policy: str | None = None, others: Many[str] = ()) -> None:
-    """Raise what building these would raise for what they say alone: names, options and their values. It needs no model, and so
-    comes before one is loaded. policy: None for the usual one. others: specs of further drafters. Raises SpecError or
+    """Check the names, options and option values in these specs, raising what building them would raise. It needs no model, so it
+    can run before one is loaded. policy: None for the default. others: specs of further drafters. Raises SpecError or
     UnknownMethod."""
     build_verifier_and_policy(draft, verify, policy)
     for spec in (draft, *others):
@@ -107,7 +109,7 @@ def _check(spec: Spec) -> None:
             _check(part)
         return
     if spec.name == AUTO:
-        # it stands for something once the target is known
+        # what it stands for depends on the target
         return
     row = DRAFTERS[spec.name]
     if row.is_own:
@@ -117,11 +119,11 @@ def _check(spec: Spec) -> None:
 
 
 class IfItFits(str):
-    """The spec of a drafter that nobody asked for by name: where it does not fit the target or the verifier, it is left out."""
+    """The spec of a drafter that the user did not name: where it does not fit the target or the verifier, it is left out."""
 
 
 class Misfit(SpecError):
-    """What a spec names can be built, but not for this target or under this verifier. reason: the sentence without the way
+    """A spec is valid, but not for this target or under this verifier. reason: the message without the suggested way
     out."""
 
     def __init__(self, reason: str, way_out: str) -> None:
@@ -130,7 +132,7 @@ class Misfit(SpecError):
 
 
 def build_drafter(spec: str, surroundings: Surroundings) -> Drafter:
-    """Build what a spec string names. Raises SpecError, Misfit among them, or UnknownMethod with one sentence."""
+    """Build the drafter of a spec string. Raises SpecError (also its subclass Misfit) or UnknownMethod, with one sentence."""
     drafter = _build(parse(spec), surroundings)
     target = surroundings.target
     if target.branching is Branching.NONE and drafter.budget.nodes > 0:
@@ -147,11 +149,11 @@ def build_drafter(spec: str, surroundings: Surroundings) -> Drafter:
 
 
 def build_drafters(spec: str, extra: Many[str], offer: Many[str], surroundings: Surroundings) -> tuple[Drafter, frozenset[str]]:
-    """The drafter that `spec` names, together with the extra ones and those offered; and the names of those offered.
+    """The drafter of `spec` merged with those of `extra` and `offer`; and the names of the offered ones that were added.
 
-    Drafters that the spec names already are not offered again, and of `extra` and `offer` those said with `IfItFits` are left
-    out where they do not fit. Trees that were asked for are refused where they would be cut, and one of two drafters of the same
-    name. Raises SpecError or UnknownMethod.
+    Drafters that the spec already names are not added again, and specs in `extra` and `offer` of type `IfItFits` are left out
+    where they do not fit. Raises SpecError where requested trees would be cut to chains or two different drafters have the same
+    name; UnknownMethod.
     """
     drafter = build_drafter(spec, surroundings)
     _check_trees(drafter, surroundings.target)
@@ -165,7 +167,7 @@ def build_drafters(spec: str, extra: Many[str], offer: Many[str], surroundings: 
     offers = _fitting(offer, surroundings)
     if not extras and not offers:
         return drafter, frozenset()
-    # an extra drafter knows more, and is asked first
+    # extra drafters have more information, so they draft first
     parts = extras | {part.name: part for part in drafter.parts}
     offered: dict[str, Drafter] = {}
     for said, part in offers:
@@ -179,7 +181,7 @@ def build_drafters(spec: str, extra: Many[str], offer: Many[str], surroundings: 
 
 
 def _is_another(said: str, part: Drafter, spec: str) -> bool:
-    """Whether whoever said `said`, which is this part, means another drafter than the one of its name that is there."""
+    """Whether the spec `said`, from which `part` was built, means another drafter than the one already there by that name."""
     if isinstance(said, IfItFits) or said.strip() == part.name:
         return False
     named = parse(spec)
@@ -187,7 +189,7 @@ def _is_another(said: str, part: Drafter, spec: str) -> bool:
 
 
 def _fitting(specs: Many[str], surroundings: Surroundings) -> list[tuple[str, Drafter]]:
-    """Those of the specs that fit, and what they build. Raises SpecError for one that does not and was asked for."""
+    """The specs that fit, each with its drafter. Raises SpecError for one that does not fit, unless it is an `IfItFits`."""
     found = []
     for spec in specs:
         try:
@@ -202,7 +204,7 @@ def _fitting(specs: Many[str], surroundings: Surroundings) -> list[tuple[str, Dr
 
 
 def _check_trees(drafter: Drafter, target: LanguageModel) -> None:
-    """Raise Misfit where the user asked for trees and would get their first chains."""
+    """Raise Misfit where the user asked for trees and the target can verify only chains."""
     for part in drafter.parts:
         if part.trees_by and target.branching < Branching.TREE:
             reason = f"'{part.name}' is asked for trees, and '{target.name}' can verify only chains"
@@ -210,9 +212,9 @@ def _check_trees(drafter: Drafter, target: LanguageModel) -> None:
 
 
 def _try_taps(drafter: Drafter, target: LanguageModel) -> None:
-    """Raise Misfit where a forward of the target cannot bring the hidden states that a drafter needs.
+    """Raise Misfit where a forward of the target cannot return the hidden states that a drafter needs.
 
-    Every backend knows its own layers, so one token is fed and the backend asked.
+    Only the backend can tell, so one token is fed to see whether it raises.
     """
     first = Sequence(0, (0,), SamplingParams(), seed=0)
     step, cache = Step.of([Feed(first, 0, (0,), DraftTree.root(0))]), target.new_cache()
@@ -267,7 +269,7 @@ def with_weights(parts: Many[Spec], surroundings: Surroundings) -> Drafter:
 
 
 def _weights_format(parts: Many[Spec]) -> str:
-    """The y of `x@y`. Raises SpecError where it is none, or several."""
+    """The weight format y of `x@y`. Raises SpecError where it is no weight format, or there are several."""
     _, *formats = parts
     names = [form.name if isinstance(form, Method) and not form.arguments and not form.options else "" for form in formats]
     if len(names) > 1 or names[0] not in WEIGHTS:
@@ -276,7 +278,7 @@ def _weights_format(parts: Many[Spec]) -> str:
 
 
 def _cascaded(parts: Many[Spec], surroundings: Surroundings) -> Drafter:
-    """`a^b`: a drafts for the model that b names, and both for the target."""
+    """`a^b`: a drafts for the model of b, and both together for the target."""
     *ahead, last = parts
     if not ahead:
         return _build(last, surroundings)
@@ -299,8 +301,8 @@ def _cascaded(parts: Many[Spec], surroundings: Surroundings) -> Drafter:
 
 
 def build_verifier_and_policy(draft: str, verify: str, policy: str | None = None) -> tuple[Verifier, Policy]:
-    """The verifier and the policy of a user's `draft`. policy: None for the usual one. Raises SpecError, this too where the two
-    do not go together, or UnknownMethod."""
+    """The verifier and the policy for a user's `draft`. policy: None for the default. Raises SpecError, also where the two cannot
+    be combined, or UnknownMethod."""
     verifier, decides = build_verifier(verify), build_policy(usual_policy(draft) if policy is None else policy)
     if verifier.amateur and decides.name != "fixed":
         raise SpecError(f"'{verifier.name}' needs a draft in every step: leave out the policy '{decides.name}'")
@@ -308,12 +310,12 @@ def build_verifier_and_policy(draft: str, verify: str, policy: str | None = None
 
 
 def build_verifier(spec: str) -> Verifier:
-    """The verifier that a spec string names, e.g. `typical:epsilon=0.1`. Raises SpecError or UnknownMethod."""
+    """The verifier of a spec string, e.g. `typical:epsilon=0.1`. Raises SpecError or UnknownMethod."""
     return _single(VERIFIERS, spec, Verifier)
 
 
 def build_policy(spec: str) -> Policy:
-    """The policy that a spec string names. Raises SpecError or UnknownMethod."""
+    """The policy of a spec string. Raises SpecError or UnknownMethod."""
     return _single(POLICIES, spec, Policy)
 
 
